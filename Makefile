@@ -1,0 +1,71 @@
+# One virtual environment, .venv, from requirements/cpu.lock; every target makes it first when it is missing or outdated.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help run demo test check model lock bench-overhead clean
+
+BIN := .venv/bin
+TORCH := torch==2.13.0+cpu
+PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+EMBEDDED_MODEL := smollm2-135m-instruct
+CONFIG ?= examples/cpu.yaml
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C stops
+	$(BIN)/serve-app up -f $(CONFIG)
+
+demo: model ## start, ask, break a replica in mid-stream, show that the answer goes on
+	$(BIN)/serve-app demo
+
+test: .venv ## all tests but those that need a Kubernetes cluster
+	$(BIN)/pytest
+
+check: .venv ## format, lint, types, dependency direction; under a minute
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+model: .venv ## fetch the embedded model (once)
+	$(BIN)/serve-app model fetch $(EMBEDDED_MODEL)
+
+bench-overhead: .venv ## CPU time per token of ingress and replica, with a simulated engine
+	$(BIN)/serve-app bench-overhead
+
+lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; known versions stay
+	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \
+	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --python-version 3.11 \
+	  --override requirements/overrides.txt --generate-hashes --no-emit-index-url --no-emit-package torch \
+	  --extra cpu --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
+	@echo "requirements/cpu.lock is renewed; make test installs it"
+
+clean: ## remove .venv and caches; fetched models stay
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find serve_app tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: .venv
+.venv: .venv/.installed
+
+# Not the directory: its time changes with every file made in it.
+.venv/.installed: requirements/cpu.lock pyproject.toml
+	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3 || true); \
+	[ -n "$$python" ] || { echo "error: no python3 found; install Python 3.11 or 3.12 (Debian: apt install python3 python3-venv)" >&2; exit 1; }; \
+	version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	case $$version in 3.11|3.12) ;; *) \
+	  echo "error: $$python is Python $$version; serve-app needs 3.11 or 3.12, for example as python3.11 in PATH" >&2; exit 1;; esac; \
+	"$$python" -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: $$python cannot make a virtual environment; on Debian and Ubuntu: apt install python$$version-venv" >&2; exit 1; }; \
+	if [ "$$($(BIN)/python -c 'import pip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)" = "$$version" ]; then \
+	  echo "Python $$version ($$python): bringing .venv up to date"; \
+	else echo "Python $$version ($$python): making .venv, about 2 minutes and 3 GB"; rm -rf .venv; "$$python" -m venv .venv; fi
+	@if $(BIN)/pip install -q --no-deps $(TORCH) 2>/dev/null; then echo "$(TORCH) came from where pip is configured to look"; \
+	else echo "pip's own sources lack $(TORCH): taking it from $(PYTORCH_CPU_INDEX)"; \
+	  $(BIN)/pip install -q --no-deps --index-url $(PYTORCH_CPU_INDEX) $(TORCH); fi
+	@echo "installing requirements/cpu.lock, every file checked against its hash"
+	@$(BIN)/pip install -q --no-deps --require-hashes -r requirements/cpu.lock
+	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"

@@ -1,0 +1,108 @@
+"""``build(args) -> Application``: the import path for RayService, ``serve run`` and ``serve-app up``. Composes, decides nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+
+from serve_app.config import ModelSettings, Settings, parse_settings
+from serve_app.engine_args import PROCESS_ENVIRONMENT
+from serve_app.ingress.deployment import Ingress
+from serve_app.replica.deployment import Replica
+
+_DRAIN_MARGIN_S = 10.0
+INGRESS = "ingress"
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """Return the application for a configuration (docs/configuration.md) given as a mapping.
+
+    Raises:
+        ConfigError: The first problem of the configuration.
+    """
+    settings = parse_settings(args)
+    values = settings.model_dump(mode="json")
+    replicas = [_replica(settings, m).bind(values, m.name) for m in settings.models]
+    return _ingress(settings).bind(values, *replicas)
+
+
+def replica_deployment(model: ModelSettings) -> str:
+    """Return the Serve deployment's name: a model's name may hold characters that Serve's may not."""
+    return "replica-" + "".join(c if c.isalnum() or c in "-_" else "-" for c in model.name)
+
+
+def _common(settings: Settings, num_cpus: float) -> dict[str, Any]:
+    return {
+        # `__del__` is the drain; the loop before it only delays it.
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "graceful_shutdown_timeout_s": settings.timeouts.drain_s + _DRAIN_MARGIN_S,
+        "health_check_period_s": 5,
+        "max_ongoing_requests": 100,
+        "ray_actor_options": {"num_cpus": num_cpus, "runtime_env": {"env_vars": PROCESS_ENVIRONMENT}},
+    }
+
+
+def _scaling(minimum: int, maximum: int, initial: int | None = None) -> dict[str, Any]:
+    if minimum == maximum and minimum > 0:
+        return {"num_replicas": minimum}
+    return {
+        "autoscaling_config": {
+            "min_replicas": minimum,
+            "max_replicas": maximum,
+            "initial_replicas": minimum if initial is None else initial,
+            # Ours is the only delay: Serve applies its own after the policy.
+            "upscale_delay_s": 0,
+            "downscale_delay_s": 0,
+            "metrics_interval_s": 1,
+            "look_back_period_s": 2,
+        }
+    }
+
+
+def _replica(settings: Settings, model: ModelSettings) -> Any:
+    options = _common(settings, model.num_cpus)
+    options["ray_actor_options"]["resources"] = dict(model.resources)
+    if model.gpus_per_replica:
+        options["ray_actor_options"]["num_gpus"] = model.gpus_per_replica
+    scaling = _scaling(model.replicas.min, model.replicas.max, model.replicas.initial)
+    return serve.deployment(Replica, name=replica_deployment(model), **options, **scaling)
+
+
+def _ingress(settings: Settings) -> Any:
+    replicas = settings.ingress.replicas
+    options = _common(settings, settings.ingress.num_cpus)
+    return serve.deployment(Ingress, name=INGRESS, **options, **_scaling(replicas.min, replicas.max))
+
+
+def autoscaling_policy(settings: Settings) -> dict[str, Any] | None:
+    """Return the application's ``autoscaling_policy`` for Serve's config; None when nothing may scale."""
+    rules: dict[str, dict[str, Any]] = {}
+    for model in settings.models:
+        scaling = model.replicas
+        if scaling.min != scaling.max:
+            rules[replica_deployment(model)] = {
+                "stat": f"outstanding_tokens/{model.name}",
+                "target": scaling.target_outstanding_tokens,
+                "min": scaling.min,
+                "max": scaling.max,
+            }
+    ingress = settings.ingress.replicas
+    if ingress.min != ingress.max:
+        rules[INGRESS] = {"stat": "streams", "target": ingress.target_streams, "min": ingress.min, "max": ingress.max}
+    if not rules:
+        return None
+    arguments = {"deployments": rules, "ingress": INGRESS}
+    return {"policy_function": "serve_app.policy:OutstandingTokensPolicy", "policy_kwargs": arguments}
+
+
+def serve_config(settings: Settings) -> dict[str, Any]:
+    """Return the whole Serve config (``serve deploy``'s schema; RayService's ``serveConfigV2``)."""
+    application: dict[str, Any] = {
+        "name": settings.name,
+        "route_prefix": None,
+        "import_path": "serve_app.application:build",
+        "args": settings.model_dump(mode="json"),
+    }
+    if (policy := autoscaling_policy(settings)) is not None:
+        application["autoscaling_policy"] = policy
+    return {"proxy_location": "Disabled", "applications": [application]}

@@ -1,0 +1,77 @@
+"""How a checkpoint reaches the disk: written beside its place, then renamed, so that nobody ever sees half of one."""
+
+import errno
+import filecmp
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from serve_app.errors import ServingError
+
+
+@dataclass(eq=False)
+class CheckpointError(ServingError):
+    """A checkpoint cannot be made, fetched or used: the operator's matter, never sent over HTTP."""
+
+    code: ClassVar[str] = "checkpoint_error"
+    problem: str
+    """Names the value that is wrong, and the way out."""
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+def publish_directory(target: Path, write: Callable[[Path], None]) -> Path:
+    """Let ``write`` fill a new directory beside ``target``, then rename it to ``target``; return ``target``.
+
+    Does nothing more if ``target`` holds the same bytes already, so that equal calls may run at the same time.
+
+    Raises:
+        CheckpointError: ``target`` holds something else, or the file system refuses (full, read-only, no permission).
+    """
+    # Beside it, not in TMPDIR: a rename is atomic only within one file system.
+    staging = target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        staging.mkdir(parents=True)
+        write(staging)
+        _rename_or_compare(staging, target)
+    except OSError as exc:
+        raise file_error(exc, target) from exc
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return target
+
+
+def file_error(exc: OSError, target: Path) -> CheckpointError:
+    """Map what the file system refused to a sentence with the way out."""
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CheckpointError(f"no space left for {target}: free some, or choose a directory on another disk")
+    return CheckpointError(f"cannot write {target}: {exc.strerror or exc}; choose a directory that you may write to")
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write ``value`` the same way each time: keys in their given order, two spaces, a newline at the end."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _rename_or_compare(staging: Path, target: Path) -> None:
+    try:
+        staging.rename(target)  # succeeds on an absent or an empty directory only
+    except OSError as exc:
+        if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        if not _same_files(staging, target):
+            problem = f"{target} exists and holds something else: remove it, or choose another directory"
+            raise CheckpointError(problem) from exc
+
+
+def _same_files(ours: Path, theirs: Path) -> bool:
+    """Tell whether ``theirs`` holds all files of ``ours`` with the same bytes; more files in ``theirs`` do no harm."""
+    names = [str(path.relative_to(ours)) for path in ours.rglob("*") if path.is_file()]
+    _, different, unreadable = filecmp.cmpfiles(ours, theirs, names, shallow=False)
+    return not different and not unreadable

@@ -1,0 +1,1 @@
+"""The command line: `main.py` collects the commands, one module each."""

@@ -1,0 +1,162 @@
+"""The command line's own Ray cluster: started in a temporary folder on free ports, found again by its name, ended without a trace."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from serve_app.config import Settings, default_cache_dir
+from serve_app.engine_args import PROCESS_ENVIRONMENT
+from serve_app.errors import ClusterFailed
+
+_END_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What other commands need to find a running ``serve-app up``; one JSON file per application name."""
+
+    name: str
+    pid: int
+    ray_address: str
+    url: str
+
+    @staticmethod
+    def path(name: str) -> Path:
+        return default_cache_dir() / "run" / f"{name}.json"
+
+    def save(self) -> None:
+        path = self.path(self.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self)))
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, name: str) -> "RunState | None":
+        """Return the state of a run that is alive; a file left by one that was killed is removed."""
+        path = cls.path(name)
+        try:
+            state = cls(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            path.unlink(missing_ok=True)
+            return None
+        if not psutil.pid_exists(state.pid):
+            path.unlink(missing_ok=True)
+            return None
+        return state
+
+
+def find_run(name: str) -> RunState:
+    """Return the running application of that name.
+
+    Raises:
+        ClusterFailed: Nothing of that name runs here.
+    """
+    state = RunState.load(name)
+    if state is None:
+        others = sorted(p.stem for p in RunState.path(name).parent.glob("*.json") if RunState.load(p.stem))
+        hint = f"running here: {', '.join(others)}" if others else "start it with: serve-app up -f FILE"
+        raise ClusterFailed(problem=f"no application named {name!r} runs on this machine", hint=hint)
+    return state
+
+
+@contextlib.contextmanager
+def local_cluster(settings: Settings) -> Iterator[str]:
+    """Start a Ray cluster for this configuration, yield its address, and leave nothing of it behind."""
+    import ray
+
+    temp_dir = tempfile.mkdtemp(prefix="serve-app-")
+    # Workers inherit the driver's environment; replicas get the same by runtime_env on a cluster we did not start.
+    os.environ.update({k: os.environ.get(k, v) for k, v in PROCESS_ENVIRONMENT.items()})
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        context = ray.init(
+            address="local",
+            num_cpus=_num_cpus(settings),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="warning",
+            namespace=settings.name,
+            _temp_dir=temp_dir,
+            object_store_memory=100 << 20,
+        )
+        yield str(context.address_info["address"])
+    finally:
+        mine = psutil.Process().children(recursive=True)
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        end_processes(mine)
+        shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def _num_cpus(settings: Settings) -> int:
+    """Ray's CPUs are a bookkeeping of its own: as many as all replicas may ask for, whatever the machine has."""
+    wanted = sum(m.num_cpus * m.replicas.max for m in settings.models)
+    wanted += settings.ingress.num_cpus * settings.ingress.replicas.max
+    return max(os.cpu_count() or 1, int(wanted) + 1)
+
+
+def end_processes(processes: list[psutil.Process]) -> None:
+    """Wait for these processes to end; SIGKILL what is left."""
+    _, alive = psutil.wait_procs(processes, timeout=_END_GRACE_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=_END_GRACE_S)
+
+
+def connect(address: str, namespace: str) -> None:
+    """Connect this process to a running cluster.
+
+    Raises:
+        ClusterFailed: Nothing answers there.
+    """
+    import ray
+
+    try:
+        ray.init(
+            address=address, namespace=namespace, log_to_driver=False, logging_level="error", configure_logging=False
+        )
+    except (ConnectionError, RuntimeError, ValueError) as exc:
+        raise ClusterFailed(problem=f"no Ray cluster answers at {address}: {exc}", hint="") from exc
+
+
+def interrupt(pid: int) -> None:
+    """Ask a ``serve-app up`` to end as Ctrl-C would, and wait for it.
+
+    Raises:
+        ClusterFailed: It belongs to somebody else.
+    """
+    try:
+        process = psutil.Process(pid)
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied as exc:
+        raise ClusterFailed(problem=f"process {pid} belongs to another user", hint="ask them to stop it") from exc
+
+
+def members(settings_name: str) -> list[dict[str, Any]]:
+    """Return the leases of the connected cluster's application as plain data; empty when its board does not answer."""
+    import ray
+
+    from serve_app.membership import board_name
+
+    try:
+        board = ray.get_actor(board_name(settings_name), namespace=settings_name)
+        leases = ray.get(board.members.remote(), timeout=5)
+    except (ValueError, ray.exceptions.RayError):
+        return []
+    return [asdict(lease) for lease in leases]

@@ -1,0 +1,43 @@
+"""The command `serve-app`. Commands import what they need inside, so that `--help` and `check` answer at once."""
+
+import json
+import sys
+
+import typer
+
+from serve_app.cli import model
+from serve_app.cli.check import check
+from serve_app.cli.status import down, status
+from serve_app.cli.up import up
+from serve_app.errors import ServingError
+
+app = typer.Typer(
+    name="serve-app",
+    help="Serve LLMs with vLLM on Ray: one OpenAI-compatible API over a fleet of engines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="The configuration file.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(model.app, name="model")
+app.command()(check)
+app.command()(up)
+app.command()(down)
+app.command()(status)
+
+
+@config_app.command()
+def schema() -> None:
+    """Print the JSON Schema of the configuration file, for editors and charts."""
+    from serve_app.config import settings_json_schema
+
+    typer.echo(json.dumps(settings_json_schema(), indent=2))
+
+
+def main() -> None:
+    """Entry point. An error of ours is one line on stderr and exit status 1; a wrong command line is 2."""
+    try:
+        app()
+    except ServingError as exc:
+        typer.secho(f"error: {exc}", fg="red", err=True)
+        sys.exit(1)

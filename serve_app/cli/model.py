@@ -1,0 +1,98 @@
+"""`serve-app model`: fetch the embedded model, make tiny ones for tests, list what there is."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from serve_app.checkpoints import EMBEDDED, KINDS, CheckpointError, fetch_embedded, problem_with
+
+app = typer.Typer(help="Fetch and make model checkpoints.", no_args_is_help=True)
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+Kind = Literal["llama", "opt", "embedding"]
+CacheDir = Annotated[
+    Path | None, typer.Option(help="Where checkpoints are kept. Default: SERVE_APP_CACHE, else ~/.cache/serve-app.")
+]
+STAGES = {"wait": "waiting for another fetch", "convert": "converting"}
+
+
+def default_cache_dir() -> Path:
+    """Return SERVE_APP_CACHE if it is set, else ~/.cache/serve-app."""
+    configured = os.environ.get("SERVE_APP_CACHE")
+    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "serve-app"
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="Which embedded model.")] = DEFAULT_MODEL, cache_dir: CacheDir = None
+) -> None:
+    """Download an embedded model, convert it, and print the path of its checkpoint.
+
+    Does nothing if it is there already.
+    """
+    with _errors_on_one_line(), _progress() as report:
+        path = fetch_embedded(name, cache_dir or default_cache_dir(), report=report)
+    typer.echo(path)
+
+
+@app.command()
+def tiny(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Absent or empty.")],
+    kind: Annotated[Kind, typer.Option(help="Which architecture.")] = "llama",
+) -> None:
+    """Make a two-layer checkpoint with random weights, the same on each run, and print its path."""
+    with _errors_on_one_line():
+        path = KINDS[kind](directory)
+    typer.echo(path)
+
+
+@app.command(name="list")
+def list_models(cache_dir: CacheDir = None) -> None:
+    """Show the embedded models and whether they are fetched."""
+    directory = cache_dir or default_cache_dir()
+    table = Table(Column("model", no_wrap=True), "description", Column("state", overflow="fold"))
+    for name, model in EMBEDDED.items():
+        problem = problem_with(model, directory / name)
+        state = str(directory / name) if problem is None else f"{problem}; run `serve-app model fetch {name}`"
+        table.add_row(f"embedded:{name}", model.description, state)
+    Console().print(table)
+
+
+@contextmanager
+def _errors_on_one_line() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that draws the stage on standard error, except for the download, where pip draws its own bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=Console(stderr=True))
+    task = progress.add_task("")
+
+    def stop() -> None:
+        if progress.live.is_started:  # else it would print an empty line
+            progress.stop()
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage == "download":
+            stop()
+        else:
+            progress.start()
+            progress.update(task, description=STAGES[stage], completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        stop()

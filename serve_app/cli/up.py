@@ -1,0 +1,170 @@
+"""``serve-app up``: a Ray cluster (or an existing one), the application on it, and a URL; until Ctrl-C."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+
+from serve_app.cli.cluster import RunState, connect, local_cluster
+from serve_app.config import Settings, load_settings
+from serve_app.errors import ClusterFailed
+
+_POLL_S = 0.5
+console = Console(stderr=True, highlight=False)
+
+
+def up(
+    file: Annotated[Path, typer.Option("--file", "-f", help="The configuration file.")],
+    address: Annotated[str, typer.Option(help="Ray cluster to use; empty: start one here.")] = "",
+) -> None:
+    """Start what FILE describes, print the URL, and serve until Ctrl-C."""
+    settings = load_settings(file)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _interrupted(stop))
+    with _cluster(settings, address) as ray_address:
+        with running(settings, ray_address, stop):
+            if not stop.is_set():
+                _say_ready(settings)
+            while not stop.wait(_POLL_S):
+                _check_application(settings)
+    console.print("stopped")
+
+
+def _interrupted(stop: threading.Event) -> None:
+    """First Ctrl-C: drain and stop. Second: do not wait for streams."""
+    if stop.is_set():
+        raise KeyboardInterrupt
+    stop.set()
+    console.print("stopping: waiting for running streams (Ctrl-C again to cut them)")
+
+
+@contextlib.contextmanager
+def _cluster(settings: Settings, address: str) -> Iterator[str]:
+    if address:
+        connect(address, settings.name)
+        yield address
+    else:
+        console.print("starting Ray")
+        with local_cluster(settings) as ray_address:
+            yield ray_address
+
+
+@contextlib.contextmanager
+def running(settings: Settings, ray_address: str, stop: threading.Event) -> Iterator[None]:
+    """Deploy and wait until ready; on leaving, drain and remove the application.
+
+    Raises:
+        ClusterFailed: The application does not come up; the message holds Serve's own reason.
+    """
+    if (other := RunState.load(settings.name)) is not None:
+        raise ClusterFailed(
+            problem=f"an application named {settings.name!r} runs already (pid {other.pid})",
+            hint=f"serve-app down {settings.name}, or another name in the file",
+        )
+    url = f"http://{settings.ingress.host}:{settings.ingress.port}"
+    RunState(settings.name, os.getpid(), ray_address, url).save()
+    try:
+        deploy(settings)
+        _wait_ready(settings, url, stop)
+        yield
+    finally:
+        with contextlib.suppress(KeyboardInterrupt):
+            remove(settings)
+        RunState.path(settings.name).unlink(missing_ok=True)
+
+
+def deploy(settings: Settings) -> None:
+    """Hand the application to Serve on the connected cluster; returns at once."""
+    from ray.serve._private.api import serve_start
+    from ray.serve.schema import ServeDeploySchema
+
+    from serve_app.application import serve_config
+
+    client = serve_start(proxy_location="Disabled")
+    client.deploy_apps(ServeDeploySchema.model_validate(serve_config(settings)), _blocking=False)
+
+
+def remove(settings: Settings) -> None:
+    """Drain and remove the application and its lease board."""
+    import ray
+    from ray import serve
+
+    from serve_app.membership import board_name
+
+    serve.delete(settings.name)
+    with contextlib.suppress(ValueError):
+        ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name))
+    serve.shutdown()
+
+
+def application_status(name: str) -> Any:
+    """Return Serve's own view of the application, None when it knows none."""
+    from ray import serve
+
+    return serve.status().applications.get(name)
+
+
+def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:
+    said = ""
+    started = time.monotonic()
+    while not stop.wait(_POLL_S):
+        line = _check_application(settings)
+        if _is_ready(url):
+            console.print(f"ready after {time.monotonic() - started:.0f} s")
+            return
+        if line != said:
+            console.print(f"  {line}")
+            said = line
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _check_application(settings: Settings) -> str:
+    """Return one line about the deployments.
+
+    Raises:
+        ClusterFailed: Serve gave the deployment up.
+    """
+    status = application_status(settings.name)
+    if status is None:
+        return "waiting for Ray Serve"
+    if status.status == "DEPLOY_FAILED":
+        reasons = [f"{n}: {d.message}" for n, d in status.deployments.items() if d.message] or [status.message]
+        raise ClusterFailed(problem="the application did not come up", hint="\n".join(reasons))
+    states = [f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items()]
+    return "; ".join(states) or "waiting for Ray Serve"
+
+
+def _counts(deployment: Any) -> str:
+    return ", ".join(f"{count} {state.lower()}" for state, count in deployment.replica_states.items() if count) or "0"
+
+
+def _say_ready(settings: Settings) -> None:
+    url = f"http://{settings.ingress.host}:{settings.ingress.port}"
+    model = settings.models[0].name
+    chat = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]'
+    typer.echo(f"""
+serving {", ".join(m.name for m in settings.models)} at {url}
+
+curl {url}/v1/models
+curl {url}/v1/chat/completions -H 'content-type: application/json' \\
+  -d '{chat}}}'
+curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
+  -d '{chat}, "stream": true}}'
+
+Ctrl-C stops it; `serve-app status` shows the fleet.
+""")

@@ -1,0 +1,1 @@
+"""Pure decisions: no asyncio, sockets, clock, randomness, vLLM or Ray. Events come in, instructions go out."""

@@ -1,0 +1,85 @@
+"""What happened: the input of ``FleetState.handle``. Past tense, only data. Times are the ingress's monotonic seconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serve_app.core.request import EngineOutput, Resume
+from serve_app.errors import ServingError
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """The front end added an engine request. Token counts are >= 0; ``request_id`` is new."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    resume: Resume
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsAborted:
+    """The front end wants no more of these requests (client gone, stop string found). Unknown ids are ignored."""
+
+    request_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOpened:
+    """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress."""
+
+    replica_id: str
+    credit: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatArrived:
+    """A replica told its load. ``step`` is the engine's step counter, ``kv_usage`` the used share of KV blocks, 0..1."""
+
+    replica_id: str
+    step: int
+    running: int
+    waiting: int
+    kv_usage: float
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The link to a replica ended, for whatever reason; a second one finds nothing."""
+
+    replica_id: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptUnsendable:
+    """The request of a started attempt does not fit the protocol (too large); it was not sent."""
+
+    request_id: str
+    error: ServingError
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsArrived:
+    """One engine step's outputs, ids being attempt ids. The fleet rewrites them to request ids in place."""
+
+    replica_id: str
+    outputs: Sequence[EngineOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed: the only cause of anything that depends on waiting."""
+
+
+Event = (
+    RequestArrived
+    | RequestsAborted
+    | LinkOpened
+    | HeartbeatArrived
+    | LinkLost
+    | AttemptUnsendable
+    | OutputsArrived
+    | Ticked
+)

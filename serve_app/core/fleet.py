@@ -1,0 +1,329 @@
+"""The fleet of one model as one ingress sees it: who holds which request, and what happens when a replica goes.
+
+Pure: events in, instructions out, time is a number. State has one door, ``handle``, and one ``validate``. The adapter is
+``ingress/fleet_client.py``. Each request ends exactly once: a delivered output with a finish reason, a ``FailRequest``, or the
+front end's own abort. Cost: one dict lookup and one list extend per token; waiting requests cost nothing until something changes.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.core.events import (
+    AttemptUnsendable,
+    Event,
+    HeartbeatArrived,
+    LinkLost,
+    LinkOpened,
+    OutputsArrived,
+    RequestArrived,
+    RequestsAborted,
+    Ticked,
+)
+from serve_app.core.instructions import (
+    AbortAttempts,
+    CloseLink,
+    DeliverOutputs,
+    FailRequest,
+    Instruction,
+    StartAttempt,
+)
+from serve_app.core.request import EngineOutput, RequestState, Resume
+from serve_app.core.routing import LeastOutstandingTokens, ReplicaState, RoutingPolicy
+from serve_app.errors import NoReplica, QueueFull, ReplicaLost, ResumeDiverged
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """Limits of one ingress for one model. Times in seconds."""
+
+    model: str
+    max_waiting_requests: int = 1000
+    no_replica_s: float = 30.0
+    heartbeat_timeout_s: float = 5.0
+    max_attempts: int = 4
+    """A request that lost its replica this many times ends with an error: it may be what kills them."""
+    retry_after_s: float = 5.0
+
+
+class FleetState:
+    """Unfinished requests, replicas with open links, and the queue between them."""
+
+    def __init__(self, settings: FleetSettings, routing: RoutingPolicy | None = None) -> None:
+        self.settings = settings
+        self.replicas: dict[str, ReplicaState] = {}
+        self.requests: dict[str, RequestState] = {}
+        self.waiting: deque[str] = deque()
+        self.outcomes: Counter[str] = Counter()
+        """Terminal outcomes and resumptions by name, since the start: feeds the metrics."""
+        self._routing = routing or LeastOutstandingTokens()
+        self._attempts: dict[str, RequestState] = {}
+        self._handlers: dict[type, Callable[..., list[Instruction]]] = {
+            RequestArrived: self._on_request_arrived,
+            RequestsAborted: self._on_requests_aborted,
+            LinkOpened: self._on_link_opened,
+            HeartbeatArrived: self._on_heartbeat_arrived,
+            LinkLost: self._on_link_lost,
+            AttemptUnsendable: self._on_attempt_unsendable,
+            OutputsArrived: self._on_outputs_arrived,
+            Ticked: self._on_ticked,
+        }
+
+    def handle(self, event: Event, *, now: float) -> list[Instruction]:
+        """Take one event in and return what to do about it, in order."""
+        return self._handlers[type(event)](event, now=now)
+
+    def outstanding_tokens(self) -> int:
+        """Return the tokens that unfinished requests, waiting ones included, may still cost."""
+        return sum(r.outstanding_tokens for r in self.replicas.values()) + sum(
+            self.requests[i].tokens_left() for i in self.waiting
+        )
+
+    def validate(self) -> None:
+        """Assert the invariants; for tests and for reading."""
+        held = {r.attempt_id: r for replica in self.replicas.values() for r in replica.held.values()}
+        assert held == self._attempts
+        assert len(self.waiting) == len(set(self.waiting))
+        assert {r.request_id for r in held.values()}.isdisjoint(self.waiting)
+        assert {r.request_id for r in held.values()} | set(self.waiting) == set(self.requests)
+        for replica in self.replicas.values():
+            assert replica.outstanding_tokens == sum(r.outstanding_tokens for r in replica.held.values()) >= 0
+            assert all(r.replica_id == replica.replica_id for r in replica.held.values())
+        for request in self.requests.values():
+            assert 0 <= request.to_swallow <= len(request.emitted_ids)
+            assert 0 <= request.attempt + 1 <= self.settings.max_attempts
+        if self.waiting:
+            assert not any(r.has_room() for r in self.replicas.values())
+
+    def _on_request_arrived(self, event: RequestArrived, *, now: float) -> list[Instruction]:
+        if event.request_id in self.requests:
+            raise ValueError(f"request id {event.request_id!r} is in use")
+        if len(self.waiting) >= self.settings.max_waiting_requests:
+            self.outcomes["rejected"] += 1
+            return [
+                FailRequest(
+                    event.request_id,
+                    QueueFull(
+                        waiting=len(self.waiting),
+                        limit=self.settings.max_waiting_requests,
+                        retry_after_s=self.settings.retry_after_s,
+                    ),
+                )
+            ]
+        request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, waiting_since=now)
+        self.requests[request.request_id] = request
+        self.waiting.append(request.request_id)
+        return self._dispatch()
+
+    def _on_requests_aborted(self, event: RequestsAborted, *, now: float) -> list[Instruction]:
+        by_replica: dict[str, list[str]] = {}
+        for request_id in event.request_ids:
+            request = self.requests.pop(request_id, None)
+            if request is None:
+                continue
+            self.outcomes["aborted"] += 1
+            if request.replica_id is None:
+                self.waiting.remove(request_id)
+            else:
+                by_replica.setdefault(request.replica_id, []).append(request.attempt_id)
+                self._release(request)
+        aborts: list[Instruction] = [AbortAttempts(r, tuple(ids)) for r, ids in by_replica.items()]
+        return aborts + self._dispatch()
+
+    def _on_link_opened(self, event: LinkOpened, *, now: float) -> list[Instruction]:
+        lost = self._on_link_lost(LinkLost(event.replica_id, "replaced by a new link"), now=now)
+        self.replicas[event.replica_id] = ReplicaState(event.replica_id, event.credit, heard_at=now)
+        return lost + self._dispatch()
+
+    def _on_heartbeat_arrived(self, event: HeartbeatArrived, *, now: float) -> list[Instruction]:
+        replica = self.replicas.get(event.replica_id)
+        if replica is None:
+            return []
+        replica.heard_at = now
+        replica.step, replica.running, replica.waiting = event.step, event.running, event.waiting
+        replica.kv_usage, replica.draining = event.kv_usage, event.draining
+        return self._dispatch()
+
+    def _on_link_lost(self, event: LinkLost, *, now: float) -> list[Instruction]:
+        """Forget the replica; what it held goes to the front of the queue, oldest first. A second LinkLost finds nothing."""
+        replica = self.replicas.pop(event.replica_id, None)
+        if replica is None:
+            return []
+        failed: list[Instruction] = []
+        back_in_line = []
+        for request in list(replica.held.values()):
+            del self._attempts[request.attempt_id]
+            request.replica_id, request.outstanding_tokens = None, 0
+            if self._may_resume(request):
+                self.outcomes["resumed"] += 1
+                request.waiting_since = now
+                back_in_line.append(request.request_id)
+            else:
+                failed.append(self._fail_lost(request, event))
+        self.waiting.extendleft(reversed(back_in_line))
+        return failed + self._dispatch()
+
+    def _may_resume(self, request: RequestState) -> bool:
+        if request.attempt + 1 >= self.settings.max_attempts:
+            return False
+        return not (request.resume is Resume.NEVER and request.emitted_ids)
+
+    def _fail_lost(self, request: RequestState, event: LinkLost) -> FailRequest:
+        del self.requests[request.request_id]
+        self.outcomes["failed"] += 1
+        cause = f"replica {event.replica_id}: {event.cause}"
+        return FailRequest(request.request_id, ReplicaLost(request=request.request_id, cause=cause))
+
+    def _on_attempt_unsendable(self, event: AttemptUnsendable, *, now: float) -> list[Instruction]:
+        request = self.requests.pop(event.request_id, None)
+        if request is None:
+            return []
+        self._release(request)
+        self.outcomes["failed"] += 1
+        return [FailRequest(event.request_id, event.error), *self._dispatch()]
+
+    def _on_outputs_arrived(self, event: OutputsArrived, *, now: float) -> list[Instruction]:
+        replica = self.replicas.get(event.replica_id)
+        if replica is None:
+            return []
+        replica.heard_at = now
+        deliver: list[EngineOutput] = []
+        swallowed: list[tuple[int, int]] = []
+        others: list[Instruction] = []
+        freed = False
+        attempts = self._attempts
+        for output in event.outputs:
+            request = attempts.get(output.request_id)
+            if request is None or request.replica_id != event.replica_id:
+                continue  # an attempt that was aborted or moved while this frame was under way
+            if request.attempt:
+                verdict = self._on_resumed_output(request, output)
+                if isinstance(verdict, list):
+                    others += verdict
+                    freed = True
+                    continue
+                if verdict:
+                    swallowed.append((len(deliver), verdict))
+                    if not output.new_token_ids and output.finish_reason is None:
+                        swallowed.pop()
+                        continue
+            output.request_id = request.request_id
+            if output.new_token_ids:
+                self._count_emitted(replica, request, output.new_token_ids)
+            if output.finish_reason is not None:
+                self._finish(request)
+                freed = True
+            deliver.append(output)
+        instructions: list[Instruction] = [DeliverOutputs(deliver, swallowed)] if deliver else []
+        return instructions + others + (self._dispatch() if freed else [])
+
+    def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: list[int]) -> None:
+        """Add to the emitted ids; what the replica still has to compute for this request is now its output tokens left."""
+        request.emitted_ids += token_ids
+        request.max_tokens -= len(token_ids)
+        left = request.max_tokens if request.max_tokens > 0 else 0
+        replica.outstanding_tokens += left - request.outstanding_tokens
+        request.outstanding_tokens = left
+
+    def _on_resumed_output(self, request: RequestState, output: EngineOutput) -> int | list[Instruction]:
+        """Return how many leading tokens were swallowed, or the instructions that end a replay that went another way."""
+        output.events = None  # a second QUEUED event would give a negative queue time in vLLM's statistics
+        if request.emitted_ids:
+            output.prefill_stats = None
+        if not request.to_swallow:
+            return 0
+        ids = output.new_token_ids
+        count = min(request.to_swallow, len(ids))
+        if not request.matches_replay(ids) or (output.finish_reason is not None and count < request.to_swallow):
+            position = len(request.emitted_ids) - request.to_swallow
+            attempt_id, replica_id = request.attempt_id, request.replica_id
+            assert replica_id is not None
+            self._release(request)
+            del self.requests[request.request_id]
+            self.outcomes["failed"] += 1
+            return [
+                AbortAttempts(replica_id, (attempt_id,)),
+                FailRequest(request.request_id, ResumeDiverged(position=position)),
+            ]
+        request.to_swallow -= count
+        output.new_token_ids = ids[count:]
+        return count
+
+    def _on_ticked(self, event: Ticked, *, now: float) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        limit_s = self.settings.heartbeat_timeout_s
+        for replica in [r for r in self.replicas.values() if now - r.heard_at > limit_s]:
+            reason = f"silent for {now - replica.heard_at:.1f} s, limit {limit_s:g} s"
+            instructions.append(CloseLink(replica.replica_id, reason))
+            instructions += self._on_link_lost(LinkLost(replica.replica_id, reason), now=now)
+        for request_id in list(self.waiting):
+            waited_s = now - self.requests[request_id].waiting_since
+            if waited_s > self.settings.no_replica_s:
+                self.waiting.remove(request_id)
+                del self.requests[request_id]
+                self.outcomes["rejected"] += 1
+                error = NoReplica(
+                    model=self.settings.model, waited_s=waited_s, retry_after_s=self.settings.retry_after_s
+                )
+                instructions.append(FailRequest(request_id, error))
+        return instructions
+
+    def _dispatch(self) -> list[Instruction]:
+        """Start waiting requests, first come first served, while some replica has room."""
+        started: list[Instruction] = []
+        while self.waiting:
+            request = self.requests[self.waiting[0]]
+            replica = self._routing.pick(request, (r for r in self.replicas.values() if r.has_room()))
+            if replica is None:
+                break
+            self.waiting.popleft()
+            started.append(self._start(request, replica))
+        return started
+
+    def _start(self, request: RequestState, replica: ReplicaState) -> StartAttempt:
+        request.attempt += 1
+        request.replica_id = replica.replica_id
+        request.outstanding_tokens = request.tokens_left()
+        continues = request.resume in (Resume.CONTINUE, Resume.NEVER)
+        request.to_swallow = 0 if continues else len(request.emitted_ids)
+        replica.held[request.request_id] = request
+        replica.outstanding_tokens += request.outstanding_tokens
+        self._attempts[request.attempt_id] = request
+        prefix = tuple(request.emitted_ids) if continues else ()
+        return StartAttempt(
+            request.request_id, request.attempt_id, replica.replica_id, prefix, emitted=len(request.emitted_ids)
+        )
+
+    def _finish(self, request: RequestState) -> None:
+        self._release(request)
+        del self.requests[request.request_id]
+        self.outcomes["complete"] += 1
+
+    def _release(self, request: RequestState) -> None:
+        """Take the request off its replica; its credit and outstanding tokens come back."""
+        assert request.replica_id is not None
+        replica = self.replicas[request.replica_id]
+        del replica.held[request.request_id]
+        del self._attempts[request.attempt_id]
+        replica.outstanding_tokens -= request.outstanding_tokens
+
+    def describe(self) -> dict[str, Any]:
+        """Return counts and per-replica load as plain data, for status and metrics."""
+        return {
+            "requests": len(self.requests),
+            "waiting": len(self.waiting),
+            "outstanding_tokens": self.outstanding_tokens(),
+            "outcomes": dict(self.outcomes),
+            "replicas": {
+                r.replica_id: {
+                    "held": len(r.held),
+                    "outstanding_tokens": r.outstanding_tokens,
+                    "running": r.running,
+                    "waiting": r.waiting,
+                    "kv_usage": r.kv_usage,
+                    "draining": r.draining,
+                }
+                for r in self.replicas.values()
+            },
+        }

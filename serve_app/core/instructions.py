@@ -1,0 +1,57 @@
+"""What to do: the output of ``FleetState.handle``. Imperative, only data; the adapter decides nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serve_app.core.request import EngineOutput
+from serve_app.errors import ServingError
+
+
+@dataclass(frozen=True, slots=True)
+class StartAttempt:
+    """Send the request to a replica under ``attempt_id``.
+
+    ``continue_from`` are emitted ids to append to the prompt (empty for a first attempt, a replay and a restart);
+    ``emitted`` is how many tokens the front end already has: what was delivered once must not be asked again.
+    """
+
+    request_id: str
+    attempt_id: str
+    replica_id: str
+    continue_from: tuple[int, ...]
+    emitted: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortAttempts:
+    """Tell the replica to stop these attempts and free their KV blocks."""
+
+    replica_id: str
+    attempt_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverOutputs:
+    """Give these outputs to the front end. ``swallowed`` has (index into outputs, number of leading tokens removed)."""
+
+    outputs: Sequence[EngineOutput]
+    swallowed: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FailRequest:
+    """End the request with this error; nothing more will come for it."""
+
+    request_id: str
+    error: ServingError
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """Close the link to a replica that went silent; the fleet has already forgotten it."""
+
+    replica_id: str
+    reason: str
+
+
+Instruction = StartAttempt | AbortAttempts | DeliverOutputs | FailRequest | CloseLink

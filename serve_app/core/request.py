@@ -1,0 +1,69 @@
+"""What the fleet remembers of one engine request, from its arrival to its single terminal outcome.
+
+Pure. A *request* is one engine request of the front end (a child of n>1 and a beam's step each count as one); an *attempt* is
+one try of it on one replica. Wire ids are ``<request id>@<attempt>``: the abort of an old attempt and the add of a new one may
+meet on one engine, and vLLM asserts on a duplicate id.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+
+class Resume(Enum):
+    """How a request that has emitted tokens goes on after its replica is lost."""
+
+    CONTINUE = "continue"
+    """Prompt + emitted ids become the new prompt: the engine keeps no other history of this request."""
+    REPLAY = "replay"
+    """Starts again from the original prompt; the tokens that were sent already are swallowed as long as they are equal."""
+    RESTART = "restart"
+    """Its answer is one whole (pooling): it starts again and nothing was sent before."""
+    NEVER = "never"
+    """Neither can be right (an unseeded grammar): the client gets one explicit error."""
+
+
+class EngineOutput(Protocol):
+    """The part of vLLM's ``EngineCoreOutput`` that decisions need; the rest passes through untouched."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: object | None
+    events: object | None
+    prefill_stats: object | None
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One unfinished request.
+
+    ``prompt_tokens`` and ``max_tokens`` are counts of tokens; ``emitted_ids`` is what the front end has been given so far.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    resume: Resume
+    emitted_ids: list[int] = field(default_factory=list)
+    attempt: int = -1
+    replica_id: str | None = None
+    to_swallow: int = 0
+    waiting_since: float = 0.0
+    outstanding_tokens: int = 0
+
+    @property
+    def attempt_id(self) -> str:
+        return f"{self.request_id}@{self.attempt}"
+
+    def tokens_left(self) -> int:
+        """Return prompt + output tokens that a new attempt may cost at most."""
+        if self.resume is Resume.CONTINUE:
+            return self.prompt_tokens + self.max_tokens
+        return self.prompt_tokens + self.max_tokens + len(self.emitted_ids)
+
+    def matches_replay(self, token_ids: Sequence[int]) -> bool:
+        """Return whether ``token_ids`` repeat what was emitted at the replay's position."""
+        start = len(self.emitted_ids) - self.to_swallow
+        count = min(self.to_swallow, len(token_ids))
+        return self.emitted_ids[start : start + count] == list(token_ids[:count])

@@ -1,0 +1,113 @@
+"""From the configuration of a model to vLLM's argument names, once for the engine core and once for the front end.
+
+Pure: plain dictionaries in and out; nothing here imports vLLM.
+"""
+
+from typing import Any
+
+from serve_app.config import ModelSettings
+
+SIMULATED_EXECUTOR = "serve_app.simulated.executor.SimulatedExecutor"
+
+_FRONTEND_ARGS = frozenset(
+    {
+        "allowed_local_media_path",
+        "allowed_media_domains",
+        "code_revision",
+        "config_format",
+        "convert",
+        "disable_log_stats",
+        "dtype",
+        "enable_lora",
+        "enable_prompt_embeds",
+        "enable_prefix_caching",
+        "generation_config",
+        "hf_config_path",
+        "hf_overrides",
+        "hf_token",
+        "interleave_mm_strings",
+        "limit_mm_per_prompt",
+        "logprobs_mode",
+        "max_cpu_loras",
+        "max_logprobs",
+        "max_lora_rank",
+        "max_loras",
+        "max_model_len",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "override_generation_config",
+        "pooler_config",
+        "reasoning_config",
+        "reasoning_parser",
+        "revision",
+        "runner",
+        "seed",
+        "skip_mm_profiling",
+        "skip_tokenizer_init",
+        "stream_interval",
+        "structured_outputs_config",
+        "tokenizer",
+        "tokenizer_mode",
+        "tokenizer_revision",
+        "trust_remote_code",
+    }
+)
+"""What the front end needs of the engine's arguments: tokenizing, templates, validation. The rest is about a device it has not."""
+
+
+def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
+    """Return the keyword arguments of vLLM's ``AsyncEngineArgs`` for the engine core of ``model``."""
+    args: dict[str, Any] = {**_shared_args(model, model_path), **model.engine_args}
+    args["tensor_parallel_size"] = max(1, model.gpus_per_replica)
+    if model.device == "cpu":
+        # A batch changes bfloat16 numerics, so that a resumed greedy stream could differ from an undisturbed one.
+        args.setdefault("dtype", "float32")
+        args.setdefault("enforce_eager", True)
+    if model.simulated is not None:
+        args["distributed_executor_backend"] = SIMULATED_EXECUTOR
+        args["additional_config"] = {
+            **args.get("additional_config", {}),
+            "simulated": model.simulated.model_dump(mode="json"),
+        }
+    return args
+
+
+def frontend_engine_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
+    """Return the keyword arguments for the front end's own view of ``model`` on a machine without its device."""
+    known = {k: v for k, v in model.engine_args.items() if k in _FRONTEND_ARGS}
+    args: dict[str, Any] = {**_shared_args(model, model_path), **known}
+    if model.device == "cpu":
+        args.setdefault("dtype", "float32")
+    args["enforce_eager"] = True
+    # Any executor but vLLM's own: no engine is started here, and those would look for a device.
+    args["distributed_executor_backend"] = SIMULATED_EXECUTOR
+    return args
+
+
+def _shared_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
+    return {
+        "model": model_path,
+        "served_model_name": [model.name],
+        # The default cache for media assumes one engine behind one front end; here there are many of both.
+        "mm_processor_cache_gb": 0,
+    }
+
+
+def engine_environment(model: ModelSettings) -> dict[str, str]:
+    """Return the environment variables that the engine core's process is started with, over the inherited ones."""
+    env = {"VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if model.device == "cpu":
+        # One thread per engine: with more, replicas on one machine take the cores from each other.
+        env |= {"VLLM_CPU_KVCACHE_SPACE": f"{max(1, round(model.kv_cache_gib))}", "OMP_NUM_THREADS": "1"}
+    return {**env, **model.env}
+
+
+PROCESS_ENVIRONMENT = {
+    # vLLM's own logging set-up calls dictConfig, after which a restarted Serve controller replaces every replica.
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # The front end computes nothing on a device; without this vLLM warns about a cache size it never uses.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+"""Environment of the Ray Serve replicas (supervisor and ingress), as opposed to the engine core's own."""

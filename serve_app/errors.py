@@ -1,0 +1,371 @@
+"""The whole error tree: what went wrong, whose fault it is, and what an HTTP client is told.
+
+    ServingError                 500  serving_error
+      ConfigError                500  config_error            the operator's file; never sent over HTTP
+      BadRequest                 400  bad_request             the client's request
+      NotSupported               400  not_supported
+      ModelNotFound              404  model_not_found
+      RequestTooLarge            413  request_too_large
+      NoReplica                  503  no_replica              no capacity now; carries Retry-After
+      QueueFull                  503  queue_full
+      ReplicaLost                502  replica_lost            a replica failed while it held the request
+      ResumeDiverged             502  resume_diverged
+      CallFailed                 502  call_failed
+      EngineStartFailed          500  engine_start_failed     never over HTTP: the replica does not come up
+      ListenFailed               500  listen_failed           never over HTTP: the ingress does not come up
+      ClusterFailed              500  cluster_failed          the command line's dealings with Ray
+      ProtocolError              502  protocol_error          one link between ingress and replica; docs/protocol.md
+        FrameTooLarge            502  frame_too_large
+        MalformedMessage         502  malformed_message
+        UnexpectedMessage        502  unexpected_message
+        VersionMismatch          502  version_mismatch
+        WrongModel               502  wrong_model
+        FingerprintMismatch      502  fingerprint_mismatch
+        AuthenticationFailed     502  authentication_failed
+        DuplicateAttempt         502  duplicate_attempt
+        CreditExceeded           502  credit_exceeded
+        HandshakeTimeout         502  handshake_timeout
+        SlotsExhausted           502  slots_exhausted
+        PeerClosed               502  peer_closed             the peer's own word: its Goodbye
+
+`code` goes over the wire in a Goodbye and into the `code` of an OpenAI error body: never rename one. Errors keep their
+fields when pickled, because Ray carries them between processes.
+"""
+
+import copyreg
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+class ServingError(Exception):
+    """Base of everything this package raises on purpose."""
+
+    http_status: ClassVar[int] = 500
+    code: ClassVar[str] = "serving_error"
+    retry_after_s: float | None = None
+    """Seconds after which the same request may succeed; goes into Retry-After. None: no such promise."""
+
+    def __str__(self) -> str:
+        return self.code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception pickles `args`, which lacks what was passed by keyword: the copy could not be built.
+        return copyreg.__newobj__, (type(self),), dict(vars(self))  # type: ignore[attr-defined]
+
+
+@dataclass(eq=False)
+class ConfigError(ServingError):
+    """The configuration file cannot be used. ``path`` is the dotted key path, "" where the file as a whole is meant."""
+
+    code: ClassVar[str] = "config_error"
+    path: str
+    problem: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        return f"{where}{self.problem}; {self.hint}" if self.hint else f"{where}{self.problem}"
+
+
+@dataclass(eq=False)
+class BadRequest(ServingError):
+    """A parameter of the request has a value nobody can serve."""
+
+    http_status: ClassVar[int] = 400
+    code: ClassVar[str] = "bad_request"
+    param: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.param}: {self.problem}"
+
+
+@dataclass(eq=False)
+class NotSupported(ServingError):
+    """The request uses a feature this server leaves out on purpose; ``hint`` is the way out."""
+
+    http_status: ClassVar[int] = 400
+    code: ClassVar[str] = "not_supported"
+    feature: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.feature} is not supported; {self.hint}"
+
+
+@dataclass(eq=False)
+class ModelNotFound(ServingError):
+    """No front end serves the model the request names."""
+
+    http_status: ClassVar[int] = 404
+    code: ClassVar[str] = "model_not_found"
+    model: str
+    served: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"the model {self.model!r} does not exist; served here: {', '.join(self.served)}"
+
+
+@dataclass(eq=False)
+class RequestTooLarge(ServingError):
+    """The body is longer than the ingress reads; ``size_bytes`` is what was announced or had arrived by then."""
+
+    http_status: ClassVar[int] = 413
+    code: ClassVar[str] = "request_too_large"
+    size_bytes: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        return f"the request body has at least {self.size_bytes} bytes, limit {self.limit_bytes}"
+
+
+@dataclass(eq=False)
+class NoReplica(ServingError):
+    """No replica of the model became usable while the request waited."""
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "no_replica"
+    model: str
+    waited_s: float
+    # field(): without it dataclass takes the None of the base for a default.
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        return f"no replica of {self.model!r} after {self.waited_s:.1f} s; retry in {self.retry_after_s:.1f} s"
+
+
+@dataclass(eq=False)
+class QueueFull(ServingError):
+    """As many requests wait for the model as may wait."""
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "queue_full"
+    waiting: int
+    limit: int
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        return f"{self.waiting} requests are waiting, limit {self.limit}; retry in {self.retry_after_s:.1f} s"
+
+
+@dataclass(eq=False)
+class ReplicaLost(ServingError):
+    """The replica that held the request failed, and the request cannot go on elsewhere."""
+
+    http_status: ClassVar[int] = 502
+    code: ClassVar[str] = "replica_lost"
+    request: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"the replica was lost while it held request {self.request}: {self.cause}"
+
+
+@dataclass(eq=False)
+class ResumeDiverged(ServingError):
+    """A request started afresh gave another token than the client has; ``position`` counts output tokens from 0."""
+
+    http_status: ClassVar[int] = 502
+    code: ClassVar[str] = "resume_diverged"
+    position: int
+
+    def __str__(self) -> str:
+        return f"after the loss of its replica the answer could not go on: it differs at output token {self.position}"
+
+
+@dataclass(eq=False)
+class CallFailed(ServingError):
+    """A replica refused or failed a utility call, such as resetting a cache."""
+
+    http_status: ClassVar[int] = 502
+    code: ClassVar[str] = "call_failed"
+    method: str
+    replica_id: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.method} failed on replica {self.replica_id}: {self.reason}"
+
+
+@dataclass(eq=False)
+class EngineStartFailed(ServingError):
+    """An engine core ended before it could serve, or took too long."""
+
+    code: ClassVar[str] = "engine_start_failed"
+    model: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the engine core of {self.model!r} did not start: {self.reason}"
+
+
+@dataclass(eq=False)
+class ListenFailed(ServingError):
+    """The ingress cannot have its address."""
+
+    code: ClassVar[str] = "listen_failed"
+    host: str
+    port: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"cannot listen on {self.host}:{self.port}: {self.reason}; set ingress.port to a free one"
+
+
+@dataclass(eq=False)
+class ClusterFailed(ServingError):
+    """A command could not do its work on the Ray cluster; ``hint`` is the way out."""
+
+    code: ClassVar[str] = "cluster_failed"
+    problem: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.hint}" if self.hint else self.problem
+
+
+class ProtocolError(ServingError):
+    """One link between ingress and replica is broken; other links and the process are not."""
+
+    http_status: ClassVar[int] = 502
+    code: ClassVar[str] = "protocol_error"
+
+
+@dataclass(eq=False)
+class FrameTooLarge(ProtocolError):
+    """A frame's length is over the limit of the link."""
+
+    code: ClassVar[str] = "frame_too_large"
+    size_bytes: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        return f"frame of {self.size_bytes} bytes, limit {self.limit_bytes}"
+
+
+@dataclass(eq=False)
+class MalformedMessage(ProtocolError):
+    """A frame holds no message of this protocol, or a message breaks a limit, or the stream ended inside one."""
+
+    code: ClassVar[str] = "malformed_message"
+    problem: str
+
+    def __str__(self) -> str:
+        return f"malformed message: {self.problem}"
+
+
+@dataclass(eq=False)
+class UnexpectedMessage(ProtocolError):
+    """A valid message that its sender may not send, or not in this state."""
+
+    code: ClassVar[str] = "unexpected_message"
+    message: str
+    state: str
+
+    def __str__(self) -> str:
+        return f"unexpected {self.message} in state {self.state}"
+
+
+@dataclass(eq=False)
+class VersionMismatch(ProtocolError):
+    """Both sides must run the same version of ``what``: "protocol" or "vllm"."""
+
+    code: ClassVar[str] = "version_mismatch"
+    ours: str
+    theirs: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} version: ours {self.ours!r}, theirs {self.theirs!r}"
+
+
+@dataclass(eq=False)
+class WrongModel(ProtocolError):
+    """The peer serves another model."""
+
+    code: ClassVar[str] = "wrong_model"
+    ours: str
+    theirs: str
+
+    def __str__(self) -> str:
+        return f"model: ours {self.ours!r}, theirs {self.theirs!r}"
+
+
+@dataclass(eq=False)
+class FingerprintMismatch(ProtocolError):
+    """Same model name, but another config, tokenizer or maximum length: token ids would not mean the same."""
+
+    code: ClassVar[str] = "fingerprint_mismatch"
+    model: str
+    ours: str
+    theirs: str
+
+    def __str__(self) -> str:
+        return f"fingerprint of model {self.model!r}: ours {self.ours!r}, theirs {self.theirs!r}"
+
+
+@dataclass(eq=False)
+class AuthenticationFailed(ProtocolError):
+    """The peer does not know the cluster token, or the handshake was changed or replayed on its way."""
+
+    code: ClassVar[str] = "authentication_failed"
+    peer: str
+
+    def __str__(self) -> str:
+        return f"{self.peer} did not prove that it has our cluster token"
+
+
+@dataclass(eq=False)
+class DuplicateAttempt(ProtocolError):
+    """An attempt was added while one with the same id is unfinished; vLLM would assert on it."""
+
+    code: ClassVar[str] = "duplicate_attempt"
+    attempt_id: str
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt_id!r} is already there"
+
+
+@dataclass(eq=False)
+class CreditExceeded(ProtocolError):
+    """The ingress has more unfinished attempts on this replica than it was granted."""
+
+    code: ClassVar[str] = "credit_exceeded"
+    limit: int
+
+    def __str__(self) -> str:
+        return f"more than {self.limit} unfinished attempts"
+
+
+@dataclass(eq=False)
+class HandshakeTimeout(ProtocolError):
+    """The link was not open in time."""
+
+    code: ClassVar[str] = "handshake_timeout"
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"no handshake within {self.limit_s:.1f} s"
+
+
+@dataclass(eq=False)
+class SlotsExhausted(ProtocolError):
+    """The replica has as many links as it has output sockets."""
+
+    code: ClassVar[str] = "slots_exhausted"
+    limit: int
+
+    def __str__(self) -> str:
+        return f"all {self.limit} ingress slots are taken"
+
+
+@dataclass(eq=False)
+class PeerClosed(ProtocolError):
+    """The peer said Goodbye: ``peer_code`` is the code of the error it found in us, or of its own reason to stop."""
+
+    code: ClassVar[str] = "peer_closed"
+    peer_code: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the peer closed the link ({self.peer_code}): {self.reason!r}"

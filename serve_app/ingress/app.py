@@ -1,0 +1,260 @@
+"""The ingress's ASGI application: an allow-list of routes in front of one vLLM app per model.
+
+Pure ASGI. A request's body is read here once (bounded), its ``model`` picks the front end, and vLLM's own app does the rest.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from serve_app.errors import BadRequest, ModelNotFound, NotSupported, RequestTooLarge, ServingError
+from serve_app.ingress import admission
+from serve_app.ingress.frontend import FrontEnd
+from serve_app.ingress.generate import generate_route
+
+VLLM_ROUTES = frozenset(
+    {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+"""POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
+
+_RESPONSES_STATE = "this server keeps no responses between requests"
+
+
+class _Body(msgspec.Struct):
+    """The fields of a request body that decide before vLLM sees it."""
+
+    model: str | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+
+
+_body_decoder = msgspec.json.Decoder(_Body)
+
+
+@dataclass(frozen=True)
+class AppLimits:
+    max_body_bytes: int
+
+
+class IngressApp:
+    """``await app(scope, receive, send)``. ``streams`` is the number of requests being answered."""
+
+    def __init__(self, front_ends: Mapping[str, FrontEnd], limits: AppLimits, *, version: Mapping[str, str]) -> None:
+        self.streams = 0
+        self.draining = False
+        self._front_ends = dict(front_ends)
+        self._default = next(iter(self._front_ends.values()))
+        self._limits = limits
+        self._version = dict(version)
+        self._generate = {
+            name: generate_route(front.engine, max_logprobs=front.max_logprobs) for name, front in front_ends.items()
+        }
+        self._get: dict[str, Callable[[], Awaitable[Response]]] = {
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/metrics": self._metrics,
+            "/version": self._get_version,
+            "/v1/models": self._models,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            return
+        try:
+            await self._route(scope, receive, send)
+        except ServingError as exc:
+            await error_response(exc)(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if (answer := self._get.get(path)) is not None:
+            response = await answer() if method in ("GET", "HEAD") else _method_not_allowed("GET, HEAD")
+            await response(scope, receive, send)
+        elif path in VLLM_ROUTES or path == "/generate":
+            if method != "POST":
+                await _method_not_allowed("POST")(scope, receive, send)
+            else:
+                await self._serve(path, scope, receive, send)
+        elif path.startswith("/v1/responses/"):
+            raise NotSupported(feature=f"{method} {path}", hint=_RESPONSES_STATE)
+        else:
+            await _not_found(path)(scope, receive, send)
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        self.streams += 1
+        try:
+            try:
+                body = await self._read_body(scope, receive)
+            except ClientDisconnect:
+                return
+            front = self._front_end(path, body)
+            verdict = admission.Admission()
+            token = admission.current.set(verdict)
+            try:
+                held = _HeldStart(send, verdict)
+                target = self._generate_app(front) if path == "/generate" else front.app
+                await target(scope, _replay(body, receive), held)
+            finally:
+                admission.current.reset(token)
+        finally:
+            self.streams -= 1
+
+    def _generate_app(self, front: FrontEnd) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await self._generate[front.model.name](Request(scope, receive))
+            await response(scope, receive, send)
+
+        return app
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        limit = self._limits.max_body_bytes
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > limit:
+            raise RequestTooLarge(size_bytes=int(announced), limit_bytes=limit)
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > limit:
+                raise RequestTooLarge(size_bytes=size, limit_bytes=limit)
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+    def _front_end(self, path: str, body: bytes) -> FrontEnd:
+        """Return the model's front end; a body that is no JSON goes to the first one, whose error is vLLM's own.
+
+        Raises:
+            ModelNotFound: Another model is asked for than is served here.
+            NotSupported: A field of the Responses API that needs a store.
+        """
+        try:
+            fields = _body_decoder.decode(body)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            return self._default
+        if path == "/v1/responses":
+            if fields.previous_response_id is not None:
+                raise NotSupported(feature="previous_response_id", hint=f"{_RESPONSES_STATE}; send the whole input")
+            if fields.background:
+                raise NotSupported(feature="background", hint=f"{_RESPONSES_STATE}; leave it out and stream")
+        if not fields.model:
+            return self._the_only_one()
+        front = self._front_ends.get(fields.model)
+        if front is None:
+            raise ModelNotFound(model=fields.model, served=tuple(self._front_ends))
+        return front
+
+    def _the_only_one(self) -> FrontEnd:
+        if len(self._front_ends) > 1:
+            raise BadRequest(param="model", problem=f"name one of {', '.join(self._front_ends)}")
+        return self._default
+
+    async def _healthz(self) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _readyz(self) -> Response:
+        """Ready: not draining, and some replica of every required model takes requests."""
+        missing = [n for n, f in self._front_ends.items() if f.model.required and not f.client.is_ready()]
+        if self.draining:
+            return JSONResponse({"status": "draining"}, status_code=503)
+        if missing:
+            return JSONResponse({"status": "waiting", "models_without_a_replica": missing}, status_code=503)
+        return JSONResponse({"status": "ready"})
+
+    async def _metrics(self) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _get_version(self) -> Response:
+        return JSONResponse(self._version)
+
+    async def _models(self) -> Response:
+        cards = []
+        for front in self._front_ends.values():
+            listing = await front.app.state.openai_serving_models.show_available_models()
+            cards += listing.model_dump()["data"]
+        return JSONResponse({"object": "list", "data": cards})
+
+
+class _HeldStart:
+    """Sends on, but keeps the status line back until the first byte of the body: until then a refusal is a real status."""
+
+    def __init__(self, send: Send, verdict: admission.Admission) -> None:
+        self._send = send
+        self._verdict = verdict
+        self._start: Message | None = None
+        self._refused = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        if self._start is not None:
+            start, self._start = self._start, None
+            if self._verdict.error is not None:
+                self._refused = True
+                await error_response(self._verdict.error).send_to(self._send)
+            else:
+                await self._send(start)
+        if not self._refused:
+            await self._send(message)
+
+
+class ErrorResponse(JSONResponse):
+    """An OpenAI error body."""
+
+    async def send_to(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def error_response(error: ServingError) -> ErrorResponse:
+    """Return the response of an error: its status, and Retry-After in whole seconds where it knows one."""
+    content = _error_body(str(error), error.code, error.http_status, getattr(error, "param", None))
+    retry_after_s = error.retry_after_s
+    headers = {} if retry_after_s is None else {"retry-after": str(max(1, round(retry_after_s)))}
+    return ErrorResponse(content, status_code=error.http_status, headers=headers)
+
+
+def _error_body(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def _not_found(path: str) -> Response:
+    return JSONResponse(_error_body(f"{path} does not exist here", "not_found", 404), status_code=404)
+
+
+def _method_not_allowed(allowed: str) -> Response:
+    body = _error_body(f"allowed methods: {allowed}", "method_not_allowed", 405)
+    return JSONResponse(body, status_code=405, headers={"allow": allowed})
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a receive that gives the body that was read, then whatever really comes (a disconnect)."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+

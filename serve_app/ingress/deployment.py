@@ -1,0 +1,83 @@
+"""The Ray Serve deployment of one ingress replica: front ends, links to the fleet, the HTTP listener, and the drain."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+
+from serve_app.config import Settings, parse_settings
+from serve_app.ingress.runtime import IngressRuntime
+from serve_app.logs import use_serve_handlers
+from serve_app.membership import Lease, Membership
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_POLL_S = 0.1
+
+
+class Ingress:
+    """The HTTP side of the fleet. Serve starts, places, scales and stops it; HTTP comes over its own listener."""
+
+    async def __init__(self, settings: Mapping[str, Any], *_replicas: Any) -> None:
+        use_serve_handlers()
+        self.settings: Settings = parse_settings(settings)
+        self.replica_id = serve.get_replica_context().replica_id.unique_id
+        self._epoch = time.time_ns()
+        self._runtime = await IngressRuntime.build(self.settings, ingress_id=self.replica_id)
+        self._membership = Membership(self.settings.name, self.settings.membership)
+        await self._runtime.listener.start()
+        self._tasks = [
+            *self._runtime.start(),
+            asyncio.create_task(self._membership.watch(self._runtime.set_members), name="membership"),
+            asyncio.create_task(self._membership.keep(self._lease), name="lease"),
+        ]
+
+    def _lease(self) -> Lease:
+        app = self._runtime.app
+        return Lease(
+            replica_id=self.replica_id,
+            role="ingress",
+            model="",
+            host=self.settings.ingress.host,
+            port=self.settings.ingress.port,
+            epoch=self._epoch,
+            pid=os.getpid(),
+            vllm_version=self._runtime.vllm_version,
+            state="draining" if app.draining else "ready",
+            load={"streams": app.streams, "models": self._runtime.describe()},
+        )
+
+    def check_health(self) -> None:
+        """Called by Serve every few seconds."""
+        self._runtime.listener.check()
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (exc := task.exception()) is not None:
+                raise exc
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Always numbers: the first wrong type switches Serve's collection off. Names carry the model."""
+        return {"streams": float(self._runtime.app.streams), **self._runtime.outstanding_tokens()}
+
+    async def __del__(self) -> None:
+        """The drain: unready at once, finish what streams, then stop listening. Serve bounds it."""
+        runtime = getattr(self, "_runtime", None)
+        if runtime is None:
+            return
+        runtime.app.draining = True
+        logger.info("draining %d streams", runtime.app.streams)
+        await self._membership.release(self.replica_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.timeouts.drain_s):
+                while runtime.app.streams:
+                    await asyncio.sleep(_DRAIN_POLL_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await runtime.listener.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,407 @@
+"""vLLM's ``EngineCoreClient`` over a fleet of engine cores: the adapter between vLLM's front end and ``FleetState``.
+
+It decides nothing: what vLLM and the links do becomes events, instructions become writes. One per model and ingress.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from serve_app.config import ModelSettings, Settings
+from serve_app.core.events import (
+    AttemptUnsendable,
+    Event,
+    HeartbeatArrived,
+    LinkLost,
+    LinkOpened,
+    OutputsArrived,
+    RequestArrived,
+    RequestsAborted,
+    Ticked,
+)
+from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.instructions import (
+    AbortAttempts,
+    CloseLink,
+    DeliverOutputs,
+    FailRequest,
+    Instruction,
+    StartAttempt,
+)
+from serve_app.errors import CallFailed, NoReplica, ProtocolError, ServingError
+from serve_app.ingress import admission
+from serve_app.ingress.attempts import attempt_request, resume_of
+from serve_app.ingress.link import ReplicaLink, dial
+from serve_app.membership import Lease
+from serve_app.protocol.connection import IngressConnection
+from serve_app.protocol.messages import Capabilities, Heartbeat, Message, Outputs, Result
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.25  # how late a silent link or an expired wait may be noticed; 1 s would be felt, 0.01 s would cost CPU
+_REDIAL_S = 0.5
+_CALL_TIMEOUT_S = 60.0
+
+
+class FleetError(GracefulHTTPError):
+    """Carries one of our errors through vLLM's front end, which turns it into its status or an SSE error event."""
+
+    def __init__(self, error: ServingError) -> None:
+        super().__init__(str(error), HTTPStatus(error.http_status))
+        self.error = error
+
+
+class FleetClient(EngineCoreClient):
+    """What ``AsyncLLM`` takes for its engine core."""
+
+    engine_ranks_managed = (0,)
+
+    def __init__(
+        self, settings: Settings, model: ModelSettings, *, ingress_id: str, token: bytes, tls: ssl.SSLContext | None
+    ) -> None:
+        self.model = model
+        self.resources = SimpleNamespace(engine_dead=False)  # a fleet is never dead: replicas come back
+        self.fleet = FleetState(
+            FleetSettings(
+                model=model.name,
+                max_waiting_requests=settings.ingress.max_waiting_requests,
+                no_replica_s=settings.timeouts.no_replica_s,
+                heartbeat_timeout_s=settings.protocol.heartbeat_timeout_s,
+            )
+        )
+        self.capabilities: Capabilities | None = None
+        self._settings = settings
+        self._ingress_id = ingress_id
+        self._token = token
+        self._tls = tls
+        self._fingerprint = ""
+        self._vllm_version = ""
+        self._vllm_config: Any = None
+        self._output_processor: Any = None
+        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self._requests: dict[str, EngineCoreRequest] = {}
+        self._admissions: dict[str, admission.Admission] = {}
+        self._links: dict[str, ReplicaLink] = {}
+        self._dialing: dict[str, asyncio.Task[None]] = {}
+        self._members: dict[str, Lease] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._next_call = 0
+        self._replays_seeded = model.device == "cpu" and model.simulated is None
+        self._do: dict[type, Callable[[Any], None]] = {
+            StartAttempt: self._start_attempt,
+            AbortAttempts: self._abort_attempts,
+            DeliverOutputs: self._deliver,
+            FailRequest: self._fail_request,
+            CloseLink: self._close_link,
+        }
+
+    def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
+        """Tell the client what exists only after ``AsyncLLM`` was built around it."""
+        self._vllm_config, self._output_processor = vllm_config, output_processor
+        self._fingerprint, self._vllm_version = fingerprint, vllm_version
+
+    async def run(self) -> None:
+        """Tick and ping until cancelled; links and dials end with it."""
+        ping_at = 0.0
+        try:
+            while True:
+                await asyncio.sleep(_TICK_S)
+                now = time.monotonic()
+                self._handle(Ticked())
+                if now >= ping_at:
+                    ping_at = now + self._settings.protocol.heartbeat_interval_s
+                    for link in self._links.values():
+                        if link.is_open():
+                            link.write(link.connection.ping())
+        finally:
+            for task in self._dialing.values():
+                task.cancel()
+            for link in list(self._links.values()):
+                link.close("ingress_stopped", "the ingress stopped")
+
+    def is_ready(self) -> bool:
+        """Return whether some replica takes new requests."""
+        return any(not r.draining for r in self.fleet.replicas.values())
+
+    def set_members(self, leases: Iterable[Lease]) -> None:
+        """Dial replicas that are new. One whose lease is gone keeps its link as long as it talks: links tell the truth."""
+        self._members = {m.replica_id: m for m in leases if m.model == self.model.name}
+        for replica_id in self._members:
+            if replica_id not in self._links and replica_id not in self._dialing:
+                task = asyncio.create_task(self._dial(replica_id), name=f"dial {replica_id}")
+                self._dialing[replica_id] = task
+                task.add_done_callback(lambda _, i=replica_id: self._dialing.pop(i, None))
+
+    async def _dial(self, replica_id: str) -> None:
+        """Try until it works or the lease is gone; the reason of each failure is logged once in a row."""
+        said = ""
+        while (lease := self._members.get(replica_id)) is not None:
+            try:
+                timeout_s = self._settings.protocol.handshake_timeout_s
+                await dial((lease.host, lease.port), self._new_link, timeout_s=timeout_s, tls=self._tls)
+                return
+            except (OSError, ProtocolError, TimeoutError) as exc:
+                if str(exc) != said:
+                    said = str(exc)
+                    logger.warning("no link to replica %s at %s:%d: %s", replica_id, lease.host, lease.port, said)
+            await asyncio.sleep(_REDIAL_S)
+
+    def _new_link(self) -> ReplicaLink:
+        connection = IngressConnection(
+            ingress_id=self._ingress_id,
+            model=self.model.name,
+            fingerprint=self._fingerprint,
+            vllm_version=self._vllm_version,
+            token=self._token,
+            nonce=os.urandom(32),
+            max_frame_bytes=self._settings.protocol.max_frame_bytes,
+        )
+        return ReplicaLink(connection, on_open=self._link_opened, on_message=self._message, on_lost=self._link_lost)
+
+    def _link_opened(self, link: ReplicaLink) -> None:
+        peer = link.connection.peer
+        assert peer is not None
+        if (old := self._links.pop(link.replica_id, None)) is not None:
+            old.abort("replaced by a new link")
+        self._links[link.replica_id] = link
+        self.capabilities = peer.capabilities
+        self._apply(peer.capabilities)
+        logger.info("replica %s of %s joined", link.replica_id, self.model.name)
+        self._handle(LinkOpened(link.replica_id, peer.credit))
+
+    def _apply(self, capabilities: Capabilities) -> None:
+        """Take what depends on the device from the replica; the ingress's own platform knows nothing of it."""
+        config = self._vllm_config
+        config.model_config.max_model_len = min(config.model_config.max_model_len, capabilities.max_model_len)
+        config.cache_config.block_size = capabilities.block_size
+        config.cache_config.num_gpu_blocks = capabilities.num_kv_blocks
+
+    def _link_lost(self, link: ReplicaLink, cause: str) -> None:
+        if self._links.get(link.replica_id) is not link:
+            return
+        del self._links[link.replica_id]
+        logger.warning("replica %s of %s lost: %s", link.replica_id, self.model.name, cause)
+        self._handle(LinkLost(link.replica_id, cause))
+        self.set_members(self._members.values())
+
+    def _message(self, link: ReplicaLink, message: Message) -> None:
+        if isinstance(message, Outputs):
+            self._outputs_arrived(link, message)
+        elif isinstance(message, Heartbeat):
+            load = (message.step, message.running, message.waiting, message.kv_usage)
+            self._handle(HeartbeatArrived(link.replica_id, *load, draining=message.draining))
+        elif isinstance(message, Result) and (future := self._calls.pop(message.call_id, None)):
+            self._settle(future, message, link.replica_id)
+
+    def _outputs_arrived(self, link: ReplicaLink, message: Outputs) -> None:
+        try:
+            frame = self._decoder.decode(message.buffers)
+        except Exception as exc:  # whatever vLLM's decoder raises: the replica speaks another language
+            link.close("malformed_message", f"outputs: {type(exc).__name__}: {exc}")
+            return
+        now = time.monotonic()
+        for output in frame.outputs:
+            if output.finish_reason is not None:
+                link.connection.attempt_finished(output.request_id)
+            for event in output.events or ():
+                event.timestamp += now - frame.timestamp
+        # Engine-host monotonic times mean nothing here: vLLM subtracts them from the ingress's.
+        frame.timestamp, frame.engine_index = now, 0
+        for instruction in self.fleet.handle(OutputsArrived(link.replica_id, frame.outputs), now=now):
+            if isinstance(instruction, DeliverOutputs):
+                self._trim(instruction)
+                frame.outputs = list(instruction.outputs)
+                self._forget_finished(frame.outputs)
+                self._outputs.put_nowait(self._with_fleet_stats(frame))
+            else:
+                self._do[type(instruction)](instruction)
+
+    def _trim(self, deliver: DeliverOutputs) -> None:
+        """Drop the log probabilities of tokens that a replay swallowed."""
+        for index, count in deliver.swallowed:
+            output: Any = deliver.outputs[index]
+            if (lists := output.new_logprobs) is not None:
+                output.new_logprobs = type(lists)(*(part[count:] if part is not None else None for part in lists[:3]))
+
+    def _forget_finished(self, outputs: list[Any]) -> None:
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._requests.pop(output.request_id, None)
+                self._admissions.pop(output.request_id, None)
+
+    def _with_fleet_stats(self, frame: EngineCoreOutputs) -> EngineCoreOutputs:
+        """A step's gauges are one engine's; show the fleet's instead. Counters in it (prefix cache) are this step's own."""
+        if (stats := frame.scheduler_stats) is not None:
+            replicas = self.fleet.replicas.values()
+            stats.num_running_reqs = sum(r.running for r in replicas)
+            stats.num_waiting_reqs = sum(r.waiting for r in replicas) + len(self.fleet.waiting)
+            stats.kv_cache_usage = max((r.kv_usage for r in replicas), default=0.0)
+        return frame
+
+    def _handle(self, event: Event) -> None:
+        self._carry_out(self.fleet.handle(event, now=time.monotonic()))
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            self._do[type(instruction)](instruction)
+
+    def _start_attempt(self, start: StartAttempt) -> None:
+        link = self._links[start.replica_id]
+        if not link.is_open():
+            return  # it is about to be lost, and the request with it resumes
+        request = attempt_request(self._requests[start.request_id], start)
+        try:
+            frame = link.connection.send_add(start.attempt_id, self._encoder.encode(request))
+        except ProtocolError as exc:
+            self._handle(AttemptUnsendable(start.request_id, exc))
+            return
+        link.write(frame)
+
+    def _abort_attempts(self, abort: AbortAttempts) -> None:
+        if (link := self._links.get(abort.replica_id)) is not None and link.is_open():
+            link.write(link.connection.send_abort(list(abort.attempt_ids)))
+
+    def _deliver(self, deliver: DeliverOutputs) -> None:
+        raise AssertionError("outputs are delivered by _outputs_arrived only")
+
+    def _close_link(self, close: CloseLink) -> None:
+        if (link := self._links.pop(close.replica_id, None)) is not None:
+            logger.warning("replica %s of %s ejected: %s", close.replica_id, self.model.name, close.reason)
+            link.abort(close.reason)
+            self.set_members(self._members.values())
+
+    def _fail_request(self, fail: FailRequest) -> None:
+        """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
+        self._requests.pop(fail.request_id, None)
+        if (verdict := self._admissions.pop(fail.request_id, None)) is not None:
+            verdict.error = fail.error
+        state = self._output_processor.request_states.get(fail.request_id)
+        if state is None:
+            return
+        queue, parent = state.queue, state.parent_req
+        whole = fail.request_id if parent is None else parent.request_id
+        others = self._output_processor.abort_requests([whole], internal=True)
+        queue.put(FleetError(fail.error))
+        self._abort([i for i in others if i != fail.request_id])
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+            self._admissions.pop(request_id, None)
+        if request_ids:
+            self._handle(RequestsAborted(request_ids))
+
+    # What AsyncLLM calls.
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Queue or start the request.
+
+        Raises:
+            FleetError: It was refused; nothing is left of it in vLLM's output processor.
+        """
+        verdict = admission.current.get()
+        params = request.sampling_params
+        self._requests[request.request_id] = request
+        if verdict is not None:
+            self._admissions[request.request_id] = verdict
+        arrived = RequestArrived(
+            request.request_id,
+            prompt_tokens=len(request.prompt_token_ids or ()),
+            max_tokens=(params.max_tokens or 1) if params is not None else 0,
+            resume=resume_of(request, replays_seeded=self._replays_seeded),
+        )
+        for instruction in self.fleet.handle(arrived, now=time.monotonic()):
+            if isinstance(instruction, FailRequest) and instruction.request_id == request.request_id:
+                self._refuse(instruction)
+            self._do[type(instruction)](instruction)
+
+    def _refuse(self, fail: FailRequest) -> None:
+        del self._requests[fail.request_id]
+        if (verdict := self._admissions.pop(fail.request_id, None)) is not None:
+            verdict.error = fail.error
+        self._output_processor.abort_requests([fail.request_id], internal=True)
+        raise FleetError(fail.error)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        self._abort(request_ids)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """Never raises: vLLM's output handler would fail all requests and end."""
+        return await self._outputs.get()
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        """Return the replicas' tasks, or before the first one joins what the model's runner type implies."""
+        if self.capabilities is not None:
+            return tuple(self.capabilities.tasks)
+        return ("embed",) if self._vllm_config.model_config.runner_type == "pooling" else ("generate",)
+
+    async def call_all(self, method: str, *args: Any) -> list[Any]:
+        """Call a utility on every replica and return the results.
+
+        Raises:
+            FleetError: There is no replica, or one of them refused or did not answer.
+        """
+        if not self._links:
+            raise FleetError(NoReplica(model=self.model.name, waited_s=0.0, retry_after_s=5.0))
+        payload = msgspec.msgpack.encode(args)
+        return list(await asyncio.gather(*(self._call(link, method, payload) for link in self._links.values())))
+
+    async def _call(self, link: ReplicaLink, method: str, args: bytes) -> Any:
+        call_id, self._next_call = self._next_call, self._next_call + 1
+        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        link.write(link.connection.send_call(call_id, method, args))
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                return await future
+        except TimeoutError:
+            reason = f"no answer in {_CALL_TIMEOUT_S:g} s"
+            raise FleetError(CallFailed(method=method, replica_id=link.replica_id, reason=reason)) from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _settle(self, future: "asyncio.Future[Any]", result: Result, replica_id: str) -> None:
+        if future.done():
+            return
+        if result.error:
+            future.set_exception(FleetError(CallFailed(method="call", replica_id=replica_id, reason=result.error)))
+        else:
+            future.set_result(msgspec.msgpack.decode(result.value))
+
+    async def reset_mm_cache_async(self) -> None:
+        if self._links:
+            await self.call_all("reset_mm_cache")
+
+    async def reset_encoder_cache_async(self) -> None:
+        await self.call_all("reset_encoder_cache")
+
+    async def reset_prefix_cache_async(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        return all(await self.call_all("reset_prefix_cache", reset_running_requests, reset_connector))
+
+    async def is_sleeping_async(self) -> bool:
+        return False
+
+    def dp_engines_running(self) -> bool:
+        return True
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        for link in list(self._links.values()):
+            with contextlib.suppress(RuntimeError):
+                link.close("ingress_stopped", "the ingress stopped")
+

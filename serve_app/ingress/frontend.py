@@ -1,0 +1,88 @@
+"""One model's front end: vLLM's ``AsyncLLM`` and OpenAI app, built around a ``FleetClient`` instead of an engine of its own."""
+
+import argparse
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import FastAPI
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import async_llm
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.version import __version__ as VLLM_VERSION
+
+from serve_app.config import ModelSettings
+from serve_app.engine_args import frontend_engine_args
+from serve_app.fingerprint import model_fingerprint
+from serve_app.ingress.fleet_client import FleetClient
+from serve_app.ingress.metrics import SharedPrometheusStatLogger
+
+
+class _FrontendEngineArgs(AsyncEngineArgs):
+    """Engine arguments of a process that computes nothing: no quantized kernels are looked for."""
+
+    def create_model_config(self) -> Any:
+        config = super().create_model_config()
+        config.quantization = None
+        return config
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """What serves one model at the ingress."""
+
+    model: ModelSettings
+    client: FleetClient
+    engine: AsyncLLM
+    app: FastAPI
+    max_logprobs: int
+
+
+async def build_front_end(model: ModelSettings, model_path: str, client: FleetClient) -> FrontEnd:
+    """Build the front end; takes seconds (tokenizer, chat template) and starts no engine."""
+    engine_args = frontend_engine_args(model, model_path)
+    args = _namespace(model, engine_args)
+    vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    engine = _async_llm(vllm_config, client)
+    client.bind(
+        vllm_config=vllm_config,
+        output_processor=engine.output_processor,
+        fingerprint=model_fingerprint(vllm_config.model_config),
+        vllm_version=VLLM_VERSION,
+    )
+    tasks = await client.get_supported_tasks_async()
+    app = build_app(args, tasks, engine.model_config)
+    await init_app_state(engine, app.state, args, tasks)
+    # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.
+    app.state.server = SimpleNamespace(should_exit=False)
+    return FrontEnd(model, client, engine, app, max_logprobs=engine.model_config.max_logprobs)
+
+
+def _async_llm(vllm_config: Any, client: FleetClient) -> AsyncLLM:
+    """Build ``AsyncLLM`` with ``client``. Its constructor asks a static factory; only for this call that factory is ours."""
+    original = async_llm.EngineCoreClient
+    async_llm.EngineCoreClient = SimpleNamespace(make_async_mp_client=lambda **_: client)
+    try:
+        return AsyncLLM.from_vllm_config(
+            vllm_config, usage_context=UsageContext.OPENAI_API_SERVER, stat_loggers=[SharedPrometheusStatLogger]
+        )
+    finally:
+        async_llm.EngineCoreClient = original
+
+
+def _namespace(model: ModelSettings, engine_args: dict[str, Any]) -> argparse.Namespace:
+    """Return vLLM's parsed command line as ``vllm serve`` would have it, our settings over its defaults."""
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    ours = {
+        "allowed_origins": [],  # no CORS: a browser app that needs it sits behind its own gateway
+        "disable_fastapi_docs": True,
+        "disable_uvicorn_access_log": True,
+    }
+    for name, value in {**engine_args, **ours, **model.frontend_args}.items():
+        setattr(args, name, value)
+    return args

@@ -1,0 +1,290 @@
+"""`POST /generate`: the route of vLLM's first server, which many clients still speak, beam search included.
+
+Kept from `vllm/entrypoints/api_server.py` of 2023: the fields next to `prompt` are sampling parameters, `text` in the
+answer holds one string per sequence and begins with the prompt, a stream repeats the text so far. Differs: lines end
+with a newline (first it was NUL), errors have OpenAI's body, `best_of` is only the width of a beam search.
+`model` was read by the outer application and is ignored here.
+"""
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from vllm.engine.protocol import EngineClient
+from vllm.exceptions import (
+    GenerationError,
+    GracefulHTTPError,
+    RetryableRequestError,
+    VLLMClientError,
+    VLLMNotFoundError,
+    VLLMServerError,
+    VLLMUnprocessableEntityError,
+)
+from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.utils import random_uuid
+
+from serve_app.errors import BadRequest, NotSupported, ServingError
+from serve_app.ingress.beam import BeamSearch
+from serve_app.ingress.generate_body import GenerateRequest, parse_body
+
+logger = logging.getLogger(__name__)
+
+
+def generate_route(engine_client: EngineClient, *, max_logprobs: int) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of `POST /generate` for one model.
+
+    Args:
+        engine_client: vLLM's front end, an AsyncLLM.
+        max_logprobs: The engine's limit of that name, which bounds the width of a beam search; -1 for its vocabulary.
+    """
+    max_width = (max_logprobs if max_logprobs >= 0 else engine_client.model_config.get_vocab_size()) // 2
+
+    async def generate(request: Request) -> Response:
+        try:
+            body = parse_body(await request.body(), max_width=max_width)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        except Exception as exc:
+            return _json_response(*describe_error(exc))
+        request_id = f"generate-{request.headers.get('x-request-id', '')}-{random_uuid():.8}"
+        return _Answer(_texts(engine_client, body, request_id), stream=body.stream)
+
+    return generate
+
+
+class _Answer(Response):
+    """Sends what a generation yields: each value as a line, or only the last one.
+
+    The status line waits for the first value, so that a refusal has a status of its own. A client that goes away
+    cancels the generation.
+    """
+
+    def __init__(self, results: AsyncGenerator[list[str], None], *, stream: bool) -> None:
+        super().__init__()
+        self._results = results
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Not StreamingResponse: it looks for a disconnect only after the status line, and leaves closing the generator
+        # to the garbage collector.
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                answer = tasks.create_task(self._send_all(scope, receive, send), name="generate")
+                watch = tasks.create_task(_cancel_at_disconnect(receive, answer), name="generate-disconnect")
+                answer.add_done_callback(lambda _: watch.cancel())
+        except* OSError as group:
+            logger.debug("the client went away: %s", group.exceptions)  # ASGI 2.4: what send() raises then
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        texts: list[str] = []
+        try:
+            async with aclosing(self._results) as results:
+                async for texts in results:
+                    if self._stream and not started:
+                        headers = [(b"content-type", b"application/x-ndjson")]
+                        await send({"type": "http.response.start", "status": 200, "headers": headers})
+                        started = True
+                    if self._stream:
+                        await send({"type": "http.response.body", "body": _line({"text": texts}), "more_body": True})
+        except OSError:
+            raise
+        except Exception as exc:
+            answer = describe_error(exc)
+            if not started:
+                await _json_response(*answer)(scope, receive, send)
+                return
+            await send({"type": "http.response.body", "body": _line(answer.body), "more_body": True})
+        if self._stream:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await _json_response(200, {}, {"text": texts})(scope, receive, send)
+
+
+async def _cancel_at_disconnect(receive: Receive, task: asyncio.Task[None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
+async def _texts(engine: EngineClient, body: GenerateRequest, request_id: str) -> AsyncGenerator[list[str], None]:
+    """Yield prompt + text so far of each of the ``n`` sequences."""
+    engine.check_admission(body.width if body.use_beam_search else body.n, request_id)
+    prompt = await _render(engine, body)
+    prefix = prompt["prompt"]
+    generate = _beam_search if body.use_beam_search else _sample
+    async with aclosing(generate(engine, prompt, body, request_id)) as answers:
+        async for texts in answers:
+            yield [prefix + text for text in texts]
+
+
+async def _render(engine: EngineClient, body: GenerateRequest) -> Any:
+    """Return the engine's form of the prompt: its token ids and its text, which for token ids is their decoding."""
+    if isinstance(body.prompt, str):
+        parsed = TextPrompt(prompt=body.prompt)
+    else:
+        engine.renderer.validate_token_ids(body.prompt, parameter="prompt")
+        parsed = TokensPrompt(prompt_token_ids=body.prompt)
+    tokenizing = engine.renderer.default_cmpl_tok_params.with_kwargs(needs_detokenization=True)
+    (prompt,) = await engine.renderer.render_cmpl_async([parsed], tokenizing)
+    if prompt["type"] != "token":
+        raise NotSupported("/generate for an encoder-decoder model", "use one of the /v1 routes")
+    return prompt
+
+
+async def _sample(
+    engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str
+) -> AsyncGenerator[list[str], None]:
+    kind = RequestOutputKind.CUMULATIVE if body.stream else RequestOutputKind.FINAL_ONLY
+    texts = [""] * body.n
+    async with aclosing(
+        _outputs(engine, prompt, SamplingParams(**body.sampling(), output_kind=kind), request_id)
+    ) as outputs:
+        async for output in outputs:
+            for completion in output.outputs:  # with n > 1 only those that have grown
+                texts[completion.index] = completion.text
+            yield texts
+
+
+async def _beam_search(
+    engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str
+) -> AsyncGenerator[list[str], None]:
+    """Yield the ``n`` best beams after each step, or after the last one only."""
+    tokenizer = engine.renderer.get_tokenizer()
+    prompt_ids: list[int] = prompt["prompt_token_ids"]
+    search = BeamSearch(
+        prompt_ids,
+        width=body.width,
+        eos_token_id=tokenizer.eos_token_id,
+        ignore_eos=body.ignore_eos,
+        length_penalty=body.length_penalty,
+        early_stopping=body.early_stopping is True,
+    )
+    # At least one step: the engine itself then refuses a prompt that leaves no room, in its own words.
+    room = max(engine.model_config.max_model_len - len(prompt_ids), 1)
+    num_steps = min(body.max_tokens or room, room)
+    for step in range(num_steps):
+        search.advance(await _step(engine, prompt, search, body, f"{request_id}-{step}"))
+        if body.stream or search.done or step == num_steps - 1:
+            tokens = [list(beam.token_ids[len(prompt_ids) :]) for beam in search.best()[: body.n]]
+            yield [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in tokens]
+        if search.done:
+            return
+
+
+async def _step(
+    engine: EngineClient, prompt: Any, search: BeamSearch, body: GenerateRequest, request_id: str
+) -> list[dict[int, float]]:
+    """Return the candidates of each running beam: one request per beam, all at once, for one token each."""
+    params = SamplingParams(
+        logprobs=2 * body.width,
+        max_tokens=1,
+        # Beams are ranked by log probabilities; sampling would only add an unlikely candidate to each.
+        temperature=body.temperature if "temperature" in body.model_fields_set else 0.0,
+        watermarking=False,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    salt = prompt.get("cache_salt")
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            steps = [
+                tasks.create_task(
+                    _candidates(
+                        engine, tokens_input(list(beam.token_ids), cache_salt=salt), params, f"{request_id}-{index}"
+                    )
+                )
+                for index, beam in enumerate(search.running)
+            ]
+    except ExceptionGroup as group:
+        raise group.exceptions[0]  # noqa: B904 - its own cause tells the status; the others were cancelled
+    return [step.result() for step in steps]
+
+
+async def _candidates(engine: EngineClient, prompt: Any, params: Any, request_id: str) -> dict[int, float]:
+    async with aclosing(_outputs(engine, prompt, params, request_id)) as outputs:
+        output = await anext(outputs)
+        return {token_id: item.logprob for token_id, item in output.outputs[0].logprobs[0].items()}
+
+
+async def _outputs(
+    engine: EngineClient, prompt: Any, params: Any, request_id: str
+) -> AsyncGenerator[RequestOutput, None]:
+    """Yield what the engine puts out; closing this before the end aborts the request."""
+    finished = False
+    try:
+        async with aclosing(engine.generate(prompt, params, request_id)) as outputs:
+            async for output in outputs:
+                finished = output.finished
+                reasons = {completion.finish_reason for completion in output.outputs}
+                if "error" in reasons:
+                    raise GenerationError("the engine failed while it generated")
+                if "abort" in reasons:
+                    raise RetryableRequestError("the server aborted the generation; send the request again")
+                yield output
+    finally:
+        # vLLM aborts what it has returned a queue for; a request cancelled while it is being added would stay behind.
+        if not finished:
+            pass
+
+
+class ErrorAnswer(NamedTuple):
+    """What an HTTP client is told about an error."""
+
+    status: int
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+def describe_error(error: BaseException) -> ErrorAnswer:
+    """Map an error of vLLM's front end or of ours to its answer; one that nobody foresaw is logged and not told."""
+    # AsyncLLM wraps all but vLLM's own client errors; the fleet's errors reach us as causes.
+    cause = error.__cause__
+    wrapped = isinstance(cause, ServingError) or (isinstance(error, VLLMServerError) and isinstance(cause, ValueError))
+    known = cause if wrapped else error
+    match known:
+        case ServingError():
+            param = known.param if isinstance(known, BadRequest) else None
+            retry = known.retry_after_s
+            headers = {} if retry is None else {"Retry-After": str(math.ceil(retry))}
+            return _error(known.http_status, str(known), known.code, param, headers)
+        case GracefulHTTPError():
+            status = HTTPStatus(known.http_status)
+            return _error(status, known.message, status.phrase.lower().replace(" ", "_"))
+        case VLLMNotFoundError():
+            return _error(404, str(known), "not_found")
+        case VLLMUnprocessableEntityError():
+            return _error(422, str(known), "unprocessable_entity", known.parameter)
+        case VLLMClientError() | ValueError():
+            return _error(400, str(known), BadRequest.code, getattr(known, "parameter", None))
+        case GenerationError():
+            return _error(known.status_code, str(known), "generation_failed")
+    logger.error("/generate failed", exc_info=error)
+    return _error(500, "the request failed inside the server, whose log has the cause", "internal_error")
+
+
+def _error(
+    status: int, message: str, code: str, param: str | None = None, headers: dict[str, str] | None = None
+) -> ErrorAnswer:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return ErrorAnswer(int(status), headers or {}, body)
+
+
+def _json_response(status: int, headers: Mapping[str, str], body: Mapping[str, Any]) -> Response:
+    return Response(json.dumps(body), status, headers, media_type="application/json")
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    # ASCII, as in the early server: clients split by str.splitlines, which also splits at U+0085 and U+2028.
+    return json.dumps(value).encode() + b"\n"

@@ -1,0 +1,130 @@
+"""One link to one replica: dial, handshake, bytes to messages. Decides nothing; silence is judged by ``FleetState``."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from serve_app.errors import HandshakeTimeout, ProtocolError
+from serve_app.protocol.connection import IngressConnection, State
+from serve_app.protocol.messages import Message
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaLink(asyncio.Protocol):
+    """The ingress's end. ``on_message`` is called for each message once open, ``on_lost`` once, with the cause."""
+
+    def __init__(
+        self,
+        connection: IngressConnection,
+        *,
+        on_open: Callable[["ReplicaLink"], None],
+        on_message: Callable[["ReplicaLink", Message], None],
+        on_lost: Callable[["ReplicaLink", str], None],
+    ) -> None:
+        self.connection = connection
+        self._on_open = on_open
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._cause = "the connection was closed"
+        self._transport: asyncio.Transport
+
+    @property
+    def replica_id(self) -> str:
+        peer = self.connection.peer
+        assert peer is not None
+        return peer.replica_id
+
+    def is_open(self) -> bool:
+        return self.connection.state is State.OPEN
+
+    async def wait_open(self, timeout_s: float) -> None:
+        """Wait for the handshake.
+
+        Raises:
+            ProtocolError: One side refused the other, or it took too long; the transport is closed.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._opened)
+        except TimeoutError:
+            self.close("handshake_timeout", "no handshake in time")
+            raise HandshakeTimeout(limit_s=timeout_s) from None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's classes
+        self._transport.write(self.connection.initiate())
+
+    def data_received(self, data: bytes) -> None:
+        was_open = self.is_open()
+        try:
+            messages = self.connection.receive_data(data)
+        except ProtocolError as exc:
+            self._fail(exc)
+            return
+        if pending := self.connection.data_to_send():
+            self._transport.write(pending)
+        if not was_open and self.is_open():
+            self._opened.set_result(None)
+            self._on_open(self)
+        for message in messages:
+            self._on_message(self, message)
+
+    def eof_received(self) -> None:
+        try:
+            self.connection.eof_received()
+        except ProtocolError as exc:
+            self._fail(exc)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._cause = str(exc)
+        if not self._opened.done():
+            self._opened.set_exception(ConnectionError(self._cause))
+            self._opened.exception()  # read here: a dial that was cancelled reads it no more
+        elif self._opened.exception() is None:
+            self._on_lost(self, self._cause)
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self, code: str, reason: str) -> None:
+        """Say goodbye and close; ``on_lost`` follows if the link was open."""
+        self._cause = reason
+        if self.connection.state is not State.CLOSED:
+            self._transport.write(self.connection.close(code, reason))
+        self._transport.close()
+
+    def abort(self, cause: str) -> None:
+        """Drop the connection of a peer that does not read any more."""
+        self._cause = cause
+        self._transport.abort()
+
+    def _fail(self, exc: ProtocolError) -> None:
+        self._cause = str(exc)
+        if not self._opened.done():
+            self._opened.set_exception(exc)
+            self._opened.exception()
+        self._transport.write(self.connection.data_to_send())
+        self._transport.close()
+
+
+async def dial(
+    address: tuple[str, int], link: Callable[[], ReplicaLink], *, timeout_s: float, tls: ssl.SSLContext | None
+) -> ReplicaLink:
+    """Connect and finish the handshake within ``timeout_s`` each.
+
+    Raises:
+        OSError: Nobody listens there, or TLS failed.
+        ProtocolError: The handshake was refused, by either side, or too slow.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(timeout_s):
+        # The certificate names the deployment, not an address: pods come and go.
+        _, protocol = await loop.create_connection(link, *address, ssl=tls, server_hostname="" if tls else None)
+    await protocol.wait_open(timeout_s)
+    return protocol

@@ -1,0 +1,87 @@
+"""Prometheus series of an ingress: vLLM's own for every model at once, and the fleet's.
+
+vLLM's logger expects to be alone in its process: each new one unregisters every ``vllm:`` collector. Here the models of one
+ingress share the collectors; vLLM labels every series with ``model_name``.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from vllm.v1.metrics import loggers
+
+from serve_app.core.fleet import FleetState
+
+
+def _shared(cls: type) -> Any:
+    """Return a stand-in for a prometheus class that gives out the collector of that name if there is one already."""
+    made: dict[str, Any] = {}
+
+    def collector(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name not in made:
+            made[name] = cls(name, *args, **kwargs)
+        return made[name]
+
+    return staticmethod(collector)
+
+
+class SharedPrometheusStatLogger(loggers.PrometheusStatLogger):
+    """vLLM's Prometheus logger, once per model, over collectors that all models of the process share."""
+
+    _gauge_cls = _shared(Gauge)
+    _counter_cls = _shared(Counter)
+    _histogram_cls = _shared(Histogram)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        unregister = loggers.unregister_vllm_metrics
+        loggers.unregister_vllm_metrics = lambda: None  # it would take the other models' series away
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            loggers.unregister_vllm_metrics = unregister
+
+
+class FleetCollector(Collector):
+    """Reads the fleets when scraped; costs the request path nothing."""
+
+    def __init__(self, fleets: Iterable[FleetState]) -> None:
+        self._fleets = list(fleets)
+
+    def collect(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily("serve_app_waiting_requests", "Requests without a replica.", labels=["model"])
+        tokens = GaugeMetricFamily(
+            "serve_app_outstanding_tokens", "Tokens that unfinished requests may still cost.", labels=["model"]
+        )
+        outcomes = CounterMetricFamily(
+            "serve_app_requests", "Engine requests by terminal outcome, and resumptions.", labels=["model", "outcome"]
+        )
+        gauges = {
+            name: GaugeMetricFamily(f"serve_app_replica_{name}", text, labels=["model", "replica"])
+            for name, text in _REPLICA_GAUGES.items()
+        }
+        for fleet in self._fleets:
+            model, state = fleet.settings.model, fleet.describe()
+            waiting.add_metric([model], state["waiting"])
+            tokens.add_metric([model], state["outstanding_tokens"])
+            for outcome, count in state["outcomes"].items():
+                outcomes.add_metric([model, outcome], count)
+            for replica_id, load in state["replicas"].items():
+                for name, family in gauges.items():
+                    family.add_metric([model, replica_id], float(load[name]))
+        yield from (waiting, tokens, outcomes, *gauges.values())
+
+
+_REPLICA_GAUGES = {
+    "held": "Unfinished requests of this ingress on the replica.",
+    "outstanding_tokens": "Tokens that they may still cost.",
+    "running": "Requests in the engine's running batch, of all ingresses.",
+    "waiting": "Requests in the engine's waiting queue, of all ingresses.",
+    "kv_usage": "Used share of the KV cache blocks, 0..1.",
+    "draining": "1 while the replica takes nothing new.",
+}
+
+
+def register(fleets: Iterable[FleetState]) -> None:
+    REGISTRY.register(FleetCollector(fleets))

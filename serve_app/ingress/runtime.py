@@ -1,0 +1,65 @@
+"""Everything an ingress replica is made of, without Ray: front ends, fleet clients, the app and its listener."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from serve_app import VERSION
+from serve_app.checkpoints import resolve_model
+from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
+from serve_app.ingress import metrics
+from serve_app.ingress.app import AppLimits, IngressApp
+from serve_app.ingress.fleet_client import FleetClient
+from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
+from serve_app.ingress.listener import Listener
+from serve_app.membership import Lease
+from serve_app.tls import client_context
+
+
+@dataclass
+class IngressRuntime:
+    """One ingress. Build it inside the event loop that will run it."""
+
+    app: IngressApp
+    listener: Listener
+    front_ends: dict[str, FrontEnd]
+    vllm_version: str = VLLM_VERSION
+
+    @classmethod
+    async def build(cls, settings: Settings, *, ingress_id: str) -> Self:
+        """Build the front end of every model; takes seconds each."""
+        fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models}
+        metrics.register(front.client.fleet for front in fronts.values())
+        limits = AppLimits(max_body_bytes=settings.ingress.max_body_bytes)
+        app = IngressApp(fronts, limits, version={"version": VLLM_VERSION, "serve_app": VERSION})
+        return cls(app, Listener(app, settings.ingress), fronts)
+
+    @staticmethod
+    async def _front_end(settings: Settings, model: ModelSettings, ingress_id: str) -> FrontEnd:
+        protocol = settings.protocol
+        tls = client_context(protocol.tls)
+        client = FleetClient(settings, model, ingress_id=ingress_id, token=cluster_token(settings), tls=tls)
+        path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
+        return await build_front_end(model, path, client)
+
+    def start(self) -> list[asyncio.Task[Any]]:
+        """Start the clients' loops; the caller owns the tasks."""
+        return [
+            asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()
+        ]
+
+    def set_members(self, leases: Iterable[Lease]) -> None:
+        members = [lease for lease in leases if lease.role == "replica"]
+        for front in self.front_ends.values():
+            front.client.set_members(members)
+
+    def outstanding_tokens(self) -> dict[str, float]:
+        """Return the autoscaling statistics: one number per model, named ``outstanding_tokens/<model>``."""
+        return {
+            f"outstanding_tokens/{name}": float(front.client.fleet.outstanding_tokens())
+            for name, front in self.front_ends.items()
+        }
+
+    def describe(self) -> dict[str, Any]:
+        return {name: front.client.fleet.describe() for name, front in self.front_ends.items()}

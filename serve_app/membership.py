@@ -1,0 +1,169 @@
+"""Who is in the fleet: leases in a small Ray actor, renewed by replicas and ingresses, long-polled by ingresses.
+
+Nobody on the request path calls the actor. With it dead, links go on and nobody is ejected; it starts again empty (Ray restarts
+it) and every member's next renewal, within ``renew_s``, puts it back. A lease that ends only because nobody could renew it takes
+no link down: ``FleetClient`` drops a replica when its link is lost, never because of this board.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import ray
+
+from serve_app.config import MembershipSettings
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 10.0
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One member. ``load`` is for people (``serve-app status``), nothing is decided by it."""
+
+    replica_id: str
+    role: Literal["replica", "ingress"]
+    model: str
+    host: str
+    port: int
+    epoch: int
+    pid: int
+    vllm_version: str = ""
+    state: Literal["ready", "draining"] = "ready"
+    load: dict[str, Any] = field(default_factory=dict)
+
+
+class LeaseBoard:
+    """The actor's class; plain asyncio, so that tests run it without Ray. Versions count changes of the member set."""
+
+    def __init__(self, expiry_s: float) -> None:
+        self._expiry_s = expiry_s
+        self._leases: dict[str, tuple[Lease, float]] = {}
+        self._version = 1
+        self._changed = asyncio.Event()
+        # A caller's version of an earlier incarnation must never look current.
+        self._incarnation = time.time_ns()
+
+    def renew(self, lease: Lease) -> None:
+        """Add or renew a member; only a new one or another state wakes the pollers."""
+        known = self._leases.get(lease.replica_id)
+        self._leases[lease.replica_id] = (lease, time.monotonic() + self._expiry_s)
+        if known is None or (known[0].state, known[0].port) != (lease.state, lease.port):
+            self._bump()
+
+    def release(self, replica_id: str) -> None:
+        """Take a member off at once, as it stops."""
+        if self._leases.pop(replica_id, None) is not None:
+            self._bump()
+
+    def members(self) -> list[Lease]:
+        """Return the members whose lease has not ended."""
+        self._expire()
+        return [lease for lease, _ in self._leases.values()]
+
+    async def wait(self, seen: tuple[int, int], timeout_s: float) -> tuple[tuple[int, int], list[Lease]]:
+        """Return (version, members) as soon as the version differs from ``seen``, or after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        self._expire()
+        while (self._incarnation, self._version) == seen and (left := deadline - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(min(left, self._expiry_s / 4)):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._expire()
+        return (self._incarnation, self._version), self.members()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        ended = [i for i, (_, until) in self._leases.items() if until < now]
+        for replica_id in ended:
+            del self._leases[replica_id]
+        if ended:
+            self._bump()
+
+    def _bump(self) -> None:
+        self._version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def board_name(application: str) -> str:
+    return f"{application}-leases"
+
+
+def lease_board(application: str, settings: MembershipSettings) -> Any:
+    """Return a handle of the application's board, which is made by whoever comes first."""
+    return (
+        ray.remote(LeaseBoard)
+        .options(
+            name=board_name(application),
+            namespace=application,
+            get_if_exists=True,
+            lifetime="detached",
+            max_restarts=-1,
+            max_task_retries=0,
+            num_cpus=0,
+            max_concurrency=1000,
+        )
+        .remote(settings.expiry_s)
+    )
+
+
+class Membership:
+    """A member's dealings with the board; every failure of the board is waited out."""
+
+    def __init__(self, application: str, settings: MembershipSettings) -> None:
+        self._application = application
+        self._settings = settings
+        self._board: Any = None
+
+    async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        if self._board is None:
+            self._board = await asyncio.to_thread(lease_board, self._application, self._settings)
+        async with asyncio.timeout(timeout_s):
+            return await getattr(self._board, method).remote(*args)
+
+    async def keep(self, lease: Callable[[], Lease]) -> None:
+        """Renew the lease until cancelled. A board that does not answer is logged once and tried again."""
+        failing = False
+        while True:
+            try:
+                await self._call("renew", lease(), timeout_s=self._settings.renew_s)
+                failing = False
+            except (ray.exceptions.RayError, TimeoutError, ValueError) as exc:
+                if not failing:
+                    logger.warning("lease not renewed: %s: %s", type(exc).__name__, exc)
+                failing = True
+                if isinstance(exc, ray.exceptions.RayActorError | ValueError):
+                    self._board = None
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+            await asyncio.sleep(self._settings.renew_s)
+
+    async def release(self, replica_id: str) -> None:
+        """Give the lease up; a dead board forgets it by itself."""
+        try:
+            await self._call("release", replica_id, timeout_s=self._settings.renew_s)
+        except (ray.exceptions.RayError, TimeoutError, ValueError) as exc:
+            logger.info("lease not released: %s", exc)
+
+    async def watch(self, on_members: Callable[[list[Lease]], Awaitable[None] | None]) -> None:
+        """Call ``on_members`` with each new set of members until cancelled; keeps the last one while the board is away."""
+        seen = (0, 0)
+        while True:
+            try:
+                seen, members = await self._call("wait", seen, _POLL_S, timeout_s=_POLL_S + self._settings.expiry_s)
+            except (ray.exceptions.RayError, TimeoutError, ValueError) as exc:
+                logger.info("lease board does not answer: %s: %s", type(exc).__name__, exc)
+                self._board = None
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if (result := on_members(members)) is not None:
+                await result
+
+

@@ -1,0 +1,58 @@
+"""The application-level Ray Serve autoscaling policy: thin over ``core/autoscaling.py``.
+
+Serve's own request counts are blind here, because requests do not go through Serve handles; ingresses report what waits and runs
+through ``record_autoscaling_stats``. Serve builds the class once, in its controller. It must never raise: an exception there
+ends the controller's update of all applications for that tick.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from serve_app.core.autoscaling import desired_replicas
+
+logger = logging.getLogger(__name__)
+
+
+class OutstandingTokensPolicy:
+    """Replicas by outstanding tokens per model, ingresses by open streams.
+
+    Args:
+        deployments: deployment name -> {"stat": name of the statistic, "target": per replica, "min": n, "max": n}.
+        ingress: name of the deployment that reports the statistics.
+    """
+
+    def __init__(self, deployments: Mapping[str, Mapping[str, Any]], ingress: str) -> None:
+        self._deployments = deployments
+        self._ingress = ingress
+
+    def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
+        try:
+            return self._decide(contexts), {}
+        except Exception:
+            logger.exception("autoscaling policy failed; every deployment keeps its target")
+            return {}, {}
+
+    def _decide(self, contexts: Mapping[Any, Any]) -> dict[Any, int]:
+        stats = _latest_sums(next(c for d, c in contexts.items() if d.name == self._ingress))
+        targets = {}
+        for deployment, context in contexts.items():
+            rule = self._deployments.get(deployment.name)
+            if rule is None or (value := stats.get(rule["stat"])) is None:
+                continue  # no word yet: a deployment left out keeps its target
+            targets[deployment] = desired_replicas(
+                value, target_outstanding_tokens=rule["target"], minimum=rule["min"], maximum=rule["max"]
+            )
+            if targets[deployment] != context.target_num_replicas:
+                logger.info("%s: %s = %g -> %d replicas", deployment.name, rule["stat"], value, targets[deployment])
+        return targets
+
+
+def _latest_sums(context: Any) -> dict[str, float]:
+    """Return each statistic's newest value, summed over the deployment's replicas."""
+    sums: dict[str, float] = {}
+    for name, by_replica in (context.raw_metrics or {}).items():
+        newest = [series[-1].value for series in by_replica.values() if series]
+        if newest:
+            sums[name] = sum(newest)
+    return sums

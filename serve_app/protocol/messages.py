@@ -1,0 +1,231 @@
+"""The messages of a link and how they become bytes: MessagePack arrays of the message's number and its fields in order.
+
+Pure. Payloads of the engine (`Add.buffers`, `Outputs.buffers`, `Call.args`, `Result.value`) are vLLM's own encoding and
+opaque here. Limits are checked when a message is decoded; docs/protocol.md lists them all.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, cast
+
+import msgspec
+from msgspec import Meta, Struct
+
+from serve_app.errors import MalformedMessage
+
+PROTOCOL_VERSION = 1
+"""Raised with any change of a message. The number and first field of Hello and Challenge and all of Goodbye stay as
+they are, so that two versions can still tell each other why they part."""
+
+NONCE_BYTES = 32
+MAX_ID_CHARS = 256
+MAX_ATTEMPTS_PER_ABORT = 10_000
+MAX_BUFFERS = 4096
+MAX_ERROR_CHARS = 10_000
+MAX_REASON_CHARS = 1000
+
+# 256: a request id is the client's X-Request-Id (ingress: at most 128) with vLLM's and our suffixes.
+Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
+# 1024: a model may be named by a path or a repository id; ids in the metrics are no longer.
+Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+# 64: "0.32.0+cpu", "bfloat16", "cuda", "generate".
+Label = Annotated[str, Meta(min_length=1, max_length=64)]
+Version = Annotated[str, Meta(min_length=1, max_length=64)]
+# 256: a SHA-512 in hexadecimal and a prefix fit; it is opaque here.
+Fingerprint = Annotated[str, Meta(min_length=1, max_length=256)]
+Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+# The same length: HMAC-SHA256 gives 32 bytes.
+Mac = Nonce
+# 63 bits: fits a C long on both sides and thousands of years of steps.
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+# 4096: vLLM's encoder makes one more buffer per array of 256 bytes or more; logprobs of 1024 sequences make 3 each.
+Buffers = Annotated[list[bytes], Meta(min_length=1, max_length=MAX_BUFFERS)]
+BytesLike = bytes | bytearray | memoryview
+
+
+class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What the engine behind a replica can hold; tokens and blocks as vLLM counts them."""
+
+    max_model_len: Positive
+    block_size: Positive
+    num_kv_blocks: Count
+    kv_cache_tokens: Count
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive
+    tasks: Annotated[tuple[Label, ...], Meta(max_length=64)]
+    dtype: Label
+    device: Label
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=1024)]
+
+
+class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=0):
+    """Ingress to replica, first: who I am and what I expect you to be."""
+
+    protocol: Count
+    vllm_version: Version
+    ingress_id: Id
+    model: Name
+    fingerprint: Fingerprint
+    nonce: Nonce
+
+
+class Challenge(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=1):
+    """Replica to ingress: what I am, with the proof that I have the token; ``slot`` names this link in the engine core.
+
+    ``credit`` is how many unfinished attempts the ingress may have on this link. ``epoch`` counts the replica's starts.
+    """
+
+    protocol: Count
+    vllm_version: Version
+    replica_id: Id
+    epoch: Count
+    model: Name
+    fingerprint: Fingerprint
+    nonce: Nonce
+    proof: Mac
+    slot: Annotated[int, Meta(ge=0, le=65535)]
+    credit: Annotated[int, Meta(ge=1, le=1_000_000)]
+    capabilities: Capabilities
+
+
+class Proof(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=2):
+    """Ingress to replica: I have the token too. The link is open."""
+
+    proof: Mac
+
+
+class Heartbeat(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=3):
+    """Replica to ingress, periodically and at changes.
+
+    ``step`` counts the engine's steps and must advance while it has work. ``credit`` is how many more attempts this
+    ingress may add, as the replica sees it. ``draining``: send nothing new.
+    """
+
+    step: Count
+    running: Count
+    waiting: Count
+    kv_usage: Annotated[float, Meta(ge=0, le=1)]
+    credit: Annotated[int, Meta(ge=0, le=1_000_000)]
+    draining: bool
+
+
+class Ping(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=4):
+    """Ingress to replica, periodically: I am alive; an ingress that falls silent loses its attempts."""
+
+
+class Add(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=5):
+    """Ingress to replica: start this attempt. ``buffers`` is vLLM's encoding of an ``EngineCoreRequest``."""
+
+    attempt_id: Id
+    buffers: Buffers
+
+
+class Abort(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=6):
+    """Ingress to replica: stop these attempts; ids the replica does not know (any more) mean nothing."""
+
+    # 10,000 ids of 256 characters are 2.6 MB: no single frame holds the link for long.
+    attempt_ids: Annotated[list[Id], Meta(min_length=1, max_length=MAX_ATTEMPTS_PER_ABORT)]
+
+
+class Outputs(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=7):
+    """Replica to ingress, one per engine step: vLLM's encoding of an ``EngineCoreOutputs`` for this ingress."""
+
+    buffers: Buffers
+
+
+class Call(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=8):
+    """Ingress to replica: run a utility method of the engine core. ``args`` is vLLM's encoding of the arguments."""
+
+    call_id: Count
+    method: Annotated[str, Meta(min_length=1, max_length=128)]
+    args: bytes
+
+
+class Result(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=9):
+    """Replica to ingress: the end of the call ``call_id``; ``error`` is "" where it succeeded."""
+
+    call_id: Count
+    # 10,000: the message of an exception with a short traceback.
+    error: Annotated[str, Meta(max_length=MAX_ERROR_CHARS)]
+    value: bytes
+
+
+class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=10):
+    """Either side, last: why I close. ``code`` is that of a ProtocolError, or of the sender's own reason to stop."""
+
+    code: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}\Z")]
+    # 1000: one line for a log; it is the peer's text and not to be trusted.
+    reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
+
+
+Message = Hello | Challenge | Proof | Heartbeat | Ping | Add | Abort | Outputs | Call | Result | Goodbye
+
+
+class _Opening(Struct, array_like=True):
+    """The first two fields of Hello and Challenge, the same in every version of the protocol; more may follow."""
+
+    number: Annotated[int, Meta(ge=0, le=1)]
+    protocol: Count
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_opening_decoder = msgspec.msgpack.Decoder(_Opening)
+
+
+def add_message(attempt_id: str, buffers: Sequence[BytesLike]) -> Add:
+    """Return a checked Add; ``buffers`` are not copied.
+
+    Raises:
+        MalformedMessage: The peer would refuse it.
+    """
+    if not 0 < len(attempt_id) <= MAX_ID_CHARS:
+        raise MalformedMessage(f"an attempt id of {len(attempt_id)} characters, limits 1 and {MAX_ID_CHARS}")
+    return Add(attempt_id, _checked_buffers(buffers))
+
+
+def outputs_message(buffers: Sequence[BytesLike]) -> Outputs:
+    """Return a checked Outputs; ``buffers`` are not copied.
+
+    Raises:
+        MalformedMessage: The peer would refuse it.
+    """
+    return Outputs(_checked_buffers(buffers))
+
+
+def _checked_buffers(buffers: Sequence[BytesLike]) -> list[bytes]:
+    if not 0 < len(buffers) <= MAX_BUFFERS:
+        raise MalformedMessage(f"{len(buffers)} buffers, limits 1 and {MAX_BUFFERS}")
+    return cast(list[bytes], list(buffers))  # MessagePack writes all three kinds alike
+
+
+def encode_message(message: Message) -> bytes:
+    """Return the body of the frame that carries ``message``. Limits are not checked here.
+
+    Raises:
+        MalformedMessage: A field has a value that MessagePack cannot carry.
+    """
+    try:
+        return _encoder.encode(message)
+    except (ValueError, OverflowError, TypeError) as exc:  # a lone surrogate, 65 bits, a foreign type
+        raise MalformedMessage(f"{type(message).__name__}: {exc}") from exc
+
+
+def decode_message(body: bytes) -> Message:
+    """Return the message in the body of a frame.
+
+    Raises:
+        MalformedMessage: It is none, or breaks a limit of its fields.
+    """
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise MalformedMessage(str(exc)) from exc
+
+
+def opening_version(body: bytes) -> int | None:
+    """Return the protocol version of a Hello or Challenge of any version, None if it is neither."""
+    try:
+        return _opening_decoder.decode(body).protocol
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,1 @@
+"""One vLLM engine core on one node, its supervisor, and the listener that ingresses link to."""

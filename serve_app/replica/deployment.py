@@ -1,0 +1,139 @@
+"""The Ray Serve deployment of one replica: an engine core process, its listener, its lease, its drain."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray import serve
+
+from serve_app.config import Settings, cluster_token, parse_settings
+from serve_app.logs import use_serve_handlers
+from serve_app.membership import Lease, Membership
+from serve_app.replica import pipe
+from serve_app.replica.process import EngineProcess
+from serve_app.replica.server import ReplicaIdentity, ReplicaServer
+from serve_app.tls import server_context
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_POLL_S = 0.1
+_LAST_WORDS_S = 0.2
+
+
+class Replica:
+    """One engine on one node. Serve starts, places, replaces and stops it; requests come over its own listener."""
+
+    async def __init__(self, settings: Mapping[str, Any], model_name: str) -> None:
+        use_serve_handlers()
+        self.settings: Settings = parse_settings(settings)
+        self.model = next(m for m in self.settings.models if m.name == model_name)
+        self.replica_id = serve.get_replica_context().replica_id.unique_id
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._dead = ""
+        self._server: ReplicaServer | None = None
+        self._engine = EngineProcess(on_message=self._from_engine, on_death=self._engine_died)
+        ready = await self._start_engine()
+        identity = ReplicaIdentity(self.replica_id, epoch=time.time_ns(), model=self.model.name)
+        protocol = self.settings.protocol
+        tls = server_context(protocol.tls)
+        self._server = ReplicaServer(identity, protocol, cluster_token(self.settings), self._engine, ready, tls)
+        self._port = await self._server.listen()
+        self._membership = Membership(self.settings.name, self.settings.membership)
+        self._tasks = [
+            asyncio.create_task(self._server.heartbeats(), name="heartbeats"),
+            asyncio.create_task(self._membership.keep(self._lease), name="lease"),
+        ]
+
+    async def _start_engine(self) -> pipe.EngineReady:
+        from serve_app.checkpoints import resolve_model
+        from serve_app.config import default_cache_dir, inherited_environment
+
+        model_path = await asyncio.to_thread(resolve_model, self.model.model, default_cache_dir())
+        return await self._engine.start(
+            self.model,
+            model_path,
+            environment=inherited_environment(),
+            timeout_s=self.settings.timeouts.engine_start_s,
+        )
+
+    def _from_engine(self, message: pipe.FromEngine) -> None:
+        if self._server is not None:
+            self._server.on_engine_message(message)
+
+    def _engine_died(self, reason: str) -> None:
+        """End this process: Serve sees the death of an actor at once, an unhealthy one only after three checks."""
+        self._dead = reason
+        logger.error("engine core died: %s", reason)
+        self._tasks.append(asyncio.create_task(self._end_process(reason), name="end"))
+
+    async def _end_process(self, reason: str) -> None:
+        if self._server is not None:
+            await self._server.close("engine_dead", reason)
+            await asyncio.sleep(_LAST_WORDS_S)
+        os._exit(1)
+
+    def _lease(self) -> Lease:
+        assert self._server is not None
+        load, protocol = self._server.load, self.settings.protocol
+        host = ray.util.get_node_ip_address() if protocol.host == "0.0.0.0" else protocol.host
+        return Lease(
+            replica_id=self.replica_id,
+            role="replica",
+            model=self.model.name,
+            host=host,
+            port=self._port,
+            epoch=self._server.identity.epoch,
+            pid=os.getpid(),
+            vllm_version=self._server.ready.vllm_version,
+            state="draining" if self._server.draining else "ready",
+            load={
+                "engine_pid": self._engine.pid,
+                "links": sum(1 for _ in self._server.open_links()),
+                "attempts": self._server.num_attempts(),
+                "running": load.running,
+                "waiting": load.waiting,
+                "kv_usage": load.kv_usage,
+                "steps": load.step,
+            },
+        )
+
+    def check_health(self) -> None:
+        """Called by Serve every few seconds; progress is judged by the ingresses' links."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (exc := task.exception()) is not None:
+                raise exc
+        if self._dead:
+            raise RuntimeError(f"engine core died: {self._dead}")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Always numbers: the first wrong type switches Serve's collection off."""
+        if self._server is None:
+            return {"attempts": 0.0, "running": 0.0, "waiting": 0.0}
+        load = self._server.load
+        return {
+            "attempts": float(self._server.num_attempts()),
+            "running": float(load.running),
+            "waiting": float(load.waiting),
+        }
+
+    async def __del__(self) -> None:
+        """The drain: take nothing new, wait for what runs, then stop the engine. Serve bounds it."""
+        if self._server is None:
+            await self._engine.stop()
+            return
+        self._server.start_drain()
+        logger.info("draining %d attempts", self._server.num_attempts())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.timeouts.drain_s):
+                while self._server.num_attempts():
+                    await asyncio.sleep(_DRAIN_POLL_S)
+        for task in self._tasks:
+            task.cancel()
+        await self._membership.release(self.replica_id)
+        await self._server.close("drained", "the replica stopped")
+        await self._engine.stop()

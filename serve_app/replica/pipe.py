@@ -1,0 +1,83 @@
+"""Messages between a replica's supervisor and its engine core process, over one socket pair. Frames as on the wire.
+
+The engine core writes complete wire frames (``StepOutputs.frame``), so that the supervisor passes a step's outputs on without
+looking inside: that is what keeps its cost per token low. Both ends are our own code of one version; nothing is negotiated.
+"""
+
+import msgspec
+
+from serve_app.protocol.frames import encode_frame
+from serve_app.protocol.messages import Capabilities
+
+
+class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
+    """``buffers`` are vLLM's encoding of an ``EngineCoreRequest``; outputs come back for ``slot``."""
+
+    slot: int
+    attempt_id: str
+    buffers: list[bytes]
+
+
+class AbortInEngine(msgspec.Struct, tag=2, array_like=True, frozen=True):
+    attempt_ids: list[str]
+
+
+class CallEngine(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    slot: int
+    call_id: int
+    method: str
+    args: bytes
+
+
+class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
+    """The engine can serve. ``fingerprint`` identifies the model's configuration and tokenizer."""
+
+    vllm_version: str
+    fingerprint: str
+    capabilities: Capabilities
+
+
+class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
+    """What one step gave one ingress; ``frame`` is ready for its link. ``step`` counts the engine's steps since its start."""
+
+    slot: int
+    step: int
+    running: int
+    waiting: int
+    kv_usage: float
+    finished: list[str]
+    frame: bytes
+
+
+class CallResult(msgspec.Struct, tag=12, array_like=True, frozen=True):
+    slot: int
+    call_id: int
+    error: str
+    value: bytes
+
+
+class AttemptRefused(msgspec.Struct, tag=13, array_like=True, frozen=True):
+    """The buffers of an ``AddToEngine`` are not a request: the peer that sent them is broken."""
+
+    slot: int
+    attempt_id: str
+    problem: str
+
+
+class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
+    """The last message of an engine that could not start or cannot go on."""
+
+    reason: str
+
+
+ToEngine = AddToEngine | AbortInEngine | CallEngine
+FromEngine = EngineReady | StepOutputs | CallResult | AttemptRefused | EngineFailed
+
+to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """Return the message as one frame, at most 4 GiB."""
+    return encode_frame(_encoder.encode(message))

@@ -1,0 +1,143 @@
+"""Starts, talks to and ends one engine core process. The supervisor side of ``replica/engine.py``."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from serve_app.config import ModelSettings
+from serve_app.engine_args import engine_environment
+from serve_app.errors import EngineStartFailed
+from serve_app.protocol.frames import FrameDecoder
+from serve_app.replica import pipe
+
+logger = logging.getLogger(__name__)
+
+_MAX_PIPE_FRAME_BYTES = (1 << 32) - 1
+_STOP_GRACE_S = 5.0
+
+
+class _PipeProtocol(asyncio.Protocol):
+    """Bytes from the engine core to messages; end of file to ``on_closed``."""
+
+    def __init__(self, on_message: Callable[[pipe.FromEngine], None], on_closed: Callable[[], None]) -> None:
+        self._frames = FrameDecoder(_MAX_PIPE_FRAME_BYTES)
+        self._on_message = on_message
+        self._on_closed = on_closed
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.receive_data(data):
+            self._on_message(pipe.from_engine_decoder.decode(body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_closed()
+
+
+class EngineProcess:
+    """One engine core process. ``on_message`` gets everything after ``EngineReady``; ``on_death`` is called once, with a reason."""
+
+    def __init__(self, *, on_message: Callable[[pipe.FromEngine], None], on_death: Callable[[str], None]) -> None:
+        self._on_message = on_message
+        self._on_death = on_death
+        self._ready: asyncio.Future[pipe.EngineReady] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._transport: asyncio.Transport | None = None
+        self._failure = ""
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(
+        self, model: ModelSettings, model_path: str, *, environment: Mapping[str, str], timeout_s: float
+    ) -> pipe.EngineReady:
+        """Start the process and wait until its engine can serve.
+
+        Raises:
+            EngineStartFailed: It ended, or was not ready in ``timeout_s``; nothing is left running.
+        """
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "serve_app.replica.engine", str(theirs.fileno())),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env={**environment, **engine_environment(model)},
+                start_new_session=True,
+            )
+        self._transport, _ = await loop.create_unix_connection(
+            lambda: _PipeProtocol(self._message, self._closed), sock=ours
+        )
+        self._hand_over(model, model_path)
+        try:
+            return await asyncio.wait_for(self._ready, timeout_s)
+        except TimeoutError:
+            await self.stop()
+            raise EngineStartFailed(model=model.name, reason=f"not ready after {timeout_s:g} s") from None
+        except EngineStartFailed:
+            await self.stop()
+            raise EngineStartFailed(model=model.name, reason=self._failure) from None
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+
+    def _hand_over(self, model: ModelSettings, model_path: str) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        start = {"model": model.model_dump(mode="json"), "model_path": model_path}
+        self._process.stdin.write(msgspec.json.encode(start))
+        self._process.stdin.close()
+
+    def send(self, message: pipe.ToEngine) -> None:
+        """Queue a message for the engine; without effect once it is dead."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(pipe.encode(message))
+
+    async def stop(self) -> None:
+        """Close the pipe, which ends the process and its workers; SIGKILL to its process group after a grace time."""
+        self._stopping = True
+        if self._transport is not None:
+            self._transport.close()
+        if self._process is None:
+            return
+        try:
+            await asyncio.wait_for(self._process.wait(), _STOP_GRACE_S)
+        except TimeoutError:
+            logger.warning("engine core %d did not end by itself", self._process.pid)
+        self._kill_group()
+        await self._process.wait()
+
+    def _kill_group(self) -> None:
+        """The process leads its own session: what is left of it, workers included, is its group."""
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def _message(self, message: pipe.FromEngine) -> None:
+        if isinstance(message, pipe.EngineFailed):
+            self._failure = message.reason
+        elif isinstance(message, pipe.EngineReady):
+            assert self._ready is not None
+            if not self._ready.done():
+                self._ready.set_result(message)
+        else:
+            self._on_message(message)
+
+    def _closed(self) -> None:
+        self._failure = self._failure or "the engine core process ended without a word (killed, or out of memory?)"
+        assert self._ready is not None
+        if not self._ready.done():
+            self._ready.set_exception(EngineStartFailed(model="", reason=self._failure))
+        elif not self._stopping:
+            self._kill_group()
+            self._on_death(self._failure)

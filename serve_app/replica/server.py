@@ -1,0 +1,281 @@
+"""The replica's listener: links from ingresses in, one engine core behind. Decides nothing but what to refuse.
+
+The supervisor passes bytes: an ``Add`` goes to the engine as it came, a step's outputs come back as a finished frame. It keeps,
+per link, the unfinished attempts (for credit, and to abort them when the link goes).
+"""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from serve_app.config import ProtocolSettings
+from serve_app.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
+from serve_app.protocol.connection import ReplicaConnection, State
+from serve_app.protocol.messages import Abort, Add, Call, Message
+from serve_app.replica import pipe
+from serve_app.replica.engine import CALLABLE_METHODS
+from serve_app.replica.process import EngineProcess
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ReplicaIdentity:
+    """Who this replica is in every handshake. ``epoch`` grows with each start."""
+
+    replica_id: str
+    epoch: int
+    model: str
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """What the engine said last. ``step`` counts its steps, ``kv_usage`` is a share, 0..1."""
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+
+class ReplicaServer:
+    """Accepts links and relays between them and the engine core."""
+
+    def __init__(
+        self,
+        identity: ReplicaIdentity,
+        settings: ProtocolSettings,
+        token: bytes,
+        engine: EngineProcess,
+        ready: pipe.EngineReady,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.identity = identity
+        self.settings = settings
+        self.token = token
+        self.engine = engine
+        self.ready = ready
+        self.load = EngineLoad()
+        self.draining = False
+        self._tls = tls
+        self._links: dict[int, _Link] = {}
+        self._server: asyncio.Server | None = None
+
+    async def listen(self) -> int:
+        """Open the listener on any free port and return the port."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Link(self), self.settings.host, 0, ssl=self._tls)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def open_links(self) -> Iterator["_Link"]:
+        return (link for link in self._links.values() if link.is_open())
+
+    def num_attempts(self) -> int:
+        """Return the unfinished attempts over all links."""
+        return sum(link.num_attempts() for link in self._links.values())
+
+    async def heartbeats(self) -> None:
+        """Send a heartbeat on every link, each interval; ends only by cancellation."""
+        while True:
+            self.send_heartbeats()
+            await asyncio.sleep(self.settings.heartbeat_interval_s)
+
+    def send_heartbeats(self) -> None:
+        for link in list(self.open_links()):
+            link.send_heartbeat()
+
+    def start_drain(self) -> None:
+        """Tell every ingress at once to send nothing new; what runs goes on."""
+        self.draining = True
+        self.send_heartbeats()
+
+    async def close(self, code: str, reason: str) -> None:
+        """Say goodbye on every link and stop listening."""
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._links.values()):
+            link.say_goodbye(code, reason)
+
+    def on_engine_message(self, message: pipe.FromEngine) -> None:
+        """Pass on what the engine core said; messages for links that are gone are dropped."""
+        if isinstance(message, pipe.StepOutputs):
+            load = self.load
+            load.step, load.running = message.step, message.running
+            load.waiting, load.kv_usage = message.waiting, message.kv_usage
+            if link := self._links.get(message.slot):
+                link.pass_on(message)
+        elif isinstance(message, pipe.CallResult):
+            if link := self._links.get(message.slot):
+                link.send_result(message)
+        elif isinstance(message, pipe.AttemptRefused) and (link := self._links.get(message.slot)):
+            link.say_goodbye("malformed_message", f"attempt {message.attempt_id}: {message.problem}")
+
+    def take_slot(self, link: "_Link") -> int:
+        """Return the lowest free slot.
+
+        Raises:
+            SlotsExhausted: There are as many links as allowed.
+        """
+        limit = self.settings.max_ingresses
+        for slot in range(limit):
+            if slot not in self._links:
+                self._links[slot] = link
+                return slot
+        raise SlotsExhausted(limit=limit)
+
+    def leave(self, slot: int, unfinished: set[str]) -> None:
+        """Forget a link; what it left unfinished is aborted, so that its KV blocks are free again."""
+        self._links.pop(slot, None)
+        if unfinished:
+            self.engine.send(pipe.AbortInEngine(sorted(unfinished)))
+
+
+class _Link(asyncio.Protocol):
+    """One accepted connection: bytes to messages to the engine, and back."""
+
+    def __init__(self, server: ReplicaServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport
+        self._connection: ReplicaConnection
+        self._slot = -1
+        self._deadline: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    def is_open(self) -> bool:
+        return self._connection.state is State.OPEN
+
+    def num_attempts(self) -> int:
+        return len(self._connection.attempts)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's classes
+        server, settings = self._server, self._server.settings
+        try:
+            self._slot = server.take_slot(self)
+        except SlotsExhausted as exc:
+            logger.warning("link refused: %s", exc)
+            transport.close()
+            return
+        self._connection = ReplicaConnection(
+            replica_id=server.identity.replica_id,
+            epoch=server.identity.epoch,
+            model=server.identity.model,
+            fingerprint=server.ready.fingerprint,
+            vllm_version=server.ready.vllm_version,
+            token=server.token,
+            nonce=os.urandom(32),
+            slot=self._slot,
+            credit=settings.credit,
+            capabilities=server.ready.capabilities,
+            max_frame_bytes=settings.max_frame_bytes,
+        )
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(settings.handshake_timeout_s, self._handshake_is_late)
+
+    def data_received(self, data: bytes) -> None:
+        if self._slot < 0:
+            return
+        was_open = self.is_open()
+        messages = self._guarded(lambda: self._connection.receive_data(data))
+        for message in messages:
+            self._take(message)
+        if not was_open and self.is_open():
+            assert self._deadline is not None
+            self._deadline.cancel()
+            self.send_heartbeat()
+        if self.is_open():
+            self._heard()
+
+    def eof_received(self) -> None:
+        if self._slot >= 0:
+            self._guarded(lambda: self._connection.eof_received() or [])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._deadline, self._idle):
+            if timer is not None:
+                timer.cancel()
+        if self._slot >= 0:
+            self._server.leave(self._slot, set(self._connection.attempts))
+            self._slot = -1
+
+    def pass_on(self, step: pipe.StepOutputs) -> None:
+        """Write a step's frame; an ingress that does not read is cut off before it holds unbounded memory here."""
+        for attempt_id in step.finished:
+            self._connection.attempt_finished(attempt_id)
+        if not self.is_open():
+            return
+        self._transport.write(step.frame)
+        self._check_buffer()
+
+    def send_heartbeat(self) -> None:
+        load, server = self._server.load, self._server
+        self._transport.write(
+            self._connection.send_heartbeat(
+                step=load.step,
+                running=load.running,
+                waiting=load.waiting,
+                kv_usage=min(1.0, max(0.0, load.kv_usage)),
+                draining=server.draining,
+            )
+        )
+
+    def send_result(self, result: pipe.CallResult) -> None:
+        if self.is_open():
+            self._transport.write(self._connection.send_result(result.call_id, result.error, result.value))
+
+    def say_goodbye(self, code: str, reason: str) -> None:
+        if self._slot >= 0 and self._connection.state is not State.CLOSED:
+            self._transport.write(self._connection.close(code, reason))
+        self._transport.close()
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Add):
+            self._server.engine.send(pipe.AddToEngine(self._slot, message.attempt_id, message.buffers))
+        elif isinstance(message, Abort):
+            self._server.engine.send(pipe.AbortInEngine(message.attempt_ids))
+        elif isinstance(message, Call):
+            self._call(message)
+
+    def _call(self, call: Call) -> None:
+        if call.method in CALLABLE_METHODS:
+            self._server.engine.send(pipe.CallEngine(self._slot, call.call_id, call.method, call.args))
+        else:
+            error = f"{call.method!r} is not callable; callable are {', '.join(sorted(CALLABLE_METHODS))}"
+            self._transport.write(self._connection.send_result(call.call_id, error, b""))
+
+    def _guarded(self, receive: Callable[[], list[Message]]) -> list[Message]:
+        """Run the state machine; an error of the peer closes this link and no other."""
+        try:
+            messages = receive()
+        except ProtocolError as exc:
+            level = logging.WARNING if isinstance(exc, AuthenticationFailed) else logging.INFO
+            logger.log(level, "link %d closed: %s: %s", self._slot, exc.code, exc)
+            self._transport.write(self._connection.data_to_send())
+            self._transport.close()
+            return []
+        if pending := self._connection.data_to_send():
+            self._transport.write(pending)
+        return messages
+
+    def _heard(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        limit_s = self._server.settings.heartbeat_timeout_s
+        self._idle = asyncio.get_running_loop().call_later(limit_s, self._peer_is_silent)
+
+    def _peer_is_silent(self) -> None:
+        self.say_goodbye("silent_peer", f"nothing heard for {self._server.settings.heartbeat_timeout_s:g} s")
+
+    def _handshake_is_late(self) -> None:
+        late = HandshakeTimeout(limit_s=self._server.settings.handshake_timeout_s)
+        self.say_goodbye(late.code, str(late))
+
+    def _check_buffer(self) -> None:
+        limit = self._server.settings.send_buffer_bytes
+        if (size := self._transport.get_write_buffer_size()) > limit:
+            logger.warning("link %d closed: %d bytes unread, limit %d", self._slot, size, limit)
+            self._transport.abort()

@@ -1,0 +1,300 @@
+"""The vLLM executor whose forward pass is a timing model.
+
+Chosen by ``distributed_executor_backend="serve_app.simulated.executor.SimulatedExecutor"``; its settings are a dump of
+`serve_app.config.SimulatedSettings` in ``additional_config["simulated"]``. Scheduler, KV cache manager, preemption and
+everything in front of them are vLLM's own. The only file of this package that knows vLLM and a clock.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.logger import init_logger
+from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
+
+from serve_app.errors import ConfigError
+from serve_app.simulated.profiles import profile_from
+from serve_app.simulated.sequences import SamplingRules, Sequences, slots_of
+from serve_app.simulated.timing import StepClock, step_time_s, step_work
+from serve_app.simulated.tokens import NO_EOS, Ids, SequenceHash, TokenSource, salt_of
+from serve_app.simulated.vocabulary import source_for
+
+logger = init_logger(f"vllm.{__name__}")  # below vLLM's root, so that its level and format apply
+
+# Nothing to do for these: the simulated device has neither caches nor state beyond the KV cache the scheduler counts.
+_NO_OPERATION = frozenset(
+    {"reset_mm_cache", "reset_encoder_cache", "synchronize_device", "update_max_model_len", "execute_dummy_batch"}
+    | {"set_kv_cache_layout", "sleep", "wake_up", "discard"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One batch whose tokens are not yet sampled."""
+
+    request_ids: list[str]
+    slots: NDArray[np.intp]
+    sampling: NDArray[np.bool_]
+    """Which requests get a token; the others are in the middle of their prompt."""
+
+
+class _StepFuture(Future[ModelRunnerOutput | None]):
+    """A result that is ready at a deadline, in seconds of `time.perf_counter`; the engine core waits by `result`."""
+
+    def __init__(self, output: ModelRunnerOutput | None, deadline: float) -> None:
+        super().__init__()
+        self._deadline = deadline
+        self.set_result(output)
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput | None:
+        wait_s = self._deadline - time.perf_counter()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        return super().result(timeout)
+
+
+class SimulatedExecutor(Executor):
+    """One simulated node: the accelerators of a profile behind one engine core."""
+
+    def _init_executor(self) -> None:
+        settings = self._settings()
+        self.profile = profile_from(settings["profile"])
+        self._refuse_what_is_not_simulated()
+        self._time_scale = float(settings.get("time_scale", 1.0))
+        self._startup_delay_s = float(settings.get("startup_delay_s", 0.0))
+        self._hash = SequenceHash(int(settings.get("seed", 0)))
+        self._source: TokenSource = source_for(
+            self.model_config, eos_probability=float(settings.get("eos_probability", 0.0))
+        )
+        self._sequences = Sequences(self.scheduler_config.max_num_seqs)
+        self._clock = StepClock()
+        self._pending: _Step | None = None
+
+    def _settings(self) -> Mapping[str, Any]:
+        additional = self.vllm_config.additional_config
+        settings = additional.get("simulated") if isinstance(additional, Mapping) else None
+        if not isinstance(settings, Mapping) or "profile" not in settings:
+            raise ConfigError("additional_config.simulated", "is missing", "give at least {profile: NAME}")
+        return settings
+
+    def _refuse_what_is_not_simulated(self) -> None:
+        path = "engine_args"
+        if self.model_config.runner_type != "generate":
+            raise ConfigError(f"{path}.runner", f"is {self.model_config.runner_type!r}", "only generation is simulated")
+        if self.parallel_config.world_size != 1:
+            hint = "leave it at 1 and set num_accelerators in the profile"
+            raise ConfigError(f"{path}.tensor_parallel_size", f"world size is {self.parallel_config.world_size}", hint)
+        if self.speculative_config is not None:
+            raise ConfigError(f"{path}.speculative_config", "speculative decoding is not simulated", "remove it")
+        if self.lora_config is not None:
+            raise ConfigError(f"{path}.enable_lora", "LoRA adapters are not simulated", "remove it")
+
+    # Start-up, in the order in which the engine core calls.
+
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        """Return the KV cache of the simulated model, not of the checkpoint: its bytes and tokens are the profile's."""
+        model = self.profile.model
+        spec = FullAttentionSpec(
+            block_size=self.cache_config.block_size,
+            num_kv_heads=model.num_kv_heads,
+            head_size=model.head_size,
+            dtype=torch.bfloat16 if model.bytes_per_kv_element == 2 else torch.uint8,
+        )
+        return [{f"simulated.layers.{layer}": spec for layer in range(model.num_layers)}]
+
+    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
+        return [["LBHNC"]]
+
+    def determine_available_memory(self) -> list[int]:
+        """Return the bytes the profile leaves for the KV cache.
+
+        Raises:
+            ConfigError: One request of max_model_len tokens does not fit.
+        """
+        block_size = self.cache_config.block_size
+        # The engine keeps one block back as the null block.
+        usable = (self.profile.kv_cache_tokens // block_size - 1) * block_size
+        max_model_len = self.model_config.max_model_len
+        automatic = self.model_config.original_max_model_len == -1
+        if self.cache_config.num_gpu_blocks_override is None and max_model_len > usable and not automatic:
+            problem = f"is {max_model_len}, but profile {self.profile.name} has room for {usable} tokens"
+            raise ConfigError("engine_args.max_model_len", problem, f"set it to at most {max(0, usable)}")
+        return [self.profile.kv_cache_bytes]
+
+    def initialize_from_config(self, kv_cache_configs: list[KVCacheConfig]) -> None:
+        logger.info(
+            "simulating %s on %d x %s: room for %d KV cache tokens, time scale %g",
+            self.profile.model.name,
+            self.profile.num_accelerators,
+            self.profile.accelerator.name,
+            self.profile.kv_cache_tokens,
+            self._time_scale,
+        )
+
+    def compile_or_warm_up_model(self) -> None:
+        """Wait as long as loading the weights is said to take."""
+        time.sleep(self._startup_delay_s * self._time_scale)
+
+    # Steps.
+
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
+        """Run one step. Its tokens are known at once; they are handed out when the simulated step has ended.
+
+        The result is None if a grammar constrains a request of the batch: `sample_tokens` gives the tokens then.
+        """
+        now = time.perf_counter()
+        output, step_s = self._step(scheduler_output)
+        deadline = self._clock.deadline(now, step_s * self._time_scale) if step_s else now
+        future = _StepFuture(output, deadline)
+        return future if non_block else future.result()
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None, non_block: bool = False) -> Any:
+        """Sample the tokens of the step that `execute_model` left unsampled, within the grammar's bitmask."""
+        step, self._pending = self._pending, None
+        output = EMPTY_MODEL_RUNNER_OUTPUT if step is None else self._sample(step, grammar_output)
+        return _StepFuture(output, 0.0) if non_block else output
+
+    def _step(self, batch: SchedulerOutput) -> tuple[ModelRunnerOutput | None, float]:
+        """Return the output of a batch, None if it is pending, and the seconds it takes on the accelerator."""
+        for request_id in batch.finished_req_ids:
+            self._sequences.remove(request_id)
+        if not self._sequences.slots:
+            self._clock.idle()
+        for request in batch.scheduled_new_reqs:
+            self._add(request)
+        if not batch.num_scheduled_tokens:
+            return EMPTY_MODEL_RUNNER_OUTPUT, 0.0
+        # Preempted requests come back among the cached ones: their output is still known here, only their KV is gone.
+        cached = batch.scheduled_cached_reqs
+        request_ids = [*cached.req_ids, *(r.req_id for r in batch.scheduled_new_reqs)]
+        contexts = [*cached.num_computed_tokens, *(r.num_computed_tokens for r in batch.scheduled_new_reqs)]
+        new_tokens = [batch.num_scheduled_tokens[i] for i in request_ids]
+        slots = slots_of(self._sequences, request_ids)
+        computed = np.array(contexts, dtype=np.int64) + np.array(new_tokens, dtype=np.int64)
+        step = _Step(request_ids, slots, self._sequences.completed(slots, computed))
+        step_s = step_time_s(self.profile, step_work(contexts, new_tokens))
+        if batch.has_structured_output_requests:
+            self._pending = step
+            return None, step_s
+        return self._sample(step, None), step_s
+
+    def _add(self, request: NewRequestData) -> None:
+        prompt: list[int] = request.prompt_token_ids or [0] * request.prompt_len  # embeddings have no ids: all alike
+        # Set where a preempted request comes as a new one: prompt and output so far.
+        tokens = request.prefill_token_ids or prompt
+        self._sequences.add(
+            request.req_id,
+            state=self._hash.state(tokens),
+            length=len(tokens),
+            num_prompt_tokens=len(prompt),
+            rules=_rules(request.sampling_params),
+        )
+
+    def _sample(self, step: _Step, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        slots = step.slots[step.sampling]
+        tokens = self._sequences.sample(slots, self._source)
+        if grammar is not None:
+            self._constrain(step, tokens, grammar)
+        logprobs = self._logprobs(step, tokens) if self._sequences.with_logprobs else None
+        self._sequences.append(slots, tokens)
+        sampled = [[token] for token in tokens.tolist()]
+        if len(sampled) < len(step.request_ids):
+            ready = iter(sampled)
+            sampled = [next(ready) if samples else [] for samples in step.sampling.tolist()]
+        index = {request_id: i for i, request_id in enumerate(step.request_ids)}
+        return ModelRunnerOutput(step.request_ids, index, sampled_token_ids=sampled, logprobs=logprobs)
+
+    def _constrain(self, step: _Step, tokens: Ids, grammar: GrammarOutput) -> None:
+        """Replace the tokens of requests with a grammar by ones that their rows of the bitmask allow."""
+        positions = {slot: i for i, slot in enumerate(step.slots[step.sampling].tolist())}
+        for request_id, row in zip(grammar.structured_output_request_ids, grammar.grammar_bitmask, strict=False):
+            slot = self._sequences.slots.get(request_id, -1)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+            if slot in positions and allowed.size:
+                rules = self._sequences.rules(slot)
+                state = self._sequences.draw_state(slot)
+                tokens[positions[slot]] = self._source.draw_allowed(state, allowed, set(rules.stop_token_ids))
+
+    def _logprobs(self, step: _Step, tokens: Ids) -> LogprobsLists | None:
+        """Return the batch's log probabilities, None if no request wants any. Column 0 is the sampled token."""
+        wanted = {
+            slot: self._sequences.rules(slot).num_logprobs or 0
+            for slot in self._sequences.with_logprobs.intersection(step.slots.tolist())
+        }
+        if not wanted:
+            return None
+        width = max(self._source.size if count < 0 else count for count in wanted.values())
+        ids = np.zeros((len(step.request_ids), width + 1), dtype=np.int32)
+        values = np.full(ids.shape, -np.inf, dtype=np.float32)
+        drawn = iter(tokens.tolist())
+        for row, (slot, samples) in enumerate(zip(step.slots.tolist(), step.sampling.tolist(), strict=True)):
+            if not samples:
+                continue
+            sampled = next(drawn)
+            if slot in wanted:
+                likely = self._source.candidates(self._sequences.draw_state(slot), sampled, max(1, width))
+                columns = slice(1, 1 + min(width, len(likely.token_ids)))
+                ids[row, 0], values[row, 0] = sampled, likely.logprobs[0]
+                ids[row, columns], values[row, columns] = likely.token_ids[:width], likely.logprobs[:width]
+        return LogprobsLists(ids, values, np.ones(len(step.request_ids), dtype=np.int32))
+
+    # The rest of the interface.
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        single_value: bool = False,
+    ) -> Any:
+        """Answer for the one worker there would be.
+
+        Raises:
+            NotImplementedError: The simulated accelerator has nothing like it.
+        """
+        name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
+        if name == "get_supported_tasks":
+            answer: Any = ("generate",)
+        elif name == "list_loras":
+            answer = set[int]()
+        elif name == "get_model_inspection":
+            answer = f"simulated {self.profile.name}"
+        elif name in _NO_OPERATION:
+            answer = None
+        else:
+            raise NotImplementedError(f"a simulated accelerator has no {name}")
+        if not non_block:
+            return [answer]
+        future: Future[list[Any]] = Future()
+        future.set_result([answer])
+        return future
+
+    def check_health(self) -> None:
+        """Always healthy: a failure shows as the end of the process."""
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def _rules(sampling: Any) -> SamplingRules:
+    """Return what the simulation obeys of vLLM's ``SamplingParams``."""
+    eos = sampling.eos_token_id
+    seeded = sampling.seed is not None and sampling.temperature > 0
+    return SamplingRules(
+        eos_token_id=NO_EOS if eos is None or sampling.ignore_eos else eos,
+        salt=salt_of(sampling.seed) if seeded else 0,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=frozenset(sampling.all_stop_token_ids),
+        allowed_token_ids=tuple(sorted(sampling.allowed_token_ids or ())),
+        num_logprobs=sampling.num_logprobs,
+    )

@@ -1,0 +1,182 @@
+"""Pairs of connections with fixed nonces, so that a recorded side can be played again to a fresh other side."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from serve_app.errors import ProtocolError
+from serve_app.protocol.connection import IngressConnection, ReplicaConnection, State
+from serve_app.protocol.frames import FrameDecoder
+from serve_app.protocol.messages import (
+    Abort,
+    Add,
+    Call,
+    Capabilities,
+    Challenge,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Outputs,
+    Ping,
+    Proof,
+    Result,
+    decode_message,
+)
+
+MAX_FRAME_BYTES = 256 * 1024
+CAPABILITIES = Capabilities(
+    max_model_len=2048,
+    block_size=128,
+    num_kv_blocks=512,
+    kv_cache_tokens=65536,
+    max_num_seqs=256,
+    max_num_batched_tokens=2048,
+    tasks=("generate",),
+    dtype="float32",
+    device="cpu",
+    tensor_parallel_size=1,
+)
+SHARED: dict[str, Any] = {
+    "model": "tiny",
+    "fingerprint": "f" * 64,
+    "vllm_version": "0.32.0",
+    "token": b"correct horse battery staple",
+    "max_frame_bytes": MAX_FRAME_BYTES,
+}
+
+
+def make_ingress(**changes: Any) -> IngressConnection:
+    return IngressConnection(**{**SHARED, "ingress_id": "ingress-1", "nonce": b"i" * 32, **changes})
+
+
+def make_replica(**changes: Any) -> ReplicaConnection:
+    own = {
+        "replica_id": "replica-1",
+        "epoch": 3,
+        "nonce": b"r" * 32,
+        "slot": 2,
+        "credit": 8,
+        "capabilities": CAPABILITIES,
+    }
+    return ReplicaConnection(**{**SHARED, **own, **changes})
+
+
+def open_pair(**replica_changes: Any) -> tuple[IngressConnection, ReplicaConnection]:
+    ingress, replica = make_ingress(), make_replica(**replica_changes)
+    assert replica.receive_data(ingress.initiate()) == []
+    assert ingress.receive_data(replica.data_to_send()) == []
+    assert replica.receive_data(ingress.data_to_send()) == []
+    assert (ingress.state, replica.state) == (State.OPEN, State.OPEN)
+    return ingress, replica
+
+
+def frames_in(wire: bytes) -> list[Message]:
+    return [decode_message(body) for body in FrameDecoder(MAX_FRAME_BYTES).receive_data(wire)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that one side made of a stream of bytes."""
+
+    messages: list[Message]
+    error: str
+    sent: bytes
+    state: State
+
+
+def play(connection: IngressConnection | ReplicaConnection, chunks: Iterable[bytes], *, eof: bool = False) -> Outcome:
+    """Feed ``chunks``; any exception but a ProtocolError goes through and fails the test."""
+    messages: list[Message] = []
+    error, sent = "", b""
+    try:
+        for chunk in chunks:
+            messages += connection.receive_data(chunk)
+            sent += connection.data_to_send()
+        if eof:
+            connection.eof_received()
+    except ProtocolError as exc:
+        error = repr(exc)
+        messages += connection.undelivered
+    return Outcome(messages, error, sent + connection.data_to_send(), connection.state)
+
+
+def cut_at(wire: bytes, positions: Iterable[int]) -> Iterator[bytes]:
+    start = 0
+    for end in [*sorted(position % (len(wire) + 1) for position in positions), len(wire)]:
+        yield wire[start:end]
+        start = end
+
+
+def assert_refused(connection: IngressConnection | ReplicaConnection, error: ProtocolError) -> None:
+    """The link is closed, the peer is told why, once, and nothing comes out any more."""
+    assert connection.state is State.CLOSED
+    assert frames_in(connection.data_to_send()) == [Goodbye(error.code, str(error)[:1000])]
+    assert_silent(connection)
+
+
+def assert_silent(connection: IngressConnection | ReplicaConnection) -> None:
+    ingress, replica = open_pair()
+    for wire in (replica.send_outputs([b"x"]), ingress.ping(), b"\xff" * 9):
+        assert connection.receive_data(wire) == []
+    connection.eof_received()
+    assert connection.close("shutdown", "") == connection.data_to_send() == b""
+    assert connection.state is State.CLOSED
+
+
+ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=256)
+counts = st.integers(0, 2**63 - 1)
+nonces = st.binary(min_size=32, max_size=32)
+labels = st.text(st.characters(codec="utf-8"), min_size=1, max_size=64)
+buffers = st.lists(st.binary(max_size=64), min_size=1, max_size=4)
+capabilities = st.builds(
+    Capabilities,
+    max_model_len=st.integers(1, 2**40),
+    block_size=st.integers(1, 2**40),
+    num_kv_blocks=counts,
+    kv_cache_tokens=counts,
+    max_num_seqs=st.integers(1, 2**40),
+    max_num_batched_tokens=st.integers(1, 2**40),
+    tasks=st.lists(labels, max_size=4).map(tuple),
+    dtype=labels,
+    device=labels,
+    tensor_parallel_size=st.integers(1, 1024),
+)
+opening = {"protocol": counts, "vllm_version": labels, "model": ids, "fingerprint": ids, "nonce": nonces}
+messages_to_replica = st.one_of(
+    st.builds(Add, attempt_id=ids, buffers=buffers),
+    st.builds(Abort, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
+    st.builds(Ping),
+    st.builds(Call, call_id=counts, method=labels, args=st.binary(max_size=64)),
+)
+messages_to_ingress = st.one_of(
+    st.builds(
+        Heartbeat,
+        step=counts,
+        running=counts,
+        waiting=counts,
+        kv_usage=st.floats(0, 1),
+        credit=st.integers(0, 1_000_000),
+        draining=st.booleans(),
+    ),
+    st.builds(Outputs, buffers=buffers),
+    st.builds(Result, call_id=counts, error=st.just("") | ids, value=st.binary(max_size=64)),
+)
+messages_of_the_handshake = st.one_of(
+    st.builds(Hello, ingress_id=ids, **opening),
+    st.builds(
+        Challenge,
+        replica_id=ids,
+        epoch=counts,
+        proof=nonces,
+        slot=st.integers(0, 65535),
+        credit=st.integers(1, 1_000_000),
+        capabilities=capabilities,
+        **opening,
+    ),
+    st.builds(Proof, proof=nonces),
+)
+goodbyes = st.builds(Goodbye, code=st.from_regex(r"[a-z][a-z0-9_]{0,63}", fullmatch=True), reason=ids)
+messages = st.one_of(messages_to_replica, messages_to_ingress, messages_of_the_handshake, goodbyes)

@@ -1,0 +1,178 @@
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.errors import MalformedMessage
+from serve_app.protocol.messages import (
+    Abort,
+    Add,
+    Call,
+    Challenge,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Outputs,
+    Proof,
+    Result,
+    add_message,
+    decode_message,
+    encode_message,
+    opening_version,
+    outputs_message,
+)
+from tests.protocol import helpers
+from tests.protocol.helpers import CAPABILITIES
+
+HELLO = Hello(1, "0.32.0", "ingress-1", "tiny", "ff", b"i" * 32)
+CHALLENGE = Challenge(1, "0.32.0", "replica-1", 3, "tiny", "ff", b"r" * 32, b"p" * 32, 2, 8, CAPABILITIES)
+HEARTBEAT = Heartbeat(1, 2, 3, 0.5, 8, False)
+
+
+@given(message=helpers.messages)
+def test_every_message_survives_its_encoding(message: Message) -> None:
+    assert decode_message(encode_message(message)) == message
+
+
+@given(message=helpers.messages, extra=st.integers())
+def test_a_missing_or_additional_field_is_refused(message: Message, extra: int) -> None:
+    fields = msgspec.msgpack.decode(encode_message(message))
+    for wrong in (fields[:-1], [*fields, extra % 2**63]):
+        with pytest.raises(MalformedMessage):
+            decode_message(msgspec.msgpack.encode(wrong))
+
+
+@given(body=st.binary(max_size=200) | st.binary(max_size=40).map(lambda tail: b"\x93" + tail))
+def test_any_bytes_are_a_message_or_malformed(body: bytes) -> None:
+    try:
+        decode_message(body)
+    except MalformedMessage as exc:
+        assert exc.problem  # noqa: PT017 - any outcome but these two fails
+    opening_version(body)
+
+
+@given(message=helpers.messages, data=st.data())
+def test_a_flipped_bit_gives_a_message_or_malformed(message: Message, data: st.DataObject) -> None:
+    body = bytearray(encode_message(message))
+    position = data.draw(st.integers(0, 8 * len(body) - 1))
+    body[position // 8] ^= 1 << position % 8
+    try:
+        decode_message(bytes(body))
+    except MalformedMessage as exc:
+        assert exc.problem  # noqa: PT017
+
+
+def replaced(message: Message, **changes: Any) -> Message:
+    return msgspec.structs.replace(message, **changes)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        replaced(HELLO, nonce=b"i" * 31),
+        replaced(HELLO, nonce=b"i" * 33),
+        replaced(HELLO, ingress_id="x" * 257),
+        replaced(HELLO, ingress_id=""),
+        replaced(HELLO, model="x" * 1025),
+        replaced(HELLO, fingerprint="x" * 257),
+        replaced(HELLO, vllm_version="x" * 65),
+        replaced(HELLO, protocol=-1),
+        replaced(CHALLENGE, proof=b""),
+        replaced(CHALLENGE, slot=65536),
+        replaced(CHALLENGE, credit=0),
+        replaced(CHALLENGE, credit=1_000_001),
+        replaced(CHALLENGE, epoch=1 << 63),
+        replaced(CHALLENGE, capabilities=msgspec.structs.replace(CAPABILITIES, block_size=0)),
+        replaced(CHALLENGE, capabilities=msgspec.structs.replace(CAPABILITIES, tasks=("generate",) * 65)),
+        replaced(CHALLENGE, capabilities=msgspec.structs.replace(CAPABILITIES, tensor_parallel_size=1025)),
+        Proof(b"p" * 31),
+        replaced(HEARTBEAT, kv_usage=1.5),
+        replaced(HEARTBEAT, kv_usage=-0.1),
+        replaced(HEARTBEAT, kv_usage=float("nan")),
+        replaced(HEARTBEAT, step=-1),
+        replaced(HEARTBEAT, draining=1),
+        Add("", [b""]),
+        Add("x" * 257, [b""]),
+        Add("a", []),
+        Add("a", [b""] * 4097),
+        Add("a", ["text"]),  # type: ignore[list-item]
+        Abort([]),
+        Abort(["a"] * 10_001),
+        Abort(["x" * 257]),
+        Outputs([]),
+        Outputs([b""] * 4097),
+        Call(-1, "m", b""),
+        Call(1, "", b""),
+        Call(1, "m" * 129, b""),
+        Result(1, "e" * 10_001, b""),
+        Goodbye("", ""),
+        Goodbye("Shutdown", ""),
+        Goodbye("shut down", ""),
+        Goodbye("shutdown\n", ""),
+        Goodbye("s" * 65, ""),
+        Goodbye("shutdown", "r" * 1001),
+    ],
+    ids=lambda message: repr(message)[:60],
+)
+def test_a_message_over_a_limit_is_refused(message: Message) -> None:
+    with pytest.raises(MalformedMessage):
+        decode_message(encode_message(message))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",  # nothing
+        "c1",  # the one byte MessagePack does not use
+        "920a",  # ends early
+        "910400",  # a Ping and a byte
+        "910b",  # no such message
+        "91cb3ff0000000000000",  # number 1.0
+        "9304a161",
+        "8004",  # a map
+        "9207ddffffffff",  # 4 G buffers claimed: refused before memory is taken for them
+        "920791c6ffffffff",  # a buffer of 4 GB claimed
+        "9305a2fffe91c400",  # an id that is not UTF-8
+        "91" * 5000,  # nested deeper than the stack
+        "9207" + "91" * 5000,
+        "92" + "91" * 5000,
+    ],
+)
+def test_malformed_bytes_are_refused(body: str) -> None:
+    with pytest.raises(MalformedMessage):
+        decode_message(bytes.fromhex(body))
+    assert opening_version(bytes.fromhex(body)) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Add("\ud800", [b""]), Call(1 << 70, "m", b""), Outputs([object()])],  # type: ignore[list-item]
+)
+def test_what_messagepack_cannot_carry_is_our_own_fault(message: Message) -> None:
+    with pytest.raises(MalformedMessage):
+        encode_message(message)
+
+
+def test_all_kinds_of_buffers_are_written_alike() -> None:
+    expected = encode_message(Outputs([b"ab", b"cd", b"ef"]))
+    assert encode_message(outputs_message([b"ab", bytearray(b"cd"), memoryview(b"ef")])) == expected
+
+
+def test_messages_are_checked_when_made_for_sending() -> None:
+    assert add_message("a", [b"x"]) == Add("a", [b"x"])
+    for attempt_id, buffers in (("", [b""]), ("x" * 257, [b""]), ("a", []), ("a", [b""] * 4097)):
+        with pytest.raises(MalformedMessage):
+            add_message(attempt_id, buffers)
+    for buffers in ([], [b""] * 4097):
+        with pytest.raises(MalformedMessage):
+            outputs_message(buffers)
+
+
+def test_the_version_of_another_protocols_hello_can_be_read() -> None:
+    assert opening_version(encode_message(HELLO)) == 1
+    assert opening_version(msgspec.msgpack.encode([0, 7, {"new": "layout"}, 5])) == 7
+    assert opening_version(msgspec.msgpack.encode([1, 8])) == 8
+    assert opening_version(encode_message(Goodbye("shutdown", ""))) is None

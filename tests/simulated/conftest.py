@@ -1,0 +1,48 @@
+"""A tiny checkpoint and real vLLM engines on it whose forward pass is simulated, all in the test's own process."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.checkpoints import make_tiny_llama
+
+FAST = {"profile": "h100-llama-8b"}
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("checkpoints") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def make_engine(tiny_llama: Path) -> Iterator[Callable[..., Any]]:
+    """Return a function that starts vLLM's `LLM`; by default it simulates an H100 a million times too fast."""
+    environment = pytest.MonkeyPatch()
+    for name, value in {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }.items():
+        environment.setenv(name, value)
+    from vllm import LLM  # here, because importing it takes seconds and the pure tests need none of it
+
+    def make(simulated: Mapping[str, Any] = FAST, **engine_args: Any) -> Any:
+        return LLM(
+            model=str(tiny_llama),
+            distributed_executor_backend="serve_app.simulated.executor.SimulatedExecutor",
+            additional_config={"simulated": {"time_scale": 1e-6, **simulated}},
+            **{
+                "max_model_len": 512,
+                "block_size": 16,
+                "enforce_eager": True,
+                "disable_log_stats": False,
+                **engine_args,
+            },
+        )
+
+    yield make
+    environment.undo()

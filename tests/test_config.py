@@ -1,0 +1,399 @@
+"""The configuration file: what is refused, in which words, and that nothing else escapes."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from serve_app import config, config_checks
+from serve_app.config import Settings, cluster_token, load_settings, parse_settings, settings_json_schema
+from serve_app.errors import ConfigError
+
+EXAMPLES = sorted(Path(__file__, "../../examples").resolve().glob("*.yaml"))
+LLAMA: dict[str, Any] = {"name": "llama", "model": "meta-llama/Llama-3.1-8B-Instruct"}
+
+
+def refusal(**sections: Any) -> str:
+    """What is said to a file with one good model and ``sections``, which may replace it."""
+    with pytest.raises(ConfigError) as refused:
+        parse_settings({"models": [LLAMA], **sections})
+    return str(refused.value)
+
+
+def model_refusal(**keys: Any) -> str:
+    """As `refusal` for keys of the one model, without the leading path."""
+    return refusal(models=[LLAMA | keys]).removeprefix("models[0].")
+
+
+def test_one_model_is_a_complete_file() -> None:
+    settings = parse_settings({"models": [LLAMA]})
+    assert (settings.name, settings.ingress.port, settings.models[0].replicas.max) == ("serve-app", 8010, 1)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_each_example_is_valid_and_survives_a_round_trip_as_json(path: Path) -> None:
+    settings = load_settings(path)
+    assert parse_settings(json.loads(settings.model_dump_json())) == settings
+
+
+def test_settings_are_values() -> None:
+    settings = parse_settings({"models": [LLAMA]})
+    with pytest.raises(ValueError, match="frozen"):
+        settings.ingress.port = 9000  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"ingres": {}}, "ingres: unknown key; did you mean ingress?"),
+        ({"ingress": {"prot": 8011}}, "ingress.prot: unknown key; did you mean port?"),
+        ({"timeouts": {"drain": 5}}, "timeouts.drain: unknown key; did you mean drain_s?"),
+        (
+            {"ingress": {"replicas": {"target_stream": 5}}},
+            "ingress.replicas.target_stream: unknown key; did you mean target_streams?",
+        ),
+        ({"membership": {"q": 1}}, "membership.q: unknown key; known here: expiry_s, renew_s"),
+        ({8010: {}}, "8010: the key 8010 is not a string; put it in quotes"),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(sections: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        parse_settings({"models": [LLAMA], **sections})
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "way_out"),
+    [
+        ("timeouts", "drain_s", "10m", "the unit is seconds, as the name says: write 600"),
+        ("timeouts", "drain_s", "1.5 h", "the unit is seconds, as the name says: write 5400"),
+        ("membership", "renew_s", "250ms", "the unit is seconds, as the name says: write 0.25"),
+        ("timeouts", "drain_s", "600", "the unit is seconds, as the name says: write 600"),
+        ("timeouts", "drain_s", "a while", "the unit is seconds, as the name says"),
+        ("timeouts", "drain_s", "10 MB", "the unit is seconds, as the name says"),
+        ("protocol", "max_frame_bytes", "64 MiB", "the unit is bytes, as the name says: write 67108864"),
+        ("protocol", "max_frame_bytes", "64M", "the unit is bytes, as the name says: write 64000000"),
+        ("ingress", "port", "8011", "a plain number without unit is wanted: write 8011"),
+    ],
+)
+def test_a_number_with_a_unit_is_refused_with_the_number_to_write(
+    section: str, key: str, value: str, way_out: str
+) -> None:
+    said = refusal(**{section: {key: value}})
+    assert said.startswith(f"{section}.{key}: is {value!r}, but should be a valid ")
+    assert said.endswith(f"; {way_out}")
+
+
+def test_a_size_in_gib_is_converted_too() -> None:
+    assert model_refusal(kv_cache_gib="512 MiB").endswith("the unit is GiB, as the name says: write 0.5")
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"models": []}, "models: is [], but should have at least 1 item after validation, not 0"),
+        ({"models": [{"name": "a"}]}, "models[0].model: is missing; add `model:`"),
+        ({"ingress": None}, "ingress: has no value; give it one, or remove the key to get the default"),
+        ({"ingress": "here"}, "ingress: is 'here', but should be a mapping"),
+        ({"ingress": {"port": 80}}, "ingress.port: is 80, but should be greater than or equal to 1024"),
+        ({"ingress": {"port": True}}, "ingress.port: is True, but should be a valid integer"),
+        ({"timeouts": {"drain_s": float("inf")}}, "timeouts.drain_s: is inf, but should be a finite number"),
+        ({"name": 5}, 'name: is 5, but should be a valid string; write "5" in quotes'),
+        (
+            {"ingress": {"port": 8080}},
+            "ingress.port: is 8080, the port of KubeRay's metrics exporter; choose another, for example 8010",
+        ),
+        (
+            {"models": [LLAMA, LLAMA]},
+            "models[1].name: is 'llama', and so is models[0].name; give each model its own name",
+        ),
+    ],
+)
+def test_a_wrong_value_is_shown_with_what_is_wanted(sections: Any, said: str) -> None:
+    assert refusal(**sections) == said
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"ingress": {"replicas": {"min": 3, "max": 2}}},
+            "ingress.replicas.max: min is 3 and max is 2; set max to 3 or more",
+        ),
+        (
+            {"protocol": {"heartbeat_interval_s": 2.0, "heartbeat_timeout_s": 4.0}},
+            "protocol.heartbeat_timeout_s: is 4.0 and heartbeat_interval_s is 2.0: one late heartbeat would cut the "
+            "link; set it above 4.0",
+        ),
+        (
+            {"protocol": {"send_buffer_bytes": 1 << 20}},
+            "protocol.send_buffer_bytes: is 1048576 and max_frame_bytes is 67108864; set it to 67108864 or more",
+        ),
+        (
+            {"protocol": {"host": "0.0.0.0"}},
+            "protocol.host: is '0.0.0.0' and cluster_token_file is not set: anyone who reaches the port could send "
+            "work; set cluster_token_file, or host: 127.0.0.1",
+        ),
+        (
+            {"membership": {"renew_s": 3, "expiry_s": 6}},
+            "membership.expiry_s: is 6.0 and renew_s is 3.0: one late renewal would end the lease; set it above 6.0",
+        ),
+    ],
+)
+def test_a_contradiction_prints_both_values_and_the_way_out(sections: Any, said: str) -> None:
+    assert refusal(**sections) == said
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"replicas": {"min": 1, "max": 2, "initial": 3}},
+            "replicas.initial: initial is 3, min is 1 and max is 2; set initial from 1 to 2, or remove it",
+        ),
+        ({"device": "cuda"}, "gpus_per_replica: is 0 and device is cuda; set gpus_per_replica to 1 or more"),
+        (
+            {"gpus_per_replica": 2},
+            "gpus_per_replica: is 2 and device is cpu; set device: cuda, or gpus_per_replica: 0",
+        ),
+        (
+            {"device": "cuda", "gpus_per_replica": 2, "engine_args": {"tensor-parallel-size": 4}},
+            "engine_args.tensor_parallel_size: is 4 and gpus_per_replica is 2; remove it: gpus_per_replica sets both",
+        ),
+        (
+            {"device": "cuda", "gpus_per_replica": 1, "kv_cache_gib": 4.0},
+            "kv_cache_gib: is 4.0 and device is cuda; remove it; use engine_args.gpu_memory_utilization",
+        ),
+        (
+            {"engine_args": {"kv_cache_memory_bytes": 5}},
+            "engine_args.kv_cache_memory_bytes: is 5 and kv_cache_gib is 1.0; remove it: on cpu kv_cache_gib sets "
+            "the cache",
+        ),
+        (
+            {"device": "cuda", "simulated": {"profile": "a10g-llama-8b"}},
+            "device: is cuda and simulated.profile is 'a10g-llama-8b'; set device: cpu to simulate, or remove "
+            "simulated to compute",
+        ),
+        (
+            {"kv_cache_gib": 2.0, "simulated": {"profile": "a10g-llama-8b"}},
+            "kv_cache_gib: is 2.0 and simulated.profile is 'a10g-llama-8b'; remove it: the profile's memory sets the "
+            "cache",
+        ),
+        (
+            {"simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"distributed_executor_backend": "mp"}},
+            "engine_args.distributed_executor_backend: is 'mp' and simulated.profile is 'a10g-llama-8b'; remove it: "
+            "simulated sets the executor",
+        ),
+        (
+            {"frontend_args": {"enable_auto_tool_choice": True}},
+            "frontend_args.enable_auto_tool_choice: is True and tool_call_parser is None; set tool_call_parser, for "
+            "example to hermes, or remove enable_auto_tool_choice",
+        ),
+        ({"resources": {"GPU": 1}}, "resources.GPU: is 1.0, but is not a custom resource; set gpus_per_replica"),
+        ({"resources": {"slot": 0}}, "resources.slot: is 0.0, but should be greater than 0"),
+        (
+            {"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}},
+            "env.VLLM_CPU_KVCACHE_SPACE: is '4', but serve-app sets this variable itself; set kv_cache_gib beside env",
+        ),
+        (
+            {"model": "./llama"},
+            "model: is 'llama', a relative path; write it from /: replicas have other working directories",
+        ),
+        (
+            {"simulated": {"profile": 8}},
+            "simulated.profile: is 8, neither a name nor a mapping; name a profile, for example a10g-llama-8b",
+        ),
+    ],
+)
+def test_a_model_that_contradicts_itself_is_refused(keys: Any, said: str) -> None:
+    assert model_refusal(**keys) == said
+
+
+def test_the_profile_of_a_simulated_model_is_checked_with_its_path() -> None:
+    said = model_refusal(simulated={"profile": "a10g-llama-9b"})
+    assert said.startswith("simulated.profile: unknown name 'a10g-llama-9b'; known are ")
+    assert model_refusal(simulated={"profile": {"weight": 3}}).startswith("simulated.profile.weight: unknown field; ")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"engine_args": {"max_modl_len": 5}},
+            "engine_args.max_modl_len: unknown argument; did you mean max_model_len?",
+        ),
+        (
+            {"engine_args": {"--no-enable-prefix-caching": True}},
+            "engine_args.no_enable_prefix_caching: unknown argument; write enable_prefix_caching: false",
+        ),
+        (
+            {"engine_args": {"chat-template": "x"}},
+            "engine_args.chat_template: is an argument of vLLM's front end; put it under frontend_args",
+        ),
+        (
+            {"frontend_args": {"reasoning_parser": "qwen3"}},
+            "frontend_args.reasoning_parser: is an argument of vLLM's engine; put it under engine_args",
+        ),
+        ({"frontend_args": {"port": 9000}}, "frontend_args.port: has no effect here; set ingress.port"),
+        (
+            {"engine_args": {"model": "x"}},
+            "engine_args.model: is 'x', but serve-app sets this argument itself; set `model` beside engine_args",
+        ),
+        (
+            {"engine_args": {"data_parallel_size": 2}},
+            "engine_args.data_parallel_size: is 2, but serve-app sets this argument itself; each engine is a replica "
+            "of the fleet; raise replicas.min and replicas.max",
+        ),
+        (
+            {"engine_args": {"max_model_len": 1, "max-model-len": 2}},
+            "engine_args.max-model-len: is given twice: 1 and 2; keep one max_model_len",
+        ),
+        (
+            {"max_model_len": 2048},
+            "max_model_len: unknown key; it is an argument of vLLM's engine: put it under engine_args",
+        ),
+        (
+            {"chat_template": "x"},
+            "chat_template: unknown key; it is an argument of vLLM's front end: put it under frontend_args",
+        ),
+    ],
+)
+def test_vllm_arguments_are_checked_by_name(keys: Any, said: str) -> None:
+    assert model_refusal(**keys) == said
+
+
+def test_a_refused_api_key_is_not_printed() -> None:
+    assert "hush" not in model_refusal(frontend_args={"api_key": ["hush"]})
+
+
+def test_dashes_become_underscores() -> None:
+    settings = parse_settings({"models": [LLAMA | {"engine_args": {"max-model-len": 2048, "--dtype": "float32"}}]})
+    assert settings.models[0].engine_args == {"max_model_len": 2048, "dtype": "float32"}
+
+
+def test_the_argument_names_read_from_source_are_those_vllm_reports() -> None:
+    import dataclasses
+
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    engine = {field.name for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
+    frontend = {field.name for field in dataclasses.fields(FrontendArgs)}
+    assert config_checks.engine_arg_names() == engine
+    assert config_checks.frontend_arg_names() | config_checks.listener_arg_names() == frontend
+    assert set(config_checks.RESERVED_ENGINE_ARGS) <= engine
+
+
+@given(
+    values=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=2)
+            | st.dictionaries(st.sampled_from(["name", "models", "ingress", "port", "simulated", "env", "x"]), inner)
+        ),
+        max_leaves=8,
+    )
+)
+def test_whatever_the_file_holds_only_a_config_error_comes_out(values: Any) -> None:
+    with suppress(ConfigError):
+        parse_settings({"models": [values if isinstance(values, dict) else LLAMA | {"env": values}], "ingress": values})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "{file} is empty; start with `models:`; examples/cpu.yaml is complete"),
+        ("- a", "{file} holds a list, not a mapping; start with `models:`; examples/cpu.yaml is complete"),
+        ("models: [", "line 1, column 10: not valid YAML: expected the node content, but found '<stream end>'"),
+        (
+            "models:\n\t- a",
+            "line 2, column 1: not valid YAML: found character '\\t' that cannot start any token; indent with spaces",
+        ),
+        ("ingress:\n  port: 1\n  port: 2", "ingress.port: is given twice, in lines 2 and 3; keep one of them"),
+        ("models: [{name: a, name: b}]", "models[0].name: is given twice, in lines 1 and 1; keep one of them"),
+        ("models: *m", "line 1, column 9: not valid YAML: found undefined alias 'm'"),
+        ("models: !!python/name:os.system", None),
+        ("a: 1\n---\nb: 2", None),
+        ("\x00", "not valid YAML: unacceptable character #x0000: special characters are not allowed"),
+        ("name: 2025-02-30", "not valid YAML: day is out of range for month"),
+    ],
+)
+def test_what_is_not_one_yaml_mapping_is_refused(tmp_path: Path, text: str, said: str | None) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_settings(file)
+    if said is not None:
+        assert str(refused.value) == said.format(file=file)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"/absent cannot be read: No such file or directory$"):
+        load_settings(tmp_path / "absent")
+    (tmp_path / "latin1").write_bytes(b"name: caf\xe9")
+    with pytest.raises(ConfigError, match=r"/latin1 cannot be read: not UTF-8 at byte 9$"):
+        load_settings(tmp_path / "latin1")
+
+
+def settings_with_token(file: Path | None) -> Settings:
+    protocol = {} if file is None else {"cluster_token_file": str(file)}
+    return parse_settings({"models": [LLAMA], "protocol": protocol})
+
+
+def test_the_cluster_token_is_the_file_without_its_newline(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"0123456789abcdef\n")
+    assert cluster_token(settings_with_token(file)) == b"0123456789abcdef"
+    assert cluster_token(settings_with_token(None)) == b""
+
+
+def test_a_short_or_absent_token_is_refused_without_being_printed(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(ConfigError, match=r"^protocol\.cluster_token_file: .*/token cannot be read: No such file"):
+        cluster_token(settings_with_token(file))
+    file.write_bytes(b"0123456789abcde\n")
+    with pytest.raises(ConfigError, match="holds 15 bytes, at least 16 are needed") as refused:
+        cluster_token(settings_with_token(file))
+    assert "abcde" not in str(refused.value)
+
+
+def test_loopback_is_what_only_this_machine_reaches() -> None:
+    hosts = ["127.0.0.1", "127.8.8.8", "::1", "localhost", "0.0.0.0", "::", "10.0.0.1", "example.org", ""]
+    assert [host for host in hosts if config_checks.is_loopback(host)] == ["127.0.0.1", "127.8.8.8", "::1", "localhost"]
+
+
+def test_the_cache_directory_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_CACHE", "/models")
+    assert config.default_cache_dir() == Path("/models")
+    monkeypatch.delenv("SERVE_APP_CACHE")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert config.default_cache_dir() == Path("/home/someone/.cache/serve-app")
+
+
+def sections(kind: type[BaseModel] = config.Section) -> Iterator[type[BaseModel]]:
+    for section in kind.__subclasses__():
+        yield section
+        yield from sections(section)
+
+
+def test_every_section_and_every_key_is_documented() -> None:
+    public = [section for section in sections() if not section.__name__.startswith("_")]
+    assert len(public) == 10
+    assert [section for section in public if not section.__doc__] == []
+    assert [
+        (section, key) for section in public for key, field in section.model_fields.items() if not field.description
+    ] == []
+
+
+def test_the_json_schema_is_closed_and_described() -> None:
+    schema = settings_json_schema()
+    for section in (schema, *schema["$defs"].values()):
+        if section.get("type") == "object":
+            assert section["additionalProperties"] is False
+            assert all("description" in key for key in section["properties"].values())
