@@ -165,5 +165,3 @@ class Membership:
                 continue
             if (result := on_members(members)) is not None:
                 await result
-
-

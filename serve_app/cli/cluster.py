@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -27,6 +28,7 @@ class RunState:
     name: str
     pid: int
     ray_address: str
+    ray_token: str
     url: str
 
     @staticmethod
@@ -37,6 +39,7 @@ class RunState:
         path = self.path(self.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
+        partial.touch(mode=0o600)  # it holds the cluster's token
         partial.write_text(json.dumps(asdict(self)))
         partial.replace(path)
 
@@ -73,13 +76,14 @@ def find_run(name: str) -> RunState:
 
 @contextlib.contextmanager
 def local_cluster(settings: Settings) -> Iterator[str]:
-    """Start a Ray cluster for this configuration, yield its address, and leave nothing of it behind."""
-    import ray
-
+    """Start a Ray cluster on loopback for this configuration, yield its address, and leave nothing of it behind."""
     temp_dir = tempfile.mkdtemp(prefix="serve-app-")
     # Workers inherit the driver's environment; replicas get the same by runtime_env on a cluster we did not start.
     os.environ.update({k: os.environ.get(k, v) for k, v in PROCESS_ENVIRONMENT.items()})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _use_token(secrets.token_hex(32))
+    import ray
+
     try:
         context = ray.init(
             address="local",
@@ -89,6 +93,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
             logging_level="warning",
             namespace=settings.name,
             _temp_dir=temp_dir,
+            _node_ip_address="127.0.0.1",
             object_store_memory=100 << 20,
         )
         yield str(context.address_info["address"])
@@ -98,6 +103,16 @@ def local_cluster(settings: Settings) -> Iterator[str]:
             ray.shutdown()
         end_processes(mine)
         shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def _use_token(token: str) -> None:
+    """Ray's own authentication, which it reads when it is imported; its default is one token per user, in a file."""
+    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
+
+
+def ray_token() -> str:
+    """Return the token that this process speaks to Ray with; empty when it has none of its own."""
+    return os.environ.get("RAY_AUTH_TOKEN", "")
 
 
 def _num_cpus(settings: Settings) -> int:
@@ -116,12 +131,14 @@ def end_processes(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(alive, timeout=_END_GRACE_S)
 
 
-def connect(address: str, namespace: str) -> None:
+def connect(address: str, namespace: str, token: str = "") -> None:
     """Connect this process to a running cluster.
 
     Raises:
         ClusterFailed: Nothing answers there.
     """
+    if token:
+        _use_token(token)
     import ray
 
     try:

@@ -25,11 +25,11 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show ingresses, replicas, models, load and versions."""
-    url = ""
+    url = token = ""
     if not address:
         state = find_run(name)
-        address, url = state.ray_address, state.url
-    connect(address, name)
+        address, url, token = state.ray_address, state.url, state.ray_token
+    connect(address, name, token)
     report = collect(name, url)
     if as_json:
         typer.echo(json.dumps(report, indent=2))

@@ -13,7 +13,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from serve_app.cli.cluster import RunState, connect, local_cluster
+from serve_app.cli.cluster import RunState, connect, local_cluster, ray_token
 from serve_app.config import Settings, load_settings
 from serve_app.errors import ClusterFailed
 
@@ -28,9 +28,9 @@ def up(
     """Start what FILE describes, print the URL, and serve until Ctrl-C."""
     settings = load_settings(file)
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: _interrupted(stop))
     with _cluster(settings, address) as ray_address:
+        for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which sets its own
+            signal.signal(number, lambda *_: _interrupted(stop))
         with running(settings, ray_address, stop):
             if not stop.is_set():
                 _say_ready(settings)
@@ -71,7 +71,7 @@ def running(settings: Settings, ray_address: str, stop: threading.Event) -> Iter
             hint=f"serve-app down {settings.name}, or another name in the file",
         )
     url = f"http://{settings.ingress.host}:{settings.ingress.port}"
-    RunState(settings.name, os.getpid(), ray_address, url).save()
+    RunState(settings.name, os.getpid(), ray_address, ray_token(), url).save()
     try:
         deploy(settings)
         _wait_ready(settings, url, stop)

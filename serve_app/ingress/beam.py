@@ -70,7 +70,7 @@ class BeamSearch:
         for beam, by_token in zip(self.running, logprobs, strict=True):
             for token_id, logprob in by_token.items():
                 cum_logprob = beam.cum_logprob + logprob
-                if token_id == self._eos_token_id and False:
+                if token_id == self._eos_token_id and not self._ignore_eos:
                     self._finished.append(Beam(beam.token_ids, cum_logprob))
                 else:
                     candidates.append((beam, token_id, cum_logprob))

@@ -404,4 +404,3 @@ class FleetClient(EngineCoreClient):
         for link in list(self._links.values()):
             with contextlib.suppress(RuntimeError):
                 link.close("ingress_stopped", "the ingress stopped")
-

@@ -235,7 +235,7 @@ async def _outputs(
     finally:
         # vLLM aborts what it has returned a queue for; a request cancelled while it is being added would stay behind.
         if not finished:
-            pass
+            await engine.abort(request_id)
 
 
 class ErrorAnswer(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from vllm.logger import init_logger
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
@@ -71,12 +72,14 @@ class SimulatedExecutor(Executor):
         self._time_scale = float(settings.get("time_scale", 1.0))
         self._startup_delay_s = float(settings.get("startup_delay_s", 0.0))
         self._hash = SequenceHash(int(settings.get("seed", 0)))
-        self._source: TokenSource = source_for(
-            self.model_config, eos_probability=float(settings.get("eos_probability", 0.0))
-        )
+        self._source = self._token_source(float(settings.get("eos_probability", 0.0)))
         self._sequences = Sequences(self.scheduler_config.max_num_seqs)
         self._clock = StepClock()
         self._pending: _Step | None = None
+
+    def _token_source(self, eos_probability: float) -> TokenSource:
+        tokenizer = None if self.model_config.skip_tokenizer_init else cached_tokenizer_from_config(self.model_config)
+        return source_for(tokenizer, self.model_config.get_vocab_size(), eos_probability=eos_probability)
 
     def _settings(self) -> Mapping[str, Any]:
         additional = self.vllm_config.additional_config

@@ -177,6 +177,7 @@ PROFILES = {
 }
 
 _SHARES = {"bandwidth_efficiency", "compute_efficiency", "parallel_efficiency", "memory_utilization"}
+_NUMBER = "give a number; with an exponent YAML needs a dot and a sign, as in 3.0e+11"
 _MAY_BE_ZERO = {"lookup_parameters", "workspace_bytes", "step_overhead_s"}
 
 
@@ -228,7 +229,7 @@ def _build(kind: type[Any], values: object, path: str) -> Any:
 def _check(name: str, value: object, kind: object, path: str) -> None:
     if kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-            raise ConfigError(path, f"is {value!r}", "give a whole number" if kind is int else "give a number")
+            raise ConfigError(path, f"is {value!r}", "give a whole number" if kind is int else _NUMBER)
         if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
             raise ConfigError(path, f"is {value!r}", "must not be negative" if value else "must be above 0")
         if not value < float("inf") or (name in _SHARES and value > 1):

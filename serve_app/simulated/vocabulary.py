@@ -7,21 +7,18 @@ padding; tokens that are part of a character would show as U+FFFD and hold back 
 from typing import Any
 
 import numpy as np
-from vllm.tokenizers import cached_tokenizer_from_config
 
 from serve_app.simulated.tokens import Ids, TokenSource
 
 _CLOSING = frozenset('"]},:')
 
 
-def source_for(model_config: Any, *, eos_probability: float) -> TokenSource:
-    """Return the token source for the tokenizer of ``model_config``. Costs about 1 s per 100,000 tokens, once."""
-    size = model_config.get_vocab_size()
-    if model_config.skip_tokenizer_init:
-        return TokenSource(np.arange(size, dtype=np.int64), _ids([]), eos_probability=eos_probability)
-    tokenizer = cached_tokenizer_from_config(model_config)
+def source_for(tokenizer: Any, vocab_size: int, *, eos_probability: float) -> TokenSource:
+    """Return the token source for a Hugging Face tokenizer, or None. Decodes every token once: 0.3 s per 100,000 tokens."""
+    if tokenizer is None:
+        return TokenSource(np.arange(vocab_size, dtype=np.int64), _ids([]), eos_probability=eos_probability)
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
-    candidates = [i for i in range(min(size, len(tokenizer))) if i not in special]
+    candidates = [i for i in range(min(vocab_size, len(tokenizer))) if i not in special]
     texts = [tokenizer.decode([i]) for i in candidates]
     plain = [i for i, text in zip(candidates, texts, strict=True) if text and "\ufffd" not in text]
     closing = [i for i, text in zip(candidates, texts, strict=True) if text and _CLOSING.issuperset(text)]

@@ -1,8 +1,11 @@
 """Named and free-form profiles: sizes worked out from datasheets and config.json files."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import MIB, MODELS, PROFILES, Profile, profile_from
@@ -94,6 +97,14 @@ def test_a_free_form_profile_combines_names_and_fields() -> None:
     )
 
 
+def test_the_documented_free_form_profile_works() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulated.md").read_text()
+    (example,) = (block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "two-l4" in block)
+    profile = profile_from(yaml.safe_load(example)["simulated"]["profile"])
+    # (24,152,899,584 x 0.92 - 536,870,912) x 2 - 16,060,522,496 = 27,307,070,914 bytes / 131,072
+    assert (profile.name, profile.kv_cache_tokens) == ("two-l4-llama-8b", 208_336)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -104,6 +115,10 @@ def test_a_free_form_profile_combines_names_and_fields() -> None:
         ({"accelerator": "t4", "model": {"num_layers": 2}}, "simulated.profile.model: missing 4 required keyword-only"),
         ({"model": "opt-13b"}, "simulated.profile: missing 1 required keyword-only argument: 'accelerator'"),
         ({"accelerator": "t4", "model": "gemma-2b", "num_accelerators": 1.5}, "num_accelerators: is 1.5; give a whole"),
+        (
+            {"accelerator": "t4", "model": "gemma-2b", "step_overhead_s": "1e-3"},
+            "is '1e-3'; give a number; with an exp",
+        ),
         ({"accelerator": "t4", "model": "gemma-2b", "num_accelerators": True}, "num_accelerators: is True"),
         (
             {"accelerator": "t4", "model": "gemma-2b", "memory_utilization": 1.1},
