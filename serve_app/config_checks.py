@@ -24,9 +24,7 @@ from serve_app.simulated.profiles import PATH, profile_from
 _ONE_NODE = "an engine lives inside one node; use gpus_per_replica for tensor parallelism"
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
 _RAY_PLACES = "Ray assigns the GPUs; set gpus_per_replica"
-_LOGGING = (
-    "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes a restarted controller replace every replica"
-)
+_LOGGING = "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes a restarted controller replace every replica"
 RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "model": "set `model` beside engine_args",
     "served_model_name": "set `name` beside engine_args",
@@ -98,9 +96,7 @@ def engine_arg_names() -> frozenset[str]:
 def frontend_arg_names() -> frozenset[str]:
     """Field names of vLLM's BaseFrontendArgs and the few of its listener's that change answers; empty without vLLM."""
     listener = _fields_in_source("entrypoints/launchers/cli_args.py", "FrontendArgs")
-    return _fields_in_source("entrypoints/launchers/cli_args.py", "BaseFrontendArgs") | (
-        listener & _LISTENER_ARGS_THAT_COUNT
-    )
+    return _fields_in_source("entrypoints/launchers/cli_args.py", "BaseFrontendArgs") | (listener & _LISTENER_ARGS_THAT_COUNT)
 
 
 @lru_cache(maxsize=1)
@@ -188,9 +184,7 @@ def checked_profile(profile: Any) -> Any:
 
 def checked_absolute(path: Path) -> Path:
     if not path.is_absolute():
-        raise wrong(
-            "", f"is {str(path)!r}, a relative path", "write it from /: replicas have other working directories"
-        )
+        raise wrong("", f"is {str(path)!r}, a relative path", "write it from /: replicas have other working directories")
     return path
 
 

@@ -165,9 +165,7 @@ def _require_room(model: EmbeddedModel, cache_dir: Path) -> None:
     free = shutil.disk_usage(cache_dir).free
     if free < needed:
         way_out = "free some, or choose a directory on another disk with --cache-dir"
-        raise CheckpointError(
-            f"{cache_dir} has {free >> 20} MiB free, {model.name} needs {needed >> 20} MiB: {way_out}"
-        )
+        raise CheckpointError(f"{cache_dir} has {free >> 20} MiB free, {model.name} needs {needed >> 20} MiB: {way_out}")
 
 
 def _download(model: EmbeddedModel, scratch: Path, *, show: bool) -> Path:
@@ -228,9 +226,7 @@ def _only_one(lock: Path, report: Report | None) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > give_up_at:
-                    raise CheckpointError(
-                        f"another process holds {lock} for {LOCK_LIMIT_S:.0f} s: end it, try again"
-                    ) from None
+                    raise CheckpointError(f"another process holds {lock} for {LOCK_LIMIT_S:.0f} s: end it, try again") from None
             if report:
                 report("wait", 0, 1)
             time.sleep(LOCK_POLL_S)

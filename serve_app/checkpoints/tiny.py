@@ -20,9 +20,7 @@ NUM_HEADS = 4  # of 64, a size that every attention backend of vLLM has
 NUM_KV_HEADS = 2
 MAX_TOKENS = 2048
 OPT_POSITION_OFFSET = 2  # OPT's position table has two rows in front that are never used
-SHARPNESS = (
-    2.0  # of q and k: attention to a few tokens, or greedy answers soon repeat one token (at 1.0: 1 of 6 prompts)
-)
+SHARPNESS = 2.0  # of q and k: attention to a few tokens, or greedy answers soon repeat one token (at 1.0: 1 of 6 prompts)
 OPT_EMBEDDING_DEVIATION = 0.05  # small, as its output layer is its embedding, which would repeat the last token
 LOGIT_DEVIATION = 4.0  # about what trained models have: the best token stands out of 1024, sampling still varies
 
@@ -156,9 +154,7 @@ def _opt_weights(random: _Random, vocab_size: int, num_layers: int) -> Weights:
     decoder, deviation = "model.decoder", OPT_EMBEDDING_DEVIATION
     weights = {
         f"{decoder}.embed_tokens.weight": random.matrix(vocab_size, HIDDEN, deviation=deviation),
-        f"{decoder}.embed_positions.weight": random.matrix(
-            MAX_TOKENS + OPT_POSITION_OFFSET, HIDDEN, deviation=deviation
-        ),
+        f"{decoder}.embed_positions.weight": random.matrix(MAX_TOKENS + OPT_POSITION_OFFSET, HIDDEN, deviation=deviation),
     }
     for layer in (f"{decoder}.layers.{index}" for index in range(num_layers)):
         weights |= _norm(f"{layer}.self_attn_layer_norm") | _norm(f"{layer}.final_layer_norm")
@@ -166,9 +162,7 @@ def _opt_weights(random: _Random, vocab_size: int, num_layers: int) -> Weights:
             weights |= random.linear(f"{layer}.self_attn.{part}", HIDDEN, HIDDEN)
         for part in ("q_proj", "k_proj"):
             weights[f"{layer}.self_attn.{part}.weight"] *= np.float32(SHARPNESS)
-        weights |= random.linear(f"{layer}.fc1", INTERMEDIATE, HIDDEN) | random.linear(
-            f"{layer}.fc2", HIDDEN, INTERMEDIATE
-        )
+        weights |= random.linear(f"{layer}.fc1", INTERMEDIATE, HIDDEN) | random.linear(f"{layer}.fc2", HIDDEN, INTERMEDIATE)
     weights |= _norm(f"{decoder}.final_layer_norm")
     weights[f"{decoder}.final_layer_norm.weight"] *= np.float32(LOGIT_DEVIATION / (deviation * HIDDEN**0.5))
     return weights

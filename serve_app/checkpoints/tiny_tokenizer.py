@@ -157,9 +157,7 @@ def _trained(vocab_size: int, *, wrap: bool):  # type: ignore[no-untyped-def]  #
     )
     tokenizer.train_from_iterator(CORPUS.splitlines(keepends=True), trainer)
     if (possible := tokenizer.get_vocab_size()) != vocab_size:
-        raise CheckpointError(
-            f"vocab_size {vocab_size}: the nearest that the built-in training text gives is {possible}"
-        )
+        raise CheckpointError(f"vocab_size {vocab_size}: the nearest that the built-in training text gives is {possible}")
     if wrap:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A {EOS}", pair=f"{BOS} $A {EOS} $B {EOS}", special_tokens=[(BOS, BOS_ID), (EOS, EOS_ID)]

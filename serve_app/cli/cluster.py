@@ -142,9 +142,7 @@ def connect(address: str, namespace: str, token: str = "") -> None:
     import ray
 
     try:
-        ray.init(
-            address=address, namespace=namespace, log_to_driver=False, logging_level="error", configure_logging=False
-        )
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="error", configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as exc:
         raise ClusterFailed(problem=f"no Ray cluster answers at {address}: {exc}", hint="") from exc
 

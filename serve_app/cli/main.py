@@ -41,3 +41,7 @@ def main() -> None:
     except ServingError as exc:
         typer.secho(f"error: {exc}", fg="red", err=True)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -30,9 +30,7 @@ def default_cache_dir() -> Path:
 
 
 @app.command()
-def fetch(
-    name: Annotated[str, typer.Argument(help="Which embedded model.")] = DEFAULT_MODEL, cache_dir: CacheDir = None
-) -> None:
+def fetch(name: Annotated[str, typer.Argument(help="Which embedded model.")] = DEFAULT_MODEL, cache_dir: CacheDir = None) -> None:
     """Download an embedded model, convert it, and print the path of its checkpoint.
 
     Does nothing if it is there already.

@@ -73,13 +73,4 @@ class Ticked:
     """Time passed: the only cause of anything that depends on waiting."""
 
 
-Event = (
-    RequestArrived
-    | RequestsAborted
-    | LinkOpened
-    | HeartbeatArrived
-    | LinkLost
-    | AttemptUnsendable
-    | OutputsArrived
-    | Ticked
-)
+Event = RequestArrived | RequestsAborted | LinkOpened | HeartbeatArrived | LinkLost | AttemptUnsendable | OutputsArrived | Ticked

@@ -263,9 +263,7 @@ class FleetState:
                 self.waiting.remove(request_id)
                 del self.requests[request_id]
                 self.outcomes["rejected"] += 1
-                error = NoReplica(
-                    model=self.settings.model, waited_s=waited_s, retry_after_s=self.settings.retry_after_s
-                )
+                error = NoReplica(model=self.settings.model, waited_s=waited_s, retry_after_s=self.settings.retry_after_s)
                 instructions.append(FailRequest(request_id, error))
         return instructions
 
@@ -291,9 +289,7 @@ class FleetState:
         replica.outstanding_tokens += request.outstanding_tokens
         self._attempts[request.attempt_id] = request
         prefix = tuple(request.emitted_ids) if continues else ()
-        return StartAttempt(
-            request.request_id, request.attempt_id, replica.replica_id, prefix, emitted=len(request.emitted_ids)
-        )
+        return StartAttempt(request.request_id, request.attempt_id, replica.replica_id, prefix, emitted=len(request.emitted_ids))
 
     def _finish(self, request: RequestState) -> None:
         self._release(request)

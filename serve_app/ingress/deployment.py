@@ -23,7 +23,7 @@ _DRAIN_POLL_S = 0.1
 class Ingress:
     """The HTTP side of the fleet. Serve starts, places, scales and stops it; HTTP comes over its own listener."""
 
-    async def __init__(self, settings: Mapping[str, Any], *_replicas: Any) -> None:
+    async def __init__(self, settings: Mapping[str, Any], *_replicas: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
         self.replica_id = serve.get_replica_context().replica_id.unique_id

@@ -10,6 +10,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -145,7 +146,10 @@ class FleetClient(EngineCoreClient):
             if replica_id not in self._links and replica_id not in self._dialing:
                 task = asyncio.create_task(self._dial(replica_id), name=f"dial {replica_id}")
                 self._dialing[replica_id] = task
-                task.add_done_callback(lambda _, i=replica_id: self._dialing.pop(i, None))
+                task.add_done_callback(partial(self._dialed, replica_id))
+
+    def _dialed(self, replica_id: str, _task: "asyncio.Task[None]") -> None:
+        del self._dialing[replica_id]
 
     async def _dial(self, replica_id: str) -> None:
         """Try until it works or the lease is gone; the reason of each failure is logged once in a row."""
@@ -389,9 +393,7 @@ class FleetClient(EngineCoreClient):
     async def reset_encoder_cache_async(self) -> None:
         await self.call_all("reset_encoder_cache")
 
-    async def reset_prefix_cache_async(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
+    async def reset_prefix_cache_async(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         return all(await self.call_all("reset_prefix_cache", reset_running_requests, reset_connector))
 
     async def is_sleeping_async(self) -> bool:

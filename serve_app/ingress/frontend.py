@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI
+from vllm import version
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -14,13 +15,15 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.version import __version__ as VLLM_VERSION
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import frontend_engine_args
 from serve_app.fingerprint import model_fingerprint
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
+
+
+VLLM_VERSION: str = version.__version__
 
 
 class _FrontendEngineArgs(AsyncEngineArgs):

@@ -142,14 +142,10 @@ async def _render(engine: EngineClient, body: GenerateRequest) -> Any:
     return prompt
 
 
-async def _sample(
-    engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str
-) -> AsyncGenerator[list[str], None]:
+async def _sample(engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str) -> AsyncGenerator[list[str], None]:
     kind = RequestOutputKind.CUMULATIVE if body.stream else RequestOutputKind.FINAL_ONLY
     texts = [""] * body.n
-    async with aclosing(
-        _outputs(engine, prompt, SamplingParams(**body.sampling(), output_kind=kind), request_id)
-    ) as outputs:
+    async with aclosing(_outputs(engine, prompt, SamplingParams(**body.sampling(), output_kind=kind), request_id)) as outputs:
         async for output in outputs:
             for completion in output.outputs:  # with n > 1 only those that have grown
                 texts[completion.index] = completion.text
@@ -200,9 +196,7 @@ async def _step(
         async with asyncio.TaskGroup() as tasks:
             steps = [
                 tasks.create_task(
-                    _candidates(
-                        engine, tokens_input(list(beam.token_ids), cache_salt=salt), params, f"{request_id}-{index}"
-                    )
+                    _candidates(engine, tokens_input(list(beam.token_ids), cache_salt=salt), params, f"{request_id}-{index}")
                 )
                 for index, beam in enumerate(search.running)
             ]
@@ -217,9 +211,7 @@ async def _candidates(engine: EngineClient, prompt: Any, params: Any, request_id
         return {token_id: item.logprob for token_id, item in output.outputs[0].logprobs[0].items()}
 
 
-async def _outputs(
-    engine: EngineClient, prompt: Any, params: Any, request_id: str
-) -> AsyncGenerator[RequestOutput, None]:
+async def _outputs(engine: EngineClient, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[RequestOutput, None]:
     """Yield what the engine puts out; closing this before the end aborts the request."""
     finished = False
     try:
@@ -273,9 +265,7 @@ def describe_error(error: BaseException) -> ErrorAnswer:
     return _error(500, "the request failed inside the server, whose log has the cause", "internal_error")
 
 
-def _error(
-    status: int, message: str, code: str, param: str | None = None, headers: dict[str, str] | None = None
-) -> ErrorAnswer:
+def _error(status: int, message: str, code: str, param: str | None = None, headers: dict[str, str] | None = None) -> ErrorAnswer:
     kind = "invalid_request_error" if status < 500 else "server_error"
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return ErrorAnswer(int(status), headers or {}, body)

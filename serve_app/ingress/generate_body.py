@@ -60,9 +60,7 @@ class GenerateRequest(BaseModel):
 
 _HINTS = get_type_hints(SamplingParams, include_extras=True)
 _MORE_FIELDS: dict[str, Any] = {
-    name: (_HINTS[name], default)
-    for name, default in _SAMPLING_DEFAULTS.items()
-    if name not in GenerateRequest.model_fields
+    name: (_HINTS[name], default) for name, default in _SAMPLING_DEFAULTS.items() if name not in GenerateRequest.model_fields
 }
 _Body = create_model("_Body", __base__=GenerateRequest, **_MORE_FIELDS)
 

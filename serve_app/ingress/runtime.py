@@ -45,9 +45,7 @@ class IngressRuntime:
 
     def start(self) -> list[asyncio.Task[Any]]:
         """Start the clients' loops; the caller owns the tasks."""
-        return [
-            asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()
-        ]
+        return [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
 
     def set_members(self, leases: Iterable[Lease]) -> None:
         members = [lease for lease in leases if lease.role == "replica"]

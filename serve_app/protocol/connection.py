@@ -125,9 +125,7 @@ class _Connection:
         if self.state is State.CLOSED or (self.state is State.OPEN and not self._decoder.buffered_bytes):
             self.state = State.CLOSED
             return
-        error = MalformedMessage(
-            f"end of stream in state {self.state}, {self._decoder.buffered_bytes} bytes into a frame"
-        )
+        error = MalformedMessage(f"end of stream in state {self.state}, {self._decoder.buffered_bytes} bytes into a frame")
         self._refuse(error)
         raise error
 

@@ -28,7 +28,7 @@ _LAST_WORDS_S = 0.2
 class Replica:
     """One engine on one node. Serve starts, places, replaces and stops it; requests come over its own listener."""
 
-    async def __init__(self, settings: Mapping[str, Any], model_name: str) -> None:
+    async def __init__(self, settings: Mapping[str, Any], model_name: str) -> None:  # type: ignore[misc]  # Serve awaits it
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
         self.model = next(m for m in self.settings.models if m.name == model_name)

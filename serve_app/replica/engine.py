@@ -116,9 +116,7 @@ def _engine_core_class() -> type:
             else:
                 call_id = (message.slot, message.call_id)
                 args = msgspec.msgpack.decode(message.args)
-                self.input_queue.put_nowait(
-                    (EngineCoreRequestType.UTILITY, (message.slot, call_id, message.method, args))
-                )
+                self.input_queue.put_nowait((EngineCoreRequestType.UTILITY, (message.slot, call_id, message.method, args)))
 
         def _take_in_request(self, message: pipe.AddToEngine) -> None:
             try:

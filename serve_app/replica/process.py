@@ -39,7 +39,7 @@ class _PipeProtocol(asyncio.Protocol):
 
 
 class EngineProcess:
-    """One engine core process. ``on_message`` gets everything after ``EngineReady``; ``on_death`` is called once, with a reason."""
+    """One engine core process. ``on_message`` gets what follows ``EngineReady``; ``on_death`` is called once, with a reason."""
 
     def __init__(self, *, on_message: Callable[[pipe.FromEngine], None], on_death: Callable[[str], None]) -> None:
         self._on_message = on_message
@@ -73,9 +73,7 @@ class EngineProcess:
                 env={**environment, **engine_environment(model)},
                 start_new_session=True,
             )
-        self._transport, _ = await loop.create_unix_connection(
-            lambda: _PipeProtocol(self._message, self._closed), sock=ours
-        )
+        self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
         self._hand_over(model, model_path)
         try:
             return await asyncio.wait_for(self._ready, timeout_s)

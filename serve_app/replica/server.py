@@ -192,7 +192,11 @@ class _Link(asyncio.Protocol):
 
     def eof_received(self) -> None:
         if self._slot >= 0:
-            self._guarded(lambda: self._connection.eof_received() or [])
+            self._guarded(self._ended)
+
+    def _ended(self) -> list[Message]:
+        self._connection.eof_received()
+        return []
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._deadline, self._idle):

@@ -163,9 +163,7 @@ GEMMA_2B = ModelShape(
 ACCELERATORS = {a.name: a for a in (H100, A100_40GB, A10G, T4)}
 MODELS = {m.name: m for m in (LLAMA_8B, LLAMA_7B, LLAMA_13B, OPT_13B, GEMMA_2B)}
 PROFILES = {
-    f"{accelerator.name}-{model.name}": Profile(
-        name=f"{accelerator.name}-{model.name}", accelerator=accelerator, model=model
-    )
+    f"{accelerator.name}-{model.name}": Profile(name=f"{accelerator.name}-{model.name}", accelerator=accelerator, model=model)
     for accelerator, model in (
         (H100, LLAMA_8B),
         (A10G, LLAMA_8B),

@@ -14,7 +14,7 @@ _CLOSING = frozenset('"]},:')
 
 
 def source_for(tokenizer: Any, vocab_size: int, *, eos_probability: float) -> TokenSource:
-    """Return the token source for a Hugging Face tokenizer, or None. Decodes every token once: 0.3 s per 100,000 tokens."""
+    """Return the source for a Hugging Face tokenizer, or None. Decodes every token once: 0.3 s per 100,000 tokens."""
     if tokenizer is None:
         return TokenSource(np.arange(vocab_size, dtype=np.int64), _ids([]), eos_probability=eos_probability)
     special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}

@@ -1,0 +1,72 @@
+"""Servers under test as processes: started, waited for, measured in CPU seconds by role, ended by pid."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+
+_ROLES = (
+    ("VLLM::EngineCore", "engine core"),
+    ("serve_app.replica.engine", "engine core"),
+    ("ServeReplica:", "replica"),
+    ("ray::ServeController", "ray"),
+    ("ray", "ray"),
+    ("gcs_server", "ray"),
+    ("vllm", "api server"),
+)
+
+
+@contextlib.contextmanager
+def server(command: list[str], url: str, *, log: Path, environment: dict[str, str], start_s: float) -> Iterator[psutil.Process]:
+    """Run ``command`` until left; yields when ``url`` answers 200.
+
+    Raises:
+        RuntimeError: It ended or did not answer in ``start_s``; the message has the end of its log.
+    """
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True
+        )
+    try:
+        _wait(process, url, log, start_s)
+        yield psutil.Process(process.pid)
+    finally:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, start_s: float) -> None:
+    deadline = time.monotonic() + start_s
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        time.sleep(0.5)
+    raise RuntimeError(f"{' '.join(process.args)} is not up: {log.read_text(errors='replace')[-2000:]}")  # type: ignore[arg-type]
+
+
+def cpu_by_role(root: psutil.Process) -> dict[str, float]:
+    """Return CPU seconds so far, user + system, of the process tree below ``root``, summed by role."""
+    totals: dict[str, float] = {}
+    for process in [root, *root.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            role = _role(process)
+            totals[role] = totals.get(role, 0.0) + times.user + times.system
+    return totals
+
+
+def _role(process: psutil.Process) -> str:
+    line = " ".join(process.cmdline()) or process.name()
+    if "ServeReplica:" in line:
+        return "ingress" if ":ingress" in line else "relay"
+    return next((role for mark, role in _ROLES if mark in line), "other")
