@@ -31,7 +31,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = 64, 64
 REQUESTS = {1: 40, 32: 640, 256: 2048}
 """Requests per run and concurrency: about 10 s each on two cores."""
 METRICS = ("output_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
-VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+VLLM = [sys.executable, "-m", "benchmarks.vllm_cli"]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 

