@@ -31,8 +31,8 @@ check: .venv ## format, lint, types, dependency direction; under a minute
 model: .venv ## fetch the embedded model (once)
 	$(BIN)/serve-app model fetch $(EMBEDDED_MODEL)
 
-bench-overhead: .venv ## CPU time per token of ingress and replica, with a simulated engine
-	$(BIN)/serve-app bench-overhead
+bench-overhead: .venv ## the fleet beside a bare vLLM server: throughput, latency, CPU per token (15 minutes)
+	$(BIN)/python -m benchmarks.overhead
 
 lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -14,11 +13,10 @@ from typing import Any
 
 import psutil
 
+from serve_app.cli.reaper import Reaper, end_processes
 from serve_app.config import Settings, default_cache_dir
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.errors import ClusterFailed
-
-_END_GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,7 @@ def find_run(name: str) -> RunState:
 def local_cluster(settings: Settings) -> Iterator[str]:
     """Start a Ray cluster on loopback for this configuration, yield its address, and leave nothing of it behind."""
     temp_dir = tempfile.mkdtemp(prefix="serve-app-")
+    reaper = Reaper(Path(temp_dir))
     # Workers inherit the driver's environment; replicas get the same by runtime_env on a cluster we did not start.
     os.environ.update({k: os.environ.get(k, v) for k, v in PROCESS_ENVIRONMENT.items()})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -98,11 +97,11 @@ def local_cluster(settings: Settings) -> Iterator[str]:
         )
         yield str(context.address_info["address"])
     finally:
-        mine = psutil.Process().children(recursive=True)
+        mine = [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]
         with contextlib.suppress(Exception):
             ray.shutdown()
         end_processes(mine)
-        shutil.rmtree(temp_dir, ignore_errors=True)
+        reaper.finish()
 
 
 def _use_token(token: str) -> None:
@@ -120,15 +119,6 @@ def _num_cpus(settings: Settings) -> int:
     wanted = sum(m.num_cpus * m.replicas.max for m in settings.models)
     wanted += settings.ingress.num_cpus * settings.ingress.replicas.max
     return max(os.cpu_count() or 1, int(wanted) + 1)
-
-
-def end_processes(processes: list[psutil.Process]) -> None:
-    """Wait for these processes to end; SIGKILL what is left."""
-    _, alive = psutil.wait_procs(processes, timeout=_END_GRACE_S)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(alive, timeout=_END_GRACE_S)
 
 
 def connect(address: str, namespace: str, token: str = "") -> None:

@@ -18,6 +18,7 @@ from serve_app.config import Settings, load_settings
 from serve_app.errors import ClusterFailed
 
 _POLL_S = 0.5
+_WATCH_S = 5.0
 console = Console(stderr=True, highlight=False)
 
 
@@ -34,7 +35,7 @@ def up(
         with running(settings, ray_address, stop):
             if not stop.is_set():
                 _say_ready(settings)
-            while not stop.wait(_POLL_S):
+            while not stop.wait(_WATCH_S):
                 _check_application(settings)
     console.print("stopped")
 
@@ -70,7 +71,7 @@ def running(settings: Settings, ray_address: str, stop: threading.Event) -> Iter
             problem=f"an application named {settings.name!r} runs already (pid {other.pid})",
             hint=f"serve-app down {settings.name}, or another name in the file",
         )
-    url = f"http://{settings.ingress.host}:{settings.ingress.port}"
+    url = base_url(settings)
     RunState(settings.name, os.getpid(), ray_address, ray_token(), url).save()
     try:
         deploy(settings)
@@ -80,6 +81,13 @@ def running(settings: Settings, ray_address: str, stop: threading.Event) -> Iter
         with contextlib.suppress(KeyboardInterrupt):
             remove(settings)
         RunState.path(settings.name).unlink(missing_ok=True)
+
+
+def base_url(settings: Settings) -> str:
+    """Return the URL by which this machine reaches the ingress; an address for everybody is reached by loopback."""
+    host = settings.ingress.host
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{settings.ingress.port}" if ":" in host else f"http://{host}:{settings.ingress.port}"
 
 
 def deploy(settings: Settings) -> None:
@@ -154,9 +162,10 @@ def _counts(deployment: Any) -> str:
 
 
 def _say_ready(settings: Settings) -> None:
-    url = f"http://{settings.ingress.host}:{settings.ingress.port}"
+    url = base_url(settings)
     model = settings.models[0].name
-    chat = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]'
+    question = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
+    chat = f'{{"model": "{model}", {question}'
     typer.echo(f"""
 serving {", ".join(m.name for m in settings.models)} at {url}
 

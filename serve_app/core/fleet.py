@@ -5,8 +5,8 @@ Pure: events in, instructions out, time is a number. State has one door, ``handl
 front end's own abort. Cost: one dict lookup and one list extend per token; waiting requests cost nothing until something changes.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,8 @@ class FleetState:
         self.settings = settings
         self.replicas: dict[str, ReplicaState] = {}
         self.requests: dict[str, RequestState] = {}
-        self.waiting: deque[str] = deque()
+        self.waiting: OrderedDict[str, RequestState] = OrderedDict()
+        """In the order of service. Not a deque: a thousand clients may go away at once, each from anywhere in the queue."""
         self.outcomes: Counter[str] = Counter()
         """Terminal outcomes and resumptions by name, since the start: feeds the metrics."""
         self._routing = routing or LeastOutstandingTokens()
@@ -76,20 +77,20 @@ class FleetState:
 
     def outstanding_tokens(self) -> int:
         """Return the tokens that unfinished requests, waiting ones included, may still cost."""
-        return sum(r.outstanding_tokens for r in self.replicas.values()) + sum(
-            self.requests[i].tokens_left() for i in self.waiting
-        )
+        return sum(r.outstanding_tokens for r in self.replicas.values()) + sum(r.tokens_left() for r in self.waiting.values())
 
     def validate(self) -> None:
         """Assert the invariants; for tests and for reading."""
         held = {r.attempt_id: r for replica in self.replicas.values() for r in replica.held.values()}
         assert held == self._attempts
-        assert len(self.waiting) == len(set(self.waiting))
+        assert all(self.requests[i] is r and r.replica_id is None for i, r in self.waiting.items())
         assert {r.request_id for r in held.values()}.isdisjoint(self.waiting)
+        assert sum(r.attempt < 0 for r in self.waiting.values()) <= self.settings.max_waiting_requests
         assert {r.request_id for r in held.values()} | set(self.waiting) == set(self.requests)
         for replica in self.replicas.values():
             assert replica.outstanding_tokens == sum(r.outstanding_tokens for r in replica.held.values()) >= 0
             assert all(r.replica_id == replica.replica_id for r in replica.held.values())
+            assert len(replica.held) <= replica.credit
         for request in self.requests.values():
             assert 0 <= request.to_swallow <= len(request.emitted_ids)
             assert 0 <= request.attempt + 1 <= self.settings.max_attempts
@@ -99,7 +100,7 @@ class FleetState:
     def _on_request_arrived(self, event: RequestArrived, *, now: float) -> list[Instruction]:
         if event.request_id in self.requests:
             raise ValueError(f"request id {event.request_id!r} is in use")
-        if len(self.waiting) >= self.settings.max_waiting_requests:
+        if len(self.waiting) >= self.settings.max_waiting_requests and not any(r.has_room() for r in self.replicas.values()):
             self.outcomes["rejected"] += 1
             return [
                 FailRequest(
@@ -113,7 +114,7 @@ class FleetState:
             ]
         request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, waiting_since=now)
         self.requests[request.request_id] = request
-        self.waiting.append(request.request_id)
+        self.waiting[request.request_id] = request
         return self._dispatch()
 
     def _on_requests_aborted(self, event: RequestsAborted, *, now: float) -> list[Instruction]:
@@ -124,7 +125,7 @@ class FleetState:
                 continue
             self.outcomes["aborted"] += 1
             if request.replica_id is None:
-                self.waiting.remove(request_id)
+                del self.waiting[request_id]
             else:
                 by_replica.setdefault(request.replica_id, []).append(request.attempt_id)
                 self._release(request)
@@ -132,9 +133,9 @@ class FleetState:
         return aborts + self._dispatch()
 
     def _on_link_opened(self, event: LinkOpened, *, now: float) -> list[Instruction]:
-        lost = self._on_link_lost(LinkLost(event.replica_id, "replaced by a new link"), now=now)
+        failed = self._forget_replica(LinkLost(event.replica_id, "replaced by a new link"), now=now)
         self.replicas[event.replica_id] = ReplicaState(event.replica_id, event.credit, heard_at=now)
-        return lost + self._dispatch()
+        return failed + self._dispatch()
 
     def _on_heartbeat_arrived(self, event: HeartbeatArrived, *, now: float) -> list[Instruction]:
         replica = self.replicas.get(event.replica_id)
@@ -146,23 +147,28 @@ class FleetState:
         return self._dispatch()
 
     def _on_link_lost(self, event: LinkLost, *, now: float) -> list[Instruction]:
-        """Forget the replica; what it held goes to the front of the queue, oldest first. A second LinkLost finds nothing."""
+        return self._forget_replica(event, now=now) + self._dispatch()
+
+    def _forget_replica(self, event: LinkLost, *, now: float) -> list[Instruction]:
+        """What the replica held goes to the front of the queue, oldest first. A second LinkLost finds nothing."""
         replica = self.replicas.pop(event.replica_id, None)
         if replica is None:
             return []
         failed: list[Instruction] = []
         back_in_line = []
-        for request in list(replica.held.values()):
+        for request in replica.held.values():
             del self._attempts[request.attempt_id]
             request.replica_id, request.outstanding_tokens = None, 0
             if self._may_resume(request):
                 self.outcomes["resumed"] += 1
                 request.waiting_since = now
-                back_in_line.append(request.request_id)
+                back_in_line.append(request)
             else:
                 failed.append(self._fail_lost(request, event))
-        self.waiting.extendleft(reversed(back_in_line))
-        return failed + self._dispatch()
+        for request in reversed(back_in_line):
+            self.waiting[request.request_id] = request
+            self.waiting.move_to_end(request.request_id, last=False)
+        return failed
 
     def _may_resume(self, request: RequestState) -> bool:
         if request.attempt + 1 >= self.settings.max_attempts:
@@ -176,10 +182,11 @@ class FleetState:
         return FailRequest(request.request_id, ReplicaLost(request=request.request_id, cause=cause))
 
     def _on_attempt_unsendable(self, event: AttemptUnsendable, *, now: float) -> list[Instruction]:
-        request = self.requests.pop(event.request_id, None)
-        if request is None:
+        request = self.requests.get(event.request_id)
+        if request is None or request.replica_id is None:
             return []
         self._release(request)
+        del self.requests[event.request_id]
         self.outcomes["failed"] += 1
         return [FailRequest(event.request_id, event.error), *self._dispatch()]
 
@@ -204,10 +211,10 @@ class FleetState:
                     freed = True
                     continue
                 if verdict:
-                    swallowed.append((len(deliver), verdict))
-                    if not output.new_token_ids and output.finish_reason is None:
-                        swallowed.pop()
+                    if not output.new_token_ids:
+                        self._count_emitted(replica, request, ())
                         continue
+                    swallowed.append((len(deliver), verdict))
             output.request_id = request.request_id
             if output.new_token_ids:
                 self._count_emitted(replica, request, output.new_token_ids)
@@ -218,25 +225,25 @@ class FleetState:
         instructions: list[Instruction] = [DeliverOutputs(deliver, swallowed)] if deliver else []
         return instructions + others + (self._dispatch() if freed else [])
 
-    def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: list[int]) -> None:
+    def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
         """Add to the emitted ids; what the replica still has to compute for this request is now its output tokens left."""
         request.emitted_ids += token_ids
         request.max_tokens -= len(token_ids)
-        left = request.max_tokens if request.max_tokens > 0 else 0
+        left = request.to_swallow + (request.max_tokens if request.max_tokens > 0 else 0)
         replica.outstanding_tokens += left - request.outstanding_tokens
         request.outstanding_tokens = left
 
     def _on_resumed_output(self, request: RequestState, output: EngineOutput) -> int | list[Instruction]:
         """Return how many leading tokens were swallowed, or the instructions that end a replay that went another way."""
-        output.events = None  # a second QUEUED event would give a negative queue time in vLLM's statistics
         if request.emitted_ids:
-            output.prefill_stats = None
-        if not request.to_swallow:
-            return 0
+            # The first attempt's came with its first token; a second QUEUED event would give vLLM a negative queue time.
+            output.events = output.prefill_stats = None
         ids = output.new_token_ids
+        if not request.to_swallow or not ids:
+            return 0  # an end without a token is the engine's own failure, which the front end reports
         count = min(request.to_swallow, len(ids))
-        if not request.matches_replay(ids) or (output.finish_reason is not None and count < request.to_swallow):
-            position = len(request.emitted_ids) - request.to_swallow
+        position = request.first_difference(ids, ended=output.finish_reason is not None)
+        if position is not None:
             attempt_id, replica_id = request.attempt_id, request.replica_id
             assert replica_id is not None
             self._release(request)
@@ -251,31 +258,38 @@ class FleetState:
         return count
 
     def _on_ticked(self, event: Ticked, *, now: float) -> list[Instruction]:
+        return self._eject_silent(now) + self._end_long_waits(now)
+
+    def _eject_silent(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
         limit_s = self.settings.heartbeat_timeout_s
+        # All are forgotten before anything starts again: an attempt on the next silent one would be wasted.
         for replica in [r for r in self.replicas.values() if now - r.heard_at > limit_s]:
             reason = f"silent for {now - replica.heard_at:.1f} s, limit {limit_s:g} s"
             instructions.append(CloseLink(replica.replica_id, reason))
-            instructions += self._on_link_lost(LinkLost(replica.replica_id, reason), now=now)
-        for request_id in list(self.waiting):
-            waited_s = now - self.requests[request_id].waiting_since
-            if waited_s > self.settings.no_replica_s:
-                self.waiting.remove(request_id)
-                del self.requests[request_id]
-                self.outcomes["rejected"] += 1
-                error = NoReplica(model=self.settings.model, waited_s=waited_s, retry_after_s=self.settings.retry_after_s)
-                instructions.append(FailRequest(request_id, error))
-        return instructions
+            instructions += self._forget_replica(LinkLost(replica.replica_id, reason), now=now)
+        return instructions + self._dispatch() if instructions else []
+
+    def _end_long_waits(self, now: float) -> list[Instruction]:
+        settings = self.settings
+        failed: list[Instruction] = []
+        for request in [r for r in self.waiting.values() if now - r.waiting_since > settings.no_replica_s]:
+            del self.waiting[request.request_id], self.requests[request.request_id]
+            self.outcomes["rejected" if request.attempt < 0 else "failed"] += 1
+            waited_s = now - request.waiting_since
+            error = NoReplica(model=settings.model, waited_s=waited_s, retry_after_s=settings.retry_after_s)
+            failed.append(FailRequest(request.request_id, error))
+        return failed
 
     def _dispatch(self) -> list[Instruction]:
         """Start waiting requests, first come first served, while some replica has room."""
         started: list[Instruction] = []
         while self.waiting:
-            request = self.requests[self.waiting[0]]
+            request = next(iter(self.waiting.values()))
             replica = self._routing.pick(request, (r for r in self.replicas.values() if r.has_room()))
             if replica is None:
                 break
-            self.waiting.popleft()
+            self.waiting.popitem(last=False)
             started.append(self._start(request, replica))
         return started
 

@@ -38,7 +38,8 @@ class EngineOutput(Protocol):
 class RequestState:
     """One unfinished request.
 
-    ``prompt_tokens`` and ``max_tokens`` are counts of tokens; ``emitted_ids`` is what the front end has been given so far.
+    ``prompt_tokens`` and ``max_tokens`` (output tokens still allowed) are counts; ``emitted_ids`` is what the front end has been
+    given so far; ``to_swallow`` is how many of those a replay has still to repeat.
     """
 
     request_id: str
@@ -57,13 +58,17 @@ class RequestState:
         return f"{self.request_id}@{self.attempt}"
 
     def tokens_left(self) -> int:
-        """Return prompt + output tokens that a new attempt may cost at most."""
-        if self.resume is Resume.CONTINUE:
-            return self.prompt_tokens + self.max_tokens
-        return self.prompt_tokens + self.max_tokens + len(self.emitted_ids)
+        """Return prompt + output tokens that a new attempt may cost at most; what was emitted is computed again in any case."""
+        return self.prompt_tokens + len(self.emitted_ids) + self.max_tokens
 
-    def matches_replay(self, token_ids: Sequence[int]) -> bool:
-        """Return whether ``token_ids`` repeat what was emitted at the replay's position."""
+    def first_difference(self, token_ids: Sequence[int], *, ended: bool) -> int | None:
+        """Return the position, from 0, of the output token at which a replay leaves what was emitted; None while it repeats it.
+
+        ``ended``: the engine finished with these tokens. A replay that ends with the last repeated token ends too early:
+        the first run went on there.
+        """
         start = len(self.emitted_ids) - self.to_swallow
-        count = min(self.to_swallow, len(token_ids))
-        return self.emitted_ids[start : start + count] == list(token_ids[:count])
+        for position, token_id in enumerate(token_ids[: self.to_swallow], start):
+            if token_id != self.emitted_ids[position]:
+                return position
+        return start + len(token_ids) if ended and len(token_ids) <= self.to_swallow else None

@@ -11,7 +11,6 @@ from typing import Any
 from ray import serve
 
 from serve_app.config import Settings, parse_settings
-from serve_app.ingress.runtime import IngressRuntime
 from serve_app.logs import use_serve_handlers
 from serve_app.membership import Lease, Membership
 
@@ -24,6 +23,9 @@ class Ingress:
     """The HTTP side of the fleet. Serve starts, places, scales and stops it; HTTP comes over its own listener."""
 
     async def __init__(self, settings: Mapping[str, Any], *_replicas: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        # Here, not above: the command line and Serve's controller import this module and need no vLLM (0.5 GB, 8 s of CPU).
+        from serve_app.ingress.runtime import IngressRuntime
+
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
         self.replica_id = serve.get_replica_context().replica_id.unique_id

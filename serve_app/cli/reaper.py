@@ -1,0 +1,67 @@
+"""Outlives ``serve-app up``, also one that was killed: ends what is left of its Ray cluster, then removes the cluster's folder.
+
+Ray's own processes end with the driver, except two agents that first try for five minutes to tell a dead GCS about it (Ray 2.60,
+``process_watcher.report_raylet_error_logs``). The folder would stay for ever.
+"""
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+_END_GRACE_S = 10.0
+_EXIT_LIMIT_S = 30.0
+
+
+class Reaper:
+    """A process that waits for this one to end. ``finish`` has it do its work now."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "serve_app.cli.reaper", str(folder)]
+        # A session of its own: Ctrl-C reaches the whole process group of the terminal.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def finish(self) -> None:
+        """Let it clean up, and wait for it."""
+        self._process.communicate(timeout=_EXIT_LIMIT_S)
+
+
+def end_processes(processes: list[psutil.Process]) -> None:
+    """Wait for these processes to end; SIGKILL what is left."""
+    _, alive = psutil.wait_procs(processes, timeout=_END_GRACE_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=_END_GRACE_S)
+
+
+def users_of(folder: Path) -> list[psutil.Process]:
+    """Return the processes that have a file open below ``folder``. Every process of a Ray cluster writes its log there."""
+    users = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if any(Path(file.path).is_relative_to(folder) for file in process.open_files()):
+                users.append(process)
+    return users
+
+
+def main() -> None:
+    """Entry point: argument 1 is the folder. Standard input closes when the process that holds its other end is gone."""
+    folder = Path(sys.argv[1])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end_processes(users_of(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

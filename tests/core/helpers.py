@@ -1,0 +1,48 @@
+"""Shorthand for fleets in a known state. Times are seconds of a clock that starts at 0."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.core.events import Event, LinkOpened, OutputsArrived, RequestArrived
+from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.instructions import Instruction, StartAttempt
+from serve_app.core.request import EngineOutput, Resume
+
+
+@dataclass
+class Output:
+    """The fields of vLLM's ``EngineCoreOutput`` that the fleet reads."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: Any = None
+    events: Any = None
+    prefill_stats: Any = None
+
+
+def arrived(request_id: str, resume: Resume = Resume.CONTINUE, *, prompt_tokens: int = 2, max_tokens: int = 4) -> RequestArrived:
+    return RequestArrived(request_id, prompt_tokens, max_tokens, resume)
+
+
+def outputs(replica_id: str, *items: EngineOutput) -> OutputsArrived:
+    return OutputsArrived(replica_id, items)
+
+
+def start(request_id: str, attempt: int, replica_id: str, prefix: tuple[int, ...] = (), emitted: int = 0) -> StartAttempt:
+    return StartAttempt(request_id, f"{request_id}@{attempt}", replica_id, prefix, emitted)
+
+
+def fleet_of(*replica_ids: str, credit: int = 8, **settings: Any) -> FleetState:
+    fleet = FleetState(FleetSettings(model="tiny", **settings))
+    for replica_id in replica_ids:
+        fleet.handle(LinkOpened(replica_id, credit), now=0.0)
+    return fleet
+
+
+def run(fleet: FleetState, *events: Event, now: float = 0.0) -> list[Instruction]:
+    """Handle the events, check the invariants after each, and return what the last one led to."""
+    instructions: list[Instruction] = []
+    for event in events:
+        instructions = fleet.handle(event, now=now)
+        fleet.validate()
+    return instructions

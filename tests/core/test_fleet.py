@@ -1,0 +1,290 @@
+import pytest
+
+from serve_app.core.events import (
+    AttemptUnsendable,
+    HeartbeatArrived,
+    LinkLost,
+    LinkOpened,
+    RequestsAborted,
+    Ticked,
+)
+from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, StartAttempt
+from serve_app.core.request import Resume
+from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestTooLarge, ResumeDiverged, ServingError
+from tests.core.helpers import Output, arrived, fleet_of, outputs, run, start
+
+
+def same(error: ServingError, expected: ServingError) -> bool:
+    """Errors compare by identity; here by everything they say."""
+    return repr(error) == repr(expected) and type(error) is type(expected)
+
+
+def heartbeat(replica_id: str, *, draining: bool = False) -> HeartbeatArrived:
+    return HeartbeatArrived(replica_id, step=1, running=0, waiting=0, kv_usage=0.0, draining=draining)
+
+
+def test_a_request_starts_at_once_where_there_is_room() -> None:
+    assert run(fleet_of("a"), arrived("r")) == [start("r", 0, "a")]
+
+
+def test_a_request_without_a_replica_waits_for_the_first_link() -> None:
+    fleet = fleet_of()
+    assert run(fleet, arrived("r")) == []
+    assert run(fleet, LinkOpened("a", 1)) == [start("r", 0, "a")]
+
+
+def test_requests_beyond_the_credit_wait_and_start_in_their_order_when_it_comes_back() -> None:
+    fleet = fleet_of("a", credit=1)
+    assert run(fleet, arrived("r0")) == [start("r0", 0, "a")]
+    assert run(fleet, arrived("r1"), arrived("r2")) == []
+    last = Output("r0@0", [5], finish_reason="stop")
+    assert run(fleet, outputs("a", last)) == [DeliverOutputs([last]), start("r1", 0, "a")]
+    assert last.request_id == "r0"
+
+
+def test_the_replica_with_the_fewest_outstanding_tokens_gets_the_next_request() -> None:
+    fleet = fleet_of("a", "b")
+    assert run(fleet, arrived("big", prompt_tokens=100)) == [start("big", 0, "a")]
+    assert run(fleet, arrived("r1")) == [start("r1", 0, "b")]
+    assert run(fleet, arrived("r2")) == [start("r2", 0, "b")]
+
+
+def test_a_request_is_refused_when_as_many_wait_as_may() -> None:
+    fleet = fleet_of(max_waiting_requests=1)
+    (refusal,) = run(fleet, arrived("r0"), arrived("r1"))
+    assert isinstance(refusal, FailRequest)
+    assert refusal.request_id == "r1"
+    assert same(refusal.error, QueueFull(waiting=1, limit=1, retry_after_s=5.0))
+    assert fleet.outcomes == {"rejected": 1}
+
+
+def test_a_queue_of_no_length_still_lets_through_what_can_start_at_once() -> None:
+    fleet = fleet_of("a", credit=1, max_waiting_requests=0)
+    assert run(fleet, arrived("r0")) == [start("r0", 0, "a")]
+    (refusal,) = run(fleet, arrived("r1"))
+    assert isinstance(refusal, FailRequest)
+    assert same(refusal.error, QueueFull(waiting=0, limit=0, retry_after_s=5.0))
+
+
+def test_an_id_in_use_is_the_callers_fault() -> None:
+    fleet = fleet_of("a")
+    with pytest.raises(ValueError, match="request id 'r' is in use"):
+        run(fleet, arrived("r"), arrived("r"))
+
+
+def test_a_lost_link_resumes_after_the_last_emitted_token() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r"), outputs("a", Output("r@0", [7, 8])), LinkOpened("b", 8))
+    assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b", (7, 8), emitted=2)]
+    assert fleet.outcomes == {"resumed": 1}
+
+
+def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r", Resume.REPLAY), outputs("a", Output("r@0", [7, 8, 9])), LinkOpened("b", 8))
+    assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b", emitted=3)]
+    assert run(fleet, outputs("b", Output("r@1", [7, 8], events=["queued"]))) == []
+    seam = Output("r@1", [9, 10])
+    assert run(fleet, outputs("b", seam)) == [DeliverOutputs([seam], [(0, 1)])]
+    assert seam == Output("r", [10])
+    after = Output("r@1", [11], finish_reason="length")
+    assert run(fleet, outputs("b", after)) == [DeliverOutputs([after])]
+    assert fleet.outcomes == {"resumed": 1, "complete": 1}
+
+
+def test_swallowed_is_told_by_the_index_among_the_delivered_outputs() -> None:
+    fleet = fleet_of("a")
+    run(fleet, *(arrived(i, Resume.REPLAY) for i in ("r0", "r1", "r2")))
+    run(fleet, outputs("a", *(Output(f"r{i}@0", [1, 2]) for i in range(3))), LinkOpened("b", 8), LinkLost("a", "reset"))
+    whole, gone, seam = Output("new@0", [5]), Output("r0@1", [1, 2]), Output("r1@1", [1, 2, 3])
+    run(fleet, arrived("new"))
+    assert run(fleet, outputs("b", whole, gone, seam)) == [DeliverOutputs([whole, seam], [(1, 2)])]
+
+
+@pytest.mark.parametrize(
+    ("ids", "finish", "position"),
+    [([6], None, 0), ([7, 9], None, 1), ([7], "stop", 1), ([7, 8], "stop", 2), ([7, 9, 9], "length", 1)],
+)
+def test_a_replay_that_goes_another_way_ends_with_one_error(ids: list[int], finish: str | None, position: int) -> None:
+    fleet = fleet_of("a", credit=1)
+    run(fleet, arrived("r", Resume.REPLAY), outputs("a", Output("r@0", [7, 8])), LinkLost("a", "reset"))
+    run(fleet, LinkOpened("a", 1), arrived("next"))
+    abort, failure, begun = run(fleet, outputs("a", Output("r@1", ids, finish)))
+    assert (abort, begun) == (AbortAttempts("a", ("r@1",)), start("next", 0, "a"))
+    assert isinstance(failure, FailRequest)
+    assert same(failure.error, ResumeDiverged(position=position))
+
+
+def test_an_engine_error_during_a_replay_reaches_the_front_end_as_it_is() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r", Resume.REPLAY), outputs("a", Output("r@0", [7, 8])), LinkLost("a", "reset"), LinkOpened("a", 8))
+    failed = Output("r@1", [], finish_reason="error")
+    assert run(fleet, outputs("a", failed)) == [DeliverOutputs([failed])]
+    assert fleet.requests == {}
+
+
+def test_events_of_a_first_token_are_kept_whichever_attempt_gives_it() -> None:
+    fleet = fleet_of("a", "b")
+    run(fleet, arrived("r"), LinkLost("a", "reset"))
+    first = Output("r@1", [7], events=["queued"], prefill_stats="cached")
+    run(fleet, outputs("b", first), LinkOpened("c", 8), LinkLost("b", "reset"))
+    second = Output("r@2", [8], events=["queued"], prefill_stats="cached")
+    run(fleet, outputs("c", second))
+    assert first == Output("r", [7], events=["queued"], prefill_stats="cached")
+    assert second == Output("r", [8])
+
+
+def test_a_pooling_request_starts_again() -> None:
+    fleet = fleet_of("a", "b")
+    run(fleet, arrived("r", Resume.RESTART, max_tokens=0))
+    assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b")]
+
+
+def test_a_request_that_cannot_resume_starts_again_as_long_as_nothing_was_sent() -> None:
+    fleet = fleet_of("a", "b")
+    run(fleet, arrived("r", Resume.NEVER))
+    assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b")]
+    run(fleet, outputs("b", Output("r@1", [7])), LinkOpened("a", 8))
+    (failure,) = run(fleet, LinkLost("b", "killed"))
+    assert isinstance(failure, FailRequest)
+    assert same(failure.error, ReplicaLost(request="r", cause="replica b: killed"))
+
+
+def test_a_request_that_lost_as_many_replicas_as_allowed_ends() -> None:
+    fleet = fleet_of("a", max_attempts=2)
+    assert run(fleet, arrived("r"), LinkLost("a", "crash"), LinkOpened("a", 8)) == [start("r", 1, "a")]
+    (failure,) = run(fleet, LinkLost("a", "crash"))
+    assert isinstance(failure, FailRequest)
+    assert same(failure.error, ReplicaLost(request="r", cause="replica a: crash"))
+    assert fleet.outcomes == {"resumed": 1, "failed": 1}
+
+
+def test_resumed_requests_go_before_waiting_ones_oldest_first() -> None:
+    fleet = fleet_of("a", credit=2)
+    run(fleet, arrived("r0"), arrived("r1"), arrived("r2"), LinkLost("a", "reset"))
+    assert run(fleet, LinkOpened("b", 8)) == [start("r0", 1, "b"), start("r1", 1, "b"), start("r2", 0, "b")]
+
+
+def test_a_second_link_to_a_replica_replaces_the_first_and_what_it_held_may_go_there() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r"), outputs("a", Output("r@0", [7])))
+    assert run(fleet, LinkOpened("a", 8)) == [start("r", 1, "a", (7,), emitted=1)]
+
+
+def test_outputs_of_an_attempt_that_was_moved_or_aborted_are_dropped() -> None:
+    fleet = fleet_of("a", "b")
+    run(fleet, arrived("r"), arrived("gone"), LinkLost("a", "reset"), LinkOpened("a", 8), RequestsAborted(["gone"]))
+    late = [Output("r@0", [7]), Output("gone@0", [7]), Output("r@1", [7])]
+    assert run(fleet, outputs("a", *late)) == []
+    assert run(fleet, outputs("unknown", Output("r@1", [7]))) == []
+
+
+def test_aborts_go_to_the_replicas_that_hold_the_attempts_and_unknown_ids_mean_nothing() -> None:
+    fleet = fleet_of("a", "b", credit=1)
+    run(fleet, *(arrived(f"r{i}") for i in range(4)))
+    assert run(fleet, RequestsAborted(["r0", "r1", "r2", "never"])) == [
+        AbortAttempts("a", ("r0@0",)),
+        AbortAttempts("b", ("r1@0",)),
+        start("r3", 0, "a"),
+    ]
+    assert run(fleet, RequestsAborted(["r0"])) == []
+    assert fleet.outcomes == {"aborted": 3}
+
+
+def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r0"))
+    assert run(fleet, heartbeat("a", draining=True), arrived("r1")) == []
+    last = Output("r0@0", [7], finish_reason="stop")
+    assert run(fleet, outputs("a", last)) == [DeliverOutputs([last])]
+    assert run(fleet, heartbeat("a")) == [start("r1", 0, "a")]
+
+
+def test_an_attempt_that_cannot_be_sent_ends_only_its_own_request() -> None:
+    fleet = fleet_of("a", credit=1)
+    run(fleet, arrived("big"), arrived("r"))
+    error = RequestTooLarge(size_bytes=2, limit_bytes=1)
+    assert run(fleet, AttemptUnsendable("big", error)) == [FailRequest("big", error), start("r", 0, "a")]
+    assert run(fleet, AttemptUnsendable("big", error)) == []
+
+
+def test_a_silent_replica_is_closed_and_its_requests_go_on_elsewhere() -> None:
+    fleet = fleet_of("a", "b", heartbeat_timeout_s=5.0)
+    run(fleet, arrived("r"))
+    run(fleet, heartbeat("b"), now=4.0)
+    assert run(fleet, Ticked(), now=5.0) == []
+    assert run(fleet, Ticked(), now=5.5) == [
+        CloseLink("a", "silent for 5.5 s, limit 5 s"),
+        start("r", 1, "b"),
+    ]
+
+
+def test_replicas_that_fall_silent_together_do_not_get_each_others_requests() -> None:
+    fleet = fleet_of("a", "b", heartbeat_timeout_s=5.0)
+    run(fleet, arrived("r0"), arrived("r1"))
+    reason = "silent for 6.0 s, limit 5 s"
+    assert run(fleet, Ticked(), now=6.0) == [CloseLink("a", reason), CloseLink("b", reason)]
+    assert run(fleet, LinkOpened("c", 8), now=6.0) == [start("r1", 1, "c"), start("r0", 1, "c")]
+
+
+def test_outputs_are_a_sign_of_life() -> None:
+    fleet = fleet_of("a", heartbeat_timeout_s=5.0)
+    run(fleet, arrived("r"))
+    run(fleet, outputs("a", Output("r@0", [7])), now=4.0)
+    assert run(fleet, Ticked(), now=9.0) == []
+
+
+def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
+    fleet = fleet_of(no_replica_s=30.0)
+    run(fleet, arrived("r"))
+    assert run(fleet, Ticked(), now=30.0) == []
+    (failure,) = run(fleet, Ticked(), now=31.0)
+    assert isinstance(failure, FailRequest)
+    assert same(failure.error, NoReplica(model="tiny", waited_s=31.0, retry_after_s=5.0))
+    assert fleet.outcomes == {"rejected": 1}
+
+
+def test_the_wait_of_a_resumed_request_counts_from_the_loss() -> None:
+    fleet = fleet_of("a", no_replica_s=30.0, heartbeat_timeout_s=100.0)
+    run(fleet, arrived("r"))
+    run(fleet, LinkLost("a", "reset"), now=40.0)
+    assert run(fleet, Ticked(), now=70.0) == []
+    assert len(run(fleet, Ticked(), now=71.0)) == 1
+    assert fleet.outcomes == {"resumed": 1, "failed": 1}
+
+
+@pytest.mark.parametrize("resume", [Resume.CONTINUE, Resume.REPLAY])
+def test_outstanding_tokens_follow_a_request_through_prefill_decode_loss_and_resumption(resume: Resume) -> None:
+    fleet = fleet_of("a")
+    seen = []
+    for event in (
+        arrived("r", resume, prompt_tokens=10, max_tokens=4),
+        outputs("a", Output("r@0", [7])),
+        outputs("a", Output("r@0", [8])),
+        LinkLost("a", "reset"),
+        LinkOpened("a", 8),
+        outputs("a", Output("r@1", [7] if resume is Resume.REPLAY else [9])),
+    ):
+        run(fleet, event)
+        seen.append(fleet.outstanding_tokens())
+    # 10 prompt + 4 output; then only output; lost: 10 + the 2 emitted + 2 left, again; then the rest of its output.
+    assert seen == [14, 3, 2, 14, 14, 3 if resume is Resume.REPLAY else 1]
+
+
+def test_describe_is_plain_data() -> None:
+    fleet = fleet_of("a", credit=1)
+    run(fleet, arrived("r0"), arrived("r1"), HeartbeatArrived("a", 9, 3, 2, 0.5, draining=False))
+    assert fleet.describe() == {
+        "requests": 2,
+        "waiting": 1,
+        "outstanding_tokens": 12,
+        "outcomes": {},
+        "replicas": {"a": {"held": 1, "outstanding_tokens": 6, "running": 3, "waiting": 2, "kv_usage": 0.5, "draining": False}},
+    }
+
+
+def test_a_thousand_waiting_requests_abort_in_any_order() -> None:
+    fleet = fleet_of()
+    run(fleet, *(arrived(f"r{i}") for i in range(1000)))
+    assert run(fleet, RequestsAborted([f"r{i}" for i in range(999, 0, -1)])) == []
+    assert run(fleet, LinkOpened("a", 8)) == [StartAttempt("r0", "r0@0", "a", (), 0)]
