@@ -63,7 +63,10 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
     options = _common(settings, model.num_cpus)
     options["ray_actor_options"]["resources"] = dict(model.resources)
     if model.gpus_per_replica:
+        # One actor holds all GPUs of a replica, so they are in one node; its engine's workers inherit them.
         options["ray_actor_options"]["num_gpus"] = model.gpus_per_replica
+    if (per_node := model.replicas_per_node or (1 if model.device == "cuda" else None)) is not None:
+        options["max_replicas_per_node"] = per_node
     scaling = _scaling(model.replicas.min, model.replicas.max, model.replicas.initial)
     return serve.deployment(Replica, name=replica_deployment(model), **options, **scaling)
 

@@ -141,6 +141,8 @@ class ModelSettings(Section):
     """How many engines of this model there are."""
     gpus_per_replica: Int = Field(default=0, ge=0)
     """GPUs of one replica, all in one node; also its tensor parallel size. 0 for cpu and simulated."""
+    replicas_per_node: Int | None = Field(default=None, ge=1, le=100)
+    """Replicas of this model that one node may hold. Default: 1 on cuda, no limit on cpu."""
     num_cpus: Real = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for one replica."""
     resources: Annotated[dict[str, Real], AfterValidator(checked_resources)] = Field(default_factory=dict)

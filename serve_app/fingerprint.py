@@ -23,3 +23,8 @@ def model_fingerprint(model_config: Any) -> str:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(json.dumps(sorted(vocab.items(), key=lambda item: item[1])).encode())
     return digest.hexdigest()[:16]
+
+
+def public_version(version: str) -> str:
+    """Return the version without its local part: 0.32.0+cpu and 0.32.0+cu129 speak to each other."""
+    return version.partition("+")[0]

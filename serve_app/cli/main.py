@@ -2,6 +2,8 @@
 
 import json
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -32,6 +34,19 @@ def schema() -> None:
     from serve_app.config import settings_json_schema
 
     typer.echo(json.dumps(settings_json_schema(), indent=2))
+
+
+@config_app.command()
+def serve(
+    file: Annotated[Path, typer.Option("--file", "-f", help="The configuration file.")],
+) -> None:
+    """Print the Ray Serve config of FILE: for `serve run`, `serve deploy` and RayService's serveConfigV2."""
+    import yaml
+
+    from serve_app.application import serve_config
+    from serve_app.config import load_settings
+
+    typer.echo(yaml.safe_dump(serve_config(load_settings(file)), sort_keys=False), nl=False)
 
 
 def main() -> None:

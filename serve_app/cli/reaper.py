@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 _END_GRACE_S = 10.0
+_ORPHAN_GRACE_S = 5.0  # workers whose raylet is gone end within 2.5 s
 _EXIT_LIMIT_S = 30.0
 
 
@@ -34,9 +35,9 @@ class Reaper:
         self._process.communicate(timeout=_EXIT_LIMIT_S)
 
 
-def end_processes(processes: list[psutil.Process]) -> None:
-    """Wait for these processes to end; SIGKILL what is left."""
-    _, alive = psutil.wait_procs(processes, timeout=_END_GRACE_S)
+def end_processes(processes: list[psutil.Process], *, grace_s: float = _END_GRACE_S) -> None:
+    """Wait ``grace_s`` for these processes to end; SIGKILL what is left."""
+    _, alive = psutil.wait_procs(processes, timeout=grace_s)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -59,7 +60,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    end_processes(users_of(folder))
+    end_processes(users_of(folder), grace_s=_ORPHAN_GRACE_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 

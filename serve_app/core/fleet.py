@@ -222,7 +222,7 @@ class FleetState:
                 self._finish(request)
                 freed = True
             deliver.append(output)
-        instructions: list[Instruction] = [DeliverOutputs(deliver, swallowed)] if deliver else []
+        instructions: list[Instruction] = [DeliverOutputs(deliver, tuple(swallowed))] if deliver else []
         return instructions + others + (self._dispatch() if freed else [])
 
     def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:

@@ -45,6 +45,7 @@ from serve_app.core.instructions import (
 from serve_app.errors import CallFailed, NoReplica, ProtocolError, ServingError
 from serve_app.ingress import admission
 from serve_app.ingress.attempts import attempt_request, resume_of
+from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.link import ReplicaLink, dial
 from serve_app.membership import Lease
 from serve_app.protocol.connection import IngressConnection
@@ -54,7 +55,6 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # how late a silent link or an expired wait may be noticed; 1 s would be felt, 0.01 s would cost CPU
 _REDIAL_S = 0.5
-_CALL_TIMEOUT_S = 60.0
 
 
 class FleetError(GracefulHTTPError):
@@ -100,8 +100,7 @@ class FleetClient(EngineCoreClient):
         self._links: dict[str, ReplicaLink] = {}
         self._dialing: dict[str, asyncio.Task[None]] = {}
         self._members: dict[str, Lease] = {}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._next_call = 0
+        self._calls = PendingCalls()
         self._replays_seeded = model.device == "cpu" and model.simulated is None
         self._do: dict[type, Callable[[Any], None]] = {
             StartAttempt: self._start_attempt,
@@ -130,10 +129,12 @@ class FleetClient(EngineCoreClient):
                         if link.is_open():
                             link.write(link.connection.ping())
         finally:
+            self._members = {}  # or a lost link would be dialed again
             for task in self._dialing.values():
                 task.cancel()
             for link in list(self._links.values()):
                 link.close("ingress_stopped", "the ingress stopped")
+            await asyncio.gather(*self._dialing.values(), return_exceptions=True)
 
     def is_ready(self) -> bool:
         """Return whether some replica takes new requests."""
@@ -148,8 +149,14 @@ class FleetClient(EngineCoreClient):
                 self._dialing[replica_id] = task
                 task.add_done_callback(partial(self._dialed, replica_id))
 
-    def _dialed(self, replica_id: str, _task: "asyncio.Task[None]") -> None:
+    def _dialed(self, replica_id: str, task: "asyncio.Task[None]") -> None:
         del self._dialing[replica_id]
+        if task.cancelled():
+            return
+        if (exc := task.exception()) is not None:
+            logger.error("dialing replica %s failed", replica_id, exc_info=exc)
+        elif replica_id not in self._links:
+            self.set_members(self._members.values())  # the link was lost before this task was over
 
     async def _dial(self, replica_id: str) -> None:
         """Try until it works or the lease is gone; the reason of each failure is logged once in a row."""
@@ -157,15 +164,19 @@ class FleetClient(EngineCoreClient):
         while (lease := self._members.get(replica_id)) is not None:
             try:
                 timeout_s = self._settings.protocol.handshake_timeout_s
-                await dial((lease.host, lease.port), self._new_link, timeout_s=timeout_s, tls=self._tls)
-                return
+                new_link = partial(self._new_link, replica_id)
+                link = await dial((lease.host, lease.port), new_link, timeout_s=timeout_s, tls=self._tls)
+                if link.is_open():
+                    return
+                reason = f"replica {link.replica_id} answered, and the link was closed at once"
             except (OSError, ProtocolError, TimeoutError) as exc:
-                if str(exc) != said:
-                    said = str(exc)
-                    logger.warning("no link to replica %s at %s:%d: %s", replica_id, lease.host, lease.port, said)
+                reason = str(exc) or type(exc).__name__
+            if reason != said:
+                said = reason
+                logger.warning("no link to replica %s at %s:%d: %s", replica_id, lease.host, lease.port, said)
             await asyncio.sleep(_REDIAL_S)
 
-    def _new_link(self) -> ReplicaLink:
+    def _new_link(self, replica_id: str) -> ReplicaLink:
         connection = IngressConnection(
             ingress_id=self._ingress_id,
             model=self.model.name,
@@ -175,11 +186,20 @@ class FleetClient(EngineCoreClient):
             nonce=os.urandom(32),
             max_frame_bytes=self._settings.protocol.max_frame_bytes,
         )
-        return ReplicaLink(connection, on_open=self._link_opened, on_message=self._message, on_lost=self._link_lost)
+        return ReplicaLink(
+            connection,
+            on_open=partial(self._link_opened, replica_id),
+            on_message=self._message,
+            on_lost=self._link_lost,
+            send_buffer_bytes=self._settings.protocol.send_buffer_bytes,
+        )
 
-    def _link_opened(self, link: ReplicaLink) -> None:
+    def _link_opened(self, expected: str, link: ReplicaLink) -> None:
         peer = link.connection.peer
         assert peer is not None
+        if link.replica_id != expected:  # a lease outlived its replica, and another one has got its port
+            link.close("wrong_replica", f"replica {expected} was expected here")
+            return
         if (old := self._links.pop(link.replica_id, None)) is not None:
             old.abort("replaced by a new link")
         self._links[link.replica_id] = link
@@ -199,6 +219,7 @@ class FleetClient(EngineCoreClient):
         if self._links.get(link.replica_id) is not link:
             return
         del self._links[link.replica_id]
+        self._calls.link_lost(link, cause)
         logger.warning("replica %s of %s lost: %s", link.replica_id, self.model.name, cause)
         self._handle(LinkLost(link.replica_id, cause))
         self.set_members(self._members.values())
@@ -209,8 +230,8 @@ class FleetClient(EngineCoreClient):
         elif isinstance(message, Heartbeat):
             load = (message.step, message.running, message.waiting, message.kv_usage)
             self._handle(HeartbeatArrived(link.replica_id, *load, draining=message.draining))
-        elif isinstance(message, Result) and (future := self._calls.pop(message.call_id, None)):
-            self._settle(future, message, link.replica_id)
+        elif isinstance(message, Result):
+            self._calls.settle(link, message)
 
     def _outputs_arrived(self, link: ReplicaLink, message: Outputs) -> None:
         try:
@@ -265,10 +286,10 @@ class FleetClient(EngineCoreClient):
             self._do[type(instruction)](instruction)
 
     def _start_attempt(self, start: StartAttempt) -> None:
-        link = self._links[start.replica_id]
-        if not link.is_open():
-            return  # it is about to be lost, and the request with it resumes
-        request = attempt_request(self._requests[start.request_id], start)
+        link, original = self._links[start.replica_id], self._requests.get(start.request_id)
+        if not link.is_open() or original is None:
+            return  # the link is about to be lost, and the request with it resumes; or its sibling's end has just ended it
+        request = attempt_request(original, start)
         try:
             frame = link.connection.send_add(start.attempt_id, self._encoder.encode(request))
         except ProtocolError as exc:
@@ -285,6 +306,7 @@ class FleetClient(EngineCoreClient):
 
     def _close_link(self, close: CloseLink) -> None:
         if (link := self._links.pop(close.replica_id, None)) is not None:
+            self._calls.link_lost(link, close.reason)
             logger.warning("replica %s of %s ejected: %s", close.replica_id, self.model.name, close.reason)
             link.abort(close.reason)
             self.set_members(self._members.values())
@@ -363,28 +385,11 @@ class FleetClient(EngineCoreClient):
         if not self._links:
             raise FleetError(NoReplica(model=self.model.name, waited_s=0.0, retry_after_s=5.0))
         payload = msgspec.msgpack.encode(args)
-        return list(await asyncio.gather(*(self._call(link, method, payload) for link in self._links.values())))
-
-    async def _call(self, link: ReplicaLink, method: str, args: bytes) -> Any:
-        call_id, self._next_call = self._next_call, self._next_call + 1
-        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        link.write(link.connection.send_call(call_id, method, args))
+        calls = [self._calls.call(link, method, payload) for link in self._links.values()]
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                return await future
-        except TimeoutError:
-            reason = f"no answer in {_CALL_TIMEOUT_S:g} s"
-            raise FleetError(CallFailed(method=method, replica_id=link.replica_id, reason=reason)) from None
-        finally:
-            self._calls.pop(call_id, None)
-
-    def _settle(self, future: "asyncio.Future[Any]", result: Result, replica_id: str) -> None:
-        if future.done():
-            return
-        if result.error:
-            future.set_exception(FleetError(CallFailed(method="call", replica_id=replica_id, reason=result.error)))
-        else:
-            future.set_result(msgspec.msgpack.decode(result.value))
+            return list(await asyncio.gather(*calls))
+        except CallFailed as exc:
+            raise FleetError(exc) from exc
 
     async def reset_mm_cache_async(self) -> None:
         if self._links:

@@ -18,12 +18,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import frontend_engine_args
-from serve_app.fingerprint import model_fingerprint
+from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
 
-
-VLLM_VERSION: str = version.__version__
+VLLM_VERSION = public_version(version.__version__)
 
 
 class _FrontendEngineArgs(AsyncEngineArgs):

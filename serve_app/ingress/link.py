@@ -23,11 +23,13 @@ class ReplicaLink(asyncio.Protocol):
         on_open: Callable[["ReplicaLink"], None],
         on_message: Callable[["ReplicaLink", Message], None],
         on_lost: Callable[["ReplicaLink", str], None],
+        send_buffer_bytes: int,
     ) -> None:
         self.connection = connection
         self._on_open = on_open
         self._on_message = on_message
         self._on_lost = on_lost
+        self._send_buffer_bytes = send_buffer_bytes
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cause = "the connection was closed"
         self._transport: asyncio.Transport
@@ -63,6 +65,10 @@ class ReplicaLink(asyncio.Protocol):
         try:
             messages = self.connection.receive_data(data)
         except ProtocolError as exc:
+            if was_open:
+                # What came in one piece with a Goodbye may be the last outputs of finished requests.
+                for message in self.connection.undelivered:
+                    self._on_message(self, message)
             self._fail(exc)
             return
         if pending := self.connection.data_to_send():
@@ -89,8 +95,12 @@ class ReplicaLink(asyncio.Protocol):
             self._on_lost(self, self._cause)
 
     def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        """Write, or drop what nobody will read; a replica that reads too slowly is cut off: its requests resume elsewhere."""
+        if self._transport.is_closing():
+            return
+        self._transport.write(data)
+        if (size := self._transport.get_write_buffer_size()) > self._send_buffer_bytes:
+            self.abort(f"{size} bytes unread, limit {self._send_buffer_bytes}")
 
     def close(self, code: str, reason: str) -> None:
         """Say goodbye and close; ``on_lost`` follows if the link was open."""
@@ -126,5 +136,9 @@ async def dial(
     async with asyncio.timeout(timeout_s):
         # The certificate names the deployment, not an address: pods come and go.
         _, protocol = await loop.create_connection(link, *address, ssl=tls, server_hostname="" if tls else None)
-    await protocol.wait_open(timeout_s)
+    try:
+        await protocol.wait_open(timeout_s)
+    except asyncio.CancelledError:
+        protocol.abort("the dial was cancelled")
+        raise
     return protocol

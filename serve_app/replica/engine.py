@@ -20,7 +20,7 @@ import msgspec
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import engine_core_args
-from serve_app.fingerprint import model_fingerprint
+from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.protocol.frames import FrameDecoder, encode_frame
 from serve_app.protocol.messages import Capabilities, Outputs, encode_message
 from serve_app.replica import pipe
@@ -166,7 +166,7 @@ def _engine_core_class() -> type:
                 device=config.device_config.device_type,
                 tensor_parallel_size=response.tensor_parallel_size,
             )
-            return pipe.EngineReady(response.vllm_version, model_fingerprint(config.model_config), capabilities)
+            return pipe.EngineReady(public_version(response.vllm_version), model_fingerprint(config.model_config), capabilities)
 
     return PipedEngineCore
 

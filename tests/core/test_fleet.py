@@ -85,7 +85,7 @@ def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
     assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b", emitted=3)]
     assert run(fleet, outputs("b", Output("r@1", [7, 8], events=["queued"]))) == []
     seam = Output("r@1", [9, 10])
-    assert run(fleet, outputs("b", seam)) == [DeliverOutputs([seam], [(0, 1)])]
+    assert run(fleet, outputs("b", seam)) == [DeliverOutputs([seam], ((0, 1),))]
     assert seam == Output("r", [10])
     after = Output("r@1", [11], finish_reason="length")
     assert run(fleet, outputs("b", after)) == [DeliverOutputs([after])]
@@ -98,7 +98,7 @@ def test_swallowed_is_told_by_the_index_among_the_delivered_outputs() -> None:
     run(fleet, outputs("a", *(Output(f"r{i}@0", [1, 2]) for i in range(3))), LinkOpened("b", 8), LinkLost("a", "reset"))
     whole, gone, seam = Output("new@0", [5]), Output("r0@1", [1, 2]), Output("r1@1", [1, 2, 3])
     run(fleet, arrived("new"))
-    assert run(fleet, outputs("b", whole, gone, seam)) == [DeliverOutputs([whole, seam], [(1, 2)])]
+    assert run(fleet, outputs("b", whole, gone, seam)) == [DeliverOutputs([whole, seam], ((1, 2),))]
 
 
 @pytest.mark.parametrize(

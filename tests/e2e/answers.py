@@ -1,7 +1,7 @@
 """One request of the differential suite, what a server answered to it, and where two answers differ.
 
 An answer becomes one tree of plain data. What may differ between two runs of the same server is masked: ids, times, how many prompt
-tokens were cached, and where a stream was cut into chunks (a slow reader gets several tokens in one).
+tokens were cached, the hash of the whole configuration, and where a stream was cut into chunks (a slow reader gets several tokens in one).
 """
 
 import json
@@ -17,8 +17,13 @@ Json = Any
 """What ``json.loads`` gives."""
 
 _HEX_ID = re.compile(r"[0-9a-f]{16,}")
-_TIMES = frozenset({"created", "created_at", "completed_at"})
-_CACHED = frozenset({"cached_tokens", "cached_tokens_per_turn"})
+_MASKED = {
+    "created": "time",
+    "created_at": "time",
+    "completed_at": "time",
+    "cached_tokens": "cached",
+    "system_fingerprint": "fingerprint",
+}
 _GROWING = frozenset({"text", "content", "arguments", "reasoning", "refusal"})
 _TOLERANCE = 1e-3
 """Of log probabilities, in nats: float32 sums depend on the batch in their last digits. Tokens never did."""
@@ -36,6 +41,8 @@ class Case:
     headers: Mapping[str, str] = field(default_factory=dict)
     sampled: bool = False
     """Drawn without a seed: only the structure is compared."""
+    alone: bool = False
+    """Sent while nothing else runs: other requests of the batch would change vLLM's answer."""
     by_chunk: bool = False
     """A stream whose chunks do not depend on time: compared one by one."""
     with_headers: bool = False
@@ -151,9 +158,9 @@ def mask(tree: Json) -> Json:
 
 
 def _masked_field(key: str, value: Json) -> Json:
-    if key in _TIMES and value is not None:
-        return "<time>"
-    return "<cached>" if key in _CACHED else mask(value)
+    if key in _MASKED and value is not None:
+        return f"<{_MASKED[key]}>"
+    return mask(value)
 
 
 def structure(tree: Json) -> Json:

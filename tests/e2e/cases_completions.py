@@ -17,7 +17,7 @@ SCHEMA = {
 
 def completion(name: str, **fields: Any) -> Case:
     """A greedy request of 12 tokens, but for ``fields``; fields of ``Case`` are told apart by their names."""
-    ours = {k: fields.pop(k) for k in ("sampled", "by_chunk", "wanted", "headers", "with_headers") if k in fields}
+    ours = {k: fields.pop(k) for k in ("sampled", "alone", "by_chunk", "wanted", "headers", "with_headers") if k in fields}
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, **fields}
     return Case(f"completions {name}", "/v1/completions", body, **ours)
 
@@ -57,7 +57,8 @@ SAMPLING = [
     completion("seed and top_p", seed=7, temperature=1.0, top_p=0.5),
     completion("seed and top_k", seed=7, temperature=1.0, top_k=5),
     completion("seed and min_p", seed=7, temperature=1.0, min_p=0.2),
-    completion("negative seed", seed=-1, temperature=0.7),
+    completion("seed -2", seed=-2, temperature=0.7),
+    completion("seed -1 is no seed", seed=-1, temperature=0.7, ignore_eos=True, sampled=True),
     *both("seed and n", seed=3, n=3, temperature=1.0),
     completion("seed and n and prompts", seed=3, n=2, temperature=1.0, prompt=[PROMPT, OTHERS[0]]),
     completion("unseeded", temperature=1.0, ignore_eos=True, sampled=True),
@@ -107,7 +108,7 @@ LOGPROBS = [
     completion("echo of token ids", echo=True, prompt=[5, 300, 17]),
     completion("prompt_logprobs", prompt_logprobs=2),
     completion("prompt_logprobs 0", prompt_logprobs=0),
-    completion("logprob_token_ids", logprobs=1, logprob_token_ids=[5, 6, 7]),
+    completion("logprob_token_ids", alone=True, logprobs=1, logprob_token_ids=[5, 6, 7]),
     completion("return_tokens_as_token_ids", logprobs=1, return_tokens_as_token_ids=True),
     *both("return_token_ids", return_token_ids=True),
     completion("seed and logprobs", seed=2, temperature=1.0, logprobs=4, n=2),

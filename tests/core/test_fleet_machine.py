@@ -1,0 +1,317 @@
+"""The fleet against simulated engines whose next token is a function of the sequence so far, in any order of events."""
+
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from serve_app.core.events import (
+    AttemptUnsendable,
+    Event,
+    HeartbeatArrived,
+    LinkLost,
+    LinkOpened,
+    RequestArrived,
+    RequestsAborted,
+    Ticked,
+)
+from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, Instruction, StartAttempt
+from serve_app.core.request import Resume
+from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestTooLarge, ResumeDiverged
+from tests.core.helpers import Output, outputs
+
+MAX_WAITING = 4
+MAX_ATTEMPTS = 3
+TIMEOUT_S = 5.0
+NO_REPLICA_S = 12.0
+REPLICAS = ("a", "b", "c")
+
+
+def next_token(sequence: tuple[int, ...]) -> int:
+    return zlib.crc32(repr(sequence).encode()) % 50
+
+
+@dataclass
+class Request:
+    """What the client of one request is owed and has got."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    resume: Resume
+    sendable: bool
+    delivered: list[int] = field(default_factory=list)
+    losses: int = 0
+    outcomes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Link:
+    """The engine behind one link, and the frames that are on their way from it."""
+
+    credit: int
+    heard_at: float
+    draining: bool = False
+    running: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Attempt id -> prompt and output so far, by start."""
+    held: dict[str, str] = field(default_factory=dict)
+    """Request id -> attempt id as the ingress sees it, by start."""
+    frames: list[list[Output]] = field(default_factory=list)
+
+
+class FleetMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        limits: dict[str, Any] = {"max_waiting_requests": MAX_WAITING, "max_attempts": MAX_ATTEMPTS}
+        self.fleet = FleetState(FleetSettings(model="m", no_replica_s=NO_REPLICA_S, heartbeat_timeout_s=TIMEOUT_S, **limits))
+        self.now = 0.0
+        self.requests: dict[str, Request] = {}
+        self.links: dict[str, Link] = {}
+        self.queue: list[str] = []
+        self.waiting_since: dict[str, float] = {}
+        self.stale: list[tuple[str, Output]] = []
+
+    def live(self) -> list[str]:
+        return [i for i, r in self.requests.items() if not r.outcomes]
+
+    # What happens.
+
+    @rule(
+        resume=st.sampled_from(Resume),
+        max_tokens=st.integers(1, 6),
+        length=st.integers(1, 6),
+        sendable=st.sampled_from([True, True, True, False]),
+    )
+    def arrive(self, resume: Resume, max_tokens: int, length: int, sendable: bool) -> None:
+        request_id = f"r{len(self.requests)}"
+        prompt = answer = (len(self.requests),)
+        for _ in range(0 if resume is Resume.RESTART else min(length, max_tokens)):
+            answer += (next_token(answer),)
+        self.requests[request_id] = Request(prompt, answer[1:], resume, sendable)
+        room = any(len(k.held) < k.credit and not k.draining for k in self.links.values())
+        if len(self.queue) >= MAX_WAITING and not room:
+            self.handle(RequestArrived(request_id, 1, max_tokens, resume))
+            assert self.requests[request_id].outcomes == ["QueueFull"]
+            return
+        self.queue.append(request_id)
+        self.waiting_since[request_id] = self.now
+        self.handle(RequestArrived(request_id, 1, max_tokens, resume))
+
+    @rule(replica_id=st.sampled_from(REPLICAS), credit=st.integers(1, 3))
+    def open_link(self, replica_id: str, credit: int) -> None:
+        self.forget(replica_id)
+        self.links[replica_id] = Link(credit, self.now)
+        self.handle(LinkOpened(replica_id, credit))
+
+    @rule(replica_id=st.sampled_from(REPLICAS))
+    def lose_link(self, replica_id: str) -> None:
+        self.forget(replica_id)
+        self.handle(LinkLost(replica_id, "reset"))
+
+    @precondition(lambda self: self.links)
+    @rule(data=st.data(), draining=st.booleans())
+    def heartbeat(self, data: st.DataObject, draining: bool) -> None:
+        replica_id = data.draw(st.sampled_from(sorted(self.links)))
+        link = self.links[replica_id]
+        link.heard_at, link.draining = self.now, draining
+        self.handle(HeartbeatArrived(replica_id, 1, len(link.running), 0, 0.5, draining=draining))
+
+    @precondition(lambda self: any(k.running for k in self.links.values()))
+    @rule(data=st.data(), counts=st.lists(st.integers(0, 3), min_size=3, max_size=3), wrong=st.booleans())
+    def step(self, data: st.DataObject, counts: list[int], wrong: bool) -> None:
+        link = self.links[data.draw(st.sampled_from(sorted(i for i, k in self.links.items() if k.running)))]
+        link.frames.append([self.compute(link, i, n, wrong=wrong) for i, n in zip(list(link.running), counts, strict=False)])
+
+    @precondition(lambda self: any(k.frames for k in self.links.values()))
+    @rule(data=st.data())
+    def receive(self, data: st.DataObject) -> None:
+        replica_id = data.draw(st.sampled_from(sorted(i for i, k in self.links.items() if k.frames)))
+        frame = self.links[replica_id].frames.pop(0)
+        self.links[replica_id].heard_at = self.now
+        self.handle(outputs(replica_id, *frame))
+
+    @precondition(lambda self: self.stale)
+    @rule(replica_id=st.sampled_from(REPLICAS))
+    def receive_of_a_former_link(self, replica_id: str) -> None:
+        _, output = self.stale.pop()
+        if replica_id in self.links:
+            self.links[replica_id].heard_at = self.now
+        assert self.fleet.handle(outputs(replica_id, output), now=self.now) == []
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.requests)), unique=True, max_size=3))
+        for request_id in set(chosen) & set(self.live()):
+            self.end(request_id, "abort")
+        self.handle(RequestsAborted(chosen))
+
+    @rule(seconds=st.sampled_from([1.0, 4.0, 7.0, 13.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        silent = [i for i, k in self.links.items() if self.now - k.heard_at > TIMEOUT_S]
+        for replica_id in silent:
+            self.forget(replica_id)
+        instructions = self.handle(Ticked())
+        assert [i.replica_id for i in instructions if isinstance(i, CloseLink)] == silent
+        assert all(self.now - self.waiting_since[i] <= NO_REPLICA_S for i in self.queue)
+
+    # The engines.
+
+    def compute(self, link: Link, attempt_id: str, count: int, *, wrong: bool) -> Output:
+        """Add up to ``count`` tokens. ``wrong``: a replay does not repeat itself."""
+        request = self.requests[attempt_id.split("@")[0]]
+        if request.resume is Resume.RESTART:
+            del link.running[attempt_id]
+            return Output(attempt_id, [], finish_reason="stop")
+        sequence = link.running[attempt_id]
+        whole = request.prompt + request.answer
+        replays = request.resume is Resume.REPLAY and len(sequence) - 1 < len(request.delivered)
+        new = [next_token(sequence) + 50] if wrong and replays and count else []
+        while not new or (not wrong and len(new) < count and len(sequence) + len(new) < len(whole)):
+            if len(new) == count:
+                break
+            new.append(next_token(sequence + tuple(new)))
+        link.running[attempt_id] = sequence + tuple(new)
+        finished = len(link.running[attempt_id]) >= len(whole)
+        if finished:
+            del link.running[attempt_id]
+        return Output(attempt_id, new, finish_reason="stop" if finished else None)
+
+    def forget(self, replica_id: str) -> None:
+        """The link is gone: what it held waits first, oldest first, or ends."""
+        if (link := self.links.pop(replica_id, None)) is None:
+            return
+        self.stale = [(replica_id, output) for frame in link.frames for output in frame]
+        back = []
+        for request_id in link.held:
+            request = self.requests[request_id]
+            request.losses += 1
+            if request.losses < MAX_ATTEMPTS and not (request.resume is Resume.NEVER and request.delivered):
+                back.append(request_id)
+                self.waiting_since[request_id] = self.now
+        self.queue[:0] = back
+
+    # The adapter.
+
+    def handle(self, event: Event) -> list[Instruction]:
+        first = instructions = self.fleet.handle(event, now=self.now)
+        todo = [first]
+        while todo:
+            instructions = todo.pop(0)
+            for instruction in instructions:
+                if (unsendable := self.carry_out(instruction)) is not None:
+                    todo.append(self.fleet.handle(unsendable, now=self.now))
+        return first
+
+    def carry_out(self, instruction: Instruction) -> Event | None:
+        match instruction:
+            case StartAttempt():
+                return self.start(instruction)
+            case AbortAttempts(replica_id, attempt_ids):
+                for attempt_id in attempt_ids:
+                    self.links[replica_id].running.pop(attempt_id, None)
+            case DeliverOutputs(delivered):
+                for output in delivered:
+                    assert isinstance(output, Output)
+                    self.deliver(output)
+            case FailRequest(request_id, error):
+                self.fail(request_id, error)
+            case CloseLink(replica_id):
+                assert replica_id not in self.links
+        return None
+
+    def start(self, start: StartAttempt) -> Event | None:
+        request, link = self.requests[start.request_id], self.links[start.replica_id]
+        assert self.queue.pop(0) == start.request_id, "not the first in the queue"
+        assert not link.draining
+        assert start.attempt_id == f"{start.request_id}@{request.losses}"
+        assert start.emitted == len(request.delivered)
+        continues = request.resume in (Resume.CONTINUE, Resume.NEVER)
+        assert list(start.continue_from) == (request.delivered if continues else [])
+        if not request.sendable:
+            return AttemptUnsendable(start.request_id, RequestTooLarge(size_bytes=2, limit_bytes=1))
+        link.held[start.request_id] = start.attempt_id
+        link.running[start.attempt_id] = request.prompt + start.continue_from
+        return None
+
+    def deliver(self, output: Output) -> None:
+        self.requests[output.request_id].delivered += output.new_token_ids
+        if output.finish_reason is not None:
+            self.end(output.request_id, "finish")
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        request = self.requests[request_id]
+        if isinstance(error, ReplicaLost):
+            assert request.losses == MAX_ATTEMPTS or (request.resume is Resume.NEVER and request.delivered)
+        elif isinstance(error, ResumeDiverged):
+            assert request.resume is Resume.REPLAY
+            assert 0 <= error.position < len(request.delivered)
+        elif isinstance(error, NoReplica):
+            assert self.now - self.waiting_since[request_id] > NO_REPLICA_S
+        elif isinstance(error, RequestTooLarge):
+            assert not request.sendable
+        else:
+            assert isinstance(error, QueueFull)
+        self.end(request_id, type(error).__name__)
+
+    def end(self, request_id: str, outcome: str) -> None:
+        self.requests[request_id].outcomes.append(outcome)
+        if request_id in self.queue:
+            self.queue.remove(request_id)
+        for link in self.links.values():
+            link.held.pop(request_id, None)
+
+    # What always holds.
+
+    @invariant()
+    def fleet_is_valid(self) -> None:
+        self.fleet.validate()
+
+    @invariant()
+    def every_request_is_live_or_has_exactly_one_outcome(self) -> None:
+        assert set(self.fleet.requests) == set(self.live())
+        assert all(len(r.outcomes) <= 1 for r in self.requests.values())
+
+    @invariant()
+    def what_was_delivered_is_the_beginning_of_the_answer_and_all_of_it_at_the_end(self) -> None:
+        for request in self.requests.values():
+            assert tuple(request.delivered) == request.answer[: len(request.delivered)]
+            assert request.outcomes != ["finish"] or tuple(request.delivered) == request.answer
+
+    @invariant()
+    def no_engine_has_more_attempts_than_its_credit(self) -> None:
+        assert all(len(k.running) <= k.credit and len(k.held) <= k.credit for k in self.links.values())
+
+    @invariant()
+    def the_queue_is_first_come_first_served(self) -> None:
+        assert list(self.fleet.waiting) == self.queue
+
+    @invariant()
+    def outcomes_are_counted(self) -> None:
+        ended = Counter(o for r in self.requests.values() for o in r.outcomes)
+        counted = self.fleet.outcomes
+        assert (counted["complete"], counted["aborted"]) == (ended["finish"], ended["abort"])
+        assert counted["rejected"] + counted["failed"] == ended.total() - ended["finish"] - ended["abort"]
+
+    def teardown(self) -> None:
+        """With one good replica every request that is left comes to its end."""
+        for replica_id in list(self.links):
+            self.lose_link(replica_id)
+        self.open_link("last", 100)
+        link = self.links["last"]
+        for _ in range(10):
+            if link.running:
+                link.frames.append([self.compute(link, i, 1, wrong=False) for i in list(link.running)])
+                self.handle(outputs("last", *link.frames.pop()))
+        self.every_request_is_live_or_has_exactly_one_outcome()
+        self.what_was_delivered_is_the_beginning_of_the_answer_and_all_of_it_at_the_end()
+        assert self.live() == []
+
+
+FleetMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFleet = FleetMachine.TestCase

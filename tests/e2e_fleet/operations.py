@@ -1,0 +1,151 @@
+"""A running fleet as its operator sees it: its members, its processes, its series."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.fleet import Server, serve_app, wait_ready, wait_until
+
+MODEL = "tiny"
+COMMAND_LIMIT_S = 60.0
+ROOT = Path(__file__).parents[2]
+
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A ``serve-app up`` of a test."""
+
+    name: str
+    config: dict[str, Any]
+    server: Server
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def home(self) -> Path:
+        return self.server.log.parent
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run ``serve-app`` with the fleet's own cache folder, where ``up`` keeps its run file."""
+        return self._run("serve_app.cli.main", *arguments)
+
+    def operate(self, action: str, config: Mapping[str, Any]) -> None:
+        """Hand Serve a configuration, as `operate` says."""
+        file = self.home / "changed.yaml"
+        file.write_text(yaml.safe_dump(dict(config)))
+        result = self._run("tests.e2e_fleet.operate", action, str(file))
+        assert result.returncode == 0, result.stderr
+
+    def _run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "SERVE_APP_CACHE": str(self.home / "serve-app")}
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``serve-app status --json`` prints."""
+        result = self.command("status", self.name, "--json")
+        assert result.returncode == 0, result.stderr
+        return dict(json.loads(result.stdout))
+
+    def members(self, role: str) -> list[dict[str, Any]]:
+        return [m for m in self.status()["members"] if m["role"] == role]
+
+    def family(self) -> list[psutil.Process]:
+        """Return ``serve-app up`` and all processes below it."""
+        main = psutil.Process(self.server.process.pid)
+        return [main, *main.children(recursive=True)]
+
+    def process(self, title: str) -> psutil.Process:
+        """Return the process below ``serve-app up`` whose title starts so, such as ``ray::LeaseBoard``."""
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):
+                if " ".join(process.cmdline()).startswith(title):
+                    return process
+        raise AssertionError(f"no process {title} below {self.server.process.pid}")
+
+    def ingresses(self, count: int = 1) -> list[Series]:
+        """Return the series of each ingress; they share the port, so connections are made until ``count`` have answered."""
+        found: dict[float, Series] = {}
+        deadline = time.monotonic() + COMMAND_LIMIT_S
+        while len(found) < count and time.monotonic() < deadline:
+            series = scrape(self.url)
+            found[series[("process_start_time_seconds", ())]] = series
+        assert len(found) >= count, f"{len(found)} of {count} ingresses answered"
+        return [found[started] for started in sorted(found)]
+
+    def outcome(self, name: str) -> float:
+        """Return how many engine requests of a fleet with one ingress ended, or went on, in this way."""
+        key = ("serve_app_requests_total", (("model", MODEL), ("outcome", name)))
+        return self.ingresses()[0].get(key, 0.0)
+
+    def wait_for_replicas(self, count: int, *, num_ingresses: int = 1, limit_s: float = 90.0) -> None:
+        """Wait until every ingress has a link to this many replicas that take requests."""
+        wait_until(
+            lambda: all(len(taking(s)) == count for s in self.ingresses(num_ingresses)),
+            limit_s=limit_s,
+            what=f"{count} replicas at each ingress\n{self.server.tail(20)}",
+        )
+
+
+def scrape(url: str) -> Series:
+    """Return the series of whichever ingress takes the connection."""
+    text = httpx.get(f"{url}/metrics", timeout=10).text
+    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
+
+
+def replicas(series: Series) -> dict[str, float]:
+    """Return replica id -> 1.0 when it is draining, else 0.0, of the replicas that this ingress has a link to."""
+    return {dict(labels)["replica"]: v for (name, labels), v in series.items() if name == "serve_app_replica_draining"}
+
+
+def taking(series: Series) -> set[str]:
+    """Return the ids of the replicas that this ingress gives requests to."""
+    return {replica_id for replica_id, draining in replicas(series).items() if not draining}
+
+
+@contextlib.contextmanager
+def fleet(config: Mapping[str, Any], home: Path, *, num_replicas: int = 1) -> Iterator[Fleet]:
+    """Run a fleet; it is ready, every ingress with ``num_replicas``."""
+    with serve_app(config, home) as server:
+        wait_ready(server, "/readyz")
+        running = Fleet(config["name"], dict(config), server)
+        num_ingresses = config["ingress"].get("replicas", {}).get("min", 1)
+        running.wait_for_replicas(num_replicas, num_ingresses=num_ingresses)
+        yield running
+
+
+def temporary_folder(process: psutil.Process) -> Path:
+    """Return the folder that ``serve-app up`` made for its Ray cluster."""
+    for child in process.children():
+        if found := re.search(r"/\S*?/serve-app-\w+", " ".join(child.cmdline())):
+            return Path(found.group())
+    raise AssertionError("no child of serve-app up names its folder")
+
+
+def shared_memory(processes: list[psutil.Process]) -> set[str]:
+    """Return the files in /dev/shm that these processes have mapped and that still have a name."""
+    maps = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            maps |= {m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
+    return {path for path in maps if os.path.exists(path)}

@@ -1,0 +1,109 @@
+"""A replica dies under running requests: the answers are those of an undisturbed fleet. Real CPU engines in float32."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.fleet import wait_until
+from tests.e2e_fleet.conftest import Configure
+from tests.e2e_fleet.operations import MODEL, Fleet, fleet
+from tests.e2e_fleet.streams import PROMPT, Answer, Ask, chat, completion, play
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+RESTART_LIMIT_S = 90.0
+PROMPTS = [f"{n} {PROMPT}" for n in ("one", "two", "three", "four")]
+
+
+@pytest.fixture(scope="module")
+def pair(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two real engines behind one ingress."""
+    config = configure(8040, replicas={"min": 2, "max": 2}, timeouts={"drain_s": 5.0, "no_replica_s": 30.0})
+    with fleet(config, tmp_path_factory.mktemp("pair"), num_replicas=2) as running:
+        yield running
+
+
+def greedy_streams() -> list[Ask]:
+    return [completion(MODEL, prompt=p) for p in PROMPTS] + [chat(MODEL, prompt=p) for p in PROMPTS]
+
+
+def kinds_of_requests(stop: str) -> list[Ask]:
+    """Return one request for each way in which a request may go on: continued, replayed, and by its parts."""
+    usage: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    return [
+        completion(MODEL, n=2, temperature=0.9, seed=3),
+        chat(MODEL, n=2, prompt=PROMPTS[1], **usage),
+        completion(MODEL, prompt=PROMPTS[1], logprobs=2),
+        chat(MODEL, prompt=PROMPTS[2], logprobs=True, top_logprobs=2),
+        completion(MODEL, prompt=PROMPTS[0], stop=[stop], **usage),
+        completion(MODEL, prompt=PROMPTS[3], temperature=0.8, seed=7),
+        completion(MODEL, prompt=PROMPTS[2], presence_penalty=0.5, frequency_penalty=0.3),
+        chat(MODEL, repetition_penalty=1.1),
+        completion(MODEL, structured_outputs={"regex": "[a-z ]{150}"}, ignore_eos=False),
+        completion(MODEL, prompt=PROMPTS[3], stream=False),
+        chat(MODEL, prompt=PROMPTS[3], stream=False, temperature=0.8, seed=11),
+        completion(MODEL, stream=False, use_beam_search=True, n=2, max_tokens=40, ignore_eos=False),
+    ]
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def assert_same(disturbed: list[Answer], undisturbed: list[Answer]) -> None:
+    for ours, theirs in zip(disturbed, undisturbed, strict=True):
+        assert ours.is_complete(), ours.events[-3:]
+        assert ours.folded() == theirs.folded()
+        assert ours.logprobs() == pytest.approx(theirs.logprobs(), abs=1e-4)
+
+
+def killed(pair: Fleet, pid: int, asks: list[Ask]) -> list[Answer]:
+    """Return the answers while ``pid`` is killed in their midst; at least one of them lost its replica."""
+    resumed = pair.outcome("resumed")
+    answers = play(pair.url, asks, lambda: kill(pid))
+    assert pair.outcome("resumed") > resumed, "nothing ran on what was killed"
+    return answers
+
+
+def test_streams_are_the_same_when_an_engine_core_is_killed(pair: Fleet) -> None:
+    undisturbed = play(pair.url, greedy_streams())
+    victim = pair.members("replica")[0]["load"]["engine_pid"]
+    assert_same(killed(pair, victim, greedy_streams()), undisturbed)
+    pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
+
+
+def test_every_kind_of_request_is_the_same_when_a_replica_process_is_killed(pair: Fleet) -> None:
+    stop = play(pair.url, [completion(MODEL, prompt=PROMPTS[0])])[0].text()[150:156]
+    undisturbed = play(pair.url, kinds_of_requests(stop))
+    victim = pair.members("replica")[0]["pid"]
+    assert_same(killed(pair, victim, kinds_of_requests(stop)), undisturbed)
+    pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
+
+
+def test_without_the_lease_board_serving_goes_on_and_a_new_replica_is_found(pair: Fleet) -> None:
+    undisturbed = play(pair.url, greedy_streams())
+    board = pair.process("ray::LeaseBoard").pid
+    assert_same(play(pair.url, greedy_streams(), lambda: kill(board)), undisturbed)
+
+    unseeded = [completion(MODEL, structured_outputs={"regex": "[a-z ]{150}"}, temperature=1.0, ignore_eos=False)] * 4
+    before = {m["replica_id"]: m["load"]["engine_pid"] for m in members_on_the_new_board(pair)}
+    answers = play(pair.url, unseeded, lambda: kill(next(iter(before.values()))))
+    assert all(a.is_complete() or a.errors() for a in answers), "a silent end"
+    assert [e["type"] for a in answers for e in a.errors()] != [], "no stream was on the killed engine"
+    pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
+    assert len({m["replica_id"] for m in members_on_the_new_board(pair)} - set(before)) == 1
+
+
+def members_on_the_new_board(pair: Fleet) -> list[dict[str, Any]]:
+    """Return the replicas once both have registered with the board that Ray started again."""
+    found: list[dict[str, Any]] = []
+
+    def both() -> bool:
+        found[:] = pair.members("replica")
+        return len(found) == 2
+
+    wait_until(both, limit_s=30, what="two replicas on the lease board")
+    return found
