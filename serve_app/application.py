@@ -1,5 +1,6 @@
-"""``build(args) -> Application``: the import path for RayService, ``serve run`` and ``serve-app up``. Composes, decides nothing."""
+"""``build(args) -> Application``: import path for RayService, ``serve run`` and ``serve-app up``. Composes, decides nothing."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,8 +28,15 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def replica_deployment(model: ModelSettings) -> str:
-    """Return the Serve deployment's name: a model's name may hold characters that Serve's may not."""
-    return "replica-" + "".join(c if c.isalnum() or c in "-_" else "-" for c in model.name)
+    """Return the Serve deployment's name.
+
+    A model's name may hold characters that Serve's may not. Where one is replaced, a hash keeps `a/b` and `a:b` apart; it is a
+    function of this name alone, or another model in the file would rename, and so restart, this one.
+    """
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in model.name)
+    if plain != model.name:
+        plain += "-" + hashlib.sha256(model.name.encode()).hexdigest()[:6]
+    return f"replica-{plain}"
 
 
 def _common(settings: Settings, num_cpus: float) -> dict[str, Any]:

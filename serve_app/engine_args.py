@@ -3,6 +3,7 @@
 Pure: plain dictionaries in and out; nothing here imports vLLM.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from serve_app.config import ModelSettings
@@ -52,7 +53,7 @@ _FRONTEND_ARGS = frozenset(
         "trust_remote_code",
     }
 )
-"""What the front end needs of the engine's arguments: tokenizing, templates, validation. The rest is about a device it has not."""
+"""What the front end needs of the engine's arguments: tokenizing, templates, validation. The rest is about a device it lacks."""
 
 
 def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
@@ -63,6 +64,8 @@ def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
         # A batch changes bfloat16 numerics, so that a resumed greedy stream could differ from an undisturbed one.
         args.setdefault("dtype", "float32")
         args.setdefault("enforce_eager", True)
+        if model.simulated is None:
+            args["kv_cache_memory_bytes"] = int(model.kv_cache_gib * 2**30)
     if model.simulated is not None:
         args["distributed_executor_backend"] = SIMULATED_EXECUTOR
         args["additional_config"] = {
@@ -93,12 +96,14 @@ def _shared_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
     }
 
 
-def engine_environment(model: ModelSettings) -> dict[str, str]:
-    """Return the environment variables that the engine core's process is started with, over the inherited ones."""
-    env = {"VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment that the engine core's process is started with."""
+    env = {**inherited, "VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if model.device == "cpu":
         # One thread per engine: with more, replicas on one machine take the cores from each other.
-        env |= {"VLLM_CPU_KVCACHE_SPACE": f"{max(1, round(model.kv_cache_gib))}", "OMP_NUM_THREADS": "1"}
+        env["OMP_NUM_THREADS"] = "1"
+        if model.simulated is None:
+            env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and vLLM would take it before kv_cache_memory_bytes
     return {**env, **model.env}
 
 

@@ -41,8 +41,9 @@ class Lease:
 class LeaseBoard:
     """The actor's class; plain asyncio, so that tests run it without Ray. Versions count changes of the member set."""
 
-    def __init__(self, expiry_s: float) -> None:
+    def __init__(self, expiry_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._expiry_s = expiry_s
+        self._now = now
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._version = 1
         self._changed = asyncio.Event()
@@ -52,7 +53,7 @@ class LeaseBoard:
     def renew(self, lease: Lease) -> None:
         """Add or renew a member; only a new one or another state wakes the pollers."""
         known = self._leases.get(lease.replica_id)
-        self._leases[lease.replica_id] = (lease, time.monotonic() + self._expiry_s)
+        self._leases[lease.replica_id] = (lease, self._now() + self._expiry_s)
         if known is None or (known[0].state, known[0].port) != (lease.state, lease.port):
             self._bump()
 
@@ -68,9 +69,9 @@ class LeaseBoard:
 
     async def wait(self, seen: tuple[int, int], timeout_s: float) -> tuple[tuple[int, int], list[Lease]]:
         """Return (version, members) as soon as the version differs from ``seen``, or after ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
+        deadline = self._now() + timeout_s
         self._expire()
-        while (self._incarnation, self._version) == seen and (left := deadline - time.monotonic()) > 0:
+        while (self._incarnation, self._version) == seen and (left := deadline - self._now()) > 0:
             try:
                 async with asyncio.timeout(min(left, self._expiry_s / 4)):
                     await self._changed.wait()
@@ -79,7 +80,7 @@ class LeaseBoard:
         return (self._incarnation, self._version), self.members()
 
     def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._now()
         ended = [i for i, (_, until) in self._leases.items() if until < now]
         for replica_id in ended:
             del self._leases[replica_id]

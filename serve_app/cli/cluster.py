@@ -1,4 +1,4 @@
-"""The command line's own Ray cluster: started in a temporary folder on free ports, found again by its name, ended without a trace."""
+"""The command line's own Ray cluster: in a temporary folder on free ports, found again by its name, ended without a trace."""
 
 import contextlib
 import json

@@ -9,6 +9,7 @@ import typer
 
 from serve_app.cli import model
 from serve_app.cli.check import check
+from serve_app.cli.demo import demo
 from serve_app.cli.status import down, status
 from serve_app.cli.up import up
 from serve_app.errors import ServingError
@@ -26,6 +27,7 @@ app.command()(check)
 app.command()(up)
 app.command()(down)
 app.command()(status)
+app.command()(demo)
 
 
 @config_app.command()

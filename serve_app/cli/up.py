@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from serve_app.cli.cluster import RunState, connect, local_cluster, ray_token
+from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.config import Settings, load_settings
 from serve_app.errors import ClusterFailed
 
@@ -51,9 +52,11 @@ def _interrupted(stop: threading.Event) -> None:
 @contextlib.contextmanager
 def _cluster(settings: Settings, address: str) -> Iterator[str]:
     if address:
+        refuse_name_in_use(settings.name)
         connect(address, settings.name)
         yield address
     else:
+        refuse_hopeless_start(settings)
         console.print("starting Ray")
         with local_cluster(settings) as ray_address:
             yield ray_address
@@ -66,11 +69,6 @@ def running(settings: Settings, ray_address: str, stop: threading.Event) -> Iter
     Raises:
         ClusterFailed: The application does not come up; the message holds Serve's own reason.
     """
-    if (other := RunState.load(settings.name)) is not None:
-        raise ClusterFailed(
-            problem=f"an application named {settings.name!r} runs already (pid {other.pid})",
-            hint=f"serve-app down {settings.name}, or another name in the file",
-        )
     url = base_url(settings)
     RunState(settings.name, os.getpid(), ray_address, ray_token(), url).save()
     try:

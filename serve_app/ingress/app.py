@@ -5,6 +5,7 @@ Pure ASGI. A request's body is read here once (bounded), its ``model`` picks the
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -30,6 +31,9 @@ VLLM_ROUTES = frozenset(
 )
 """POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
 
+MAX_REQUEST_ID_CHARS = 128
+"""An attempt's id on a link is the request's with suffixes of vLLM's and ours, together at most 256 (protocol/messages.py)."""
+
 _RESPONSES_STATE = "this server keeps no responses between requests"
 
 
@@ -42,6 +46,8 @@ class _Body(msgspec.Struct):
 
 
 _body_decoder = msgspec.json.Decoder(_Body)
+
+_ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError"}
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,7 @@ class IngressApp:
             await _not_found(path)(scope, receive, send)
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        _check_request_id(scope)
         self.streams += 1
         try:
             try:
@@ -147,7 +154,7 @@ class IngressApp:
         """
         try:
             fields = _body_decoder.decode(body)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the last by a body of 2000 brackets
             return self._default
         if path == "/v1/responses":
             if fields.previous_response_id is not None:
@@ -226,23 +233,41 @@ class ErrorResponse(JSONResponse):
 
 def error_response(error: ServingError) -> ErrorResponse:
     """Return the response of an error: its status, and Retry-After in whole seconds where it knows one."""
-    content = _error_body(str(error), error.code, error.http_status, getattr(error, "param", None))
+    param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
+    content = _error_body(str(error), error.http_status, param)
     retry_after_s = error.retry_after_s
     headers = {} if retry_after_s is None else {"retry-after": str(max(1, round(retry_after_s)))}
     return ErrorResponse(content, status_code=error.http_status, headers=headers)
 
 
-def _error_body(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:
+def _error_body(message: str, status: int, param: str | None = None) -> dict[str, Any]:
+    """Return an error as vLLM's: its names for 400 and 404, else the status's own phrase; the code is the status."""
+    kind = _ERROR_TYPES.get(status) or HTTPStatus(status).phrase
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 def _not_found(path: str) -> Response:
-    return JSONResponse(_error_body(f"{path} does not exist here", "not_found", 404), status_code=404)
+    return JSONResponse(_error_body(f"{path} does not exist here", 404), status_code=404)
 
 
 def _method_not_allowed(allowed: str) -> Response:
-    body = _error_body(f"allowed methods: {allowed}", "method_not_allowed", 405)
+    body = _error_body(f"allowed methods: {allowed}", 405)
     return JSONResponse(body, status_code=405, headers={"allow": allowed})
+
+
+def _check_request_id(scope: Scope) -> None:
+    """vLLM makes the client's id part of its own, and that goes into logs, headers and over the links.
+
+    Raises:
+        BadRequest: It is too long, or has characters that cannot be printed.
+    """
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            if len(value) > MAX_REQUEST_ID_CHARS:
+                problem = f"has {len(value)} characters, limit {MAX_REQUEST_ID_CHARS}"
+                raise BadRequest(param="X-Request-Id", problem=problem)
+            if not value.decode("latin-1").isprintable():
+                raise BadRequest(param="X-Request-Id", problem="has characters that cannot be printed")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -7,7 +7,7 @@ share its lists and its ``SamplingParams``.
 import copy
 from typing import Any
 
-from serve_app.core.instructions import StartAttempt
+from serve_app.core.instructions import DeliverOutputs, StartAttempt
 from serve_app.core.request import Resume
 
 _GREEDY_BELOW = 1e-5  # vllm.sampling_params: a lower temperature is greedy
@@ -60,3 +60,11 @@ def attempt_request(request: Any, start: StartAttempt) -> Any:
         params.max_tokens = request.sampling_params.max_tokens - count
         params.min_tokens = max(0, request.sampling_params.min_tokens - count)
     return attempt
+
+
+def drop_swallowed_logprobs(deliver: DeliverOutputs) -> None:
+    """Drop the log probabilities of tokens that a replay swallowed, as the fleet dropped the tokens."""
+    for index, count in deliver.swallowed:
+        output: Any = deliver.outputs[index]
+        if (lists := output.new_logprobs) is not None:
+            output.new_logprobs = type(lists)(*(part[count:] for part in lists[:3]))

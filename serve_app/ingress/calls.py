@@ -1,4 +1,4 @@
-"""Utility calls to engine cores that are under way. Each ends with the replica's Result, the loss of its link, or a time limit."""
+"""Utility calls to engine cores that are under way. Each ends by the Result, by the loss of its link, or by a time limit."""
 
 import asyncio
 import itertools

@@ -44,9 +44,10 @@ from serve_app.core.instructions import (
 )
 from serve_app.errors import CallFailed, NoReplica, ProtocolError, ServingError
 from serve_app.ingress import admission
-from serve_app.ingress.attempts import attempt_request, resume_of
+from serve_app.ingress.attempts import attempt_request, drop_swallowed_logprobs, resume_of
 from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.link import ReplicaLink, dial
+from serve_app.ingress.metrics import show_whole_fleet
 from serve_app.membership import Lease
 from serve_app.protocol.connection import IngressConnection
 from serve_app.protocol.messages import Capabilities, Heartbeat, Message, Outputs, Result
@@ -249,34 +250,20 @@ class FleetClient(EngineCoreClient):
         frame.timestamp, frame.engine_index = now, 0
         for instruction in self.fleet.handle(OutputsArrived(link.replica_id, frame.outputs), now=now):
             if isinstance(instruction, DeliverOutputs):
-                self._trim(instruction)
+                drop_swallowed_logprobs(instruction)
                 frame.outputs = list(instruction.outputs)
                 self._forget_finished(frame.outputs)
-                self._outputs.put_nowait(self._with_fleet_stats(frame))
+                if frame.scheduler_stats is not None:
+                    show_whole_fleet(frame.scheduler_stats, self.fleet)
+                self._outputs.put_nowait(frame)
             else:
                 self._do[type(instruction)](instruction)
-
-    def _trim(self, deliver: DeliverOutputs) -> None:
-        """Drop the log probabilities of tokens that a replay swallowed."""
-        for index, count in deliver.swallowed:
-            output: Any = deliver.outputs[index]
-            if (lists := output.new_logprobs) is not None:
-                output.new_logprobs = type(lists)(*(part[count:] if part is not None else None for part in lists[:3]))
 
     def _forget_finished(self, outputs: list[Any]) -> None:
         for output in outputs:
             if output.finish_reason is not None:
                 self._requests.pop(output.request_id, None)
                 self._admissions.pop(output.request_id, None)
-
-    def _with_fleet_stats(self, frame: EngineCoreOutputs) -> EngineCoreOutputs:
-        """A step's gauges are one engine's; show the fleet's instead. Counters in it (prefix cache) are this step's own."""
-        if (stats := frame.scheduler_stats) is not None:
-            replicas = self.fleet.replicas.values()
-            stats.num_running_reqs = sum(r.running for r in replicas)
-            stats.num_waiting_reqs = sum(r.waiting for r in replicas) + len(self.fleet.waiting)
-            stats.kv_cache_usage = max((r.kv_usage for r in replicas), default=0.0)
-        return frame
 
     def _handle(self, event: Event) -> None:
         self._carry_out(self.fleet.handle(event, now=time.monotonic()))

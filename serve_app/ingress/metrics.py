@@ -85,3 +85,11 @@ _REPLICA_GAUGES = {
 
 def register(fleets: Iterable[FleetState]) -> None:
     REGISTRY.register(FleetCollector(fleets))
+
+
+def show_whole_fleet(stats: Any, fleet: FleetState) -> None:
+    """Put the fleet's gauges in place of one engine's in vLLM's ``SchedulerStats``; its counters are the step's own."""
+    replicas = fleet.replicas.values()
+    stats.num_running_reqs = sum(r.running for r in replicas)
+    stats.num_waiting_reqs = sum(r.waiting for r in replicas) + len(fleet.waiting)
+    stats.kv_cache_usage = max((r.kv_usage for r in replicas), default=0.0)

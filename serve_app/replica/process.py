@@ -70,7 +70,7 @@ class EngineProcess:
                 *(sys.executable, "-m", "serve_app.replica.engine", str(theirs.fileno())),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
-                env={**environment, **engine_environment(model)},
+                env=engine_environment(model, environment),
                 start_new_session=True,
             )
         self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)

@@ -10,17 +10,23 @@ import os
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from serve_app.config import ProtocolSettings
 from serve_app.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
 from serve_app.protocol.connection import ReplicaConnection, State
-from serve_app.protocol.messages import Abort, Add, Call, Message
+from serve_app.protocol.frames import encode_frame
+from serve_app.protocol.messages import Abort, Add, Call, Goodbye, Message, encode_message
 from serve_app.replica import pipe
 from serve_app.replica.engine import CALLABLE_METHODS
-from serve_app.replica.process import EngineProcess
 
 logger = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What a listener needs of an engine core; what it says comes back through ``ReplicaServer.on_engine_message``."""
+
+    def send(self, message: pipe.ToEngine) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class ReplicaServer:
         identity: ReplicaIdentity,
         settings: ProtocolSettings,
         token: bytes,
-        engine: EngineProcess,
+        engine: Engine,
         ready: pipe.EngineReady,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -158,6 +164,7 @@ class _Link(asyncio.Protocol):
             self._slot = server.take_slot(self)
         except SlotsExhausted as exc:
             logger.warning("link refused: %s", exc)
+            self._transport.write(encode_frame(encode_message(Goodbye(exc.code, str(exc)))))
             transport.close()
             return
         self._connection = ReplicaConnection(
@@ -273,6 +280,8 @@ class _Link(asyncio.Protocol):
 
     def _peer_is_silent(self) -> None:
         self.say_goodbye("silent_peer", f"nothing heard for {self._server.settings.heartbeat_timeout_s:g} s")
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()  # it does not read either: a close would wait for it, and its attempts would run on
 
     def _handshake_is_late(self) -> None:
         late = HandshakeTimeout(limit_s=self._server.settings.handshake_timeout_s)

@@ -16,12 +16,17 @@ import httpx
 Json = Any
 """What ``json.loads`` gives."""
 
+MASKED_DIFFERENCES = frozenset({"fingerprint", "prefix-cache"})
+"""Rows of docs/differences.md that `mask` hides in every answer."""
+
 _HEX_ID = re.compile(r"[0-9a-f]{16,}")
 _MASKED = {
+    # Name of a field anywhere in an answer -> what is put in its place when it is not null.
     "created": "time",
     "created_at": "time",
     "completed_at": "time",
     "cached_tokens": "cached",
+    "cache_write_tokens": "cached",
     "system_fingerprint": "fingerprint",
 }
 _GROWING = frozenset({"text", "content", "arguments", "reasoning", "refusal"})
@@ -31,7 +36,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Case:
-    """A request. ``wanted`` says where its answers differ on purpose: path in the tree -> id of a row in docs/differences.md."""
+    """A request. ``wanted`` says where its answers differ on purpose: part of the tree -> id of a row in docs/differences.md."""
 
     name: str
     path: str
@@ -47,6 +52,13 @@ class Case:
     """A stream whose chunks do not depend on time: compared one by one."""
     with_headers: bool = False
     wanted: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_error(tree: Json) -> bool:
+    """Return whether the answer refuses: by its status, or by an event of a stream that had begun."""
+    events = tree.get("events")
+    rest = events["rest"] if isinstance(events, dict) else []
+    return tree["status"] >= 400 or any(isinstance(event, dict) and "error" in event for event in rest)
 
 
 async def ask(client: httpx.AsyncClient, case: Case) -> Json:
@@ -69,7 +81,7 @@ def tree_of(response: httpx.Response, case: Case) -> Json:
     if kind.startswith("text/event-stream"):
         events = parse_events(response.text)
         tree["events"] = events if case.by_chunk else fold(events)
-    elif kind.startswith("application/json"):
+    elif kind.startswith("application/json") and response.content:
         tree["body"] = response.json()
     else:
         tree["body"] = response.text

@@ -29,7 +29,11 @@ CALLED = [
         "role": "assistant",
         "content": None,
         "tool_calls": [
-            {"id": "call-1", "type": "function", "function": {"name": "get_weather", "arguments": '{"unit": "celsius", "days": 1}'}}
+            {
+                "id": "call-1",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": '{"unit": "celsius", "days": 1}'},
+            }
         ],
     },
     {"role": "tool", "tool_call_id": "call-1", "content": "17 degrees"},
@@ -52,16 +56,31 @@ MESSAGES = [
     *both("greedy"),
     chat("without a model", model=None),
     chat("system message", messages=[SYSTEM, *ASK]),
-    chat("several turns", messages=[SYSTEM, *ASK, {"role": "assistant", "content": "Paris."}, {"role": "user", "content": "Why?"}]),
+    chat(
+        "several turns", messages=[SYSTEM, *ASK, {"role": "assistant", "content": "Paris."}, {"role": "user", "content": "Why?"}]
+    ),
     chat("developer role", messages=[{"role": "developer", "content": "Be brief."}, *ASK]),
     chat("a role of one's own", messages=[{"role": "narrator", "content": "Once"}]),
     chat("name of the speaker", messages=[{"role": "user", "name": "Ann", "content": "Hello"}]),
-    chat("content parts", messages=[{"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": " you"}]}]),
-    chat("content parts without a type", messages=[{"role": "user", "content": [{"text": "Hello"}]}]),
+    chat(
+        "content parts",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": " you"}]}],
+    ),
+    chat("invalid: content parts without a type", messages=[{"role": "user", "content": [{"text": "Hello"}]}]),
     chat("assistant without content", messages=[*ASK, {"role": "assistant", "content": None}]),
     chat("reasoning in the history", messages=[*ASK, {"role": "assistant", "content": "Paris", "reasoning": "easy"}, *ASK]),
     *both("continue_final_message", messages=PREFILL, continue_final_message=True, add_generation_prompt=False),
-    *both("continue_final_message and echo", messages=PREFILL, continue_final_message=True, add_generation_prompt=False, echo=True),
+    chat(
+        "continue_final_message and echo", messages=PREFILL, continue_final_message=True, add_generation_prompt=False, echo=True
+    ),
+    chat(
+        "invalid: continue_final_message and echo, streamed",  # of vLLM itself: it takes the message for a text
+        messages=PREFILL,
+        continue_final_message=True,
+        add_generation_prompt=False,
+        echo=True,
+        stream=True,
+    ),
     chat("add_generation_prompt off", add_generation_prompt=False),
     chat("add_special_tokens", add_special_tokens=True),
     chat("chat_template_kwargs", chat_template_kwargs={"enable_thinking": False}),
@@ -118,7 +137,9 @@ TOOLS = [
     *both("tools, not called", tools=[WEATHER]),
     chat("tools and tool_choice none", tools=[WEATHER], tool_choice="none"),
     *both("tools and tool_choice required", tools=[WEATHER], tool_choice="required", max_tokens=80),
-    *both("named tool", tools=[WEATHER, CLOCK], tool_choice={"type": "function", "function": {"name": "get_weather"}}, max_tokens=80),
+    *both(
+        "named tool", tools=[WEATHER, CLOCK], tool_choice={"type": "function", "function": {"name": "get_weather"}}, max_tokens=80
+    ),
     chat("tools and the results of a call", messages=CALLED, tools=[WEATHER]),
     *both(
         "a call in the parser's own form",

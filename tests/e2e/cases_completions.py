@@ -32,7 +32,7 @@ PLAIN = [
     completion("without a model", model=None),
     completion("default max_tokens", max_tokens=None),
     completion("one token", max_tokens=1),
-    completion("empty prompt", prompt=""),
+    completion("invalid: empty prompt", prompt=""),
     completion("text outside ASCII", prompt="Grüße 日本語 🙂"),
     completion("prompt of one token id", prompt=[17]),
     completion("prompt of token ids", prompt=[5, 300, 17, 900]),
@@ -43,7 +43,7 @@ PLAIN = [
     completion("request_id", request_id="mine-1"),
     completion("unknown field", no_such_field=1),
     completion("up to the model's length", prompt=[9] * 1000, max_tokens=24, ignore_eos=True),
-    completion("suffix empty", suffix=""),
+    completion("invalid: suffix empty", suffix=""),
     completion("cache_salt", cache_salt="salt"),
     completion("vllm_xargs", vllm_xargs={"a": 1}),
     completion("add_special_tokens", add_special_tokens=False),
@@ -148,14 +148,14 @@ STRUCTURED = [
         response_format={"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}},
         max_tokens=60,
     ),
-    completion("structured and logprobs", structured_outputs={"choice": ["yes", "no"]}, logprobs=2),
+    completion("structured and logprobs", structured_outputs={"regex": "[a-z]{5}"}, logprobs=2),
 ]
 
 BEAMS = [
     completion("beam search", use_beam_search=True, n=3, max_tokens=6),
     completion("beam search, length_penalty", use_beam_search=True, n=2, max_tokens=6, length_penalty=2.0),
     completion("beam search, prompts", use_beam_search=True, n=2, max_tokens=4, prompt=[PROMPT, OTHERS[0]]),
-    completion("beam search, streamed", use_beam_search=True, n=2, max_tokens=4, stream=True),
+    completion("invalid: beam search, streamed", use_beam_search=True, n=2, max_tokens=4, stream=True),
 ]
 
 CASES = [*PLAIN, *SAMPLING, *STOPPING, *LOGPROBS, *STREAMING, *STRUCTURED, *BEAMS]

@@ -1,5 +1,6 @@
 """Requests that nobody can serve: the errors, their bodies and their order are vLLM's own."""
 
+import gzip
 import json
 
 from tests.e2e.answers import Case
@@ -12,39 +13,54 @@ _JSON = {"content-type": "application/json"}
 
 
 def raw(name: str, content: bytes, path: str = "/v1/completions", **headers: str) -> Case:
-    return Case(f"invalid: {name}", path, content, headers={k.replace("_", "-"): v for k, v in headers.items()} or _JSON)
+    return Case(f"body {name}", path, content, headers={k.replace("_", "-"): v for k, v in headers.items()} or _JSON)
 
 
 BYTES = [
-    raw("malformed JSON", b'{"model": "tiny", "prompt": '),
-    raw("malformed JSON for chat", b"{]", "/v1/chat/completions"),
-    raw("empty body", b""),
-    raw("JSON null", b"null"),
-    raw("JSON list", b"[1, 2]"),
-    raw("JSON string", b'"hello"'),
-    raw("empty object", b"{}"),
-    raw("empty object for chat", b"{}", "/v1/chat/completions"),
-    raw("not UTF-8", b'{"model": "tiny", "prompt": "\xff\xfe"}'),
-    raw("NaN", b'{"model": "tiny", "prompt": "a", "temperature": NaN}'),
-    raw("a number too large", b'{"model": "tiny", "prompt": "a", "temperature": 1e999}'),
-    raw("an integer of 30 digits", b'{"model": "tiny", "prompt": "a", "max_tokens": ' + b"9" * 30 + b"}"),
+    raw("invalid: malformed JSON", b'{"model": "tiny", "prompt": '),
+    raw("invalid: malformed JSON for chat", b"{]", "/v1/chat/completions"),
+    raw("invalid: empty body", b""),
+    raw("invalid: JSON null", b"null"),
+    raw("invalid: JSON list", b"[1, 2]"),
+    raw("invalid: JSON string", b'"hello"'),
+    raw("invalid: empty object", b"{}"),
+    raw("invalid: empty object for chat", b"{}", "/v1/chat/completions"),
+    raw("invalid: not UTF-8", b'{"model": "tiny", "prompt": "\xff\xfe"}'),
+    raw("invalid: NaN", b'{"model": "tiny", "prompt": "a", "temperature": NaN}'),
+    raw("invalid: a number too large", b'{"model": "tiny", "prompt": "a", "temperature": 1e999}'),
+    raw("invalid: an integer of 30 digits", b'{"model": "tiny", "prompt": "a", "max_tokens": ' + b"9" * 30 + b"}"),
     raw("the same key twice", b'{"model": "tiny", "prompt": "a", "max_tokens": 2, "max_tokens": 1, "temperature": 0}'),
     raw("byte order mark", b"\xef\xbb\xbf" + _BODY),
-    raw("deep nesting", b'{"model": "tiny", "prompt": ' + b"[" * 2000 + b"]" * 2000 + b"}"),
-    raw("text/plain", _BODY, content_type="text/plain"),
-    raw("form", b"model=tiny&prompt=a", content_type="application/x-www-form-urlencoded"),
+    raw("invalid: deep nesting", b'{"model": "tiny", "prompt": ' + b"[" * 2000 + b"]" * 2000 + b"}"),
+    raw("invalid: text/plain", _BODY, content_type="text/plain"),
+    raw("invalid: form", b"model=tiny&prompt=a", content_type="application/x-www-form-urlencoded"),
     raw("content-type with charset", _BODY, content_type="application/json; charset=utf-8"),
-    raw("no content-type", _BODY, accept="*/*"),
-    raw("model is a number", b'{"model": 5, "prompt": "a"}'),
+    raw("invalid: no content-type", _BODY, accept="*/*"),
+    raw("invalid: model is a number", b'{"model": 5, "prompt": "a"}'),
     raw("model is empty", b'{"model": "", "prompt": "a", "max_tokens": 2, "temperature": 0}'),
-    raw("surrogates", b'{"model": "tiny", "prompt": "\\ud800", "max_tokens": 2, "temperature": 0}'),
+    raw("invalid: surrogates", b'{"model": "tiny", "prompt": "\\ud800", "max_tokens": 2, "temperature": 0}'),
+    raw("invalid: surrogate in the model", b'{"model": "\\ud800", "prompt": "a"}'),
+    raw("invalid: model not UTF-8", b'{"model": "\xff", "prompt": "a"}'),
+    raw("invalid: gzip", gzip.compress(_BODY), content_encoding="gzip", content_type="application/json"),
+    Case(
+        "body invalid: 11 MiB",
+        "/v1/completions",
+        b" " * (11 << 20),
+        headers=_JSON,
+        wanted={"status": "body-size", "body.error": "body-size"},
+    ),
     raw("null byte", b'{"model": "tiny", "prompt": "a\\u0000b", "max_tokens": 2, "temperature": 0}'),
 ]
 
 COMPLETIONS = [
-    completion("invalid: unknown model", model="other"),
-    completion("invalid: unknown model, streamed", model="other", stream=True),
-    completion("invalid: unknown model and a bad field", model="other", max_tokens="many"),
+    completion("invalid: unknown model", model="other", wanted={"body.error.message": "unknown-model"}),
+    completion("invalid: unknown model, streamed", model="other", stream=True, wanted={"body.error.message": "unknown-model"}),
+    completion(
+        "invalid: unknown model and a bad field",
+        model="other",
+        max_tokens="many",
+        wanted={"status": "unknown-model", "body.error": "unknown-model"},
+    ),
     completion("invalid: no prompt", prompt=None),
     completion("invalid: empty prompt list", prompt=[]),
     completion("invalid: prompt of a wrong type", prompt={"a": 1}),
@@ -54,7 +70,7 @@ COMPLETIONS = [
     completion("invalid: mixed prompt list", prompt=["a", 5]),
     completion("invalid: too long prompt", prompt=[9] * 1100),
     completion("invalid: too long prompt, streamed", prompt=[9] * 1100, stream=True),
-    completion("invalid: prompt and max_tokens too long", prompt=[9] * 1000, max_tokens=100),
+    completion("max_tokens beyond the model's length", prompt=[9] * 1000, max_tokens=100),
     completion("invalid: too long text", prompt="hello " * 3000),
     completion("invalid: negative max_tokens", max_tokens=-1),
     completion("invalid: max_tokens 0", max_tokens=0),
@@ -92,11 +108,11 @@ COMPLETIONS = [
     completion("invalid: allowed_token_ids empty", allowed_token_ids=[]),
     completion("invalid: bad_words empty string", bad_words=[""]),
     completion("invalid: suffix", suffix="the end"),
-    completion("invalid: best_of", best_of=3),
+    completion("best_of", best_of=3),
     completion("invalid: stream_options without stream", stream_options={"include_usage": True}),
     completion("invalid: stream_options text", stream=True, stream_options="all"),
     completion("invalid: stream_interval 0", stream=True, stream_interval=0),
-    completion("invalid: priority", priority=5),
+    completion("priority without priority scheduling", priority=5),
     completion("invalid: truncate_prompt_tokens over the model", truncate_prompt_tokens=5000),
     completion("invalid: truncation_side", truncate_prompt_tokens=3, truncation_side="middle"),
     completion("invalid: echo with stream and prompt_logprobs", echo=True, stream=True, logprobs=1, prompt_logprobs=2),
@@ -115,24 +131,27 @@ COMPLETIONS = [
     completion("invalid: structured_outputs structural_tag", structured_outputs={"structural_tag": "{}"}),
     completion("invalid: response_format type", response_format={"type": "no_such"}),
     completion("invalid: response_format without schema", response_format={"type": "json_schema"}),
-    completion("invalid: kv_transfer_params", kv_transfer_params={"a": 1}),
+    completion("kv_transfer_params", kv_transfer_params={"a": 1}),
     completion("invalid: repetition_detection", repetition_detection={"max_pattern_size": -1}),
     completion("invalid: request_id number", request_id=5),
     completion("invalid: several prompts, one bad", prompt=[[5], [99999]]),
 ]
 
 CHAT = [
-    chat("invalid: unknown model", model="other"),
+    chat("invalid: unknown model", model="other", wanted={"body.error.message": "unknown-model"}),
     chat("invalid: no messages", messages=None),
     chat("invalid: empty messages", messages=[]),
     chat("invalid: messages text", messages="hello"),
     chat("invalid: message without a role", messages=[{"content": "hello"}]),
     chat("invalid: role number", messages=[{"role": 5, "content": "hello"}]),
-    chat("invalid: user without content", messages=[{"role": "user"}]),
+    chat("user without content", messages=[{"role": "user"}]),
     chat("invalid: content number", messages=[{"role": "user", "content": 5}]),
     chat("invalid: content part type", messages=[{"role": "user", "content": [{"type": "smell", "smell": "x"}]}]),
-    chat("invalid: image for a text model", messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]),
-    chat("invalid: tool message without a call", messages=[{"role": "tool", "content": "x"}]),
+    chat(
+        "invalid: image for a text model",
+        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}],
+    ),
+    chat("tool message without a call", messages=[{"role": "tool", "content": "x"}]),
     chat("invalid: max_tokens negative", max_tokens=-1),
     chat("invalid: max_completion_tokens 0", max_completion_tokens=0),
     chat("invalid: max_completion_tokens over the model", max_tokens=None, max_completion_tokens=5000),
@@ -154,14 +173,17 @@ CHAT = [
     chat("invalid: template of the request", chat_template="{{ 1 }}"),
     chat("invalid: chat_template_kwargs list", chat_template_kwargs=[1]),
     chat("invalid: chat_template in kwargs", chat_template_kwargs={"chat_template": "{{ 1 }}"}),
-    chat("invalid: response_format schema", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 5}}}),
+    chat(
+        "invalid: response_format schema",
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 5}}},
+    ),
     chat("invalid: response_format grammar", response_format={"type": "grammar"}),
     chat("invalid: reasoning_effort", reasoning_effort="heroic"),
     chat("invalid: stream_options without stream", stream_options={"include_usage": True}),
     chat("invalid: structured_outputs regex, streamed", structured_outputs={"regex": "[a-"}, stream=True),
-    chat("invalid: audio", modalities=["audio"]),
-    chat("invalid: beam search streamed", use_beam_search=True, n=2, stream=True, max_tokens=3),
-    chat("invalid: functions of old", functions=[{"name": "f"}], function_call="auto"),
+    chat("audio", modalities=["audio"]),
+    chat("beam search streamed", use_beam_search=True, n=2, stream=True, max_tokens=3),
+    chat("functions of old", functions=[{"name": "f"}], function_call="auto"),
 ]
 
 CASES = [*BYTES, *COMPLETIONS, *CHAT]

@@ -7,7 +7,7 @@ from tests.e2e.cases_chat import ASK, SYSTEM, WEATHER
 from tests.e2e.cases_completions import PROMPT, SCHEMA
 from tests.e2e.fleet import MODEL
 
-STATELESS = "responses-state"
+NO_STORE = {"status": "responses-state", "body.error": "responses-state"}
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": WEATHER["function"]["parameters"]}  # type: ignore[index]
 
 
@@ -51,14 +51,14 @@ RESPONSES = [
     *both("tools", tools=[FUNCTION]),
     *both("tool_choice required", tools=[FUNCTION], tool_choice="required", max_output_tokens=80),
     respond("tool_choice none", tools=[FUNCTION], tool_choice="none"),
-    respond("without input", input=None),
-    respond("unknown model", model="other"),
-    respond("max_output_tokens 0", max_output_tokens=0),
-    respond("bad tool", tools=[{"type": "no_such_tool"}]),
-    respond("stored: previous_response_id", previous_response_id="resp_1"),
-    respond("stored: background", background=True),
-    Case("responses retrieve", "/v1/responses/resp_1", method="GET"),
-    Case("responses cancel", "/v1/responses/resp_1/cancel"),
+    respond("invalid: without input", input=None),
+    respond("invalid: unknown model", model="other", wanted={"body.error.message": "unknown-model"}),
+    respond("invalid: max_output_tokens 0", max_output_tokens=0),
+    respond("invalid: bad tool", tools=[{"type": "no_such_tool"}]),
+    respond("invalid: stored: previous_response_id", previous_response_id="resp_1", wanted=NO_STORE),
+    respond("invalid: stored: background", background=True, wanted={"body.error": "responses-state"}),
+    Case("invalid: responses retrieve", "/v1/responses/resp_1", method="GET", wanted=NO_STORE),
+    Case("invalid: responses cancel", "/v1/responses/resp_1/cancel", wanted=NO_STORE),
 ]
 
 TOKENS = [
@@ -66,52 +66,89 @@ TOKENS = [
     Case("tokenize with strings", "/tokenize", {"model": MODEL, "prompt": "Grüße", "return_token_strs": True}),
     Case("tokenize without special tokens", "/tokenize", {"prompt": PROMPT, "add_special_tokens": False}),
     Case("tokenize chat", "/tokenize", {"model": MODEL, "messages": [SYSTEM, *ASK]}),
-    Case("tokenize chat with tools", "/tokenize", {"model": MODEL, "messages": ASK, "tools": [WEATHER], "add_generation_prompt": False}),
-    Case("tokenize of another model", "/tokenize", {"model": "other", "prompt": PROMPT}),
-    Case("tokenize without a prompt", "/tokenize", {"model": MODEL}),
+    Case(
+        "tokenize chat with tools",
+        "/tokenize",
+        {"model": MODEL, "messages": ASK, "tools": [WEATHER], "add_generation_prompt": False},
+    ),
+    Case(
+        "invalid: tokenize of another model",
+        "/tokenize",
+        {"model": "other", "prompt": PROMPT},
+        wanted={"body.error.message": "unknown-model"},
+    ),
+    Case("invalid: tokenize without a prompt", "/tokenize", {"model": MODEL}),
     Case("detokenize", "/detokenize", {"model": MODEL, "tokens": [5, 300, 17, 900]}),
     Case("detokenize nothing", "/detokenize", {"model": MODEL, "tokens": []}),
     Case("detokenize outside the vocabulary", "/detokenize", {"model": MODEL, "tokens": [99999]}),
-    Case("detokenize text", "/detokenize", {"model": MODEL, "tokens": "abc"}),
+    Case("invalid: detokenize text", "/detokenize", {"model": MODEL, "tokens": "abc"}),
 ]
+
+ERROR_BODY = {"body": "error-bodies"}
+CORS = {"headers.server": "server-header", "headers.vary": "cors"}
+SERVER = {"headers.server": "server-header"}
+ONE_TOKEN = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+
+
+def absent(name: str, path: str, body: Any = None, method: str = "POST") -> Case:
+    """A route that vLLM answers and the ingress does not have."""
+    return Case(f"routes {name}", path, body, method, wanted={"status": "routes", "body": "routes"})
+
 
 ROUTES = [
     Case("models", "/v1/models", method="GET"),
-    Case("models posted", "/v1/models", {}),
-    Case("version", "/version", method="GET"),
-    Case("embeddings of a generative model", "/v1/embeddings", {"model": MODEL, "input": "hello"}),
-    Case("completions by GET", "/v1/completions", method="GET"),
-    Case("chat by DELETE", "/v1/chat/completions", method="DELETE"),
-    Case("unknown route", "/v1/nothing", {}),
-    Case("unknown route by GET", "/nothing", method="GET"),
-    Case("trailing slash", "/v1/completions/", {"model": MODEL, "prompt": PROMPT}),
-    Case("documentation pages", "/docs", method="GET"),
-    Case("openapi", "/openapi.json", method="GET"),
-    Case("health", "/health", method="GET"),
-    Case("ping", "/ping", method="GET"),
-    Case("load", "/load", method="GET"),
-    Case("messages of another vendor", "/v1/messages", {"model": MODEL, "max_tokens": 3, "messages": ASK}),
-    Case("sagemaker", "/invocations", {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, "temperature": 0}),
-    Case("render", "/v1/completions/render", {"model": MODEL, "prompt": PROMPT}),
-    Case("score", "/score", {"model": MODEL, "text_1": "a", "text_2": "b"}),
-    Case("generate tokens", "/inference/v1/generate", {"model": MODEL, "token_ids": [5, 6], "sampling_params": {"max_tokens": 2}}),
-    Case("our own generate", "/generate", {"prompt": PROMPT, "max_tokens": 2}),
-    Case("CORS preflight", "/v1/completions", method="OPTIONS", headers={"origin": "http://a", "access-control-request-method": "POST"}),
-    Case("CORS", "/v1/models", method="GET", headers={"origin": "http://a"}, with_headers=True),
-    Case("headers", "/v1/models", method="GET", with_headers=True),
+    Case("invalid: models by HEAD", "/v1/models", method="HEAD", wanted={"status": "head"}),
+    Case("version", "/version", method="GET", wanted={"body.serve_app": "version"}),
+    Case(
+        "invalid: our own generate",
+        "/generate",
+        {"prompt": PROMPT, "max_tokens": 2},
+        wanted={"status": "generate", "body": "generate"},
+    ),
+    absent("documentation", "/docs", method="GET"),
+    absent("openapi", "/openapi.json", method="GET"),
+    absent("health", "/health", method="GET"),
+    absent("ping", "/ping", method="GET"),
+    absent("load", "/load", method="GET"),
+    absent("messages of another vendor", "/v1/messages", {"model": MODEL, "max_tokens": 3, "messages": ASK}),
+    absent("sagemaker", "/invocations", ONE_TOKEN),
+    absent("invalid: render", "/v1/completions/render", {"model": MODEL, "prompt": PROMPT}),
+    absent("invalid: generate tokens", "/inference/v1/generate", {"model": MODEL, "token_ids": [5, 6], "sampling_params": {}}),
+    absent("trailing slash", "/v1/completions/", ONE_TOKEN),
+    Case("invalid: embeddings of a generative model", "/v1/embeddings", {"model": MODEL, "input": "hello"}),
+    Case("invalid: models posted", "/v1/models", {}, wanted=ERROR_BODY),
+    Case("invalid: completions by GET", "/v1/completions", method="GET", wanted=ERROR_BODY),
+    Case("invalid: chat by DELETE", "/v1/chat/completions", method="DELETE", wanted=ERROR_BODY),
+    Case("invalid: unknown route", "/v1/nothing", {}, wanted=ERROR_BODY),
+    Case("invalid: unknown route by GET", "/nothing", method="GET", wanted=ERROR_BODY),
+    Case("invalid: score", "/score", {"model": MODEL, "text_1": "a", "text_2": "b"}, wanted=ERROR_BODY),
+    Case("invalid: root", "/", method="GET", wanted=ERROR_BODY),
+    Case(
+        "invalid: CORS preflight",
+        "/v1/completions",
+        method="OPTIONS",
+        headers={"origin": "http://a", "access-control-request-method": "POST"},
+        wanted={"status": "cors", "body": "cors"},
+    ),
+    Case("CORS", "/v1/models", method="GET", headers={"origin": "http://a"}, with_headers=True, wanted=CORS),
+    Case("headers", "/v1/models", method="GET", with_headers=True, wanted=CORS),
     Case(
         "headers of a completion",
         "/v1/completions",
-        {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "temperature": 0},
+        ONE_TOKEN,
         headers={"x-request-id": "mine-3", "authorization": "Bearer anything"},
         with_headers=True,
+        wanted=SERVER,
     ),
     Case(
-        "headers of a stream",
+        "load metrics in a header",
         "/v1/completions",
-        {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "stream": True},
+        ONE_TOKEN,
+        headers={"endpoint-load-metrics-format": "TEXT"},
         with_headers=True,
+        wanted=SERVER,
     ),
+    Case("headers of a stream", "/v1/completions", {**ONE_TOKEN, "stream": True}, with_headers=True, wanted=SERVER),
 ]
 
 CASES = [*RESPONSES, *TOKENS, *ROUTES]

@@ -46,6 +46,26 @@ class Server:
         return "\n".join([f"--- last {num_lines} lines of {self.name}", *lines[-num_lines:]])
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A bare vLLM server and a fleet of the same model and flags."""
+
+    bare: Server
+    fleet: Server
+
+
+@contextlib.contextmanager
+def started_pair(
+    model: Path, root: Path, *, num_replicas: int, flags: Sequence[str], frontend_args: Mapping[str, Any]
+) -> Iterator[Pair]:
+    """Start both side by side, under folders of ``root``, and wait until they are ready."""
+    config = fleet_config(model, num_replicas=num_replicas, frontend_args=frontend_args)
+    with bare_vllm(model, root / "bare", flags=flags) as bare, serve_app(config, root / "fleet") as fleet:
+        wait_ready(bare, "/health")
+        wait_ready(fleet, "/readyz")
+        yield Pair(bare, fleet)
+
+
 def wait_until(ready: Callable[[], bool], *, limit_s: float, what: str, every_s: float = 0.05) -> None:
     """Poll until ``ready()``; fails the test with ``what`` after ``limit_s``."""
     never = threading.Event()

@@ -15,7 +15,8 @@ Configure = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+    """Eight layers, not two: an answer must not be over before a test has seen its first tokens."""
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", num_layers=8)
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,11 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,59 @@ def fleet(config: Mapping[str, Any], home: Path, *, num_replicas: int = 1) -> It
         num_ingresses = config["ingress"].get("replicas", {}).get("min", 1)
         running.wait_for_replicas(num_replicas, num_ingresses=num_ingresses)
         yield running
+
+
+def moments(fleet: Fleet, holds: Callable[[Series], bool], *, num_ingresses: int, limit_s: float) -> list[float]:
+    """Return the wall-clock time at which each ingress first showed what ``holds`` asks for; polled, so up to 0.1 s late."""
+    times: dict[float, float] = {}
+
+    def all_do() -> bool:
+        series = scrape(fleet.url)
+        if holds(series):
+            times.setdefault(series[("process_start_time_seconds", ())], time.time())
+        return len(times) == num_ingresses
+
+    wait_until(all_do, limit_s=limit_s, what=f"seen by {num_ingresses} ingresses", every_s=0.01)
+    return sorted(times.values())
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a ``serve-app up`` has on the machine while it runs: to be asked afterwards what of it is left."""
+
+    processes: list[psutil.Process]
+    folder: Path
+    port: int
+    shared_memory: set[str]
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> "Traces":
+        family = fleet.family()
+        return cls(family, temporary_folder(family[0]), fleet.config["ingress"]["port"], shared_memory(family))
+
+    def left(self) -> list[str]:
+        """Return what is still there, in words."""
+        there = [f"process {p.pid} {title(p)}" for p in self.processes if is_running(p)]
+        there += [str(path) for path in (self.folder, *map(Path, self.shared_memory)) if path.exists()]
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", self.port))
+            except OSError:
+                there.append(f"port {self.port}")
+        return there
+
+
+def is_running(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())[:80]
+    return "?"
 
 
 def temporary_folder(process: psutil.Process) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-ANSWER_LIMIT_S = 120.0
+ANSWER_LIMIT_S = 40.0
 PROMPT = "the quick brown fox jumps over"
 
 
@@ -116,12 +116,16 @@ class Volley:
 
     async def play(self, meanwhile: Callable[[], None] | None = None, *, after_events: int = 5) -> list[Answer]:
         """Return the answers. ``meanwhile`` runs in a thread once each stream has brought ``after_events`` events."""
-        async with asyncio.timeout(ANSWER_LIMIT_S), asyncio.TaskGroup() as group:
-            for ask, answer in zip(self._asks, self.answers, strict=True):
-                group.create_task(self._one(ask, answer))
-            if meanwhile is not None:
-                await self._all_have(after_events)
-                await asyncio.to_thread(meanwhile)
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S), asyncio.TaskGroup() as group:
+                for ask, answer in zip(self._asks, self.answers, strict=True):
+                    group.create_task(self._one(ask, answer))
+                if meanwhile is not None:
+                    await self._all_have(after_events)
+                    await asyncio.to_thread(meanwhile)
+        except TimeoutError:
+            state = [(ask.body, a.status, len(a.events), a.events[-1:]) for ask, a in zip(self._asks, self.answers, strict=True)]
+            raise AssertionError(f"no end within {ANSWER_LIMIT_S:.0f} s: {state}") from None
         return self.answers
 
     async def _all_have(self, num_events: int) -> None:
@@ -130,8 +134,9 @@ class Volley:
             await self._progress.wait_for(lambda: all(len(a.events) >= num_events for a in streamed))
 
     async def _one(self, ask: Ask, answer: Answer) -> None:
-        # A client each: connections are spread over the ingresses when they are made.
-        async with httpx.AsyncClient(base_url=self._url, timeout=ANSWER_LIMIT_S) as client:
+        # A client each: connections are spread over the ingresses when they are made. Without TLS, loading the
+        # certificates would only hold every other stream up for 30 ms.
+        async with httpx.AsyncClient(base_url=self._url, timeout=ANSWER_LIMIT_S, verify=False) as client:
             try:
                 async with client.stream("POST", ask.path, json=ask.body) as response:
                     answer.status, answer.headers = response.status_code, dict(response.headers)

@@ -1,0 +1,138 @@
+"""The client side of ``serve-app demo``: streamed chats, a closed loop, and which replica holds a stream."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+from rich.table import Table
+
+from serve_app.cli.up import base_url
+from serve_app.config import Settings
+from serve_app.errors import ClusterFailed
+
+_ANSWER_LIMIT_S = 300.0
+_POLL_S = 0.25
+
+OnText = Callable[[str], Awaitable[None]]
+
+
+@dataclass
+class Answer:
+    """One streamed answer. ``ttft_s``: sent to first non-empty token, None without one; ``error``: "" when it ended well."""
+
+    text: str = ""
+    num_tokens: int = 0
+    ttft_s: float | None = None
+    error: str = ""
+
+
+class Client:
+    """Talks to the first model of a running application."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.num_replicas = settings.models[0].replicas.min
+        self._model = settings.models[0].name
+        self._http = httpx.AsyncClient(base_url=base_url(settings), timeout=_ANSWER_LIMIT_S)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def wait_for_replicas(self, limit_s: float) -> None:
+        """Wait until the ingress has a link to every replica.
+
+        Raises:
+            ClusterFailed: Not within ``limit_s``.
+        """
+        deadline = time.monotonic() + limit_s
+        while (count := len(await self._held())) < self.num_replicas:
+            if time.monotonic() > deadline:
+                problem = f"{count} of {self.num_replicas} replicas after {limit_s:.0f} s"
+                raise ClusterFailed(problem=problem, hint="the engines' logs are in Ray's session folder")
+            await asyncio.sleep(_POLL_S)
+
+    async def holders(self) -> list[str]:
+        """Return the replicas that hold an unfinished request."""
+        return [replica_id for replica_id, held in (await self._held()).items() if held]
+
+    async def _held(self) -> dict[str, float]:
+        """Return replica id -> unfinished requests, as the ingress that answers says."""
+        text = (await self._http.get("/metrics")).text
+        samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
+        mine = (s for s in samples if s.name == "serve_app_replica_held" and s.labels["model"] == self._model)
+        return {s.labels["replica"]: s.value for s in mine}
+
+    async def chat(self, question: str, *, max_tokens: int, on_text: OnText | None = None) -> Answer:
+        """Stream one greedy answer; ``on_text`` gets every piece as it comes. What goes wrong is in the answer."""
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        answer, sent_at, ended = Answer(), time.monotonic(), False
+        try:
+            async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    answer.error = f"{response.status_code}: {(await response.aread()).decode()}"
+                    return answer
+                async for line in response.aiter_lines():
+                    ended = ended or line == "data: [DONE]"
+                    if not line.startswith("data: {"):
+                        continue
+                    if text := _take(answer, json.loads(line.removeprefix("data: "))):
+                        answer.ttft_s = answer.ttft_s or time.monotonic() - sent_at
+                        if on_text is not None:
+                            await on_text(text)
+        except httpx.HTTPError as exc:
+            answer.error = f"{type(exc).__name__}: {exc}"
+        answer.error = answer.error or ("" if ended else "the stream ended too early")
+        return answer
+
+    async def load(self, question: str, *, num_streams: int, seconds: float) -> tuple[list[Answer], float]:
+        """Keep ``num_streams`` answers streaming for ``seconds``; return them and the time until the last one ended."""
+        answers: list[Answer] = []
+        started = time.monotonic()
+
+        async def loop(stream: int) -> None:
+            turn = 0
+            while time.monotonic() - started < seconds:
+                turn += 1
+                answers.append(await self.chat(f"{question} ({stream}.{turn})", max_tokens=64))
+
+        async with asyncio.TaskGroup() as group:
+            for stream in range(num_streams):
+                group.create_task(loop(stream))
+        return answers, time.monotonic() - started
+
+
+def _take(answer: Answer, event: dict[str, Any]) -> str:
+    """Add one event to the answer and return its text."""
+    if error := event.get("error"):
+        answer.error = str(error.get("message", error))
+    if usage := event.get("usage"):
+        answer.num_tokens = usage["completion_tokens"]
+    text = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+    answer.text += text
+    return text
+
+
+def load_table(answers: Sequence[Answer], elapsed_s: float) -> Table:
+    """Return the summary. Percentiles are over the requests that had a first token."""
+    table = Table("requests", "failed", "tokens/s", "TTFT p50", "TTFT p95")
+    ttfts = [a.ttft_s for a in answers if a.ttft_s is not None]
+    p50, p95 = (f"{value:.2f} s" for value in np.percentile(ttfts, [50, 95])) if ttfts else ("-", "-")
+    failed = sum(bool(a.error) for a in answers)
+    rate = sum(a.num_tokens for a in answers) / elapsed_s
+    table.add_row(str(len(answers)), str(failed), f"{rate:.0f}", p50, p95)
+    return table

@@ -1,0 +1,50 @@
+"""Refuses a start that can only fail, before anything is started. For what runs on this machine alone."""
+
+import socket
+from pathlib import Path
+
+from serve_app.checkpoints import resolve_model
+from serve_app.cli.cluster import RunState
+from serve_app.config import IngressSettings, ModelSettings, Settings, default_cache_dir
+from serve_app.errors import ClusterFailed, ConfigError, ListenFailed
+
+
+def refuse_hopeless_start(settings: Settings) -> None:
+    """Check the name, the models' folders and the port.
+
+    Raises:
+        ClusterFailed: An application of that name runs here.
+        CheckpointError: An embedded model is not fetched or damaged.
+        ConfigError: A model's folder is no checkpoint.
+        ListenFailed: The port is taken.
+    """
+    refuse_name_in_use(settings.name)
+    for index, model in enumerate(settings.models):
+        _refuse_missing_checkpoint(index, model)
+    _refuse_taken_port(settings.ingress)
+
+
+def refuse_name_in_use(name: str) -> None:
+    """Raise ClusterFailed when an application of that name runs here."""
+    if (other := RunState.load(name)) is not None:
+        raise ClusterFailed(
+            problem=f"an application named {name!r} runs already (pid {other.pid})",
+            hint=f"serve-app down {name}, or another name in the file",
+        )
+
+
+def _refuse_missing_checkpoint(index: int, model: ModelSettings) -> None:
+    path = Path(resolve_model(model.model, default_cache_dir()))
+    if path.is_absolute() and not (path / "config.json").is_file():
+        problem = f"{path} holds no config.json" if path.is_dir() else f"{path} does not exist"
+        raise ConfigError(f"models[{index}].model", problem, "give the folder of a Hugging Face checkpoint")
+
+
+def _refuse_taken_port(ingress: IngressSettings) -> None:
+    """Bind without SO_REUSEPORT: with it, two applications would share the port and each get half of the other's requests."""
+    with socket.socket(socket.AF_INET6 if ":" in ingress.host else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger are no reason
+        try:
+            sock.bind((ingress.host, ingress.port))
+        except OSError as exc:
+            raise ListenFailed(host=ingress.host, port=ingress.port, reason=exc.strerror or str(exc)) from exc

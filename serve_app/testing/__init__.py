@@ -1,0 +1,1 @@
+"""Test doubles that implement real interfaces. Nothing of the product imports this package."""

@@ -1,0 +1,83 @@
+"""The part of vLLM's front end that a ``FleetClient`` touches: an output processor, and a reader of its outputs."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+
+from serve_app.ingress.fleet_client import FleetClient
+from serve_app.testing.fake_engine import FINGERPRINT, VLLM_VERSION
+
+
+@dataclass
+class Stream:
+    """What one request got. ``error`` and ``finished`` exclude each other."""
+
+    token_ids: list[int] = field(default_factory=list)
+    error: Exception | None = None
+    finished: bool = False
+    parent_req: Any = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def queue(self) -> "Stream":
+        return self
+
+    def put(self, error: Exception) -> None:
+        """vLLM's ``RequestOutputCollector.put`` takes an exception too, which ends the request."""
+        self.error = error
+        self.changed.set()
+
+
+class FakeFrontEnd:
+    """``run`` in a task; then ``add`` requests and wait for what they get."""
+
+    def __init__(self, client: FleetClient) -> None:
+        self.client = client
+        self.request_states: dict[str, Stream] = {}
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(max_model_len=4096, runner_type="generate"),
+            cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=0),
+        )
+        client.bind(vllm_config=self.vllm_config, output_processor=self, fingerprint=FINGERPRINT, vllm_version=VLLM_VERSION)
+
+    async def run(self) -> None:
+        """vLLM's output handler."""
+        while True:
+            for output in (await self.client.get_output_async()).outputs:
+                if (stream := self.request_states.get(output.request_id)) is not None:
+                    stream.token_ids += output.new_token_ids
+                    stream.finished = output.finish_reason is not None
+                    stream.changed.set()
+                    if stream.finished:
+                        del self.request_states[output.request_id]
+
+    def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
+        """As vLLM's: takes ids of requests or of parents of n>1, forgets them, and returns the ids of the engine's requests."""
+        whole = set(request_ids)
+        ended = [i for i, s in self.request_states.items() if i in whole or (s.parent_req and s.parent_req.request_id in whole)]
+        for request_id in ended:
+            del self.request_states[request_id]
+        return ended
+
+    async def add(self, request_id: str, prompt: list[int], *, max_tokens: int = 8, parent: str = "", **params: Any) -> Stream:
+        """Add a request for ``max_tokens`` tokens; ``parent`` makes it a child of n>1."""
+        stream = Stream(parent_req=SimpleNamespace(request_id=parent) if parent else None)
+        self.request_states[request_id] = stream
+        request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            mm_features=None,
+            sampling_params=SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params}),
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        await self.client.add_request_async(request)
+        return stream

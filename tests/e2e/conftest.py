@@ -1,0 +1,69 @@
+"""The pair of servers, started once for all tests of this folder, and the answers of both to every selected case."""
+
+import asyncio
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.checkpoints import make_tiny_llama
+from tests.e2e.answers import Case, Json, ask
+from tests.e2e.fleet import TOOL_PARSER, Pair, started_pair
+
+NUM_AT_ONCE = 12  # requests per server; more only queue up in two engines on two cores
+ANSWER_LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    root = tmp_path_factory.mktemp("pair")
+    flags = ["--enable-auto-tool-choice", "--tool-call-parser", TOOL_PARSER]
+    tools = {"enable_auto_tool_choice": True, "tool_call_parser": TOOL_PARSER}
+    with started_pair(make_tiny_llama(root / "tiny"), root, num_replicas=2, flags=flags, frontend_args=tools) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="session")
+def answers(request: pytest.FixtureRequest, pair: Pair) -> dict[str, tuple[Json, Json]]:
+    """Return case name -> (bare, fleet) for the cases of the tests that were selected, all asked at once."""
+    items: list[Any] = request.session.items
+    params = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    cases = [p["case"] for p in params if isinstance(p.get("case"), Case)]
+    return asyncio.run(ask_both(pair, cases))
+
+
+async def ask_both(pair: Pair, cases: list[Case]) -> dict[str, tuple[Json, Json]]:
+    """Ask both servers at the same time; cases that must be alone come afterwards, one by one."""
+    bare, fleet = await asyncio.gather(_ask_all(pair.bare.url, cases), _ask_all(pair.fleet.url, cases))
+    return {case.name: (bare[case.name], fleet[case.name]) for case in cases}
+
+
+async def _ask_all(url: str, cases: list[Case]) -> dict[str, Json]:
+    gate = asyncio.Semaphore(NUM_AT_ONCE)
+    async with httpx.AsyncClient(base_url=url, timeout=ANSWER_LIMIT_S) as client:
+
+        async def one(case: Case) -> Json:
+            async with gate:
+                try:
+                    return await ask(client, case)
+                except (httpx.HTTPError, AssertionError) as exc:  # shown by the case's own test
+                    return {"failed": f"{type(exc).__name__}: {exc}"}
+
+        together = [case for case in cases if not case.alone]
+        trees = await asyncio.gather(*(one(case) for case in together))
+        found = {case.name: tree for case, tree in zip(together, trees, strict=True)}
+        for case in cases:
+            if case.alone:
+                found[case.name] = await one(case)
+        return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of the servers' logs with each failure."""
+    report = yield
+    pair = getattr(item, "funcargs", {}).get("pair")
+    if report.failed and isinstance(pair, Pair):
+        report.sections += [(f"log of {server.name}", server.tail(20)) for server in (pair.bare, pair.fleet)]
+    return report

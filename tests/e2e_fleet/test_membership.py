@@ -1,0 +1,139 @@
+"""Replicas come, go and die: every ingress knows in time, and the fleet follows its load. Simulated replicas, two ingresses."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.e2e.fleet import wait_until
+from tests.e2e_fleet.conftest import Configure
+from tests.e2e_fleet.operations import MODEL, Fleet, fleet, moments, replicas, taking
+from tests.e2e_fleet.streams import Answer, Ask, chat, completion, play
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+NUM_INGRESSES = 2
+SEEN_LIMIT_S = 3.0  # what is promised
+SLACK_S = 2.0  # of a poll on a busy machine
+START_LIMIT_S = 90.0
+NO_REPLICA_S = 4.0
+
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def elastic(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One replica that may become two, behind two ingresses on one port."""
+    config = configure(
+        8041,
+        replicas={"min": 1, "max": 2, "target_outstanding_tokens": 500},
+        timeouts={"drain_s": 30.0, "no_replica_s": NO_REPLICA_S},
+        simulated={"profile": "a10g-llama-8b"},
+        num_ingresses=NUM_INGRESSES,
+    )
+    with fleet(config, tmp_path_factory.mktemp("elastic")) as running:
+        yield running
+
+
+class Load:
+    """Streams in a closed loop, in a thread, until the block ends; those that run then are finished."""
+
+    def __init__(self, url: str, ask: Ask, *, num_streams: int) -> None:
+        self.answers: list[Answer] = []
+        self._url = url
+        self._ask = ask
+        self._enough = threading.Event()
+        self._threads = [threading.Thread(target=self._loop) for _ in range(num_streams)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _loop(self) -> None:
+        while not self._enough.is_set():
+            self.answers += play(self._url, [self._ask])
+
+
+def seen(elastic: Fleet, holds: Callable[..., bool], *, limit_s: float) -> list[float]:
+    return moments(elastic, holds, num_ingresses=NUM_INGRESSES, limit_s=limit_s)
+
+
+def test_both_ingresses_serve_on_the_one_port(elastic: Fleet) -> None:
+    members = elastic.members("ingress")
+    assert len({m["pid"] for m in members}) == NUM_INGRESSES
+    assert {m["port"] for m in members} == {8041}
+
+    def both_served() -> bool:
+        assert all(a.is_complete() for a in play(elastic.url, [completion(MODEL, max_tokens=5)] * 4))
+        key = ("serve_app_requests_total", (("model", MODEL), ("outcome", "complete")))
+        return all(series.get(key, 0) > 0 for series in elastic.ingresses(NUM_INGRESSES))
+
+    wait_until(both_served, limit_s=30, what="requests at both ingresses")
+
+
+def test_load_starts_a_second_replica_and_its_end_stops_one_without_cutting_a_stream(
+    elastic: Fleet, record_property: Record
+) -> None:
+    ask = completion(MODEL, max_tokens=300)
+    undisturbed = play(elastic.url, [ask])[0]
+    (first,) = taking(elastic.ingresses()[0])
+    with Load(elastic.url, ask, num_streams=8) as load:
+        joined = seen(elastic, lambda s: len(taking(s)) == 2, limit_s=START_LIMIT_S)
+        (second,) = (m for m in elastic.members("replica") if m["replica_id"] != first)
+        listening_at = second["epoch"] / 1e9
+        held = ("serve_app_replica_held", (("model", MODEL), ("replica", second["replica_id"])))
+        seen(elastic, lambda s: s.get(held, 0) > 0, limit_s=START_LIMIT_S)
+    gone = seen(elastic, lambda s: len(taking(s)) == 1, limit_s=START_LIMIT_S)
+    elastic.wait_for_replicas(1, num_ingresses=NUM_INGRESSES)
+
+    record_property("start seen after [s]", round(joined[-1] - listening_at, 2))
+    record_property("stop seen by the second ingress after [s]", round(gone[-1] - gone[0], 2))
+    assert joined[-1] - listening_at <= SEEN_LIMIT_S + SLACK_S
+    assert gone[-1] - gone[0] <= SEEN_LIMIT_S + SLACK_S
+    assert len(load.answers) >= 8
+    assert [a.folded() for a in load.answers] == [undisturbed.folded()] * len(load.answers)
+
+
+def test_a_death_and_a_start_are_seen_by_every_ingress(elastic: Fleet, record_property: Record) -> None:
+    (victim,) = elastic.members("replica")
+    died_at = time.time()
+    os.kill(victim["pid"], signal.SIGKILL)
+    lost = seen(elastic, lambda s: victim["replica_id"] not in replicas(s), limit_s=SEEN_LIMIT_S + SLACK_S)
+    joined = seen(elastic, lambda s: len(taking(s)) == 1, limit_s=START_LIMIT_S)
+    (heir,) = (m for m in elastic.members("replica") if m["replica_id"] != victim["replica_id"])
+
+    record_property("death seen after [s]", round(lost[-1] - died_at, 2))
+    record_property("start seen after [s]", round(joined[-1] - heir["epoch"] / 1e9, 2))
+    assert joined[-1] - heir["epoch"] / 1e9 <= SEEN_LIMIT_S + SLACK_S
+
+
+def test_without_a_replica_requests_wait_and_are_then_told_to_come_back(elastic: Fleet) -> None:
+    (victim,) = elastic.members("replica")
+    refused: list[Answer] = []
+
+    def kill_and_ask() -> None:
+        os.kill(victim["pid"], signal.SIGKILL)
+        refused.extend(play(elastic.url, [completion(MODEL, stream=False), completion(MODEL), chat(MODEL)]))
+
+    (broken,) = play(elastic.url, [completion(MODEL, max_tokens=1000)], kill_and_ask)
+    assert [e["type"] for e in broken.errors()] == ["no_replica"]
+    assert not broken.cut
+    for answer in refused:
+        assert answer.status == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        (error,) = answer.errors()
+        assert (error["type"], error["code"]) == ("no_replica", 503)
+
+    deadline = time.monotonic() + START_LIMIT_S
+    while (late := play(elastic.url, [completion(MODEL, max_tokens=20)])[0]).status == 503:
+        assert time.monotonic() < deadline, "no replica came back"
+    assert late.is_complete()

@@ -1,0 +1,128 @@
+"""However ``serve-app up`` ends, nothing of it is left; what cannot start says why and ends."""
+
+import copy
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.fleet import serve_app, wait_until
+from tests.e2e_fleet.conftest import Configure
+from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
+from tests.e2e_fleet.streams import completion, play
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+END_LIMIT_S = 60.0
+FAIL_LIMIT_S = 180.0
+SHORT = completion(MODEL, max_tokens=60)
+LONG = completion(MODEL, max_tokens=1900)
+
+
+def config_of(configure: Configure, port: int, drain_s: float) -> dict[str, Any]:
+    return configure(
+        port,
+        replicas={"min": 1, "max": 1},
+        timeouts={"drain_s": drain_s},
+        simulated={"profile": "a10g-llama-8b"},
+    )
+
+
+def test_down_lets_streams_finish_within_the_drain_and_cuts_longer_ones(configure: Configure, tmp_path: Path) -> None:
+    with fleet(config_of(configure, 8043, drain_s=4.0), tmp_path) as running:
+        traces = Traces.of(running)
+        down = threading.Thread(target=running.command, args=("down", running.name))
+        short, long = play(running.url, [SHORT, LONG], down.start)
+        down.join()
+        assert short.is_complete()
+        assert long.cut
+        assert running.server.process.wait(END_LIMIT_S) == 0, running.server.tail()
+        assert traces.left() == []
+
+
+@pytest.fixture(scope="module")
+def patient(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A fleet that would wait a minute for its streams."""
+    with fleet(config_of(configure, 8044, drain_s=60.0), tmp_path_factory.mktemp("patient")) as running:
+        yield running
+
+
+def refused(running: Fleet, config: dict[str, Any]) -> str:
+    """Return what a second ``serve-app up`` says as it refuses to start."""
+    file = running.home / "second.yaml"
+    file.write_text(yaml.safe_dump(config))
+    result = running.command("up", "-f", str(file))
+    assert result.returncode == 1, result.stderr
+    assert "starting Ray" not in result.stderr
+    return result.stderr
+
+
+def test_a_second_up_of_the_same_name_is_refused(patient: Fleet) -> None:
+    message = refused(patient, {**patient.config, "ingress": {"port": 8045}})
+    assert f"'{patient.name}' runs already" in message
+    assert f"serve-app down {patient.name}" in message
+
+
+def test_a_second_up_on_the_same_port_is_refused(patient: Fleet) -> None:
+    message = refused(patient, {**patient.config, "name": "another"})
+    assert "cannot listen on 127.0.0.1:8044: Address already in use" in message
+
+
+def test_a_second_interrupt_cuts_the_streams_and_leaves_nothing(patient: Fleet) -> None:
+    traces = Traces.of(patient)
+    up = patient.server.process
+
+    def interrupt_twice() -> None:
+        up.send_signal(signal.SIGINT)
+        said = b"stopping: waiting for running streams"
+        wait_until(lambda: said in patient.server.log.read_bytes(), limit_s=END_LIMIT_S, what="the first is noticed")
+        up.send_signal(signal.SIGINT)
+
+    (answer,) = play(patient.url, [LONG], interrupt_twice)
+    assert answer.cut
+    assert up.wait(END_LIMIT_S) == 0, patient.server.tail()
+    assert traces.left() == []
+
+
+def test_a_killed_up_takes_everything_with_it(configure: Configure, tmp_path: Path) -> None:
+    with fleet(config_of(configure, 8046, drain_s=4.0), tmp_path) as running:
+        traces = Traces.of(running)
+        os.kill(running.server.process.pid, signal.SIGKILL)
+        running.server.process.wait(END_LIMIT_S)
+        wait_until(lambda: not traces.left(), limit_s=20, what=f"gone: {traces.left()}")
+        assert running.command("status", running.name).returncode == 1
+
+
+def failure(config: dict[str, Any], home: Path) -> str:
+    """Return the output of a ``serve-app up`` that ends by itself with exit status 1."""
+    with serve_app(config, home) as server:
+        assert server.process.wait(FAIL_LIMIT_S) == 1, server.tail()
+        return server.log.read_text()
+
+
+def test_a_missing_model_is_named_before_anything_starts(configure: Configure, tmp_path: Path) -> None:
+    config = copy.deepcopy(config_of(configure, 8047, drain_s=4.0))
+    config["models"][0]["model"] = str(tmp_path / "nowhere")
+    message = failure(config, tmp_path / "home")
+    assert f"models[0].model: {tmp_path / 'nowhere'} does not exist" in message.replace("\n", " ")
+    assert "starting Ray" not in message
+
+
+def test_a_taken_port_is_named_before_anything_starts(configure: Configure, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 8047)):
+        message = failure(config_of(configure, 8047, drain_s=4.0), tmp_path)
+    assert "cannot listen on 127.0.0.1:8047" in message
+    assert "starting Ray" not in message
+
+
+def test_an_engine_that_cannot_start_gives_its_reason(configure: Configure, tmp_path: Path) -> None:
+    config = configure(8048, replicas={"min": 1, "max": 1}, timeouts={"drain_s": 4.0})
+    config["models"][0]["kv_cache_gib"] = 0.0001
+    message = failure(config, tmp_path)
+    assert "KV cache" in message

@@ -1,0 +1,359 @@
+"""Real links on the loopback interface; engines are fake and compute only when a test says so."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from serve_app.errors import CallFailed, FrameTooLarge, NoReplica, QueueFull, ReplicaLost
+from serve_app.ingress import admission
+from serve_app.ingress.fleet_client import FleetError
+from serve_app.testing.fake_engine import CAPABILITIES, FakeEngine, answer
+from serve_app.testing.fleet import Fleet, fleet, in_loop, settings, until
+
+PROMPT = [1, 2, 3]
+
+
+def is_running(f: Fleet, replica_id: str, *attempt_ids: str) -> bool:
+    return f.running(replica_id) == list(attempt_ids)
+
+
+def error_of(stream: Any) -> Exception:
+    assert isinstance(stream.error, FleetError)
+    assert not stream.finished
+    return stream.error.error
+
+
+@in_loop
+async def test_a_request_is_answered_by_the_replica_that_joined() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("r", PROMPT, max_tokens=3)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(2)
+        f.replicas["a"].engine.step(2)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 3)
+        assert f.client.capabilities == CAPABILITIES
+        config = f.front.vllm_config
+        assert (config.model_config.max_model_len, config.cache_config.block_size) == (2048, 128)
+        assert f.client.fleet.outcomes == {"complete": 1}
+
+
+@in_loop
+async def test_a_replica_that_dies_in_a_stream_is_followed_by_another_after_prompt_and_emitted() -> None:
+    async with fleet() as f:
+        await f.join("a", "b")
+        stream = await f.front.add("r", PROMPT, max_tokens=6)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(2)
+        await until(lambda: len(stream.token_ids) == 2)
+        f.replicas["a"].stop_listening()
+        await until(lambda: f.running("b") == ["r@1"])
+        (resumed,) = f.replicas["b"].engine.added
+        assert resumed.prompt_token_ids == PROMPT + answer(PROMPT, 2)
+        assert resumed.sampling_params.max_tokens == 4
+        f.replicas["b"].engine.step(9)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 6)
+        await until(lambda: f.replicas["a"].engine.aborted == ["r@0"])
+
+
+@in_loop
+async def test_a_request_whose_history_matters_is_replayed_without_a_seam() -> None:
+    async with fleet() as f:
+        await f.join("a", "b")
+        stream = await f.front.add("r", PROMPT, max_tokens=6, frequency_penalty=0.5)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(2)
+        await until(lambda: len(stream.token_ids) == 2)
+        f.replicas["a"].stop_listening()
+        await until(lambda: f.running("b") == ["r@1"])
+        assert f.replicas["b"].engine.added[0].prompt_token_ids == PROMPT
+        for count in (1, 2, 3):
+            f.replicas["b"].engine.step(count)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 6)
+
+
+@in_loop
+async def test_a_link_that_was_cut_is_dialed_again_and_the_request_goes_on_there() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("r", PROMPT, max_tokens=3)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(1)
+        await until(lambda: len(stream.token_ids) == 1)
+        f.replicas["a"].relay.cut()
+        await until(lambda: f.running("a") == ["r@1"])
+        f.replicas["a"].engine.step(2)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 3)
+
+
+@in_loop
+async def test_a_silent_replica_is_ejected_and_its_request_goes_on_elsewhere() -> None:
+    limits = {"heartbeat_interval_s": 0.02, "heartbeat_timeout_s": 0.5}
+    async with fleet(settings(protocol=limits)) as f:
+        await f.join("a")
+        await f.front.add("r", PROMPT)
+        await until(lambda: f.running("a") == ["r@0"])
+        await f.join("b")
+        heartbeats = asyncio.create_task(f.replicas["b"].server.heartbeats())
+        f.replicas["a"].relay.freeze()
+        await until(lambda: f.running("b") == ["r@1"])
+        heartbeats.cancel()
+
+
+@in_loop
+async def test_what_came_in_one_piece_with_a_goodbye_is_delivered() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("r", PROMPT, max_tokens=2)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(2)  # no await between the two: the relay reads both at once
+        await f.replicas["a"].server.close("drained", "")
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 2)
+        assert f.client.fleet.outcomes == {"complete": 1}
+
+
+@in_loop
+async def test_an_abort_reaches_the_engine_and_frees_the_credit() -> None:
+    async with fleet(settings(protocol={"credit": 1})) as f:
+        await f.join("a")
+        await f.front.add("r0", PROMPT)
+        await f.front.add("r1", PROMPT)
+        await until(lambda: f.running("a") == ["r0@0"])
+        await f.client.abort_requests_async(["r0", "never"])
+        await until(lambda: f.running("a") == ["r1@0"])
+        assert f.replicas["a"].engine.aborted == ["r0@0"]
+        assert f.client.fleet.outcomes == {"aborted": 1}
+
+
+@in_loop
+async def test_requests_beyond_the_credit_wait_at_the_ingress() -> None:
+    async with fleet(settings(protocol={"credit": 1})) as f:
+        await f.join("a")
+        streams = [await f.front.add(f"r{i}", PROMPT, max_tokens=1) for i in range(3)]
+        for i, stream in enumerate(streams):
+            await until(partial(is_running, f, "a", f"r{i}@0"))
+            assert len(f.client.fleet.waiting) == 2 - i
+            f.replicas["a"].engine.step()
+            await until(partial(getattr, stream, "finished"))
+
+
+@in_loop
+async def test_a_draining_replica_finishes_what_it_has_and_gets_nothing_new() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        first = await f.front.add("r0", PROMPT, max_tokens=1)
+        await until(lambda: f.running("a") == ["r0@0"])
+        f.replicas["a"].server.start_drain()
+        await until(lambda: not f.client.is_ready())
+        await f.front.add("r1", PROMPT)
+        f.replicas["a"].engine.step()
+        await until(lambda: first.finished)
+        assert list(f.client.fleet.waiting) == ["r1"]
+        await f.join("b")
+        await until(lambda: f.running("b") == ["r1@0"])
+        assert f.replicas["a"].server.num_attempts() == 0
+
+
+def large_prompt() -> list[int]:
+    return [100_000] * 400_000  # 5 bytes each; the smallest limit of a frame is 1 MiB
+
+
+@in_loop
+async def test_a_request_that_fits_no_frame_ends_alone() -> None:
+    async with fleet(settings(protocol={"max_frame_bytes": 1 << 20})) as f:
+        await f.join("a")
+        await f.front.add("r", PROMPT)
+        large = await f.front.add("large", large_prompt())
+        assert isinstance(error_of(large), FrameTooLarge)
+        await until(lambda: f.running("a") == ["r@0"])
+        assert f.client.fleet.outcomes == {"failed": 1}
+
+
+@in_loop
+async def test_siblings_that_waited_and_fit_no_frame_end_together_and_those_behind_them_start() -> None:
+    async with fleet(settings(protocol={"max_frame_bytes": 1 << 20})) as f:
+        large = [await f.front.add(f"{i}_r", large_prompt(), parent="r") for i in range(2)]
+        await f.front.add("next", PROMPT)
+        await f.join("a")
+        await until(lambda: f.running("a") == ["next@0"])
+        assert isinstance(error_of(large[0]), FrameTooLarge)
+        assert f.front.request_states.keys() == f.client.fleet.requests.keys() == {"next"}
+
+
+@in_loop
+async def test_a_lost_sibling_that_cannot_resume_ends_the_others_and_nobody_else() -> None:
+    grammar: dict[str, Any] = {"structured_outputs": structured("x"), "temperature": 1.0}
+    async with fleet(settings(protocol={"credit": 2})) as f:
+        await f.join("a")
+        first = await f.front.add("0_r", PROMPT, parent="r", **grammar)
+        other = await f.front.add("other", PROMPT)
+        await f.front.add("1_r", PROMPT, parent="r", **grammar)
+        await f.front.add("next", PROMPT)
+        await until(lambda: f.running("a") == ["0_r@0", "other@0"])
+        f.replicas["a"].engine.step()
+        await until(lambda: len(other.token_ids) == len(first.token_ids) == 1)
+        await f.join("b")  # takes "1_r" and "next"; with "a" gone "other" waits for one of them to end
+        await until(lambda: f.running("b") == ["1_r@0", "next@0"])
+        f.replicas["a"].stop_listening()
+        await until(lambda: f.running("b") == ["next@0", "other@1"])
+        assert isinstance(error_of(first), ReplicaLost)
+        assert f.client.fleet.requests.keys() == {"next", "other"}
+
+
+@in_loop
+async def test_a_sibling_that_would_start_after_the_failure_does_not() -> None:
+    grammar: dict[str, Any] = {"structured_outputs": structured("x"), "temperature": 1.0}
+    async with fleet(settings(protocol={"credit": 1})) as f:
+        await f.join("a")
+        first = await f.front.add("0_r", PROMPT, parent="r", **grammar)
+        await until(lambda: f.running("a") == ["0_r@0"])
+        f.replicas["a"].engine.step()
+        await until(lambda: len(first.token_ids) == 1)
+        await f.join("b")
+        await f.front.add("busy", PROMPT, max_tokens=1)
+        await f.front.add("1_r", PROMPT, parent="r", **grammar)
+        await f.front.add("next", PROMPT)
+        await until(lambda: f.running("b") == ["busy@0"])
+        f.replicas["b"].server.start_drain()
+        await until(lambda: f.client.fleet.replicas["b"].draining)
+        f.replicas["a"].relay.cut()
+        # The link comes back, and with it the room for "1_r", which its sibling's failure has ended meanwhile.
+        await until(lambda: f.running("a") == ["next@0"])
+        assert isinstance(error_of(first), ReplicaLost)
+        assert f.client.fleet.requests.keys() == {"busy", "next"}
+
+
+def structured(choice: str) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(choice=[choice])
+
+
+@in_loop
+async def test_outputs_that_are_none_of_vllms_close_the_link_and_the_request_goes_on() -> None:
+    async with fleet() as f:
+        await f.join("a", "b")
+        await f.front.add("r", PROMPT)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.emit_outputs(0, [b"\xc1 is no MessagePack"])
+        await until(lambda: f.running("b") == ["r@1"])
+
+
+@in_loop
+async def test_another_replica_at_the_address_of_a_dead_one_is_not_taken_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    async with fleet() as f:
+        await f.join("b")
+        lease = f.replicas["b"].lease
+        stale = type(lease)("a", "replica", lease.model, lease.host, lease.port, epoch=0, pid=0)
+        f.client.set_members([stale, lease])
+        await until(lambda: "replica b answered" in caplog.text)
+        assert f.client.fleet.replicas.keys() == {"b"}
+        assert f.client.fleet.outcomes == {}
+
+
+@in_loop
+async def test_a_replica_with_another_fingerprint_is_not_joined(caplog: pytest.LogCaptureFixture) -> None:
+    async with fleet() as f:
+        await f.join("a")
+        other = type(f)(f.settings, f.front, f.client, f.replicas)
+        join = asyncio.create_task(other.join("b", engine=FakeEngine(fingerprint="0" * 16)))
+        await until(lambda: "fingerprint of model 'tiny'" in caplog.text)
+        join.cancel()
+        assert f.client.fleet.replicas.keys() == {"a"}
+
+
+@in_loop
+async def test_a_request_is_refused_at_once_when_the_queue_is_full_and_nothing_of_it_is_left() -> None:
+    async with fleet(settings(ingress={"max_waiting_requests": 0})) as f:
+        verdict = admission.Admission()
+        token = admission.current.set(verdict)
+        with pytest.raises(FleetError) as refusal:
+            await f.front.add("r", PROMPT)
+        admission.current.reset(token)
+        assert isinstance(refusal.value.error, QueueFull)
+        assert verdict.error is refusal.value.error
+        assert refusal.value.http_status == 503
+        assert (f.front.request_states, f.client.fleet.requests) == ({}, {})
+
+
+@in_loop
+async def test_a_request_that_waited_too_long_is_told_so_through_its_verdict() -> None:
+    async with fleet(settings(timeouts={"no_replica_s": 0})) as f:
+        verdict = admission.Admission()
+        token = admission.current.set(verdict)
+        stream = await f.front.add("r", PROMPT)
+        admission.current.reset(token)
+        await until(lambda: stream.error)
+        assert isinstance(error_of(stream), NoReplica)
+        assert verdict.error is error_of(stream)
+
+
+@in_loop
+async def test_a_call_fans_out_to_every_replica() -> None:
+    async with fleet() as f:
+        with pytest.raises(FleetError) as nobody:
+            await f.client.call_all("reset_prefix_cache")
+        assert isinstance(nobody.value.error, NoReplica)
+        await f.join("a", "b")
+        assert await f.client.call_all("reset_prefix_cache", False) == [True, True]
+        assert await f.client.reset_prefix_cache_async() is True
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"), [("sleep", "the engine cannot sleep"), ("collective_rpc", "'collective_rpc' is not callable; ")]
+)
+@in_loop
+async def test_a_call_that_a_replica_refuses_says_why(method: str, reason: str) -> None:
+    async with fleet() as f:
+        await f.join("a")
+        with pytest.raises(FleetError) as failure:
+            await f.client.call_all(method)
+        error = failure.value.error
+        assert isinstance(error, CallFailed)
+        assert (error.method, error.replica_id) == (method, "a")
+        assert error.reason.startswith(reason)
+
+
+@in_loop
+async def test_a_call_ends_with_the_loss_of_its_replica() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        call = asyncio.create_task(f.client.call_all("wake_up"))
+        await asyncio.sleep(0)
+        f.replicas["a"].stop_listening()
+        with pytest.raises(FleetError) as failure:
+            await call
+        assert isinstance(failure.value.error, CallFailed)
+        assert failure.value.error.reason.startswith("the link was lost: ")
+
+
+@in_loop
+async def test_a_stopped_client_closes_its_links_and_dials_nobody() -> None:
+    async with fleet(run=False) as f:
+        run = asyncio.create_task(f.client.run())
+        await f.join("a")
+        await f.front.add("r", PROMPT)
+        await until(lambda: f.running("a") == ["r@0"])
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+        await until(lambda: f.replicas["a"].engine.aborted == ["r@0"])
+        await until(lambda: not f.client.fleet.replicas)
+        assert [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("dial")] == []
+
+
+@in_loop
+async def test_a_lease_that_ended_takes_no_link_down() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        f.client.set_members([])
+        stream = await f.front.add("r", PROMPT, max_tokens=1)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step()
+        await until(lambda: stream.finished)
