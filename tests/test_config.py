@@ -82,9 +82,7 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(sections: Any
         ("ingress", "port", "8011", "a plain number without unit is wanted: write 8011"),
     ],
 )
-def test_a_number_with_a_unit_is_refused_with_the_number_to_write(
-    section: str, key: str, value: str, way_out: str
-) -> None:
+def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, key: str, value: str, way_out: str) -> None:
     said = refusal(**{section: {key: value}})
     assert said.startswith(f"{section}.{key}: is {value!r}, but should be a valid ")
     assert said.endswith(f"; {way_out}")
@@ -172,8 +170,7 @@ def test_a_contradiction_prints_both_values_and_the_way_out(sections: Any, said:
         ),
         (
             {"engine_args": {"kv_cache_memory_bytes": 5}},
-            "engine_args.kv_cache_memory_bytes: is 5 and kv_cache_gib is 1.0; remove it: on cpu kv_cache_gib sets "
-            "the cache",
+            "engine_args.kv_cache_memory_bytes: is 5 and kv_cache_gib is 1.0; remove it: on cpu kv_cache_gib sets the cache",
         ),
         (
             {"device": "cuda", "simulated": {"profile": "a10g-llama-8b"}},
@@ -182,8 +179,7 @@ def test_a_contradiction_prints_both_values_and_the_way_out(sections: Any, said:
         ),
         (
             {"kv_cache_gib": 2.0, "simulated": {"profile": "a10g-llama-8b"}},
-            "kv_cache_gib: is 2.0 and simulated.profile is 'a10g-llama-8b'; remove it: the profile's memory sets the "
-            "cache",
+            "kv_cache_gib: is 2.0 and simulated.profile is 'a10g-llama-8b'; remove it: the profile's memory sets the cache",
         ),
         (
             {"simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"distributed_executor_backend": "mp"}},
@@ -386,9 +382,7 @@ def test_every_section_and_every_key_is_documented() -> None:
     public = [section for section in sections() if not section.__name__.startswith("_")]
     assert len(public) == 10
     assert [section for section in public if not section.__doc__] == []
-    assert [
-        (section, key) for section in public for key, field in section.model_fields.items() if not field.description
-    ] == []
+    assert [(section, key) for section in public for key, field in section.model_fields.items() if not field.description] == []
 
 
 def test_the_json_schema_is_closed_and_described() -> None:

@@ -29,9 +29,7 @@ def example(kind: type[ServingError]) -> ServingError:
 
 def test_the_header_of_the_module_prints_the_tree() -> None:
     printed = re.findall(r"^( +)(\w+) +(\d{3})  (\w+)", errors.__doc__ or "", flags=re.MULTILINE)
-    real = {
-        ("  " * depth + "    ", kind.__name__, str(kind.http_status), kind.code) for depth, kind in tree(ServingError)
-    }
+    real = {("  " * depth + "    ", kind.__name__, str(kind.http_status), kind.code) for depth, kind in tree(ServingError)}
     assert len(printed) == len(real)
     assert set(printed) == real
 

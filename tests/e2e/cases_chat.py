@@ -147,7 +147,7 @@ TOOLS = [
         tool_choice="auto",
         max_tokens=80,
         structured_outputs={
-            "regex": r'<tool_call>\n\{"name": "get_weather", "arguments": \{"unit": "(celsius|kelvin)", "days": [1-9]\}\}\n</tool_call>'
+            "regex": r'<tool_call>\n\{"name": "get_weather", "arguments": \{"unit": "(K|celsius)", "days": [1-9]\}\}\n</tool_call>'
         },
     ),
     *both(

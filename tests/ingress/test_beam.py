@@ -8,9 +8,7 @@ EOS = 0
 
 
 def search_of(*prompt: int, width: int = 2, length_penalty: float = 1.0, early_stopping: bool = False) -> BeamSearch:
-    return BeamSearch(
-        prompt, width=width, eos_token_id=EOS, length_penalty=length_penalty, early_stopping=early_stopping
-    )
+    return BeamSearch(prompt, width=width, eos_token_id=EOS, length_penalty=length_penalty, early_stopping=early_stopping)
 
 
 def test_the_prompt_is_the_only_beam_at_first() -> None:

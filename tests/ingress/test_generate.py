@@ -37,9 +37,7 @@ def post(post: Post) -> Post:
 )
 def test_the_score_of_a_beam_is_vllms(tokens: list[int], cum_logprob: float, length_penalty: float) -> None:
     search = BeamSearch([9], width=1, eos_token_id=0, length_penalty=length_penalty)
-    assert search.score(Beam(tuple(tokens), cum_logprob)) == get_beam_search_score(
-        tokens, cum_logprob, 0, length_penalty
-    )
+    assert search.score(Beam(tuple(tokens), cum_logprob)) == get_beam_search_score(tokens, cum_logprob, 0, length_penalty)
 
 
 def texts_of(response: httpx.Response) -> list[str]:
@@ -58,9 +56,7 @@ def lines_of(response: httpx.Response) -> list[list[str]]:
 
 
 @pytest.mark.engine
-def test_the_answer_is_the_prompt_and_what_the_engine_generates(
-    post: Post, engine: AsyncLLM, runner: asyncio.Runner
-) -> None:
+def test_the_answer_is_the_prompt_and_what_the_engine_generates(post: Post, engine: AsyncLLM, runner: asyncio.Runner) -> None:
     async def reference() -> str:
         params = SamplingParams(temperature=0, max_tokens=12)
         text = ""
@@ -126,9 +122,7 @@ def test_a_refusal_has_a_status_also_when_a_stream_was_asked_for(
 
 
 @pytest.mark.engine
-def test_a_full_engine_answers_503_before_a_stream_begins(
-    post: Post, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_engine_answers_503_before_a_stream_begins(post: Post, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.scheduler_config, "max_num_queued_reqs", 2)
     response = post(stream=True, n=3)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "service_unavailable")

@@ -53,8 +53,7 @@ def body_of(**fields: object) -> bytes:
         ),
         (
             body_of(use_beam_search=True, n=2, best_of=11),
-            "best_of: 11 beams, but the limit is 10 beams, half the engine's max_logprobs; "
-            "lower best_of or raise max_logprobs",
+            "best_of: 11 beams, but the limit is 10 beams, half the engine's max_logprobs; lower best_of or raise max_logprobs",
         ),
         (
             body_of(use_beam_search=True, stop="x"),

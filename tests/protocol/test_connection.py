@@ -117,9 +117,7 @@ def damaged(draw: st.DrawFn, wire: bytes) -> bytes:
             return wire[:start] + draw(st.binary(min_size=1, max_size=40)) + wire[start:]
 
 
-def assert_safe_end(
-    make: Callable[[], IngressConnection | ReplicaConnection], wire: bytes, positions: list[int]
-) -> None:
+def assert_safe_end(make: Callable[[], IngressConnection | ReplicaConnection], wire: bytes, positions: list[int]) -> None:
     """Whatever came: the same outcome for any chunking, closed at the end, and a Goodbye if and only if we refused."""
     connection = make()
     outcome = play(connection, cut_at(wire, positions), eof=True)

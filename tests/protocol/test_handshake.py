@@ -132,9 +132,7 @@ def test_the_replica_refuses_another_peer_with_the_reason_and_the_ingress_hears_
         ("fingerprint", "e" * 64, FingerprintMismatch),
     ],
 )
-def test_the_ingress_refuses_a_replica_that_lets_a_mismatch_pass(
-    field: str, value: str, expected: type[ProtocolError]
-) -> None:
+def test_the_ingress_refuses_a_replica_that_lets_a_mismatch_pass(field: str, value: str, expected: type[ProtocolError]) -> None:
     """A replica that has the token and signs what it is, but does not check what the ingress asked for."""
     ingress, replica = make_ingress(), make_replica(**{field: value})
     replica._check_peer = lambda peer: None  # type: ignore[method-assign]

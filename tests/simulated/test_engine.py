@@ -13,8 +13,7 @@ SMALL_MODEL = {"num_parameters": 1000, "num_layers": 2, "num_attention_heads": 2
 # 24 blocks of 16 tokens, one of them the null block: four requests of 64 + 96 tokens need 40 blocks.
 TIGHT: dict[str, Any] = {
     "accelerator": {
-        "memory_bytes": 24 * 16 * 64
-        + 2000,  # KV bytes per token: 2 x 2 layers x 1 head x 8 x 2 bytes; weights 2,000 bytes
+        "memory_bytes": 24 * 16 * 64 + 2000,  # KV bytes per token: 2 x 2 layers x 1 head x 8 x 2 bytes; weights 2,000 bytes
         "bandwidth_bytes_per_s": 1e9,
         "flops_per_s": 1e12,
     },
@@ -71,9 +70,7 @@ def test_an_answer_resumed_at_any_point_is_the_same(engine: Any, tight_engine: A
     emitted = list(whole.token_ids)
     for elsewhere in (engine, tight_engine):  # another capacity, chunk size and batch; with and without cached prefix
         cuts = list(range(24))
-        resumed = generate(
-            elsewhere, [prompt + emitted[:cut] for cut in cuts], [sampling(max_tokens=24 - cut) for cut in cuts]
-        )
+        resumed = generate(elsewhere, [prompt + emitted[:cut] for cut in cuts], [sampling(max_tokens=24 - cut) for cut in cuts])
         assert [emitted[:cut] + list(o.token_ids) for cut, o in zip(cuts, resumed, strict=True)] == [emitted] * 24
 
 
@@ -136,18 +133,14 @@ def test_a_grammar_gives_valid_json(engine: Any, tight_engine: Any, json_schema:
         assert not json_schema or sorted(value) == ["ages", "name"]
     assert [list(o.token_ids) for o in found[1::2]] == [list(o.token_ids) for o in generate(engine, batch[1::2], free)]
     # the same, whatever the chunks and the batch
-    assert [list(o.token_ids) for o in generate(tight_engine, batch[::2], constrained)] == [
-        list(o.token_ids) for o in found[::2]
-    ]
+    assert [list(o.token_ids) for o in generate(tight_engine, batch[::2], constrained)] == [list(o.token_ids) for o in found[::2]]
 
 
 def test_logprobs_start_with_the_sampled_token_and_fall(engine: Any) -> None:
     batch = prompts(3, 20)
     with_logprobs = [sampling(max_tokens=5, logprobs=4), sampling(max_tokens=5), sampling(max_tokens=5, logprobs=0)]
     found = generate(engine, batch, with_logprobs)
-    assert [list(o.token_ids) for o in found] == [
-        list(o.token_ids) for o in generate(engine, batch, sampling(max_tokens=5))
-    ]
+    assert [list(o.token_ids) for o in found] == [list(o.token_ids) for o in generate(engine, batch, sampling(max_tokens=5))]
     assert found[1].logprobs is None
     for token, position in zip(found[0].token_ids, found[0].logprobs, strict=True):
         assert next(iter(position)) == token

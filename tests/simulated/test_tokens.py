@@ -49,9 +49,7 @@ class Engine:
             self.outputs[request_id].append(token)
 
 
-def generate(
-    prompt: list[int], count: int, *, seed: int = 0, rules: SamplingRules = PLAIN, eos: float = 0.0
-) -> list[int]:
+def generate(prompt: list[int], count: int, *, seed: int = 0, rules: SamplingRules = PLAIN, eos: float = 0.0) -> list[int]:
     engine = Engine(seed=seed, eos_probability=eos)
     engine.add("r", prompt, rules)
     for _ in range(count):
@@ -174,11 +172,7 @@ def test_candidates_are_distinct_and_fall_from_the_sampled_token(prompt: list[in
     assert len(set(found.token_ids)) == len(found.token_ids) == count
     assert found.logprobs == sorted(found.logprobs, reverse=True)
     assert sum(map(math.exp, found.logprobs)) <= 1 + 1e-9
-    assert (
-        found.token_ids[: count // 2] == source().candidates(state, sampled, count // 2).token_ids
-        if count > 1
-        else True
-    )
+    assert found.token_ids[: count // 2] == source().candidates(state, sampled, count // 2).token_ids if count > 1 else True
 
 
 def test_a_sampled_token_that_is_no_candidate_comes_first_all_the_same() -> None:

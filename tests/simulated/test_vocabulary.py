@@ -13,9 +13,7 @@ def test_only_whole_plain_text_is_drawn(tiny_llama: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_llama))
     source = source_for(tokenizer, len(tokenizer) + 64, eos_probability=0.0)  # models pad their vocabulary
     drawn = set(source.draw(np.arange(50_000, dtype=np.uint64)).tolist())
-    expected = {
-        i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids and "\ufffd" not in tokenizer.decode([i])
-    }
+    expected = {i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids and "\ufffd" not in tokenizer.decode([i])}
     assert drawn == expected - set(tokenizer.added_tokens_decoder)
     assert max(drawn) < len(tokenizer)
 

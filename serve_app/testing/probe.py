@@ -1,0 +1,67 @@
+"""One real link of an ingress, with everything that happened on it."""
+
+import asyncio
+import os
+import ssl
+from typing import Any
+
+from serve_app.ingress.link import ReplicaLink, dial
+from serve_app.protocol.connection import IngressConnection
+from serve_app.protocol.messages import Message
+from serve_app.testing.fake_engine import FINGERPRINT, VLLM_VERSION
+
+
+class Probe:
+    """``link`` is there once ``connect`` has started; ``lost`` has the cause of its end."""
+
+    link: ReplicaLink
+
+    def __init__(self, *, send_buffer_bytes: int = 1 << 30, **changes: Any) -> None:
+        self.opened = 0
+        self.messages: list[Message] = []
+        self.lost: list[str] = []
+        self._send_buffer_bytes = send_buffer_bytes
+        self._connection: dict[str, Any] = {
+            "ingress_id": "probe",
+            "model": "tiny",
+            "fingerprint": FINGERPRINT,
+            "vllm_version": VLLM_VERSION,
+            "token": b"",
+            "nonce": os.urandom(32),
+            "max_frame_bytes": 64 << 20,
+            **changes,
+        }
+
+    async def connect(self, port: int, *, tls: ssl.SSLContext | None = None, timeout_s: float = 30.0) -> ReplicaLink:
+        return await dial(("127.0.0.1", port), self._make, timeout_s=timeout_s, tls=tls)
+
+    def pause(self) -> None:
+        """Read nothing more."""
+        self.link._transport.pause_reading()
+
+    def _make(self) -> ReplicaLink:
+        self.link = ReplicaLink(
+            IngressConnection(**self._connection),
+            on_open=self._on_open,
+            on_message=lambda _, message: self.messages.append(message),
+            on_lost=lambda _, cause: self.lost.append(cause),
+            send_buffer_bytes=self._send_buffer_bytes,
+        )
+        return self.link
+
+    def _on_open(self, link: ReplicaLink) -> None:
+        self.opened += 1
+
+
+async def silent_listener() -> tuple[asyncio.Server, list[asyncio.StreamReader]]:
+    """Return a server that accepts connections, says nothing and reads nothing, and the connections' readers."""
+    readers: list[asyncio.StreamReader] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        readers.append(reader)
+
+    return await asyncio.start_server(accept, "127.0.0.1", 0, limit=1024), readers
+
+
+def port_of(server: asyncio.Server) -> int:
+    return int(server.sockets[0].getsockname()[1])
