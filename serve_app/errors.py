@@ -13,6 +13,7 @@
       CallFailed                 502  call_failed
       EngineStartFailed          500  engine_start_failed     never over HTTP: the replica does not come up
       ListenFailed               500  listen_failed           never over HTTP: the ingress does not come up
+      CheckpointError            500  checkpoint_error        never over HTTP: a model's files
       ClusterFailed              500  cluster_failed          the command line's dealings with Ray
       ProtocolError              502  protocol_error          one link between ingress and replica; docs/protocol.md
         FrameTooLarge            502  frame_too_large
@@ -185,6 +186,18 @@ class CallFailed(ServingError):
 
     def __str__(self) -> str:
         return f"{self.method} failed on replica {self.replica_id}: {self.reason}"
+
+
+@dataclass(eq=False)
+class CheckpointError(ServingError):
+    """A checkpoint cannot be made, fetched or used: the operator's matter, never sent over HTTP."""
+
+    code: ClassVar[str] = "checkpoint_error"
+    problem: str
+    """Names the value that is wrong, and the way out."""
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 @dataclass(eq=False)

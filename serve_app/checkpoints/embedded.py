@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.checkpoints.files import CheckpointError, file_error, publish_directory
+from serve_app.checkpoints.files import file_error, publish_directory
 from serve_app.checkpoints.gguf_llama import convert_gguf
+from serve_app.errors import CheckpointError
 
 PREFIX = "embedded:"
 DOWNLOAD_LIMIT_S = 1800.0  # 93 MB at 0.5 Mbit/s

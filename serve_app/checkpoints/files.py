@@ -7,23 +7,10 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from serve_app.errors import ServingError
-
-
-@dataclass(eq=False)
-class CheckpointError(ServingError):
-    """A checkpoint cannot be made, fetched or used: the operator's matter, never sent over HTTP."""
-
-    code: ClassVar[str] = "checkpoint_error"
-    problem: str
-    """Names the value that is wrong, and the way out."""
-
-    def __str__(self) -> str:
-        return self.problem
+from serve_app.errors import CheckpointError
 
 
 def publish_directory(target: Path, write: Callable[[Path], None]) -> Path:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_app.checkpoints.files import CheckpointError, write_json
+from serve_app.checkpoints.files import write_json
+from serve_app.errors import CheckpointError
 
 Report = Callable[[int, int], None]
 """Gets how many of how many units are done."""

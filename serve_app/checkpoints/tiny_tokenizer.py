@@ -6,7 +6,8 @@ which vLLM's ``hermes`` tool parser reads.
 
 from pathlib import Path
 
-from serve_app.checkpoints.files import CheckpointError, write_json
+from serve_app.checkpoints.files import write_json
+from serve_app.errors import CheckpointError
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 BOS_ID, EOS_ID, PAD_ID = 0, 1, 2

@@ -102,7 +102,8 @@ class Relay:
                 await self._flowing.wait()
                 target.write(data)
                 await target.drain()
-        target.close()
+        with contextlib.suppress(OSError, RuntimeError):
+            target.write_eof()  # the other direction may go on
 
 
 @dataclass

@@ -22,6 +22,8 @@ WEATHER = {
         },
     },
 }
+WEATHER_CALL = r'<tool_call>\n\{"name": "get_weather", "arguments": \{"unit": "(C|K)", "days": [1-9]\}\}\n</tool_call>'
+"""A regular expression: what the tool parser reads as a call of `WEATHER`."""
 CLOCK = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 CALLED = [
     *ASK,
@@ -146,9 +148,7 @@ TOOLS = [
         tools=[WEATHER],
         tool_choice="auto",
         max_tokens=80,
-        structured_outputs={
-            "regex": r'<tool_call>\n\{"name": "get_weather", "arguments": \{"unit": "(K|celsius)", "days": [1-9]\}\}\n</tool_call>'
-        },
+        structured_outputs={"regex": WEATHER_CALL},
     ),
     *both(
         "two calls and text before them",

@@ -8,7 +8,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.e2e.answers import Json
-from tests.e2e.cases_chat import ASK, WEATHER
+from tests.e2e.cases_chat import ASK, WEATHER, WEATHER_CALL
 from tests.e2e.cases_completions import PROMPT, SCHEMA
 from tests.e2e.fleet import MODEL
 
@@ -39,25 +39,18 @@ def chat(client: OpenAI) -> Json:
 
 
 def chat_stream_helper(client: OpenAI) -> Json:
-    messages: Any = ASK
-    with client.chat.completions.stream(model=MODEL, messages=messages, max_tokens=8, temperature=0) as stream:
-        kinds = {event.type for event in stream}
-        return [sorted(kinds), stream.get_final_completion().model_dump()]
+    return _streamed_to_the_end(client, {"structured_outputs": {"choice": ["yes", "no"]}})
 
 
 def chat_with_tools_streamed(client: OpenAI) -> Json:
+    return _streamed_to_the_end(client, {"structured_outputs": {"regex": WEATHER_CALL}, "tools": [WEATHER]})
+
+
+def _streamed_to_the_end(client: OpenAI, extra_body: dict[str, Any]) -> Json:
+    """Return the kinds of events and the final object; the helper refuses an answer cut by its length."""
     messages: Any = ASK
-    tools: Any = [WEATHER]
-    choice: Any = {"type": "function", "function": {"name": "get_weather"}}
-    regex = r'\{"unit": "celsius", "days": [1-9]\}'
     with client.chat.completions.stream(
-        model=MODEL,
-        messages=messages,
-        tools=tools,
-        tool_choice=choice,
-        max_tokens=60,
-        temperature=0,
-        extra_body={"structured_outputs": {"regex": regex}},
+        model=MODEL, messages=messages, max_tokens=90, temperature=0, extra_body=extra_body
     ) as stream:
         kinds = {event.type for event in stream}
         return [sorted(kinds), stream.get_final_completion().model_dump()]

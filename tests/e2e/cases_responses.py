@@ -90,9 +90,9 @@ SERVER = {"headers.server": "server-header"}
 ONE_TOKEN = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
 
 
-def absent(name: str, path: str, body: Any = None, method: str = "POST") -> Case:
-    """A route that vLLM answers and the ingress does not have."""
-    return Case(f"routes {name}", path, body, method, wanted={"status": "routes", "body": "routes"})
+def absent(name: str, path: str, body: Any = None, method: str = "POST", *parts: str) -> Case:
+    """A route that vLLM answers and the ingress does not have; ``parts`` differ beside status and body."""
+    return Case(f"routes {name}", path, body, method, wanted=dict.fromkeys(("status", "body", *parts), "routes"))
 
 
 ROUTES = [
@@ -105,16 +105,16 @@ ROUTES = [
         {"prompt": PROMPT, "max_tokens": 2},
         wanted={"status": "generate", "body": "generate"},
     ),
-    absent("documentation", "/docs", method="GET"),
+    absent("documentation", "/docs", None, "GET", "type"),
     absent("openapi", "/openapi.json", method="GET"),
-    absent("health", "/health", method="GET"),
-    absent("ping", "/ping", method="GET"),
+    absent("health", "/health", None, "GET", "type"),
+    absent("ping", "/ping", None, "GET", "type"),
     absent("load", "/load", method="GET"),
     absent("messages of another vendor", "/v1/messages", {"model": MODEL, "max_tokens": 3, "messages": ASK}),
     absent("sagemaker", "/invocations", ONE_TOKEN),
     absent("invalid: render", "/v1/completions/render", {"model": MODEL, "prompt": PROMPT}),
     absent("invalid: generate tokens", "/inference/v1/generate", {"model": MODEL, "token_ids": [5, 6], "sampling_params": {}}),
-    absent("trailing slash", "/v1/completions/", ONE_TOKEN),
+    absent("trailing slash", "/v1/completions/", ONE_TOKEN, "POST", "type"),
     Case("invalid: embeddings of a generative model", "/v1/embeddings", {"model": MODEL, "input": "hello"}),
     Case("invalid: models posted", "/v1/models", {}, wanted=ERROR_BODY),
     Case("invalid: completions by GET", "/v1/completions", method="GET", wanted=ERROR_BODY),
@@ -128,7 +128,7 @@ ROUTES = [
         "/v1/completions",
         method="OPTIONS",
         headers={"origin": "http://a", "access-control-request-method": "POST"},
-        wanted={"status": "cors", "body": "cors"},
+        wanted=dict.fromkeys(("status", "type", "body"), "cors"),
     ),
     Case("CORS", "/v1/models", method="GET", headers={"origin": "http://a"}, with_headers=True, wanted=CORS),
     Case("headers", "/v1/models", method="GET", with_headers=True, wanted=CORS),

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 CASES = [*cases_completions.CASES, *cases_chat.CASES, *cases_responses.CASES, *cases_invalid.CASES]
 TABLE = Path(__file__).parents[2] / "docs" / "differences.md"
-ABORT_LIMIT_S = 10.0  # an answer of 900 tokens takes the engine longer than an abort even on a busy machine
+ABORT_LIMIT_S = 10.0  # an answer of 1000 tokens takes the engine longer than an abort even on a busy machine
 
 Answers = dict[str, tuple[Json, Json]]
 
@@ -65,12 +65,10 @@ def test_the_openai_client_sees_no_difference(use: cases_client.Ask, pair: Pair)
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_client_that_leaves_in_mid_stream_ends_its_requests_on_the_engines(pair: Pair, n: int) -> None:
-    body = {"model": MODEL, "prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True, "n": n}
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True, "n": n}
     before = _metrics(pair)
     with httpx.stream("POST", f"{pair.fleet.url}/v1/completions", json=body, timeout=60) as response:
-        lines = response.iter_lines()
-        assert next(lines).startswith("data: ")
-        assert sum(v for k, v in _metrics(pair).items() if k.startswith("serve_app_replica_held")) == n
+        assert next(response.iter_lines()).startswith("data: ")
     wait_until(lambda: _num_running(pair) == 0, limit_s=ABORT_LIMIT_S, what="no request runs on a replica")
     assert _outcomes(_metrics(pair), since=before) == {"aborted": n}
 

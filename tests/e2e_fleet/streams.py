@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-ANSWER_LIMIT_S = 40.0
+ANSWER_LIMIT_S = 120.0
 PROMPT = "the quick brown fox jumps over"
 
 
@@ -32,6 +32,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
     cut: bool = False
+    ended: bool = False
 
     def errors(self) -> list[Any]:
         return [e["error"] for e in self.events if isinstance(e, dict) and "error" in e]
@@ -92,13 +93,13 @@ def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
     return list(zip(given.get("tokens") or (), given.get("token_logprobs") or (), strict=True))
 
 
-def completion(model: str, *, prompt: str = PROMPT, max_tokens: int = 200, **body: Any) -> Ask:
+def completion(model: str, *, prompt: str = PROMPT, max_tokens: int = 400, **body: Any) -> Ask:
     """Return a greedy streamed completion that runs to ``max_tokens``; ``body`` overrides and adds."""
     base = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     return Ask("/v1/completions", {**base, **body})
 
 
-def chat(model: str, *, prompt: str = PROMPT, max_tokens: int = 200, **body: Any) -> Ask:
+def chat(model: str, *, prompt: str = PROMPT, max_tokens: int = 400, **body: Any) -> Ask:
     """As `completion`, as a chat."""
     base = completion(model, max_tokens=max_tokens).body
     del base["prompt"]
@@ -131,7 +132,7 @@ class Volley:
     async def _all_have(self, num_events: int) -> None:
         streamed = [a for ask, a in zip(self._asks, self.answers, strict=True) if ask.streams]
         async with self._progress:
-            await self._progress.wait_for(lambda: all(len(a.events) >= num_events for a in streamed))
+            await self._progress.wait_for(lambda: all(a.ended or len(a.events) >= num_events for a in streamed))
 
     async def _one(self, ask: Ask, answer: Answer) -> None:
         # A client each: connections are spread over the ingresses when they are made. Without TLS, loading the
@@ -146,6 +147,9 @@ class Volley:
                         answer.events.append(json.loads(await response.aread()))
             except httpx.TransportError:
                 answer.cut = True
+        answer.ended = True
+        async with self._progress:
+            self._progress.notify_all()
 
     async def _read_events(self, response: httpx.Response, answer: Answer) -> None:
         async for line in response.aiter_lines():

@@ -1,0 +1,55 @@
+from types import SimpleNamespace
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from serve_app.core.events import HeartbeatArrived, LinkOpened, RequestArrived, RequestsAborted
+from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.request import Resume
+from serve_app.ingress.metrics import FleetCollector, show_whole_fleet
+
+
+def busy_fleet() -> FleetState:
+    """Two replicas, one of them full; one request waits, one was aborted."""
+    fleet = FleetState(FleetSettings(model="tiny"))
+    for replica_id, running, waiting, kv_usage, draining in (("a", 3, 1, 0.25, False), ("b", 2, 4, 0.75, True)):
+        fleet.handle(LinkOpened(replica_id, credit=1), now=0.0)
+        fleet.handle(HeartbeatArrived(replica_id, 1, running, waiting, kv_usage, draining=draining), now=0.0)
+    for request_id in ("r0", "r1", "r2"):
+        fleet.handle(RequestArrived(request_id, 10, 5, Resume.CONTINUE), now=0.0)
+    fleet.handle(RequestsAborted(["r2"]), now=0.0)
+    return fleet
+
+
+def test_a_scrape_shows_every_fleet_and_replica() -> None:
+    registry = CollectorRegistry()
+    registry.register(FleetCollector([busy_fleet(), FleetState(FleetSettings(model="idle"))]))
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    assert lines == [
+        'serve_app_waiting_requests{model="tiny"} 1.0',
+        'serve_app_waiting_requests{model="idle"} 0.0',
+        'serve_app_outstanding_tokens{model="tiny"} 30.0',
+        'serve_app_outstanding_tokens{model="idle"} 0.0',
+        'serve_app_requests_total{model="tiny",outcome="aborted"} 1.0',
+        'serve_app_replica_held{model="tiny",replica="a"} 1.0',
+        'serve_app_replica_held{model="tiny",replica="b"} 0.0',
+        'serve_app_replica_outstanding_tokens{model="tiny",replica="a"} 15.0',
+        'serve_app_replica_outstanding_tokens{model="tiny",replica="b"} 0.0',
+        'serve_app_replica_running{model="tiny",replica="a"} 3.0',
+        'serve_app_replica_running{model="tiny",replica="b"} 2.0',
+        'serve_app_replica_waiting{model="tiny",replica="a"} 1.0',
+        'serve_app_replica_waiting{model="tiny",replica="b"} 4.0',
+        'serve_app_replica_kv_usage{model="tiny",replica="a"} 0.25',
+        'serve_app_replica_kv_usage{model="tiny",replica="b"} 0.75',
+        'serve_app_replica_draining{model="tiny",replica="a"} 0.0',
+        'serve_app_replica_draining{model="tiny",replica="b"} 1.0',
+    ]
+
+
+def test_the_gauges_of_a_step_become_the_fleets() -> None:
+    stats = SimpleNamespace(num_running_reqs=1, num_waiting_reqs=0, kv_cache_usage=0.1, prefix_cache_stats="the step's own")
+    show_whole_fleet(stats, busy_fleet())
+    assert stats == SimpleNamespace(
+        num_running_reqs=5, num_waiting_reqs=6, kv_cache_usage=0.75, prefix_cache_stats="the step's own"
+    )
+    show_whole_fleet(stats, FleetState(FleetSettings(model="idle")))
+    assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage) == (0, 0, 0.0)
