@@ -273,6 +273,16 @@ def _factor(suffix: str, unit: str) -> float | None:
     return size_bytes if suffix == "_bytes" else size_bytes / (1 << 30)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without dates (a model may be named 2025-02-28), whatever other libraries do to the shared SafeLoader."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def load_yaml(text: str) -> Any:
     """The one document in ``text``.
 
@@ -280,7 +290,7 @@ def load_yaml(text: str) -> Any:
         ConfigError: Not YAML (the path is "line L, column C"), or a mapping has a key twice (the path is the key's).
     """
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -291,7 +301,7 @@ def load_yaml(text: str) -> Any:
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         hint = "indent with spaces" if "'\\t'" in str(exc) else ""
         raise ConfigError(where, f"not valid YAML: {exc.problem or exc.context}", hint) from exc
-    except (yaml.YAMLError, ValueError) as exc:  # ValueError: a date or a number in form only, such as 2025-02-30
+    except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number in form only, such as 0b_
         raise ConfigError("", f"not valid YAML: {str(exc).splitlines()[0]}") from exc
 
 

@@ -317,7 +317,7 @@ def test_whatever_the_file_holds_only_a_config_error_comes_out(values: Any) -> N
         ("models: !!python/name:os.system", None),
         ("a: 1\n---\nb: 2", None),
         ("\x00", "not valid YAML: unacceptable character #x0000: special characters are not allowed"),
-        ("name: 2025-02-30", "not valid YAML: day is out of range for month"),
+        ("name: 0b_", "not valid YAML: invalid literal for int() with base 2: ''"),
     ],
 )
 def test_what_is_not_one_yaml_mapping_is_refused(tmp_path: Path, text: str, said: str | None) -> None:

@@ -98,7 +98,7 @@ class Fleet:
         key = ("serve_app_requests_total", (("model", MODEL), ("outcome", name)))
         return self.ingresses()[0].get(key, 0.0)
 
-    def wait_for_replicas(self, count: int, *, num_ingresses: int = 1, limit_s: float = 90.0) -> None:
+    def wait_for_replicas(self, count: int, *, num_ingresses: int = 1, limit_s: float = 180.0) -> None:
         """Wait until every ingress has a link to this many replicas that take requests."""
         wait_until(
             lambda: all(len(taking(s)) == count for s in self.ingresses(num_ingresses)),

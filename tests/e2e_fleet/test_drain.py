@@ -16,7 +16,7 @@ from tests.e2e_fleet.streams import Answer, chat, completion, play
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 STREAMS = [completion(MODEL, max_tokens=400), chat(MODEL, max_tokens=400)]
-STEP_LIMIT_S = 90.0
+STEP_LIMIT_S = 180.0
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.e2e_fleet.streams import PROMPT, Answer, Ask, chat, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
-RESTART_LIMIT_S = 90.0
+RESTART_LIMIT_S = 180.0
 PROMPTS = [f"{n} {PROMPT}" for n in ("one", "two", "three", "four")]
 
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 NUM_INGRESSES = 2
 SEEN_LIMIT_S = 3.0  # what is promised
 SLACK_S = 2.0  # of a poll on a busy machine
-START_LIMIT_S = 90.0
+START_LIMIT_S = 180.0
 NO_REPLICA_S = 4.0
 
 Record = Callable[[str, object], None]

@@ -1,0 +1,378 @@
+"""The outer application over fake front ends: small ASGI apps in the place of vLLM's."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.errors import NoReplica, QueueFull
+from serve_app.ingress import admission
+from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp
+from serve_app.ingress.frontend import FrontEnd
+from serve_app.testing.fleet import in_loop, settings, until
+
+MAX_BODY_BYTES = 1000
+FULL = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the path and the body."""
+    message = await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    answer = {"path": scope["path"], "body": message["body"].decode(), "more": message["more_body"]}
+    await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+
+class Models:
+    """vLLM's OpenAIServingModels: the cards of one front end."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def show_available_models(self) -> Any:
+        return SimpleNamespace(model_dump=lambda: {"object": "list", "data": [{"id": self.name}]})
+
+
+class App:
+    """A front end's app: an ASGI callable with vLLM's state."""
+
+    def __init__(self, name: str, asgi: ASGIApp) -> None:
+        self.state = SimpleNamespace(openai_serving_models=Models(name))
+        self._asgi = asgi
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._asgi(scope, receive, send)
+
+
+def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool = True) -> FrontEnd:
+    model = settings().models[0].model_copy(update={"name": name, "required": required})
+    client = SimpleNamespace(is_ready=lambda: ready)
+    engine = SimpleNamespace()
+    return FrontEnd(model, cast(Any, client), cast(Any, engine), cast(Any, App(name, asgi)), max_logprobs=20)
+
+
+def ingress(*fronts: FrontEnd) -> IngressApp:
+    version = {"version": "0.32.0", "serve_app": "0.1.0"}
+    return IngressApp({f.model.name: f for f in fronts or (front("tiny"),)}, AppLimits(MAX_BODY_BYTES), version=version)
+
+
+async def call(app: IngressApp, method: str, path: str, **kwargs: Any) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://ingress") as client:
+        response = await client.request(method, path, **kwargs)
+    assert app.streams == 0
+    return response
+
+
+def error(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def get(app: IngressApp, path: str) -> tuple[int, Any]:
+    response = asyncio.run(call(app, "GET", path))
+    return response.status_code, response.json()
+
+
+def post(app: IngressApp, path: str = "/v1/completions", **kwargs: Any) -> httpx.Response:
+    return asyncio.run(call(app, "POST", path, **kwargs))
+
+
+# Routes.
+
+
+@pytest.mark.parametrize("path", sorted(VLLM_ROUTES))
+def test_a_route_of_vllms_reaches_its_app_with_the_whole_body(path: str) -> None:
+    answer = post(ingress(), path, content=b'{"model": "tiny", "x": 1}')
+    assert answer.json() == {"path": path, "body": '{"model": "tiny", "x": 1}', "more": False}
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/v1/models/tiny", "/v1/load_lora_adapter", "/pause", "/v1/completions/"])
+def test_what_is_not_on_the_list_does_not_exist(path: str) -> None:
+    for method in ("GET", "POST"):
+        response = asyncio.run(call(ingress(), method, path))
+        assert response.status_code == 404
+        assert response.json() == error(f"{path} does not exist here", "NotFoundError", 404)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", "/v1/chat/completions", "POST"), ("DELETE", "/generate", "POST"), ("POST", "/v1/models", "GET, HEAD")],
+)
+def test_another_method_is_told_which_are_allowed(method: str, path: str, allowed: str) -> None:
+    response = asyncio.run(call(ingress(), method, path))
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    assert response.json() == error(f"allowed methods: {allowed}", "Method Not Allowed", 405)
+
+
+def test_stored_responses_are_not_supported_and_say_so() -> None:
+    status, body = get(ingress(), "/v1/responses/resp_1")
+    message = "GET /v1/responses/resp_1 is not supported; this server keeps no responses between requests"
+    assert (status, body) == (400, error(message, "BadRequestError", 400))
+
+
+@pytest.mark.parametrize("field", ['"previous_response_id": "resp_1"', '"background": true'])
+def test_a_response_that_needs_a_store_is_refused(field: str) -> None:
+    response = post(ingress(), "/v1/responses", content=f'{{"model": "tiny", {field}}}')
+    assert response.status_code == 400
+    assert "keeps no responses between requests" in response.json()["error"]["message"]
+    assert post(ingress(), "/v1/completions", content=f'{{"model": "tiny", {field}}}').status_code == 200
+
+
+def test_version_and_models_are_of_all_front_ends() -> None:
+    app = ingress(front("tiny"), front("big"))
+    assert get(app, "/version") == (200, {"version": "0.32.0", "serve_app": "0.1.0"})
+    assert get(app, "/v1/models") == (200, {"object": "list", "data": [{"id": "tiny"}, {"id": "big"}]})
+
+
+def test_metrics_are_prometheus_text() -> None:
+    response = asyncio.run(call(ingress(), "GET", "/metrics"))
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=")
+
+
+@pytest.mark.parametrize("scope_type", ["websocket", "lifespan"])
+@in_loop
+async def test_other_protocols_are_closed_or_ignored(scope_type: str) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await ingress()({"type": scope_type, "path": "/v1/completions"}, receive, send)
+    assert sent == ([{"type": "websocket.close", "code": 1000}] if scope_type == "websocket" else [])
+
+
+# Readiness.
+
+
+def test_an_ingress_is_alive_whatever_its_replicas() -> None:
+    assert get(ingress(front("tiny", ready=False)), "/healthz") == (200, {"status": "ok"})
+
+
+def test_an_ingress_is_ready_when_every_required_model_has_a_replica() -> None:
+    optional = front("optional", ready=False, required=False)
+    assert get(ingress(front("tiny"), optional), "/readyz") == (200, {"status": "ready"})
+    waiting = {"status": "waiting", "models_without_a_replica": ["big"]}
+    assert get(ingress(front("tiny"), front("big", ready=False)), "/readyz") == (503, waiting)
+
+
+def test_a_draining_ingress_is_not_ready_and_still_answers() -> None:
+    app = ingress()
+    app.draining = True
+    assert get(app, "/readyz") == (503, {"status": "draining"})
+    assert post(app, content=b"{}").status_code == 200
+
+
+# Which model.
+
+
+async def name_of_big(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b'"big"'})
+
+
+def test_the_bodys_model_picks_the_front_end() -> None:
+    app = ingress(front("tiny"), front("big", name_of_big))
+    assert post(app, content=b'{"model": "big"}').json() == "big"
+    assert post(app, content=b'{"model": "tiny"}').json()["path"] == "/v1/completions"
+
+
+def test_an_unknown_model_is_told_what_is_served() -> None:
+    response = post(ingress(front("tiny"), front("big")), content=b'{"model": "huge"}')
+    message = "the model 'huge' does not exist; served here: tiny, big"
+    assert (response.status_code, response.json()) == (404, error(message, "NotFoundError", 404, "model"))
+
+
+def test_without_a_model_the_only_one_is_meant_and_of_several_none() -> None:
+    assert post(ingress(), content=b"{}").status_code == 200
+    response = post(ingress(front("tiny"), front("big")), content=b"{}")
+    assert (response.status_code, response.json()) == (
+        400,
+        error("model: name one of tiny, big", "BadRequestError", 400, "model"),
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"model": 5}', b"[]", b"[" * 400, b'{"model": "\xff"}'])
+def test_a_body_that_tells_no_model_gets_vllms_own_error_from_the_first_front_end(body: bytes) -> None:
+    app = ingress(front("big", name_of_big), front("tiny"))
+    assert post(app, content=body).json() == "big"
+
+
+# Limits.
+
+
+def test_an_announced_body_over_the_limit_is_refused_unread() -> None:
+    response = post(ingress(), content=b"x" * (MAX_BODY_BYTES + 1))
+    message = "the request body has at least 1001 bytes, limit 1000"
+    assert (response.status_code, response.json()) == (413, error(message, response.json()["error"]["type"], 413))
+
+
+def test_a_chunked_body_is_refused_as_soon_as_it_is_over_the_limit() -> None:
+    given = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal given
+        for _ in range(100):
+            given += 1
+            yield b"x" * 400
+
+    response = post(ingress(), content=chunks())
+    assert response.status_code == 413
+    assert "has at least 1200 bytes, limit 1000" in response.json()["error"]["message"]
+    assert given < 100
+
+
+def test_a_chunked_body_within_the_limit_arrives_whole() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for part in (b'{"model": ', b'"tiny"', b"}"):
+            yield part
+
+    assert post(ingress(), content=chunks()).json()["body"] == '{"model": "tiny"}'
+
+
+@pytest.mark.parametrize(
+    ("request_id", "problem"),
+    [("x" * 129, "has 129 characters, limit 128"), ("a\tb", "has characters that cannot be printed")],
+)
+def test_a_request_id_that_no_log_could_hold_is_refused(request_id: str, problem: str) -> None:
+    response = post(ingress(), content=b"{}", headers={"X-Request-Id": request_id})
+    assert (response.status_code, response.json()) == (
+        400,
+        error(f"X-Request-Id: {problem}", "BadRequestError", 400, "X-Request-Id"),
+    )
+
+
+def test_a_request_id_of_the_longest_length_is_taken() -> None:
+    assert post(ingress(), content=b"{}", headers={"X-Request-Id": "x" * 128}).status_code == 200
+
+
+# Refusals before and after the first byte.
+
+
+def refusing(*before: bytes, then: bytes = b"data: error\n\n") -> ASGIApp:
+    """As vLLM: the status line at once, chunks, and a refusal that came to light on the way."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        for chunk in before:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        verdict = admission.current.get()
+        assert verdict is not None
+        verdict.error = FULL
+        await send({"type": "http.response.body", "body": then, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
+
+
+def test_a_refusal_before_the_first_byte_of_a_stream_is_a_real_status_with_retry_after() -> None:
+    response = post(ingress(front("tiny", refusing())), content=b'{"stream": true}')
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+    assert response.headers["content-type"] == "application/json"
+    message = "3 requests are waiting, limit 3; retry in 4.6 s"
+    assert response.json() == error(message, "Service Unavailable", 503)
+
+
+def test_an_error_after_the_first_byte_goes_through_as_vllm_sent_it() -> None:
+    response = post(ingress(front("tiny", refusing(b"data: a\n\n"))), content=b'{"stream": true}')
+    assert (response.status_code, response.text) == (200, "data: a\n\ndata: error\n\n")
+
+
+def test_an_error_that_vllm_answers_itself_gets_our_status_and_retry_after() -> None:
+    async def internal(scope: Scope, receive: Receive, send: Send) -> None:
+        verdict = admission.current.get()
+        assert verdict is not None
+        verdict.error = NoReplica(model="tiny", waited_s=30.0, retry_after_s=0.2)
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"internal"})
+
+    response = post(ingress(front("tiny", internal)), content=b"{}")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+
+
+def test_a_refusal_of_one_request_is_not_seen_by_the_next() -> None:
+    app = ingress(front("refused", refusing()), front("tiny"))
+    assert post(app, content=b'{"model": "refused"}').status_code == 503
+    assert post(app, content=b'{"model": "tiny"}').status_code == 200
+    assert admission.current.get() is None
+
+
+# Clients that go away.
+
+
+def asgi_call(app: IngressApp, receive: Callable[[], Awaitable[Message]], sent: list[Message]) -> Awaitable[None]:
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    return app(scope, receive, send)
+
+
+async def nothing() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError("never set")
+
+
+@in_loop
+async def test_a_client_that_goes_away_before_its_body_is_read_gets_nothing() -> None:
+    messages: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    app = ingress()
+    await asgi_call(app, receive, sent)
+    assert (sent, app.streams) == ([], 0)
+
+
+@in_loop
+async def test_a_request_that_is_cancelled_while_its_body_is_read_or_answered_is_no_longer_counted() -> None:
+    reached = asyncio.Event()
+
+    async def answers_never(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        reached.set()
+        await receive()
+
+    async def no_body() -> Message:
+        reached.set()
+        return await nothing()
+
+    messages: list[Message] = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+    async def body_and_no_more() -> Message:
+        return messages.pop() if messages else await nothing()
+
+    app = ingress(front("tiny", answers_never))
+    for receive in (no_body, body_and_no_more):
+        reached.clear()
+        task = asyncio.ensure_future(asgi_call(app, receive, []))
+        await until(reached.is_set)
+        assert app.streams == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert app.streams == 0
+
+
+@in_loop
+async def test_an_app_sees_a_disconnect_after_the_body_it_was_given() -> None:
+    seen: list[str] = []
+
+    async def reader(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend([(await receive())["type"], (await receive())["type"]])
+
+    messages: list[Message] = [{"type": "http.request", "body": b"{}", "more_body": False}, {"type": "http.disconnect"}]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    await asgi_call(ingress(front("tiny", reader)), receive, [])
+    assert seen == ["http.request", "http.disconnect"]

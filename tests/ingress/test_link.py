@@ -1,0 +1,151 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from serve_app.errors import AuthenticationFailed, HandshakeTimeout, PeerClosed, ServingError
+from serve_app.protocol.connection import State
+from serve_app.protocol.messages import Heartbeat
+from serve_app.testing.fake_engine import CAPABILITIES
+from serve_app.testing.fleet import in_loop, settings, start_replica, until
+from serve_app.testing.probe import Probe, port_of, silent_listener
+
+TOKEN = b"sixteen bytes or more"
+
+
+@in_loop
+async def test_a_dial_ends_with_an_open_link_that_knows_its_peer() -> None:
+    replica = await start_replica(settings(), "a", token=TOKEN)
+    probe = Probe(token=TOKEN)
+    link = await probe.connect(replica.lease.port)
+    assert (link.is_open(), link.replica_id, probe.opened) == (True, "a", 1)
+    assert link.connection.peer is not None
+    assert (link.connection.peer.credit, link.connection.peer.capabilities) == (2048, CAPABILITIES)
+    await until(lambda: probe.messages)
+    assert probe.messages == [Heartbeat(0, 0, 0, 0.0, 2048, draining=False)]
+    link.close("test_over", "enough")
+    await until(lambda: probe.lost)
+    await until(lambda: not list(replica.server.open_links()))
+    assert probe.lost == ["enough"]
+    await replica.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "peer_code"),
+    [
+        ({"model": "other"}, "wrong_model"),
+        ({"fingerprint": "0" * 16}, "fingerprint_mismatch"),
+        ({"vllm_version": "0.31.0"}, "version_mismatch"),
+    ],
+)
+@in_loop
+async def test_a_replica_that_is_not_the_expected_one_says_why(changes: dict[str, Any], peer_code: str) -> None:
+    replica = await start_replica(settings(), "a")
+    probe = Probe(**changes)
+    with pytest.raises(PeerClosed) as refusal:
+        await probe.connect(replica.lease.port)
+    assert refusal.value.peer_code == peer_code
+    assert (probe.opened, probe.lost, probe.link.connection.state) == (0, [], State.CLOSED)
+    await replica.close()
+
+
+@in_loop
+async def test_a_replica_with_another_token_is_refused_and_told_so() -> None:
+    replica = await start_replica(settings(), "a", token=TOKEN)
+    probe = Probe(token=b"another token, as long")
+    with pytest.raises(AuthenticationFailed):
+        await probe.connect(replica.lease.port)
+    await until(lambda: not replica.server._links)
+    assert (probe.opened, probe.lost) == (0, [])
+    await replica.close()
+
+
+@in_loop
+async def test_one_ingress_too_many_is_told_so() -> None:
+    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a")
+    first, second = Probe(), Probe()
+    await first.connect(replica.lease.port)
+    with pytest.raises(PeerClosed, match="all 1 ingress slots are taken"):
+        await second.connect(replica.lease.port)
+    first.link.close("test_over", "")
+    await until(lambda: not replica.server._links)
+    await Probe().connect(replica.lease.port)
+    await replica.close()
+
+
+@in_loop
+async def test_a_peer_that_says_nothing_is_left_after_the_limit() -> None:
+    server, readers = await silent_listener()
+    with pytest.raises(HandshakeTimeout):
+        await Probe().connect(port_of(server), timeout_s=0.05)
+    await readers[0].read()  # to the end of the stream
+    server.close()
+
+
+@in_loop
+async def test_a_cancelled_dial_leaves_no_connection() -> None:
+    server, readers = await silent_listener()
+    probe = Probe()
+    dialing = asyncio.create_task(probe.connect(port_of(server)))
+    await until(lambda: readers)
+    dialing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dialing
+    await until(lambda: probe.link._opened.done())
+    assert isinstance(probe.link._opened.exception(), ConnectionError)
+    assert (probe.opened, probe.lost) == (0, [])
+    server.close()
+
+
+@in_loop
+async def test_an_end_of_the_connection_before_the_handshake_is_an_error_of_the_dial() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    probe = Probe()
+    with pytest.raises((ServingError, ConnectionError)):
+        await probe.connect(port_of(server))
+    assert (probe.opened, probe.lost) == (0, [])
+    server.close()
+
+
+@in_loop
+async def test_nobody_at_the_address_is_an_os_error() -> None:
+    server, _ = await silent_listener()
+    port = port_of(server)
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(ConnectionRefusedError):
+        await Probe().connect(port)
+
+
+@in_loop
+async def test_a_replica_that_does_not_read_is_cut_off_at_the_limit() -> None:
+    replica = await start_replica(settings(), "a")
+    probe = Probe(send_buffer_bytes=1 << 20)
+    link = await probe.connect(replica.lease.port)
+    replica.relay.freeze()
+    sent = 0
+    while not probe.lost:
+        link.write(link.connection.send_add(f"r{sent}@0", [b"x" * (1 << 18)]))
+        sent += 1
+        await asyncio.sleep(0)
+    assert probe.lost[0].endswith("bytes unread, limit 1048576")
+    await replica.close()
+
+
+@in_loop
+async def test_an_error_of_the_replica_ends_an_open_link_once_with_its_reason() -> None:
+    replica = await start_replica(settings(), "a")
+    probe = Probe()
+    link = await probe.connect(replica.lease.port)
+    await until(lambda: probe.messages)
+    replica.engine.emit_outputs(0, [b"x"])
+    await replica.server.close("engine_dead", "out of memory")
+    await until(lambda: probe.lost)
+    assert probe.lost == ["the peer closed the link (engine_dead): 'out of memory'"]
+    assert not link.is_open()
+    assert [type(m).__name__ for m in probe.messages] == ["Heartbeat", "Outputs"]
+    link.write(b"dropped")
+    await replica.close()

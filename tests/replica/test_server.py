@@ -1,0 +1,258 @@
+"""A replica's listener with a fake engine behind it; the peers are real links and raw connections."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from serve_app.errors import HandshakeTimeout, MalformedMessage
+from serve_app.protocol.frames import FrameDecoder
+from serve_app.protocol.messages import Goodbye, Heartbeat, Message, Outputs, Result, decode_message
+from serve_app.replica import pipe
+from serve_app.testing.fake_engine import answer
+from serve_app.testing.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
+from serve_app.testing.probe import Probe
+
+
+async def linked(replica: FakeReplica, **changes: Any) -> Probe:
+    """Return an open link whose first heartbeat has come: the replica knows that it is open."""
+    probe = Probe(**changes)
+    await probe.connect(replica.lease.port)
+    await until(lambda: probe.messages)
+    return probe
+
+
+def add(probe: Probe, attempt_id: str) -> None:
+    probe.link.write(probe.link.connection.send_add(attempt_id, [b"request"]))
+
+
+class Recorder:
+    """An engine that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[pipe.ToEngine] = []
+
+    def send(self, message: pipe.ToEngine) -> None:
+        self.told.append(message)
+
+
+@contextlib.contextmanager
+def recorded(replica: FakeReplica) -> Iterator[list[pipe.ToEngine]]:
+    recorder = Recorder()
+    replica.server.engine = recorder
+    yield recorder.told
+
+
+def goodbyes(wire: bytes) -> list[Message]:
+    return [decode_message(body) for body in FrameDecoder(1 << 20).receive_data(wire)]
+
+
+@in_loop
+async def test_two_ingresses_get_each_its_own_outputs() -> None:
+    values = settings()
+    replica = await start_replica(values, "a")
+    async with fleet(values) as one, fleet(values) as two:
+        for f in (one, two):
+            f.client.set_members([replica.lease])
+            await until(f.client.is_ready)
+        first = await one.front.add("r1", [1], max_tokens=2)
+        second = await two.front.add("r2", [2], max_tokens=2)
+        await until(lambda: len(replica.engine.running) == 2)
+        assert replica.server.num_attempts() == 2
+        replica.engine.step(2)
+        await until(lambda: first.finished and second.finished)
+        assert (first.token_ids, second.token_ids) == (answer([1], 2), answer([2], 2))
+        assert replica.server.num_attempts() == 0
+    await replica.close()
+
+
+@in_loop
+async def test_messages_go_to_the_engine_with_the_slot_of_their_link() -> None:
+    replica = await start_replica(settings(), "a")
+    with recorded(replica) as told:
+        _, probe = await linked(replica), await linked(replica)
+        add(probe, "r@0")
+        probe.link.write(probe.link.connection.send_call(7, "reset_prefix_cache", b"args"))
+        probe.link.write(probe.link.connection.send_abort(["r@0", "unknown@3"]))
+        await until(lambda: len(told) == 3)
+    assert told == [
+        pipe.AddToEngine(1, "r@0", [b"request"]),
+        pipe.CallEngine(1, 7, "reset_prefix_cache", b"args"),
+        pipe.AbortInEngine(["r@0", "unknown@3"]),
+    ]
+    await replica.close()
+
+
+@in_loop
+async def test_what_a_lost_ingress_left_unfinished_is_aborted() -> None:
+    replica = await start_replica(settings(), "a")
+    with recorded(replica) as told:
+        probe = await linked(replica)
+        for attempt_id in ("r1@0", "r0@0", "done@0"):
+            add(probe, attempt_id)
+        await until(lambda: replica.server.num_attempts() == 3)
+        replica.engine.emit_outputs(0, [b"step"], finished=["done@0"])
+        replica.relay.cut()
+        await until(lambda: len(told) == 4)
+    assert told[3] == pipe.AbortInEngine(["r0@0", "r1@0"])
+    assert replica.server.num_attempts() == 0
+    replica.engine.emit_outputs(0, [b"for nobody"])
+    await replica.close()
+
+
+@in_loop
+async def test_a_call_that_is_not_allowed_never_reaches_the_engine() -> None:
+    replica = await start_replica(settings(), "a")
+    with recorded(replica) as told:
+        probe = await linked(replica)
+        probe.link.write(probe.link.connection.send_call(1, "collective_rpc", b""))
+        await until(lambda: len(probe.messages) == 2)
+    result = probe.messages[1]
+    assert isinstance(result, Result)
+    assert result.error.startswith("'collective_rpc' is not callable; callable are add_lora, ")
+    assert told == []
+    await replica.close()
+
+
+@in_loop
+async def test_a_request_that_is_none_closes_only_the_link_it_came_on() -> None:
+    replica = await start_replica(settings(), "a")
+    with recorded(replica) as told:
+        guilty, other = await linked(replica), await linked(replica)
+        add(guilty, "r@0")
+        await until(lambda: told)
+    replica.server.on_engine_message(pipe.AttemptRefused(0, "r@0", "ValidationError: no request"))
+    await until(lambda: guilty.lost)
+    assert guilty.lost == ["the peer closed the link (malformed_message): 'attempt r@0: ValidationError: no request'"]
+    assert (other.lost, other.link.is_open()) == ([], True)
+    await replica.close()
+
+
+@pytest.mark.parametrize(("second", "credit", "code"), [("r@0", 8, "duplicate_attempt"), ("other@0", 1, "credit_exceeded")])
+@in_loop
+async def test_an_ingress_that_breaks_the_rules_of_attempts_is_cut_off(second: str, credit: int, code: str) -> None:
+    replica = await start_replica(settings(protocol={"credit": credit}), "a")
+    with recorded(replica) as told:
+        guilty = await linked(replica)
+        frame = guilty.link.connection.send_add("r@0", [b"request"])
+        guilty.link.connection.attempts.clear()
+        guilty.link.write(frame + guilty.link.connection.send_add(second, [b"request"]))
+        await until(lambda: guilty.lost)
+        assert guilty.lost[0].startswith(f"the peer closed the link ({code})")
+        # The first was taken in the same piece of data: the link's end aborts it.
+        await until(lambda: not replica.server._links)
+        assert [m for m in told if isinstance(m, pipe.AbortInEngine)] == [pipe.AbortInEngine(["r@0"])]
+    await replica.close()
+
+
+@in_loop
+async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
+    replica = await start_replica(settings(protocol={"credit": 8}), "a")
+    with recorded(replica) as told:
+        probe = await linked(replica)
+        add(probe, "r@0")
+        await until(lambda: told)
+        replica.server.on_engine_message(pipe.StepOutputs(5, 9, 3, 2, 1.5, [], b"no such slot"))
+        replica.server.start_drain()
+        await until(lambda: len(probe.messages) == 2)
+    assert probe.messages == [
+        Heartbeat(0, 0, 0, 0.0, 8, draining=False),
+        Heartbeat(9, 3, 2, 1.0, 7, draining=True),
+    ]
+    await replica.close()
+
+
+@in_loop
+async def test_a_silent_ingress_is_cut_off_and_its_attempts_are_aborted() -> None:
+    limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 0.1}
+    replica = await start_replica(settings(protocol=limits), "a")
+    with recorded(replica) as told:
+        probe = await linked(replica)
+        add(probe, "r@0")
+        await until(lambda: probe.lost)
+        assert probe.lost == ["the peer closed the link (silent_peer): 'nothing heard for 0.1 s'"]
+        await until(lambda: pipe.AbortInEngine(["r@0"]) in told)
+    await replica.close()
+
+
+@in_loop
+async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon() -> None:
+    limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 0.1}
+    replica = await start_replica(settings(protocol=limits), "a")
+    with recorded(replica) as told:
+        probe = await linked(replica)
+        add(probe, "r@0")
+        await until(lambda: told)
+        replica.relay.freeze()
+        for _ in range(32):  # more than the buffers of two sockets hold
+            replica.engine.emit_outputs(0, [b"x" * (1 << 20)])
+        await until(lambda: pipe.AbortInEngine(["r@0"]) in told)
+    await replica.close()
+
+
+@in_loop
+async def test_a_slow_reader_is_cut_off_at_the_limit_and_nobody_else() -> None:
+    limits = {"max_frame_bytes": 1 << 20, "send_buffer_bytes": 1 << 20}
+    replica = await start_replica(settings(protocol=limits), "a")
+    slow, other = await linked(replica), await linked(replica)
+    slow.pause()
+    while len(replica.server._links) == 2:
+        replica.engine.emit_outputs(0, [b"x" * (1 << 19)])
+        await asyncio.sleep(0)
+    replica.engine.emit_outputs(1, [b"y"])
+    await until(lambda: len(other.messages) == 2)
+    assert other.messages[1] == Outputs([b"y"])
+    await replica.close()
+
+
+@in_loop
+async def test_a_peer_that_says_nothing_is_told_goodbye() -> None:
+    replica = await start_replica(settings(protocol={"handshake_timeout_s": 0.05}), "a")
+    reader, writer = await asyncio.open_connection("127.0.0.1", replica.lease.port)
+    late = HandshakeTimeout(limit_s=0.05)
+    assert goodbyes(await reader.read()) == [Goodbye("handshake_timeout", str(late))]
+    await until(lambda: not replica.server._links)
+    writer.close()
+    await replica.close()
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xc1", b"\0\0\0"])
+@in_loop
+async def test_garbage_closes_the_connection_and_the_replica_serves_on(garbage: bytes) -> None:
+    replica = await start_replica(settings(), "a")
+    reader, writer = await asyncio.open_connection("127.0.0.1", replica.lease.port)
+    writer.write(garbage)
+    writer.write_eof()
+    (goodbye,) = goodbyes(await reader.read())
+    assert isinstance(goodbye, Goodbye)
+    writer.close()
+    await linked(replica)
+    await replica.close()
+
+
+@in_loop
+async def test_a_stop_says_goodbye_on_every_link_and_lets_nobody_in() -> None:
+    replica = await start_replica(settings(), "a")
+    probes = [await linked(replica), await linked(replica)]
+    await replica.server.close("drained", "the replica stopped")
+    await until(lambda: all(p.lost for p in probes))
+    assert [p.lost for p in probes] == [["the peer closed the link (drained): 'the replica stopped'"]] * 2
+    with pytest.raises((OSError, MalformedMessage)):  # refused, or reset by the relay in front
+        await Probe().connect(replica.lease.port)
+    await replica.close()
+
+
+@in_loop
+async def test_heartbeats_go_on_until_cancelled() -> None:
+    limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 60.0}
+    replica = await start_replica(settings(protocol=limits), "a")
+    probe = await linked(replica)
+    heartbeats = asyncio.create_task(replica.server.heartbeats())
+    await until(lambda: len(probe.messages) > 3)
+    heartbeats.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await heartbeats
+    assert probe.link.is_open()
+    await replica.close()

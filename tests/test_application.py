@@ -1,0 +1,136 @@
+from typing import Any
+
+import pytest
+
+from serve_app.application import autoscaling_policy, build, replica_deployment, serve_config
+from serve_app.config import parse_settings
+from serve_app.engine_args import PROCESS_ENVIRONMENT
+from serve_app.errors import ConfigError
+from serve_app.policy import OutstandingTokensPolicy
+
+TINY = {"name": "tiny", "model": "/models/tiny"}
+SCALED = {"name": "big", "model": "org/big", "device": "cuda", "gpus_per_replica": 2, "replicas": {"min": 0, "max": 4}}
+COMMON = {
+    "graceful_shutdown_wait_loop_s": 0.1,
+    "graceful_shutdown_timeout_s": 70.0,
+    "health_check_period_s": 5.0,
+    "max_ongoing_requests": 100,
+}
+
+
+def deployments(values: dict[str, Any]) -> dict[str, Any]:
+    """Return name -> deployment of the whole bound application."""
+    root = build(values)
+    bound = [root, *(a for a in root._bound_deployment.init_args if hasattr(a, "_bound_deployment"))]
+    return {b._bound_deployment.name: b._bound_deployment for b in bound}
+
+
+def options(deployment: Any) -> dict[str, Any]:
+    config = deployment._deployment_config
+    return {
+        name: getattr(config, name)
+        for name in (
+            "graceful_shutdown_wait_loop_s",
+            "graceful_shutdown_timeout_s",
+            "health_check_period_s",
+            "max_ongoing_requests",
+        )
+    }
+
+
+def test_every_deployment_drains_longer_than_its_streams_may() -> None:
+    built = deployments({"models": [TINY], "timeouts": {"drain_s": 60}})
+    assert {name: options(d) for name, d in built.items()} == {"ingress": COMMON, "replica-tiny": COMMON}
+
+
+def test_a_replicas_resources_are_its_models() -> None:
+    model = {**TINY, "num_cpus": 0.5, "resources": {"zone-a": 1}}
+    built = deployments({"models": [model, SCALED], "ingress": {"num_cpus": 2}})
+    environment = {"runtime_env": {"env_vars": PROCESS_ENVIRONMENT}}
+    assert {name: d.ray_actor_options for name, d in built.items()} == {
+        "ingress": {"num_cpus": 2.0, **environment},
+        "replica-tiny": {"num_cpus": 0.5, "resources": {"zone-a": 1.0}, **environment},
+        "replica-big": {"num_cpus": 1.0, "num_gpus": 2, "resources": {}, **environment},
+    }
+
+
+def test_only_what_may_scale_is_autoscaled_and_never_by_serves_own_delays() -> None:
+    built = deployments({"models": [{**TINY, "replicas": {"min": 2, "max": 2}}, SCALED]})
+    fixed, scaled = built["replica-tiny"]._deployment_config, built["replica-big"]._deployment_config
+    assert (fixed.num_replicas, fixed.autoscaling_config) == (2, None)
+    scaling = scaled.autoscaling_config
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (0, 0, 4)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (0, 0)
+    assert (scaling.metrics_interval_s, scaling.look_back_period_s) == (1, 2)
+
+
+def test_a_gpu_replica_has_its_node_to_itself_unless_told_otherwise() -> None:
+    built = deployments({"models": [TINY, SCALED]})
+    assert {name: d._replica_config.max_replicas_per_node for name, d in built.items()} == {
+        "ingress": None,
+        "replica-tiny": None,
+        "replica-big": 1,
+    }
+
+
+def test_each_deployment_gets_the_whole_configuration_and_a_replica_its_models_name() -> None:
+    root = build({"models": [TINY]})._bound_deployment
+    (replica,) = root.init_args[1:]
+    whole = parse_settings({"models": [TINY]}).model_dump(mode="json")
+    assert root.init_args[0] == whole
+    assert replica._bound_deployment.init_args == (whole, "tiny")
+
+
+def test_a_wrong_configuration_builds_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"^models\[0\]\.modle: unknown key; did you mean model\?"):
+        build({"models": [{**TINY, "modle": "x"}]})
+
+
+@pytest.mark.parametrize(
+    ("name", "deployment"),
+    [
+        ("tiny", "replica-tiny"),
+        ("tiny_2-b", "replica-tiny_2-b"),
+        ("a/b", "replica-a-b-c14cdd"),
+        ("a:b", "replica-a-b-6783a3"),
+        ("a-b", "replica-a-b"),
+    ],
+)
+def test_deployments_of_models_whose_names_look_alike_are_told_apart(name: str, deployment: str) -> None:
+    (model,) = parse_settings({"models": [{**TINY, "name": name}]}).models
+    assert replica_deployment(model) == deployment
+
+
+def test_the_serve_config_is_the_whole_of_what_a_cluster_needs() -> None:
+    settings = parse_settings({"name": "shop", "models": [TINY]})
+    assert serve_config(settings) == {
+        "proxy_location": "Disabled",
+        "applications": [
+            {
+                "name": "shop",
+                "route_prefix": None,
+                "import_path": "serve_app.application:build",
+                "args": settings.model_dump(mode="json"),
+            }
+        ],
+    }
+    assert parse_settings(settings.model_dump(mode="json")) == settings
+
+
+def test_the_policy_has_a_rule_for_each_deployment_that_may_scale() -> None:
+    scaled = {**SCALED, "replicas": {"min": 0, "max": 4, "target_outstanding_tokens": 900}}
+    ingress = {"replicas": {"min": 1, "max": 3, "target_streams": 50}}
+    settings = parse_settings({"models": [TINY, scaled], "ingress": ingress})
+    policy = {
+        "policy_function": "serve_app.policy:OutstandingTokensPolicy",
+        "policy_kwargs": {
+            "ingress": "ingress",
+            "deployments": {
+                "replica-big": {"stat": "outstanding_tokens/big", "target": 900, "min": 0, "max": 4},
+                "ingress": {"stat": "streams", "target": 50, "min": 1, "max": 3},
+            },
+        },
+    }
+    assert autoscaling_policy(settings) == policy
+    assert serve_config(settings)["applications"][0]["autoscaling_policy"] == policy
+    assert OutstandingTokensPolicy(**policy["policy_kwargs"])({}) == ({}, {})  # type: ignore[arg-type]

@@ -1,0 +1,88 @@
+from typing import Any
+
+import pytest
+
+from serve_app.config import ModelSettings
+from serve_app.engine_args import SIMULATED_EXECUTOR, engine_core_args, engine_environment, frontend_engine_args
+
+SIMULATED = {"profile": "a10g-llama-8b"}
+SIMULATED_VALUES = {"profile": "a10g-llama-8b", "time_scale": 1.0, "startup_delay_s": 0.0, "eos_probability": 0.0, "seed": 0}
+
+
+def model(**fields: Any) -> ModelSettings:
+    return ModelSettings(**{"name": "tiny", "model": "org/tiny", **fields})
+
+
+def test_a_cpu_engine_computes_in_float32_with_exactly_the_cache_it_was_given() -> None:
+    assert engine_core_args(model(kv_cache_gib=0.5, engine_args={"max-model-len": 1024}), "/models/tiny") == {
+        "model": "/models/tiny",
+        "served_model_name": ["tiny"],
+        "mm_processor_cache_gb": 0,
+        "max_model_len": 1024,
+        "tensor_parallel_size": 1,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 536870912,
+    }
+
+
+def test_the_operators_own_arguments_win_over_ours_for_cpu() -> None:
+    args = engine_core_args(model(engine_args={"dtype": "bfloat16", "enforce_eager": False}), "/models/tiny")
+    assert (args["dtype"], args["enforce_eager"]) == ("bfloat16", False)
+
+
+def test_a_gpu_engine_is_as_large_as_its_gpus_and_otherwise_as_vllm_makes_it() -> None:
+    assert engine_core_args(model(device="cuda", gpus_per_replica=4), "org/tiny") == {
+        "model": "org/tiny",
+        "served_model_name": ["tiny"],
+        "mm_processor_cache_gb": 0,
+        "tensor_parallel_size": 4,
+    }
+
+
+def test_a_simulated_engine_has_our_executor_and_the_profiles_cache() -> None:
+    simulated = model(simulated=SIMULATED, engine_args={"additional_config": {"other": 1}})
+    assert engine_core_args(simulated, "/models/tiny") == {
+        "model": "/models/tiny",
+        "served_model_name": ["tiny"],
+        "mm_processor_cache_gb": 0,
+        "tensor_parallel_size": 1,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "distributed_executor_backend": SIMULATED_EXECUTOR,
+        "additional_config": {"other": 1, "simulated": SIMULATED_VALUES},
+    }
+
+
+@pytest.mark.parametrize(("fields", "dtype"), [({}, "float32"), ({"device": "cuda", "gpus_per_replica": 2}, None)])
+def test_the_front_end_takes_what_is_about_text_and_nothing_about_a_device(fields: dict[str, Any], dtype: str | None) -> None:
+    arguments = {"max_model_len": 1024, "block_size": 16, "gpu_memory_utilization": 0.5, "trust_remote_code": True}
+    args = frontend_engine_args(model(engine_args=arguments, **fields), "/models/tiny")
+    assert args.pop("dtype", None) == dtype
+    assert args == {
+        "model": "/models/tiny",
+        "served_model_name": ["tiny"],
+        "mm_processor_cache_gb": 0,
+        "max_model_len": 1024,
+        "trust_remote_code": True,
+        "enforce_eager": True,
+        "distributed_executor_backend": SIMULATED_EXECUTOR,
+    }
+
+
+INHERITED = {"PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CONFIGURE_LOGGING": "0"}
+COMMON = {"PATH": "/bin", "VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "environment"),
+    [
+        ({}, {**COMMON, "OMP_NUM_THREADS": "1"}),
+        ({"simulated": SIMULATED}, {**COMMON, "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}),
+        ({"device": "cuda", "gpus_per_replica": 1}, {**COMMON, "VLLM_CPU_KVCACHE_SPACE": "1"}),
+        ({"env": {"PATH": "/opt", "X": "y"}}, {**COMMON, "PATH": "/opt", "X": "y", "OMP_NUM_THREADS": "1"}),
+    ],
+)
+def test_the_engines_environment(fields: dict[str, Any], environment: dict[str, str]) -> None:
+    assert engine_environment(model(**fields), INHERITED) == environment
+    assert INHERITED["VLLM_CPU_KVCACHE_SPACE"] == "1"

@@ -1,0 +1,135 @@
+"""The board as a plain object with its own clock; no Ray."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from serve_app.membership import Lease, LeaseBoard, board_name
+from serve_app.testing.fleet import in_loop
+
+A = Lease("a", "replica", "tiny", "10.0.0.1", 4000, epoch=1, pid=11)
+B = Lease("b", "ingress", "", "10.0.0.2", 8010, epoch=2, pid=12)
+FOREVER_S = 1e6
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def board(clock: Clock, expiry_s: float = 6.0) -> LeaseBoard:
+    return LeaseBoard(expiry_s, clock)
+
+
+def test_members_are_those_whose_lease_was_renewed_in_time() -> None:
+    clock = Clock()
+    leases = board(clock)
+    leases.renew(A)
+    clock.now += 4
+    leases.renew(B)
+    clock.now += 2
+    assert leases.members() == [A, B]
+    clock.now += 1
+    assert leases.members() == [B]
+    leases.renew(A)
+    assert leases.members() == [B, A]
+
+
+def test_a_member_that_stops_is_gone_at_once() -> None:
+    leases = board(Clock())
+    leases.renew(A)
+    leases.release("a")
+    leases.release("a")
+    assert leases.members() == []
+
+
+@in_loop
+async def test_a_poller_with_no_or_an_old_version_is_answered_at_once() -> None:
+    leases = board(Clock())
+    first, members = await leases.wait((0, 0), FOREVER_S)
+    assert members == []
+    leases.renew(A)
+    second, members = await leases.wait(first, FOREVER_S)
+    assert members == [A]
+    assert second != first
+
+
+@in_loop
+async def test_a_change_wakes_every_poller_and_a_renewal_does_not() -> None:
+    leases = board(Clock(), expiry_s=FOREVER_S)
+    leases.renew(A)
+    seen, _ = await leases.wait((0, 0), FOREVER_S)
+    polls = [asyncio.create_task(leases.wait(seen, FOREVER_S)) for _ in range(2)]
+    await asyncio.sleep(0)
+    leases.renew(replace(A, load={"running": 3}))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [poll.done() for poll in polls] == [False, False]
+    draining = replace(A, state="draining")
+    leases.renew(draining)
+    assert [(await poll)[1] for poll in polls] == [[draining], [draining]]
+
+
+@in_loop
+async def test_a_release_and_another_address_wake_pollers_too() -> None:
+    leases = board(Clock(), expiry_s=FOREVER_S)
+    leases.renew(A)
+    moved = replace(A, port=4001)
+    changes: list[tuple[Callable[[], None], list[Lease]]] = [
+        (lambda: leases.renew(moved), [moved]),
+        (lambda: leases.release("a"), []),
+    ]
+    for change, members in changes:
+        seen, _ = await leases.wait((0, 0), FOREVER_S)
+        poll = asyncio.create_task(leases.wait(seen, FOREVER_S))
+        await asyncio.sleep(0)
+        change()
+        assert (await poll)[1] == members
+
+
+@in_loop
+async def test_a_poller_learns_of_a_lease_that_ran_out_while_it_waited() -> None:
+    clock = Clock()
+    leases = board(clock, expiry_s=0.04)  # a waiting poll looks four times per lease
+    leases.renew(A)
+    seen, _ = await leases.wait((0, 0), FOREVER_S)
+    poll = asyncio.create_task(leases.wait(seen, FOREVER_S))
+    await asyncio.sleep(0)
+    clock.now += 1
+    assert (await poll)[1] == []
+
+
+@in_loop
+async def test_a_poll_without_a_change_ends_with_what_is_known() -> None:
+    leases = board(Clock())
+    leases.renew(A)
+    seen, _ = await leases.wait((0, 0), FOREVER_S)
+    assert await leases.wait(seen, 0.0) == (seen, [A])
+
+
+@in_loop
+async def test_a_version_of_an_earlier_incarnation_never_looks_current() -> None:
+    before, after = board(Clock()), board(Clock())
+    before.renew(A)
+    after.renew(B)
+    seen, _ = await before.wait((0, 0), FOREVER_S)
+    assert (await after.wait(seen, FOREVER_S))[1] == [B]
+
+
+@in_loop
+async def test_a_poll_that_is_cancelled_leaves_the_board_as_it_was() -> None:
+    leases = board(Clock())
+    seen, _ = await leases.wait((0, 0), FOREVER_S)
+    poll = asyncio.create_task(leases.wait(seen, FOREVER_S))
+    await asyncio.sleep(0)
+    poll.cancel()
+    await asyncio.gather(poll, return_exceptions=True)
+    assert poll.cancelled()
+    assert await leases.wait(seen, 0.0) == (seen, [])
+
+
+def test_two_applications_have_two_boards() -> None:
+    assert board_name("one") == "one-leases"
