@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from tests.e2e_fleet.operations import MODEL, Fleet, fleet
 from tests.e2e_fleet.streams import PROMPT, Answer, Ask, chat, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+Member = dict[str, Any]
 
 RESTART_LIMIT_S = 180.0
 PROMPTS = [f"{n} {PROMPT}" for n in ("one", "two", "three", "four")]
@@ -61,18 +63,27 @@ def assert_same(disturbed: list[Answer], undisturbed: list[Answer]) -> None:
         assert ours.logprobs() == pytest.approx(theirs.logprobs(), abs=1e-4)
 
 
-def killed(pair: Fleet, pid: int, asks: list[Ask]) -> list[Answer]:
-    """Return the answers while ``pid`` is killed in their midst; at least one of them lost its replica."""
+def killed(pair: Fleet, pid_of: Callable[[Member], int], asks: list[Ask]) -> list[Answer]:
+    """Return the answers while a process of the busiest replica is killed in their midst, so that streams lose it."""
+    members = {m["replica_id"]: m for m in pair.members("replica")}
     resumed = pair.outcome("resumed")
-    answers = play(pair.url, asks, lambda: kill(pid))
+    answers = play(pair.url, asks, lambda: kill(pid_of(members[busiest(pair)])))
     assert pair.outcome("resumed") > resumed, "nothing ran on what was killed"
     return answers
 
 
+def busiest(pair: Fleet) -> str:
+    """Return the id of the replica with the most tokens still to make."""
+    series = pair.ingresses()[0]
+    tokens = {
+        dict(labels)["replica"]: v for (name, labels), v in series.items() if name == "serve_app_replica_outstanding_tokens"
+    }
+    return max(tokens, key=tokens.__getitem__)
+
+
 def test_streams_are_the_same_when_an_engine_core_is_killed(pair: Fleet) -> None:
     undisturbed = play(pair.url, greedy_streams())
-    victim = pair.members("replica")[0]["load"]["engine_pid"]
-    assert_same(killed(pair, victim, greedy_streams()), undisturbed)
+    assert_same(killed(pair, lambda m: int(m["load"]["engine_pid"]), greedy_streams()), undisturbed)
     pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
 
 
@@ -80,8 +91,7 @@ def test_every_kind_of_request_is_the_same_when_a_replica_process_is_killed(pair
     text = play(pair.url, [completion(MODEL, prompt=PROMPTS[0])])[0].text()
     stop = re.findall(r"[ -~]{6}", text)[-1]
     undisturbed = play(pair.url, kinds_of_requests(stop))
-    victim = pair.members("replica")[0]["pid"]
-    assert_same(killed(pair, victim, kinds_of_requests(stop)), undisturbed)
+    assert_same(killed(pair, lambda m: int(m["pid"]), kinds_of_requests(stop)), undisturbed)
     pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
 
 
@@ -92,7 +102,7 @@ def test_without_the_lease_board_serving_goes_on_and_a_new_replica_is_found(pair
 
     unseeded = [completion(MODEL, structured_outputs={"regex": "[a-z ]{150}"}, temperature=1.0, ignore_eos=False)] * 4
     before = {m["replica_id"]: m["load"]["engine_pid"] for m in members_on_the_new_board(pair)}
-    answers = play(pair.url, unseeded, lambda: kill(next(iter(before.values()))))
+    answers = play(pair.url, unseeded, lambda: kill(before[busiest(pair)]))
     assert all(a.is_complete() or a.errors() for a in answers), "a silent end"
     assert [e["type"] for a in answers for e in a.errors()] != [], "no stream was on the killed engine"
     pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
