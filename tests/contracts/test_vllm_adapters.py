@@ -1,0 +1,102 @@
+"""vLLM asks nothing of our classes that stand in for its own but what they are known to have; see `vllm_names.py`."""
+
+import ast
+import inspect
+
+import pytest
+from vllm import envs
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import async_llm, core
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor.abstract import Executor
+
+from serve_app import engine_args
+from serve_app.config import ModelSettings
+from serve_app.ingress import attempts
+from serve_app.ingress.app import VLLM_ROUTES
+from serve_app.ingress.fleet_client import FleetClient
+from serve_app.replica.engine import CALLABLE_METHODS
+from serve_app.simulated.executor import SimulatedExecutor
+from tests.contracts.changes import asked_of, difference, fail_with, find, line, members, parameters
+from tests.contracts.vllm_names import ASKED_OF_THE_EXECUTOR, LEFT_OUT
+
+
+def test_the_fleet_client_is_asked_for_nothing_else() -> None:
+    methods = {name for name, value in vars(EngineCoreClient).items() if inspect.isfunction(value)}
+    asked = {name for name in methods if f"{name}_async" not in methods} | asked_of(async_llm, "engine_core")
+    lacking = asked - _members_of_ours(FleetClient)
+    fail_with(
+        [
+            line("FleetClient: asked of it and not implemented", difference(sorted(LEFT_OUT.split()), sorted(lacking))),
+            line("FleetClient: abstract methods", difference([], sorted(FleetClient.__abstractmethods__))),
+            line(
+                "AsyncLLM: asked of EngineCoreClient",
+                difference(["make_async_mp_client"], asked_of(async_llm, "EngineCoreClient")),
+            ),
+        ]
+    )
+
+
+def _members_of_ours(cls: type) -> set[str]:
+    source = ast.walk(ast.parse(inspect.getsource(cls)))
+    return set(vars(cls)) | {n.attr for n in source if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+
+
+def test_the_engine_client_is_made_by_names_only() -> None:
+    tree = ast.walk(ast.parse(inspect.getsource(async_llm)))
+    calls = [n for n in tree if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "make_async_mp_client"]
+    assert [call.args for call in calls] == [[]], "serve_app/ingress/frontend.py stands in with a function of keywords"
+
+
+def test_the_simulated_executor_is_asked_for_nothing_else() -> None:
+    asked = asked_of(core, "model_executor") - set(vars(SimulatedExecutor))
+    fail_with(
+        [
+            line("SimulatedExecutor: asked of it", difference(sorted(ASKED_OF_THE_EXECUTOR.split()), sorted(asked))),
+            line("SimulatedExecutor: abstract methods", difference([], sorted(SimulatedExecutor.__abstractmethods__))),
+        ]
+    )
+
+
+@pytest.mark.parametrize(("ours", "base"), [(FleetClient, EngineCoreClient), (SimulatedExecutor, Executor)])
+def test_overridden_methods_take_what_the_original_takes(ours: type, base: type) -> None:
+    changes = []
+    for name in sorted(set(vars(ours)) & set(vars(base))):
+        if inspect.isfunction(vars(base)[name]) and name != "__init__":
+            mine, theirs = parameters(vars(ours)[name]), parameters(vars(base)[name])
+            changes.append("" if mine.startswith(theirs) else f"{base.__name__}.{name}: is ({theirs}), ours is ({mine})")
+    fail_with(changes)
+
+
+def test_every_engine_method_that_an_ingress_may_call_exists() -> None:
+    fail_with(
+        [line("EngineCoreProc: called by ingresses", difference(CALLABLE_METHODS, dir(core.EngineCoreProc), only_gone=True))]
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_engine_argument_that_we_set_exists(device: str) -> None:
+    gpus = {"gpus_per_replica": 1} if device == "cuda" else {}
+    model = ModelSettings.model_validate({"name": "m", "model": "/m", "device": device, **gpus})
+    ours = {*engine_args.engine_core_args(model, "/m"), *engine_args.frontend_engine_args(model, "/m")}
+    fields = members(find("vllm.engine.arg_utils", "AsyncEngineArgs"))
+    fail_with([line("AsyncEngineArgs", difference(ours | engine_args._FRONTEND_ARGS, fields, only_gone=True))])
+
+
+def test_every_environment_variable_that_we_set_is_read() -> None:
+    ours = [name for name in engine_args.PROCESS_ENVIRONMENT if name.startswith("VLLM_")]
+    fail_with([line("vllm.envs", difference(ours, envs.environment_variables, only_gone=True))])
+
+
+def test_the_same_temperature_is_greedy() -> None:
+    assert find("vllm.sampling_params", "_SAMPLING_EPS") == attempts._GREEDY_BELOW
+
+
+def test_vllm_has_a_handler_for_every_route_that_we_pass_on() -> None:
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    # An app that embeds needs a model's configuration to be built.
+    embed = find("vllm.entrypoints.pooling.embed.api_router", "router")
+    routes = [route.path for route in (*build_app(arguments, ("generate",)).routes, *(embed.routes if embed else ()))]
+    fail_with([line("build_app: routes", difference(VLLM_ROUTES, routes, only_gone=True))])

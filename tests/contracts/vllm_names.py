@@ -1,0 +1,175 @@
+"""Every name of vLLM that serve_app imports, overrides, calls or reads, as it is in `VERSION`. See `test_vllm_surface.py`."""
+
+VERSION = "0.32.0"
+
+CALLED = {
+    # Overridden or called. `name=` has a default, what follows `*` is given by name only.
+    "vllm.engine.arg_utils": """
+        AsyncEngineArgs.create_engine_config(self, usage_context=, headless=)
+        AsyncEngineArgs.create_model_config(self)""",
+    "vllm.engine.protocol": """
+        EngineClient.abort(self, request_id)
+        EngineClient.check_admission(self, n=, request_id=)
+        EngineClient.generate(self, prompt, sampling_params, request_id, *, prompt_text=, lora_request=, tokenization_kwargs=,
+            trace_headers=, priority=, data_parallel_rank=, session_id=, kv_hints=, reasoning_ended=,
+            reasoning_parser_kwargs=)""",
+    "vllm.entrypoints.launchers.api_server.app_state": "init_app_state(engine_client, state, args, supported_tasks=)",
+    "vllm.entrypoints.launchers.app": "build_app(args, supported_tasks=, model_config=)",
+    "vllm.entrypoints.launchers.cli_args": "make_arg_parser(parser)",
+    "vllm.entrypoints.openai.models.serving": "OpenAIServingModels.show_available_models(self)",
+    "vllm.exceptions": "GracefulHTTPError.__init__(self, message, http_status) GenerationError.__init__(self, message=)",
+    "vllm.inputs": "tokens_input(prompt_token_ids, *, prompt=, cache_salt=)",
+    "vllm.logger": "init_logger(name)",
+    "vllm.renderers": """
+        BaseRenderer.get_tokenizer(self)
+        BaseRenderer.render_cmpl_async(self, prompts, tok_params=, *, prompt_extras=, skip_mm_cache=)
+        BaseRenderer.validate_token_ids(self, token_ids, *, parameter=)""",
+    "vllm.renderers.params": "TokenizeParams.with_kwargs(self, **tokenization_kwargs)",
+    "vllm.config": "ModelConfig.get_vocab_size(self)",
+    "vllm.tokenizers": "cached_tokenizer_from_config(model_config, **kwargs)",
+    "vllm.transformers_utils.config": "maybe_register_config_serialize_by_value()",
+    "vllm.utils": "random_uuid()",
+    "vllm.v1.engine.async_llm": """
+        AsyncLLM.from_vllm_config(cls, vllm_config, start_engine_loop=, usage_context=, stat_loggers=, enable_log_requests=,
+            aggregate_engine_logging=, disable_log_stats=, client_addresses=, client_count=, client_index=)""",
+    "vllm.v1.engine.core": """
+        EngineCoreProc.__init__(self, vllm_config, local_client, handshake_address, executor_class, log_stats,
+            client_handshake_address=, tensor_queue=, *, engine_index=)
+        EngineCoreProc._handle_request_preproc_error(self, request)
+        EngineCoreProc._make_ready_response(self)
+        EngineCoreProc._perform_handshakes(self, handshake_address, identity, local_client, vllm_config,
+            client_handshake_address)
+        EngineCoreProc._process_engine_step(self)
+        EngineCoreProc.get_supported_tasks(self)
+        EngineCoreProc.preprocess_add_request(self, request)
+        EngineCoreProc.process_input_sockets(self, input_addresses, coord_input_address, identity, ready_event)
+        EngineCoreProc.process_output_sockets(self, output_paths, coord_output_path, engine_index)
+        EngineCoreProc.reset_prefix_cache(self, reset_running_requests=, reset_connector=)
+        EngineCoreProc.run_busy_loop(self)
+        EngineCoreProc.shutdown(self)""",
+    "vllm.v1.engine.output_processor": """
+        OutputProcessor.abort_requests(self, request_ids, internal)
+        RequestOutputCollector.put(self, output)""",
+    "vllm.v1.executor.abstract": "Executor.get_class(vllm_config)",
+    "vllm.v1.metrics.loggers": """
+        PrometheusStatLogger.__init__(self, vllm_config, engine_indexes=)
+        unregister_vllm_metrics()""",
+    "vllm.v1.serial_utils": """
+        MsgpackDecoder.__init__(self, t=, share_mem=, oob_tensor_provider=)
+        MsgpackDecoder.decode(self, bufs)
+        MsgpackEncoder.__init__(self, size_threshold=, oob_tensor_consumer=)
+        MsgpackEncoder.encode(self, obj)""",
+}
+
+USED = {
+    # Imported, and what is read of it: fields, members, properties, attributes that its methods set.
+    "vllm.config": {
+        "CacheConfig": "block_size num_gpu_blocks num_gpu_blocks_override",
+        "DeviceConfig": "device_type",
+        "ModelConfig": "hf_config max_logprobs max_model_len original_max_model_len quantization runner_type skip_tokenizer_init",
+        "ParallelConfig": "world_size",
+        "SchedulerConfig": "max_num_seqs",
+        "VllmConfig": "__post_init__ additional_config cache_config device_config model_config",
+    },
+    "vllm.engine.protocol": {"EngineClient": "model_config renderer"},
+    "vllm.entrypoints.launchers.cli_args": {
+        "BaseFrontendArgs": "",
+        "FrontendArgs": "allowed_origins disable_fastapi_docs disable_uvicorn_access_log",
+    },
+    "vllm.exceptions": {
+        "GenerationError": "status_code",
+        "GracefulHTTPError": "http_status message",
+        "RetryableRequestError": "",
+        "VLLMClientError": "",
+        "VLLMNotFoundError": "",
+        "VLLMServerError": "",
+        "VLLMUnprocessableEntityError": "parameter",
+    },
+    "vllm.inputs": {"TextPrompt": "prompt", "TokensPrompt": "prompt_token_ids"},
+    "vllm.logprobs": {"Logprob": "logprob"},
+    "vllm.outputs": {"CompletionOutput": "finish_reason index logprobs text", "RequestOutput": "finished outputs"},
+    "vllm.renderers": {"BaseRenderer": "default_cmpl_tok_params"},
+    "vllm.sampling_params": {
+        "RequestOutputKind": "CUMULATIVE FINAL_ONLY",
+        "SamplingParams": "all_stop_token_ids eos_token_id num_logprobs",
+    },
+    "vllm.usage.usage_lib": {"UsageContext": "OPENAI_API_SERVER"},
+    "vllm.utils.argparse_utils": {"FlexibleArgumentParser": "parse_args"},
+    "vllm.version": {"__version__": ""},
+    "vllm.v1.core.sched.output": {
+        "CachedRequestData": "num_computed_tokens req_ids",
+        "GrammarOutput": "grammar_bitmask structured_output_request_ids",
+        "NewRequestData": "num_computed_tokens prefill_token_ids prompt_len prompt_token_ids req_id sampling_params",
+        "SchedulerOutput": "finished_req_ids has_structured_output_requests num_scheduled_tokens scheduled_cached_reqs "
+        "scheduled_new_reqs",
+    },
+    "vllm.v1.engine": {
+        "EngineCoreReadyResponse": "block_size dtype kv_cache_size_tokens max_model_len max_num_batched_tokens max_num_seqs "
+        "num_gpu_blocks tensor_parallel_size vllm_version",
+        "EngineCoreRequestType": "ABORT ADD UTILITY",
+    },
+    "vllm.v1.engine.async_llm": {"AsyncLLM": "model_config output_processor", "EngineCoreClient": ""},
+    "vllm.v1.engine.core": {"EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue input_queue output_queue vllm_config"},
+    "vllm.v1.engine.core_client": {"EngineCoreClient": ""},
+    "vllm.v1.engine.output_processor": {"OutputProcessor": "request_states", "RequestState": "parent_req queue"},
+    "vllm.v1.engine.parallel_sampling": {"ParentRequest": "request_id"},
+    "vllm.v1.engine.utils": {"EngineZmqAddresses": "inputs outputs"},
+    "vllm.v1.executor.abstract": {
+        "Executor": "cache_config lora_config model_config parallel_config scheduler_config speculative_config vllm_config"
+    },
+    "vllm.v1.kv_cache_interface": {
+        "FullAttentionSpec": "block_size dtype head_size num_kv_heads",
+        "KVCacheConfig": "",
+        "KVCacheSpec": "",
+    },
+    "vllm.v1.metrics.loggers": {"PrometheusStatLogger": "_counter_cls _gauge_cls _histogram_cls"},
+    "vllm.v1.metrics.stats": {"SchedulerStats": "kv_cache_usage num_running_reqs num_skipped_waiting_reqs num_waiting_reqs"},
+    "vllm.v1.outputs": {
+        "EMPTY_MODEL_RUNNER_OUTPUT": "",
+        "ModelRunnerOutput": "logprobs req_id_to_index req_ids sampled_token_ids",
+    },
+    "vllm.v1.serial_utils": {"UtilityResult": "result"},
+}
+
+EXACT = {
+    # What goes over the wire or into a resumed attempt: all fields, in their order.
+    "vllm.sampling_params.SamplingParams": """
+        n presence_penalty frequency_penalty repetition_penalty temperature watermarking top_p top_k min_p seed stop
+        stop_token_ids ignore_eos max_tokens min_tokens logprobs prompt_logprobs prompt_logprob_token_ids prompt_logprob_start
+        logprob_token_ids flat_logprobs detokenize skip_special_tokens spaces_between_special_tokens
+        include_stop_str_in_output output_kind stream_interval skip_clone output_text_buffer_length _eos_token_id
+        _all_stop_token_ids _watermarking_skipped structured_outputs logit_bias allowed_token_ids extra_args bad_words
+        _bad_words_token_ids skip_reading_prefix_cache thinking_token_budget repetition_detection
+        routed_experts_prompt_start trace_decode_token_ids""",
+    "vllm.v1.engine.EngineCoreEvent": "type timestamp",
+    "vllm.v1.engine.EngineCoreOutput": """
+        request_id new_token_ids new_logprobs new_prompt_logprobs_tensors pooling_output finish_reason stop_reason events
+        kv_transfer_params ec_transfer_params trace_headers prefill_stats routed_experts num_nans_in_logits
+        mm_cache_miss_hashes new_sampling_mask spec_decode_metrics prompt_token_id_logprobs""",
+    "vllm.v1.engine.EngineCoreOutputs": """
+        engine_index outputs scheduler_stats timestamp utility_output finished_requests wave_complete start_wave
+        weight_version""",
+    "vllm.v1.engine.EngineCoreRequest": """
+        request_id prompt_token_ids mm_features sampling_params pooling_params arrival_time lora_request cache_salt
+        data_parallel_rank prompt_embeds prompt_is_token_ids client_index current_wave priority trace_headers resumable
+        external_req_id reasoning_ended reasoning_parser_kwargs abort_immediately session_id kv_hints""",
+    "vllm.v1.engine.FinishReason": "STOP LENGTH ABORT ERROR REPETITION",
+    "vllm.v1.engine.UtilityOutput": "call_id failure_message result",
+    "vllm.v1.outputs.LogprobsLists": "logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens",
+}
+
+# Of the engine core client: what AsyncLLM asks of it and FleetClient leaves out. No route of ours leads there.
+LEFT_OUT = """
+    add_lora_async list_loras_async pin_lora_async remove_lora_async
+    collective_rpc_async profile_async save_sharded_state_async execute_dummy_batch_async get_kv_event_sources
+    sleep_async wake_up_async release_kv_cache_memory_async pause_scheduler_async resume_scheduler_async
+    is_scheduler_paused_async
+    compute_weight_checksums_async get_weight_version_async set_weight_version_async
+    commit_elastic_ep prepare_elastic_ep handle_fault get_status"""
+
+# Of the executor: what the engine core asks of it beyond what SimulatedExecutor overrides.
+ASKED_OF_THE_EXECUTOR = """
+    add_lora discard execute_dummy_batch get_kv_connector_handshake_metadata init_ec_output_aggregator
+    init_kv_output_aggregator is_sleeping list_loras pin_lora profile register_failure_callback remove_lora
+    reset_encoder_cache reset_mm_cache save_sharded_state set_kv_cache_layout sleep supported_tasks
+    supports_draft_weight_updates take_draft_token_ids wake_up"""
