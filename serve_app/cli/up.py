@@ -89,13 +89,23 @@ def base_url(settings: Settings) -> str:
 
 
 def deploy(settings: Settings) -> None:
-    """Hand the application to Serve on the connected cluster; returns at once."""
+    """Hand the application to Serve on the connected cluster; returns at once.
+
+    Raises:
+        ClusterFailed: The cluster serves other applications.
+    """
+    from ray import serve
     from ray.serve._private.api import serve_start
     from ray.serve.schema import ServeDeploySchema
 
     from serve_app.application import serve_config
 
     client = serve_start(proxy_location="Disabled")
+    if others := sorted(set(serve.status().applications) - {settings.name}):
+        raise ClusterFailed(
+            problem=f"this Ray cluster serves other applications ({', '.join(others)}), which Serve would remove",
+            hint="use a cluster of its own, or put the output of serve-app config serve into the cluster's own Serve file",
+        )
     client.deploy_apps(ServeDeploySchema.model_validate(serve_config(settings)), _blocking=False)
 
 
@@ -109,7 +119,6 @@ def remove(settings: Settings) -> None:
     serve.delete(settings.name)
     with contextlib.suppress(ValueError):
         ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name))
-    serve.shutdown()
 
 
 def application_status(name: str) -> Any:

@@ -1,14 +1,15 @@
 """Starts, talks to and ends one engine core process. The supervisor side of ``replica/engine.py``."""
 
 import asyncio
+import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
 
 import msgspec
+import psutil
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import engine_environment
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_PIPE_FRAME_BYTES = (1 << 32) - 1
 _STOP_GRACE_S = 5.0
+_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
 class _PipeProtocol(asyncio.Protocol):
@@ -114,12 +116,15 @@ class EngineProcess:
         await self._process.wait()
 
     def _kill_group(self) -> None:
-        """The process leads its own session: what is left of it, workers included, is its group."""
+        """The process leads its own session: what is left of it, workers included, is its group.
+
+        All but Python's resource tracker, which ends by itself when the others have, and removes their shared memory.
+        """
         assert self._process is not None
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getpgid(process.pid) == self._process.pid and _RESOURCE_TRACKER not in " ".join(process.cmdline()):
+                    process.kill()
 
     def _message(self, message: pipe.FromEngine) -> None:
         if isinstance(message, pipe.EngineFailed):

@@ -33,7 +33,11 @@ CASES = [
     embed("invalid: too long", input="hello " * 3000),
     embed("invalid: no input", input=None),
     embed("invalid: token id outside", input=[99999]),
-    embed("invalid: unknown model", model="other", wanted={"body.error.message": "unknown-model", "body.error.param": "unknown-model"}),
+    embed(
+        "invalid: unknown model",
+        model="other",
+        wanted={"body.error.message": "unknown-model", "body.error.param": "unknown-model"},
+    ),
     Case("embeddings models", "/v1/models", method="GET"),
     Case("embeddings invalid: completions", "/v1/completions", {"model": MODEL, "prompt": "a"}),
     Case("embeddings tokenize", "/tokenize", {"model": MODEL, "prompt": "The sea"}),

@@ -1,0 +1,106 @@
+"""The servers under test: a bare ``vllm serve`` and fleets, from one `ModelSettings`, so that all engines have the same arguments."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from benchmarks.processes import server
+from serve_app.checkpoints import resolve_model
+from serve_app.config import ModelSettings, default_cache_dir
+from serve_app.engine_args import engine_core_args, engine_environment
+
+VLLM = [sys.executable, "-m", "benchmarks.vllm_cli"]
+BARE_PORT = 8060
+"""A fleet of n replicas listens n ports above it."""
+_START_S = {"cpu": 240.0, "cuda": 1200.0}  # on a GPU: fetching weights, compiling, capturing graphs
+
+
+@dataclass
+class Target:
+    """One server under test. ``root`` is the process from which all of its others descend."""
+
+    name: str
+    url: str
+    root: psutil.Process
+
+
+@contextmanager
+def started(model: ModelSettings, names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
+    """Start these servers one after another: ``bare``, or ``fleet-N`` for N replicas. All stay up until left."""
+    with ExitStack() as stack:
+        yield [_bare(stack, model, folder) if name == "bare" else _fleet(stack, name, model, folder) for name in names]
+
+
+def environment(model: ModelSettings) -> dict[str, str]:
+    """Return what every process of a comparison gets on top of the inherited environment."""
+    quiet = {"VLLM_LOGGING_LEVEL": "WARNING"}
+    return quiet if model.device == "cuda" else {**quiet, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+def source_of(model: ModelSettings) -> str:
+    """Return the path or the hub's id that vLLM takes."""
+    return str(resolve_model(model.model, default_cache_dir()))
+
+
+def _bare(stack: ExitStack, model: ModelSettings, folder: Path) -> Target:
+    url = f"http://127.0.0.1:{BARE_PORT}"
+    command = [*VLLM, "serve", *bare_arguments(model, source_of(model))]
+    env = engine_environment(model, environment(model))
+    start_s = _START_S[model.device]
+    root = stack.enter_context(server(command, f"{url}/health", log=folder / "bare.log", environment=env, start_s=start_s))
+    return Target("bare", url, root)
+
+
+def bare_arguments(model: ModelSettings, source: str) -> list[str]:
+    """Return the command line of ``vllm serve`` that gives its engine what an engine of the fleet gets."""
+    arguments = engine_core_args(model, source)
+    del arguments["model"]
+    own = {"host": "127.0.0.1", "port": BARE_PORT, "disable_uvicorn_access_log": True}
+    return [source, *flags({**arguments, **model.frontend_args, **own})]
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Return keyword arguments as vLLM's command line takes them; None is left out."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, Mapping):
+            words += [f"--{flag}", json.dumps(value)]
+        elif isinstance(value, list):
+            words += [f"--{flag}", *map(str, value)]
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+def _fleet(stack: ExitStack, name: str, model: ModelSettings, folder: Path) -> Target:
+    replicas = int(name.removeprefix("fleet-"))
+    config = fleet_config(model, replicas)
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(path)]
+    url = f"http://127.0.0.1:{config['ingress']['port']}"
+    env, start_s = environment(model), _START_S[model.device]
+    root = stack.enter_context(server(command, f"{url}/readyz", log=folder / f"{name}.log", environment=env, start_s=start_s))
+    return Target(name, url, root)
+
+
+def fleet_config(model: ModelSettings, replicas: int) -> dict[str, Any]:
+    """Return the configuration of a fleet on this machine."""
+    section = model.model_dump(mode="json", exclude_unset=True)
+    section |= {"replicas": {"min": replicas, "max": replicas}, "replicas_per_node": replicas, "num_cpus": 0.1}
+    return {
+        "name": f"bench-fleet-{replicas}",
+        "models": [section],
+        "ingress": {"port": BARE_PORT + replicas, "num_cpus": 0.1},
+        "timeouts": {"drain_s": 5},
+    }
