@@ -93,6 +93,7 @@ def _bench(target: Target, model: ModelSettings, concurrency: int, folder: Path)
 
 def _machine() -> dict[str, Any]:
     import ray
+    import torch
     import vllm
 
     return {
@@ -101,6 +102,7 @@ def _machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "vllm": vllm.__version__,
         "ray": ray.__version__,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 

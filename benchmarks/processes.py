@@ -12,7 +12,7 @@ import httpx
 import psutil
 
 _ROLES = (
-    ("VLLM::EngineCore", "engine core"),
+    ("VLLM::", "engine core"),
     ("serve_app.replica.engine", "engine core"),
     ("ServeReplica:", "replica"),
     ("ray::ServeController", "ray"),

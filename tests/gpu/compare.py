@@ -1,0 +1,105 @@
+"""The fleet beside bare vLLM on this machine's NVIDIA GPU, same engine arguments. Never run on a GPU so far.
+
+    python -m tests.gpu.compare --model ID_OR_PATH [--streams 32 256] [--rounds 3] [--out FILE]
+
+First a few greedy answers, one at a time: a batch would change them on a GPU. They must be equal. Then throughput, TTFT and ITL as
+`benchmarks.overhead` measures them. Both engines are up at the same time and share the GPU's memory. Exit status 0: equal answers
+and no failed request; 1: not so; 2: there is no GPU.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.overhead import measure, table
+from benchmarks.targets import Target, started
+from serve_app.config import ModelSettings
+
+EMBEDDED = "embedded:smollm2-135m-instruct"
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a lighthouse by the sea,",
+    "def fibonacci(n):",
+    "1, 2, 3, 4, 5, 6,",
+    "Water boils at a temperature of",
+    "The three primary colours are",
+)
+_ANSWER_S = 120.0
+
+
+def missing_device() -> str:
+    """Return why nothing can be compared here, empty if it can."""
+    import torch
+
+    if torch.cuda.is_available():
+        return ""
+    build = f"torch {torch.__version__}"
+    return f"no CUDA device found; this needs an NVIDIA GPU and a CUDA build of vLLM (pip install -e '.[cuda]'), here is {build}"
+
+
+def model_on_gpu(source: str) -> ModelSettings:
+    """Return a model of one GPU per engine. 0.4 of its memory each: a bare server and a replica are on it together."""
+    return ModelSettings.model_validate(
+        {
+            "name": "compared",
+            "model": source,
+            "device": "cuda",
+            "gpus_per_replica": 1,
+            "engine_args": {"gpu_memory_utilization": 0.4, "max_model_len": 2048, "max_num_seqs": 256},
+        }
+    )
+
+
+def compare(model: ModelSettings, streams: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Start both servers and return the report of `measure`, with every answer that differs under ``different``."""
+    with tempfile.TemporaryDirectory() as name, started(model, ["bare", "fleet-1"], Path(name)) as (bare, fleet):
+        different = [both for prompt in PROMPTS if (both := _ask_both(bare, fleet, model.name, prompt)) is not None]
+        return {**measure([bare, fleet], model, streams, rounds, Path(name)), "different": different}
+
+
+def _ask_both(bare: Target, fleet: Target, model: str, prompt: str) -> dict[str, Any] | None:
+    """Return prompt and both answers if these are not the same."""
+    answers = {target.name: _answer(target, model, prompt) for target in (bare, fleet)}
+    return {"prompt": prompt, **answers} if answers[bare.name] != answers[fleet.name] else None
+
+
+def _answer(target: Target, model: str, prompt: str) -> tuple[str, str]:
+    """Return text and finish reason of a greedy answer."""
+    body = {"model": model, "prompt": prompt, "max_tokens": 48, "temperature": 0}
+    response = httpx.post(f"{target.url}/v1/completions", json=body, timeout=_ANSWER_S).raise_for_status()
+    choice = response.json()["choices"][0]
+    return choice["text"], choice["finish_reason"]
+
+
+def problems(report: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the report, one line each."""
+    lines = [f"another answer to {d['prompt']!r}: bare {d['bare']}, fleet {d['fleet-1']}" for d in report["different"]]
+    failed = [run for run in report["runs"] if run["failed"]]
+    return lines + [f"{r['failed']} requests failed at {r['target']}, {r['concurrency']} streams" for r in failed]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=EMBEDDED, help="Hugging Face id, path, or embedded:NAME")
+    parser.add_argument("--streams", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("results/gpu.json"))
+    arguments = parser.parse_args()
+    if why := missing_device():
+        print(why, file=sys.stderr)
+        sys.exit(2)
+    report = compare(model_on_gpu(arguments.model), arguments.streams, arguments.rounds)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1))
+    print(table(report), *problems(report), sep="\n")
+    sys.exit(1 if problems(report) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The pure parts of the benchmarks: both kinds of servers get the same arguments, and the table says what was measured."""
+
+from typing import Any
+
+from benchmarks.overhead import METRICS, table
+from benchmarks.targets import bare_arguments, flags, fleet_config
+from serve_app.config import ModelSettings, parse_settings
+from serve_app.engine_args import engine_core_args
+
+ON_A_GPU = ModelSettings.model_validate(
+    {
+        "name": "m",
+        "model": "org/m",
+        "device": "cuda",
+        "gpus_per_replica": 2,
+        "engine_args": {"max_model_len": 2048, "enable_prefix_caching": False, "hf_overrides": {"a": 1}},
+        "frontend_args": {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
+    }
+)
+
+
+def test_flags_are_the_arguments_as_vllm_takes_them() -> None:
+    arguments = {"a_b": True, "c": False, "d": None, "e": 2, "f": {"x": [1]}, "g": ["p", "q"]}
+    assert flags(arguments) == ["--a-b", "--no-c", "--e", "2", "--f", '{"x": [1]}', "--g", "p", "q"]
+
+
+def test_the_bare_server_gets_the_fleets_engine_arguments() -> None:
+    source, *words = bare_arguments(ON_A_GPU, "org/m")
+    assert source == "org/m"
+    assert " ".join(words) == (
+        "--served-model-name m --mm-processor-cache-gb 0 --max-model-len 2048 --no-enable-prefix-caching "
+        '--hf-overrides {"a": 1} --tensor-parallel-size 2 --enable-auto-tool-choice --tool-call-parser hermes '
+        "--host 127.0.0.1 --port 8060 --disable-uvicorn-access-log"
+    )
+
+
+def test_the_fleet_serves_the_same_model_on_one_machine() -> None:
+    settings = parse_settings(fleet_config(ON_A_GPU, 2))
+    (model,) = settings.models
+    assert engine_core_args(model, "org/m") == engine_core_args(ON_A_GPU, "org/m")
+    assert (model.frontend_args, model.replicas.min, model.replicas_per_node) == (ON_A_GPU.frontend_args, 2, 2)
+    assert settings.ingress.port == 8062
+
+
+def test_the_table_has_medians_and_the_ratio_to_the_bare_server() -> None:
+    rounds = [("bare", 100.0), ("bare", 200.0), ("bare", 120.0), ("fleet-1", 90.0)]
+    rows = table({"runs": [_run(target, rate) for target, rate in rounds]}).splitlines()[2:]
+    assert rows == [
+        "| 32 | bare | 120 (100-200) | 1.00 | 7.0 / 7.0 | 7.0 / 7.0 | engine core 2.0 |",
+        "| 32 | fleet-1 | 90 (90-90) | 0.75 | 7.0 / 7.0 | 7.0 / 7.0 | engine core 2.0 |",
+    ]
+
+
+def _run(target: str, rate: float) -> dict[str, Any]:
+    cpu = {"engine core": 2.0, "ray": 0.1}
+    return {
+        "target": target,
+        "concurrency": 32,
+        "cpu_us_per_token": cpu,
+        **dict.fromkeys(METRICS, 7.0),
+        "output_throughput": rate,
+    }
