@@ -80,6 +80,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
     # Workers inherit the driver's environment; replicas get the same by runtime_env on a cluster we did not start.
     os.environ.update({k: os.environ.get(k, v) for k, v in PROCESS_ENVIRONMENT.items()})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["TMPDIR"] = temp_dir  # vLLM leaves the sockets and rendezvous files of its workers in the temporary folder
     _use_token(secrets.token_hex(32))
     import ray
 

@@ -1,8 +1,11 @@
 """``serve-app demo``: start a fleet, ask it, break a replica under a stream, load it for half a minute, and sum up."""
 
 import asyncio
+import contextlib
+import io
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,9 +16,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from serve_app.cli.cluster import local_cluster, members
-from serve_app.cli.demo_client import Answer, Client, load_table
+from serve_app.cli.demo_answers import Answer, Summary
+from serve_app.cli.demo_client import Client
 from serve_app.cli.startable import refuse_hopeless_start
-from serve_app.cli.up import running
+from serve_app.cli.up import base_url, running
 from serve_app.config import ModelSettings, Settings, default_cache_dir, load_settings
 
 QUESTION = "What is the capital of France?"
@@ -26,7 +30,7 @@ LOAD_S = 30.0
 NUM_STREAMS = 8
 REPLACED_LIMIT_S = 180.0
 
-console = Console(highlight=False)
+console = Console(file=sys.stdout, highlight=False)
 
 
 def demo(
@@ -37,9 +41,18 @@ def demo(
     for model in settings.models:
         _fetch(model)
     refuse_hopeless_start(settings)
-    with local_cluster(settings) as address, running(settings, address, threading.Event()):
+    console.print(f"Start {file}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop: about 3 minutes.")
+    _heading("0. Starting: Ray, the ingress, the engines")
+    # Ray prints to standard output what it thinks of the engine's death, in the middle of the answer.
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        local_cluster(settings) as address,
+        running(settings, address, threading.Event()),
+    ):
         passed = asyncio.run(_show(settings))
+        _heading("4. Stopping")
     console.print("stopped; nothing is left running")
+    console.print("[bold green]All went well." if passed else "[bold red]Not all went well, see above.")
     raise typer.Exit(0 if passed else 1)
 
 
@@ -54,6 +67,7 @@ def _fetch(model: ModelSettings) -> None:
 async def _show(settings: Settings) -> bool:
     async with Client(settings) as client:
         await client.wait_for_replicas(REPLACED_LIMIT_S)
+        console.print(f"{client.num_replicas} replicas of {settings.models[0].name} behind {base_url(settings)}")
         asked = await _ask(client)
         broken = await _break_a_replica(settings, client)
         loaded = await _load(client)
@@ -61,77 +75,111 @@ async def _show(settings: Settings) -> bool:
 
 
 async def _ask(client: Client) -> bool:
-    console.rule("[bold]1. A question", align="left")
-    console.print(f"[cyan]> {QUESTION}")
-    answer = await client.chat(QUESTION, max_tokens=40)
-    _print_outcome(answer)
-    console.print(f"[cyan]> {QUESTION}[/] (streamed)")
-    streamed = await client.chat(QUESTION, max_tokens=40, on_text=_print_text)
-    console.print()
-    _print_error(streamed)
-    return not answer.error and not streamed.error
+    _heading("1. A question")
+    _print_question(QUESTION)
+    return await _stream(client, QUESTION, max_tokens=40)
 
 
 async def _break_a_replica(settings: Settings, client: Client) -> bool:
-    console.rule("[bold]2. A replica dies under a stream", align="left")
+    _heading("2. A replica dies under a stream")
     if client.num_replicas < 2:
         console.print("skipped: it takes two replicas; set models[0].replicas.min to 2")
         return True
-    console.print(f"[cyan]> {STORY}[/] (first undisturbed, unseen; now again)")
-    undisturbed = await client.chat(STORY, max_tokens=STORY_TOKENS)
+    with console.status("asking once undisturbed, to compare with"):
+        undisturbed = await client.chat(STORY, max_tokens=STORY_TOKENS)
+    _print_question(STORY)
     engines = {m["replica_id"]: m["load"].get("engine_pid") for m in members(settings.name) if m["role"] == "replica"}
     victim = _Victim(client, engines)
     answer = await client.chat(STORY, max_tokens=STORY_TOKENS, on_text=victim.on_text)
     console.print()
-    _print_error(answer)
+    survived = _judge(undisturbed, answer, victim)
+    if victim.killed_at is not None:
+        with console.status("Ray Serve starts another engine"):
+            await client.wait_for_replicas(REPLACED_LIMIT_S)
+        console.print(f"Ray Serve had another replica ready {time.monotonic() - victim.killed_at:.0f} s after the kill.")
+    return survived
+
+
+def _judge(undisturbed: Answer, answer: Answer, victim: "_Victim") -> bool:
+    """Print how the broken stream compares with the undisturbed one, and return whether it is as good."""
+    for problem in filter(None, (undisturbed.problem, answer.problem)):
+        _print_problem(problem)
     same = answer.text == undisturbed.text
-    console.print("[green]identical to the undisturbed answer" if same else "[red]not the undisturbed answer")
-    started = time.monotonic()
-    with console.status("Ray Serve replaces the replica"):
-        await client.wait_for_replicas(REPLACED_LIMIT_S)
-    console.print(f"the replica is replaced after {time.monotonic() - started:.0f} s")
-    return same and victim.killed and not answer.error
+    if victim.pause_s is None:
+        _print_problem("no engine was killed in mid-stream")
+    elif same:
+        console.print(
+            f"[green]The stream went on at the other replica after {victim.pause_s:.1f} s, word for word as undisturbed."
+        )
+    else:
+        _print_problem(f"not the undisturbed answer, which is: {undisturbed.text}")
+    return same and victim.pause_s is not None and not undisturbed.problem and not answer.problem
 
 
 class _Victim:
     """Prints a stream and kills the engine that computes it, once."""
 
     def __init__(self, client: Client, engines: dict[str, int]) -> None:
-        self.killed = False
+        self.killed_at: float | None = None
+        self.pause_s: float | None = None
+        """Seconds from the kill to the next piece of text."""
         self._client = client
         self._engines = engines
         self._num_pieces = 0
 
     async def on_text(self, text: str) -> None:
-        await _print_text(text)
+        if self.killed_at is not None and self.pause_s is None:
+            self.pause_s = time.monotonic() - self.killed_at
+        _print_text(text)
         self._num_pieces += 1
-        if self._num_pieces < BREAK_AFTER_TOKENS or self.killed:
-            return
+        if self._num_pieces == BREAK_AFTER_TOKENS:
+            await self._kill()
+
+    async def _kill(self) -> None:
         for replica_id in await self._client.holders():
             if pid := self._engines.get(replica_id):
                 os.kill(pid, signal.SIGKILL)
-                self.killed = True
-                console.print(f"[bold red] [killed the engine of replica {replica_id}, process {pid}] ", end="", markup=True)
+                self.killed_at = time.monotonic()
+                console.print(f"[bold red]{escape(f'[killed the engine of replica {replica_id}, process {pid}]')}", end="")
                 return
 
 
 async def _load(client: Client) -> bool:
-    console.rule(f"[bold]3. {NUM_STREAMS} streams for {LOAD_S:.0f} s", align="left")
+    _heading(f"3. Load: {NUM_STREAMS} streams for {LOAD_S:.0f} s")
     with console.status("loading"):
-        answers, elapsed_s = await client.load(QUESTION, num_streams=NUM_STREAMS, seconds=LOAD_S)
-    console.print(load_table(answers, elapsed_s))
-    return bool(answers) and not any(a.error for a in answers)
+        answers, elapsed_s = await client.load(STORY, num_streams=NUM_STREAMS, seconds=LOAD_S)
+    summary = Summary.of(answers, elapsed_s)
+    console.print(summary.table())
+    for problem in sorted({a.problem for a in answers if a.problem}):
+        _print_problem(problem)
+    return summary.good
 
 
-async def _print_text(text: str) -> None:
+async def _stream(client: Client, question: str, *, max_tokens: int) -> bool:
+    """Print an answer as it comes, and return whether it is complete."""
+
+    async def on_text(text: str) -> None:
+        _print_text(text)
+
+    answer = await client.chat(question, max_tokens=max_tokens, on_text=on_text)
+    console.print()
+    if answer.problem:
+        _print_problem(answer.problem)
+    return not answer.problem
+
+
+def _heading(text: str) -> None:
+    console.print()
+    console.rule(f"[bold]{text}", align="left")
+
+
+def _print_question(text: str) -> None:
+    console.print(f"[cyan]> {escape(text)}")
+
+
+def _print_text(text: str) -> None:
     console.print(escape(text), end="", soft_wrap=True)
 
 
-def _print_outcome(answer: Answer) -> None:
-    console.print(escape(answer.text), soft_wrap=True)
-    _print_error(answer)
-
-
-def _print_error(answer: Answer) -> None:
-    if answer.error:
-        console.print(f"[red]error: {escape(answer.error)}")
+def _print_problem(text: str) -> None:
+    console.print(f"[red]error: {escape(text)}", soft_wrap=True)

@@ -1,17 +1,14 @@
 """The client side of ``serve-app demo``: streamed chats, a closed loop, and which replica holds a stream."""
 
 import asyncio
-import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import httpx
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
-from rich.table import Table
 
+from serve_app.cli.demo_answers import Answer
 from serve_app.cli.up import base_url
 from serve_app.config import Settings
 from serve_app.errors import ClusterFailed
@@ -20,16 +17,6 @@ _ANSWER_LIMIT_S = 300.0
 _POLL_S = 0.25
 
 OnText = Callable[[str], Awaitable[None]]
-
-
-@dataclass
-class Answer:
-    """One streamed answer. ``ttft_s``: sent to first non-empty token, None without one; ``error``: "" when it ended well."""
-
-    text: str = ""
-    num_tokens: int = 0
-    ttft_s: float | None = None
-    error: str = ""
 
 
 class Client:
@@ -56,7 +43,7 @@ class Client:
         while (count := len(await self._held())) < self.num_replicas:
             if time.monotonic() > deadline:
                 problem = f"{count} of {self.num_replicas} replicas after {limit_s:.0f} s"
-                raise ClusterFailed(problem=problem, hint="the engines' logs are in Ray's session folder")
+                raise ClusterFailed(problem=problem, hint="serve-app up shows more; its logs stay while it runs")
             await asyncio.sleep(_POLL_S)
 
     async def holders(self) -> list[str]:
@@ -80,23 +67,20 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        answer, sent_at, ended = Answer(), time.monotonic(), False
+        answer, sent_at = Answer(), time.monotonic()
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     answer.error = f"{response.status_code}: {(await response.aread()).decode()}"
                     return answer
                 async for line in response.aiter_lines():
-                    ended = ended or line == "data: [DONE]"
-                    if not line.startswith("data: {"):
+                    if not (text := answer.take(line)):
                         continue
-                    if text := _take(answer, json.loads(line.removeprefix("data: "))):
-                        answer.ttft_s = answer.ttft_s or time.monotonic() - sent_at
-                        if on_text is not None:
-                            await on_text(text)
+                    answer.ttft_s = answer.ttft_s or time.monotonic() - sent_at
+                    if on_text is not None:
+                        await on_text(text)
         except httpx.HTTPError as exc:
-            answer.error = f"{type(exc).__name__}: {exc}"
-        answer.error = answer.error or ("" if ended else "the stream ended too early")
+            answer.lost = f"{type(exc).__name__}: {exc}"
         return answer
 
     async def load(self, question: str, *, num_streams: int, seconds: float) -> tuple[list[Answer], float]:
@@ -114,25 +98,3 @@ class Client:
             for stream in range(num_streams):
                 group.create_task(loop(stream))
         return answers, time.monotonic() - started
-
-
-def _take(answer: Answer, event: dict[str, Any]) -> str:
-    """Add one event to the answer and return its text."""
-    if error := event.get("error"):
-        answer.error = str(error.get("message", error))
-    if usage := event.get("usage"):
-        answer.num_tokens = usage["completion_tokens"]
-    text = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
-    answer.text += text
-    return text
-
-
-def load_table(answers: Sequence[Answer], elapsed_s: float) -> Table:
-    """Return the summary. Percentiles are over the requests that had a first token."""
-    table = Table("requests", "failed", "tokens/s", "TTFT p50", "TTFT p95")
-    ttfts = [a.ttft_s for a in answers if a.ttft_s is not None]
-    p50, p95 = (f"{value:.2f} s" for value in np.percentile(ttfts, [50, 95])) if ttfts else ("-", "-")
-    failed = sum(bool(a.error) for a in answers)
-    rate = sum(a.num_tokens for a in answers) / elapsed_s
-    table.add_row(str(len(answers)), str(failed), f"{rate:.0f}", p50, p95)
-    return table

@@ -1,6 +1,7 @@
 """``serve-app up``: a Ray cluster (or an existing one), the application on it, and a URL; until Ctrl-C."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -100,6 +101,7 @@ def deploy(settings: Settings) -> None:
 
     from serve_app.application import serve_config
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # what it does shows in the lines of _wait_ready
     client = serve_start(proxy_location="Disabled")
     if others := sorted(set(serve.status().applications) - {settings.name}):
         raise ClusterFailed(

@@ -1,0 +1,159 @@
+"""The parts of `serve-app demo` that need no fleet: how an answer ended, the summary, and which engine is killed."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+
+from serve_app.cli.demo import BREAK_AFTER_TOKENS, _Victim
+from serve_app.cli.demo_answers import Answer, Summary
+from serve_app.cli.demo_client import Client
+from serve_app.errors import ClusterFailed
+from serve_app.testing.fleet import MODEL, in_loop, settings
+
+
+def data(**event: Any) -> str:
+    return f"data: {json.dumps(event)}"
+
+
+def piece(text: str | None, finish_reason: str | None = None) -> str:
+    return data(choices=[{"delta": {"content": text}, "finish_reason": finish_reason}])
+
+
+WHOLE = [piece(""), piece("Par"), piece("is", "stop"), data(choices=[], usage={"completion_tokens": 2}), "data: [DONE]"]
+ERROR = data(error={"message": "no replica is left"})
+
+
+def answer(lines: list[str], **fields: Any) -> Answer:
+    taken = Answer(**fields)
+    for line in lines:
+        taken.take(line)
+    return taken
+
+
+def test_an_answer_is_put_together_from_its_events() -> None:
+    taken = Answer()
+    assert [taken.take(line) for line in ["", ": a comment", *WHOLE]] == ["", "", "", "Par", "is", "", ""]
+    assert taken == Answer("Paris", 2, finish_reason="stop", done=True)
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome", "problem"),
+    [
+        (answer(WHOLE), "complete", ""),
+        (answer(WHOLE[:2]), "truncated", "the stream ended without a finish reason"),
+        (answer(WHOLE[:4]), "truncated", "the stream ended without a finish reason"),
+        (answer([*WHOLE[:2], WHOLE[-1]]), "truncated", "the stream ended without a finish reason"),
+        (answer(WHOLE[:2], lost="ReadError: reset"), "truncated", "ReadError: reset"),
+        (answer([*WHOLE[:2], ERROR, WHOLE[-1]]), "failed", "no replica is left"),
+        (Answer(error="503: busy"), "failed", "503: busy"),
+        (Answer(lost="ConnectError: refused"), "failed", "ConnectError: refused"),
+    ],
+)
+def test_an_answer_has_one_outcome(ended: Answer, outcome: str, problem: str) -> None:
+    assert (ended.outcome, ended.problem) == (outcome, problem)
+
+
+def test_the_summary_counts_every_answer_and_times_those_that_began() -> None:
+    answers = [*(answer(WHOLE, ttft_s=ttft_s) for ttft_s in (0.1, 0.2, 0.3)), answer(WHOLE[:2], ttft_s=0.4), Answer(error="503")]
+    summary = Summary.of(answers, elapsed_s=3.0)
+    assert astuple(summary) == pytest.approx((5, 2.0, 0.25, 0.397, 1, 1))
+    assert not summary.good
+
+
+def test_only_answers_that_are_all_complete_are_good() -> None:
+    assert Summary.of([answer(WHOLE)], elapsed_s=1.0).good
+    assert not Summary.of([], elapsed_s=1.0).good
+    assert Summary.of([Answer(error="503")], elapsed_s=1.0) == Summary(1, 0.0, None, None, failed=1, truncated=0)
+
+
+@contextlib.asynccontextmanager
+async def client_of(raw: str) -> AsyncIterator[Client]:
+    """A client of a server that gives these bytes to every request, then closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(raw.encode())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, Client(settings(ingress={"port": port})) as client:
+        yield client
+
+
+def http(body: str, *, status: str = "200 OK", length: int | None = None) -> str:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body) if length is None else length}\r\n\r\n{body}"
+
+
+@in_loop
+async def test_a_stream_is_timed_and_given_out_as_it_comes() -> None:
+    pieces: list[str] = []
+
+    async def on_text(text: str) -> None:
+        pieces.append(text)
+
+    async with client_of(http("\n\n".join(WHOLE))) as client:
+        whole = await client.chat("?", max_tokens=2, on_text=on_text)
+    assert (whole.text, whole.outcome, pieces) == ("Paris", "complete", ["Par", "is"])
+    assert whole.ttft_s is not None
+
+
+@in_loop
+async def test_a_refusal_and_a_cut_connection_are_in_the_answer() -> None:
+    async with client_of(http("busy", status="503 Service Unavailable")) as client:
+        assert await client.chat("?", max_tokens=2) == Answer(error="503: busy")
+    async with client_of(http("\n\n".join(WHOLE[:2]) + "\n", length=1000)) as client:
+        cut = await client.chat("?", max_tokens=2)
+    assert (cut.text, cut.outcome, bool(cut.lost)) == ("Par", "truncated", True)
+
+
+def held(**by_replica: int) -> str:
+    """Return /metrics of an ingress with another model beside ours."""
+    rows = [f'serve_app_replica_held{{model="{MODEL}",replica="{name}"}} {n}' for name, n in by_replica.items()]
+    return http("\n".join([*rows, 'serve_app_replica_held{model="other",replica="z"} 9', ""]))
+
+
+@in_loop
+async def test_replicas_are_waited_for_until_the_limit() -> None:
+    async with client_of(held(a=0)) as client:
+        await client.wait_for_replicas(limit_s=0)
+        client.num_replicas = 2
+        with pytest.raises(ClusterFailed, match="1 of 2 replicas after 0 s"):
+            await client.wait_for_replicas(limit_s=0)
+
+
+@pytest.fixture
+def engines() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Processes that wait, one per replica."""
+    command = [sys.executable, "-c", "input()"]
+    processes = {name: subprocess.Popen(command, stdin=subprocess.PIPE) for name in ("a", "b")}
+    yield processes
+    for process in processes.values():
+        process.kill()
+        process.communicate()
+
+
+def test_the_engine_that_computes_the_stream_is_killed_once(engines: dict[str, subprocess.Popen[bytes]]) -> None:
+    @in_loop
+    async def stream() -> None:
+        async with client_of(held(a=0, b=1)) as client:
+            victim = _Victim(client, {name: process.pid for name, process in engines.items()})
+            for _ in range(BREAK_AFTER_TOKENS - 1):
+                await victim.on_text("x")
+            assert victim.killed_at is None
+            await victim.on_text("x")
+            assert (victim.killed_at is not None, victim.pause_s) == (True, None)
+            await victim.on_text("x")
+            assert victim.pause_s is not None
+
+    stream()
+    assert engines["b"].wait(timeout=30) == -signal.SIGKILL
+    assert engines["a"].poll() is None
