@@ -330,8 +330,6 @@ class ReplicaConnection(_Connection):
 
     replica_id: str
     epoch: int
-    slot: int
-    """The link's number in the engine core."""
     credit: int
     """How many unfinished attempts the ingress may have on this link."""
     capabilities: Capabilities
@@ -391,7 +389,6 @@ class ReplicaConnection(_Connection):
             fingerprint=self.fingerprint,
             nonce=self.nonce,
             proof=b"",
-            slot=self.slot,
             credit=self.credit,
             capabilities=self.capabilities,
         )

@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 from serve_app.errors import MalformedMessage
 
 PROTOCOL_VERSION = 1
-"""Raised with any change of a message. The number and first field of Hello and Challenge and all of Goodbye stay as
-they are, so that two versions can still tell each other why they part."""
+"""From the first release on, raised with any change of a message. The number and first field of Hello and Challenge and
+all of Goodbye stay as they are, so that two versions can still tell each other why they part."""
 
 NONCE_BYTES = 32
 MAX_ID_CHARS = 256
@@ -70,7 +70,7 @@ class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, ta
 
 
 class Challenge(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=1):
-    """Replica to ingress: what I am, with the proof that I have the token; ``slot`` names this link in the engine core.
+    """Replica to ingress: what I am, with the proof that I have the token.
 
     ``credit`` is how many unfinished attempts the ingress may have on this link. ``epoch`` counts the replica's starts.
     """
@@ -83,7 +83,6 @@ class Challenge(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
     fingerprint: Fingerprint
     nonce: Nonce
     proof: Mac
-    slot: Annotated[int, Meta(ge=0, le=65535)]
     credit: Annotated[int, Meta(ge=1, le=1_000_000)]
     capabilities: Capabilities
 

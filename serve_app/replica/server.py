@@ -1,7 +1,8 @@
 """The replica's listener: links from ingresses in, one engine core behind. Decides nothing but what to refuse.
 
 The supervisor passes bytes: an ``Add`` goes to the engine as it came, a step's outputs come back as a finished frame. It keeps,
-per link, the unfinished attempts (for credit, and to abort them when the link goes).
+per link, the unfinished attempts (for credit, and to abort them when the link goes). A connection gets one of the slots only when
+it has proved that it has the token, so that nobody without it can keep an ingress out by merely connecting.
 """
 
 import asyncio
@@ -15,12 +16,15 @@ from typing import Protocol, cast
 from serve_app.config import ProtocolSettings
 from serve_app.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
 from serve_app.protocol.connection import ReplicaConnection, State
-from serve_app.protocol.frames import encode_frame
-from serve_app.protocol.messages import Abort, Add, Call, Goodbye, Message, encode_message
+from serve_app.protocol.messages import Abort, Add, Call, Message
 from serve_app.replica import pipe
 from serve_app.replica.engine import CALLABLE_METHODS
 
 logger = logging.getLogger(__name__)
+
+MAX_UNPROVED = 256
+"""Connections before their proof; one more drops the oldest. 256: each may hold a frame of 64 KiB, 16 MiB together; a handshake
+takes one round trip, so an ingress is dropped only where more than 255 others connect within it, and then it dials again."""
 
 
 class Engine(Protocol):
@@ -69,6 +73,7 @@ class ReplicaServer:
         self.draining = False
         self._tls = tls
         self._links: dict[int, _Link] = {}
+        self._unproved: dict[_Link, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> int:
@@ -103,7 +108,7 @@ class ReplicaServer:
         """Say goodbye on every link and stop listening."""
         if self._server is not None:
             self._server.close()
-        for link in list(self._links.values()):
+        for link in [*self._links.values(), *self._unproved]:
             link.say_goodbye(code, reason)
 
     def on_engine_message(self, message: pipe.FromEngine) -> None:
@@ -120,23 +125,39 @@ class ReplicaServer:
         elif isinstance(message, pipe.AttemptRefused) and (link := self._links.get(message.slot)):
             link.say_goodbye("malformed_message", f"attempt {message.attempt_id}: {message.problem}")
 
+    def admit(self, link: "_Link") -> None:
+        """Let a connection begin its handshake; one too many drops the one that has been at it the longest.
+
+        Raises:
+            SlotsExhausted: It could not be served even if it had the token.
+        """
+        self._check_slots()
+        if len(self._unproved) >= MAX_UNPROVED:
+            oldest = next(iter(self._unproved))
+            del self._unproved[oldest]
+            oldest.drop()
+        self._unproved[link] = None
+
     def take_slot(self, link: "_Link") -> int:
-        """Return the lowest free slot.
+        """Return the lowest free slot for a link that has just proved itself.
 
         Raises:
             SlotsExhausted: There are as many links as allowed.
         """
-        limit = self.settings.max_ingresses
-        for slot in range(limit):
-            if slot not in self._links:
-                self._links[slot] = link
-                return slot
-        raise SlotsExhausted(limit=limit)
+        self._check_slots()
+        slot = next(slot for slot in range(self.settings.max_ingresses) if slot not in self._links)
+        del self._unproved[link]
+        self._links[slot] = link
+        return slot
 
-    def leave(self, slot: int, unfinished: set[str]) -> None:
+    def _check_slots(self) -> None:
+        if len(self._links) >= self.settings.max_ingresses:
+            raise SlotsExhausted(limit=self.settings.max_ingresses)
+
+    def leave(self, link: "_Link", slot: int, unfinished: set[str]) -> None:
         """Forget a link; what it left unfinished is aborted, so that its KV blocks are free again."""
-        self._links.pop(slot, None)
-        if unfinished:
+        self._unproved.pop(link, None)
+        if self._links.pop(slot, None) is not None and unfinished:
             self.engine.send(pipe.AbortInEngine(sorted(unfinished)))
 
 
@@ -147,7 +168,7 @@ class _Link(asyncio.Protocol):
         self._server = server
         self._transport: asyncio.Transport
         self._connection: ReplicaConnection
-        self._slot = -1
+        self._slot = -1  # until its proof
         self._deadline: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
 
@@ -160,13 +181,6 @@ class _Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's classes
         server, settings = self._server, self._server.settings
-        try:
-            self._slot = server.take_slot(self)
-        except SlotsExhausted as exc:
-            logger.warning("link refused: %s", exc)
-            self._transport.write(encode_frame(encode_message(Goodbye(exc.code, str(exc)))))
-            transport.close()
-            return
         self._connection = ReplicaConnection(
             replica_id=server.identity.replica_id,
             epoch=server.identity.epoch,
@@ -175,31 +189,41 @@ class _Link(asyncio.Protocol):
             vllm_version=server.ready.vllm_version,
             token=server.token,
             nonce=os.urandom(32),
-            slot=self._slot,
             credit=settings.credit,
             capabilities=server.ready.capabilities,
             max_frame_bytes=settings.max_frame_bytes,
         )
+        try:
+            server.admit(self)
+        except SlotsExhausted as exc:
+            self._refuse(exc)
+            return
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(settings.handshake_timeout_s, self._handshake_is_late)
 
     def data_received(self, data: bytes) -> None:
-        if self._slot < 0:
-            return
         was_open = self.is_open()
         messages = self._guarded(lambda: self._connection.receive_data(data))
+        if not self.is_open() or not (was_open or self._begin()):
+            return
         for message in messages:
             self._take(message)
-        if not was_open and self.is_open():
-            assert self._deadline is not None
-            self._deadline.cancel()
-            self.send_heartbeat()
-        if self.is_open():
-            self._heard()
+        self._heard()
+
+    def _begin(self) -> bool:
+        """Take a slot, now that the peer has proved itself; False if others were faster and it is refused."""
+        try:
+            self._slot = self._server.take_slot(self)
+        except SlotsExhausted as exc:
+            self._refuse(exc)
+            return False
+        assert self._deadline is not None
+        self._deadline.cancel()
+        self.send_heartbeat()
+        return True
 
     def eof_received(self) -> None:
-        if self._slot >= 0:
-            self._guarded(self._ended)
+        self._guarded(self._ended)
 
     def _ended(self) -> list[Message]:
         self._connection.eof_received()
@@ -209,9 +233,7 @@ class _Link(asyncio.Protocol):
         for timer in (self._deadline, self._idle):
             if timer is not None:
                 timer.cancel()
-        if self._slot >= 0:
-            self._server.leave(self._slot, set(self._connection.attempts))
-            self._slot = -1
+        self._server.leave(self, self._slot, set(self._connection.attempts))
 
     def pass_on(self, step: pipe.StepOutputs) -> None:
         """Write a step's frame; an ingress that does not read is cut off before it holds unbounded memory here."""
@@ -239,9 +261,17 @@ class _Link(asyncio.Protocol):
             self._transport.write(self._connection.send_result(result.call_id, result.error, result.value))
 
     def say_goodbye(self, code: str, reason: str) -> None:
-        if self._slot >= 0 and self._connection.state is not State.CLOSED:
+        if self._connection.state is not State.CLOSED:
             self._transport.write(self._connection.close(code, reason))
         self._transport.close()
+
+    def drop(self) -> None:
+        """Hang up on a peer that has proved nothing: no word, which it might not read, and no wait."""
+        self._transport.abort()
+
+    def _refuse(self, exc: SlotsExhausted) -> None:
+        logger.warning("link refused: %s", exc)
+        self.say_goodbye(exc.code, str(exc))
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Add):

@@ -108,12 +108,13 @@ class Relay:
 
 @dataclass
 class FakeReplica:
-    """A replica and the relay in front of it; the lease names the relay."""
+    """A replica and the relay in front of it; the lease names the relay, ``port`` is the replica's own."""
 
     engine: FakeEngine
     server: ReplicaServer
     relay: Relay
     lease: Lease
+    port: int
 
     async def close(self) -> None:
         await self.relay.close()
@@ -131,9 +132,10 @@ async def start_replica(
     identity = ReplicaIdentity(replica_id, epoch=1, model=MODEL)
     server = ReplicaServer(identity, values.protocol, token, engine, engine.ready, tls)
     engine.connect(server.on_engine_message)
-    relay = Relay(await server.listen())
+    port = await server.listen()
+    relay = Relay(port)
     lease = Lease(replica_id, "replica", MODEL, "127.0.0.1", await relay.listen(), epoch=1, pid=0)
-    return FakeReplica(engine, server, relay, lease)
+    return FakeReplica(engine, server, relay, lease, port)
 
 
 @dataclass

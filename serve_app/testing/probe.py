@@ -35,13 +35,17 @@ class Probe:
     async def connect(self, port: int, *, tls: ssl.SSLContext | None = None, timeout_s: float = 30.0) -> ReplicaLink:
         return await dial(("127.0.0.1", port), self._make, timeout_s=timeout_s, tls=tls)
 
+    def new_connection(self) -> IngressConnection:
+        """Return the ingress's end of a link, without a transport."""
+        return IngressConnection(**self._connection)
+
     def pause(self) -> None:
         """Read nothing more."""
         self.link._transport.pause_reading()
 
     def _make(self) -> ReplicaLink:
         self.link = ReplicaLink(
-            IngressConnection(**self._connection),
+            self.new_connection(),
             on_open=self._on_open,
             on_message=lambda _, message: self.messages.append(message),
             on_lost=lambda _, cause: self.lost.append(cause),

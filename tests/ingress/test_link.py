@@ -65,6 +65,7 @@ async def test_one_ingress_too_many_is_told_so() -> None:
     replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a")
     first, second = Probe(), Probe()
     await first.connect(replica.lease.port)
+    await until(lambda: first.messages)
     with pytest.raises(PeerClosed, match="all 1 ingress slots are taken"):
         await second.connect(replica.lease.port)
     first.link.close("test_over", "")

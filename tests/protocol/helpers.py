@@ -57,7 +57,6 @@ def make_replica(**changes: Any) -> ReplicaConnection:
         "replica_id": "replica-1",
         "epoch": 3,
         "nonce": b"r" * 32,
-        "slot": 2,
         "credit": 8,
         "capabilities": CAPABILITIES,
     }
@@ -171,7 +170,6 @@ messages_of_the_handshake = st.one_of(
         replica_id=ids,
         epoch=counts,
         proof=nonces,
-        slot=st.integers(0, 65535),
         credit=st.integers(1, 1_000_000),
         capabilities=capabilities,
         **opening,

@@ -76,7 +76,7 @@ def test_both_sides_know_each_other_once_the_link_is_open() -> None:
     assert replica.peer == Hello(1, "0.32.0", "ingress-1", "tiny", "f" * 64, b"i" * 32)
     assert ingress.peer is not None
     assert msgspec.structs.replace(ingress.peer, proof=b"") == Challenge(
-        1, "0.32.0", "replica-1", 3, "tiny", "f" * 64, b"r" * 32, b"", 2, 8, CAPABILITIES
+        1, "0.32.0", "replica-1", 3, "tiny", "f" * 64, b"r" * 32, b"", 8, CAPABILITIES
     )
     assert ingress.credit_left == replica.credit_left == 8
 
@@ -190,7 +190,6 @@ CHANGES = {
     "fingerprint": "e" * 64,
     "nonce": b"x" * 32,
     "proof": b"x" * 32,
-    "slot": 3,
     "credit": 9,
     "capabilities": msgspec.structs.replace(CAPABILITIES, block_size=64),
 }

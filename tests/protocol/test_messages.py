@@ -28,7 +28,7 @@ from tests.protocol import helpers
 from tests.protocol.helpers import CAPABILITIES
 
 HELLO = Hello(1, "0.32.0", "ingress-1", "tiny", "ff", b"i" * 32)
-CHALLENGE = Challenge(1, "0.32.0", "replica-1", 3, "tiny", "ff", b"r" * 32, b"p" * 32, 2, 8, CAPABILITIES)
+CHALLENGE = Challenge(1, "0.32.0", "replica-1", 3, "tiny", "ff", b"r" * 32, b"p" * 32, 8, CAPABILITIES)
 HEARTBEAT = Heartbeat(1, 2, 3, 0.5, 8, False)
 
 
@@ -81,7 +81,6 @@ def replaced(message: Message, **changes: Any) -> Message:
         replaced(HELLO, vllm_version="x" * 65),
         replaced(HELLO, protocol=-1),
         replaced(CHALLENGE, proof=b""),
-        replaced(CHALLENGE, slot=65536),
         replaced(CHALLENGE, credit=0),
         replaced(CHALLENGE, credit=1_000_001),
         replaced(CHALLENGE, epoch=1 << 63),

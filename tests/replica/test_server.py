@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import HandshakeTimeout, MalformedMessage
+from serve_app.errors import HandshakeTimeout, MalformedMessage, PeerClosed
+from serve_app.protocol.connection import IngressConnection, State
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.protocol.messages import Goodbye, Heartbeat, Message, Outputs, Result, decode_message
 from serve_app.replica import pipe
+from serve_app.replica.server import MAX_UNPROVED
 from serve_app.testing.fake_engine import answer
 from serve_app.testing.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
 from serve_app.testing.probe import Probe
@@ -229,6 +231,46 @@ async def test_garbage_closes_the_connection_and_the_replica_serves_on(garbage: 
     assert isinstance(goodbye, Goodbye)
     writer.close()
     await linked(replica)
+    await replica.close()
+
+
+async def handshake_begun(replica: FakeReplica) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, IngressConnection]:
+    """Return a connection, past the relay, whose Challenge has come and whose Proof waits to be sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", replica.port)
+    connection = Probe().new_connection()
+    writer.write(connection.initiate())
+    while connection.state is State.HANDSHAKE:
+        connection.receive_data(await reader.read(1 << 16))
+    return reader, writer, connection
+
+
+@in_loop
+async def test_connections_that_prove_nothing_keep_no_ingress_out_and_the_oldest_is_dropped() -> None:
+    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a")
+    idle = [await asyncio.open_connection("127.0.0.1", replica.port) for _ in range(MAX_UNPROVED + 1)]
+    with contextlib.suppress(ConnectionError):
+        assert await idle[0][0].read() == b""
+    probe = await linked(replica)
+    assert (probe.link.is_open(), len(replica.server._unproved)) == (True, MAX_UNPROVED - 1)
+    for _, writer in idle:
+        writer.close()
+    await until(lambda: not replica.server._unproved)
+    await replica.close()
+
+
+@in_loop
+async def test_of_two_handshakes_for_the_last_slot_the_slower_is_refused_and_starts_nothing() -> None:
+    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a")
+    with recorded(replica) as told:
+        reader, writer, slower = await handshake_begun(replica)
+        first = await linked(replica)
+        writer.write(slower.data_to_send() + slower.send_add("r@0", [b"request"]))
+        with pytest.raises(PeerClosed) as refusal:
+            slower.receive_data(await reader.read())
+        await until(lambda: not replica.server._unproved)
+    assert (refusal.value.peer_code, told) == ("slots_exhausted", [])
+    assert first.link.is_open()
+    writer.close()
     await replica.close()
 
 
