@@ -43,15 +43,15 @@ def _common(settings: Settings, num_cpus: float) -> dict[str, Any]:
     return {
         # `__del__` is the drain; the loop before it only delays it.
         "graceful_shutdown_wait_loop_s": 0.1,
-        "graceful_shutdown_timeout_s": settings.timeouts.drain_s + _DRAIN_MARGIN_S,
+        "graceful_shutdown_timeout_s": settings.ingress.unready_s + settings.timeouts.drain_s + _DRAIN_MARGIN_S,
         "health_check_period_s": 5,
         "max_ongoing_requests": 100,
         "ray_actor_options": {"num_cpus": num_cpus, "runtime_env": {"env_vars": PROCESS_ENVIRONMENT}},
     }
 
 
-def _scaling(minimum: int, maximum: int, initial: int | None = None) -> dict[str, Any]:
-    if minimum == maximum and minimum > 0:
+def _scaling(minimum: int, maximum: int, initial: int | None = None, *, reports: bool = False) -> dict[str, Any]:
+    if minimum == maximum and minimum > 0 and not reports:
         return {"num_replicas": minimum}
     return {
         "autoscaling_config": {
@@ -82,7 +82,9 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
 def _ingress(settings: Settings) -> Any:
     replicas = settings.ingress.replicas
     options = _common(settings, settings.ingress.num_cpus)
-    return serve.deployment(Ingress, name=INGRESS, **options, **_scaling(replicas.min, replicas.max))
+    # Serve asks only what it autoscales for statistics, and the models' are the ingresses'.
+    reports = autoscaling_policy(settings) is not None
+    return serve.deployment(Ingress, name=INGRESS, **options, **_scaling(replicas.min, replicas.max, reports=reports))
 
 
 def autoscaling_policy(settings: Settings) -> dict[str, Any] | None:

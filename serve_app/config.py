@@ -221,6 +221,8 @@ class IngressSettings(Section):
     """Requests per model and ingress that may wait for a replica; one more is answered with 503."""
     keep_alive_s: Real = Field(default=65.0, gt=0)
     """Seconds an idle connection stays open. 65 exceeds the 60 s after which many load balancers close theirs."""
+    unready_s: Real = Field(default=1.0, ge=0, le=120)
+    """Seconds a stopping ingress still accepts while /readyz says 503, so that load balancers turn away first."""
 
     @field_validator("port")
     @classmethod
@@ -374,8 +376,7 @@ def cluster_token(settings: Settings) -> bytes:
     Raises:
         ConfigError: The file cannot be read or holds fewer than MIN_TOKEN_BYTES bytes.
     """
-    path = settings.protocol.cluster_token_file
-    if path is None:
+    if (path := settings.protocol.cluster_token_file) is None:
         return b""
     key = "protocol.cluster_token_file"
     try:
@@ -391,8 +392,7 @@ def cluster_token(settings: Settings) -> bytes:
 
 def default_cache_dir() -> Path:
     """Where fetched checkpoints are kept: $SERVE_APP_CACHE, else ~/.cache/serve-app."""
-    configured = os.environ.get("SERVE_APP_CACHE")
-    return Path(configured).expanduser().absolute() if configured else Path.home() / ".cache" / "serve-app"
+    return Path(os.environ.get("SERVE_APP_CACHE") or "~/.cache/serve-app").expanduser().absolute()
 
 
 def inherited_environment() -> dict[str, str]:

@@ -25,6 +25,10 @@ _ONE_NODE = "an engine lives inside one node; use gpus_per_replica for tensor pa
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
 _RAY_PLACES = "Ray assigns the GPUs; set gpus_per_replica"
 _LOGGING = "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes a restarted controller replace every replica"
+RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
+    "lora_modules": "adapters must be on every replica; merge them into a checkpoint of their own",
+    "tool_server": "tools run where the client is; remove it",
+}
 RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "model": "set `model` beside engine_args",
     "served_model_name": "set `name` beside engine_args",
@@ -140,7 +144,9 @@ def checked_engine_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 def checked_frontend_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """As `checked_engine_args`, for the arguments of vLLM's OpenAI front end."""
     result = _with_underscores(args)
-    for name in result:
+    for name, value in result.items():
+        if way_out := RESERVED_FRONTEND_ARGS.get(name):
+            raise wrong(name, f"is {value!r}, which serve-app does not serve", way_out)
         if frontend_arg_names() and name not in frontend_arg_names():
             if name in engine_arg_names():
                 raise wrong(name, "is an argument of vLLM's engine", "put it under engine_args")

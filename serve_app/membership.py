@@ -124,9 +124,9 @@ class Membership:
         self._board: Any = None
 
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        if self._board is None:
-            self._board = await asyncio.to_thread(lease_board, self._application, self._settings)
         async with asyncio.timeout(timeout_s):
+            if self._board is None:  # in a thread: with Ray's control store away, this waits for it
+                self._board = await asyncio.to_thread(lease_board, self._application, self._settings)
             return await getattr(self._board, method).remote(*args)
 
     async def keep(self, lease: Callable[[], Lease]) -> None:

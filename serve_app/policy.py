@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_app.core.autoscaling import desired_replicas
+from serve_app.logs import use_serve_handlers
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ class OutstandingTokensPolicy:
     """
 
     def __init__(self, deployments: Mapping[str, Mapping[str, Any]], ingress: str) -> None:
+        use_serve_handlers()
         self._deployments = deployments
         self._ingress = ingress
 

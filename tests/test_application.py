@@ -12,7 +12,7 @@ TINY = {"name": "tiny", "model": "/models/tiny"}
 SCALED = {"name": "big", "model": "org/big", "device": "cuda", "gpus_per_replica": 2, "replicas": {"min": 0, "max": 4}}
 COMMON = {
     "graceful_shutdown_wait_loop_s": 0.1,
-    "graceful_shutdown_timeout_s": 70.0,
+    "graceful_shutdown_timeout_s": 71.0,
     "health_check_period_s": 5.0,
     "max_ongoing_requests": 100,
 }
@@ -62,6 +62,13 @@ def test_only_what_may_scale_is_autoscaled_and_never_by_serves_own_delays() -> N
     assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (0, 0, 4)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (0, 0)
     assert (scaling.metrics_interval_s, scaling.look_back_period_s) == (1, 2)
+
+
+def test_ingresses_report_for_a_model_that_may_scale_also_where_they_may_not() -> None:
+    """Serve collects statistics only of deployments that it autoscales."""
+    built = deployments({"models": [SCALED], "ingress": {"replicas": {"min": 2, "max": 2}}})
+    scaling = built["ingress"]._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (2, 2)
 
 
 def test_a_gpu_replica_has_its_node_to_itself_unless_told_otherwise() -> None:

@@ -187,6 +187,11 @@ def test_a_contradiction_prints_both_values_and_the_way_out(sections: Any, said:
             "simulated sets the executor",
         ),
         (
+            {"frontend_args": {"lora_modules": ["a=b"]}},
+            "frontend_args.lora_modules: is ['a=b'], which serve-app does not serve; adapters must be on every replica; "
+            "merge them into a checkpoint of their own",
+        ),
+        (
             {"frontend_args": {"enable_auto_tool_choice": True}},
             "frontend_args.enable_auto_tool_choice: is True and tool_call_parser is None; set tool_call_parser, for "
             "example to hermes, or remove enable_auto_tool_choice",

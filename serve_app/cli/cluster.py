@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -25,9 +25,20 @@ class RunState:
 
     name: str
     pid: int
+    created: float
     ray_address: str
     ray_token: str
     url: str
+
+    @classmethod
+    def of_this_process(cls, name: str, ray_address: str, ray_token: str, url: str) -> Self:
+        return cls(name, os.getpid(), psutil.Process().create_time(), ray_address, ray_token, url)
+
+    def is_alive(self) -> bool:
+        """Return whether the very process still runs, not another that was given its number."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
+        return False
 
     @staticmethod
     def path(name: str) -> Path:
@@ -52,7 +63,7 @@ class RunState:
         except (ValueError, TypeError):
             path.unlink(missing_ok=True)
             return None
-        if not psutil.pid_exists(state.pid):
+        if not state.is_alive():
             path.unlink(missing_ok=True)
             return None
         return state

@@ -1,6 +1,5 @@
 """`serve-app model`: fetch the embedded model, make tiny ones for tests, list what there is."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +20,6 @@ CacheDir = Annotated[
     Path | None, typer.Option(help="Where checkpoints are kept. Default: SERVE_APP_CACHE, else ~/.cache/serve-app.")
 ]
 STAGES = {"wait": "waiting for another fetch", "convert": "converting"}
-
-
-def default_cache_dir() -> Path:
-    """Return SERVE_APP_CACHE if it is set, else ~/.cache/serve-app."""
-    configured = os.environ.get("SERVE_APP_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "serve-app"
 
 
 @app.command()

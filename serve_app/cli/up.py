@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-import os
+import re
 import signal
 import threading
 import time
@@ -21,6 +21,7 @@ from serve_app.errors import ClusterFailed
 
 _POLL_S = 0.5
 _WATCH_S = 5.0
+_REMOVE_MARGIN_S = 60.0
 console = Console(stderr=True, highlight=False)
 
 
@@ -34,7 +35,7 @@ def up(
     with _cluster(settings, address) as ray_address:
         for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which sets its own
             signal.signal(number, lambda *_: _interrupted(stop))
-        with running(settings, ray_address, stop):
+        with running(settings, ray_address, stop, here=not address):
             if not stop.is_set():
                 _say_ready(settings)
             while not stop.wait(_WATCH_S):
@@ -55,6 +56,7 @@ def _cluster(settings: Settings, address: str) -> Iterator[str]:
     if address:
         refuse_name_in_use(settings.name)
         connect(address, settings.name)
+        _refuse_occupied_cluster()
         yield address
     else:
         refuse_hopeless_start(settings)
@@ -63,23 +65,39 @@ def _cluster(settings: Settings, address: str) -> Iterator[str]:
             yield ray_address
 
 
+def _refuse_occupied_cluster() -> None:
+    """Raise ClusterFailed when the cluster serves anything: Serve would remove it for ours, and we ours when we end."""
+    from ray import serve
+
+    if others := sorted(serve.status().applications):
+        raise ClusterFailed(
+            problem=f"this Ray cluster serves already: {', '.join(others)}",
+            hint="use a cluster of its own, or add the output of serve-app config serve to the cluster's Serve file",
+        )
+
+
 @contextlib.contextmanager
-def running(settings: Settings, ray_address: str, stop: threading.Event) -> Iterator[None]:
+def running(settings: Settings, ray_address: str, stop: threading.Event, *, here: bool = True) -> Iterator[None]:
     """Deploy and wait until ready; on leaving, drain and remove the application.
+
+    Args:
+        here: The ingress is on this machine: ready is when its URL says so, else when Serve says that all runs.
 
     Raises:
         ClusterFailed: The application does not come up; the message holds Serve's own reason.
     """
     url = base_url(settings)
-    RunState(settings.name, os.getpid(), ray_address, ray_token(), url).save()
+    RunState.of_this_process(settings.name, ray_address, ray_token(), url).save()
     try:
         deploy(settings)
-        _wait_ready(settings, url, stop)
+        _wait_ready(settings, url if here else "", stop)
         yield
     finally:
-        with contextlib.suppress(KeyboardInterrupt):
-            remove(settings)
-        RunState.path(settings.name).unlink(missing_ok=True)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                remove(settings)
+        finally:
+            RunState.path(settings.name).unlink(missing_ok=True)
 
 
 def base_url(settings: Settings) -> str:
@@ -90,12 +108,7 @@ def base_url(settings: Settings) -> str:
 
 
 def deploy(settings: Settings) -> None:
-    """Hand the application to Serve on the connected cluster; returns at once.
-
-    Raises:
-        ClusterFailed: The cluster serves other applications.
-    """
-    from ray import serve
+    """Hand the application to Serve on the connected cluster; returns at once."""
     from ray.serve._private.api import serve_start
     from ray.serve.schema import ServeDeploySchema
 
@@ -103,22 +116,20 @@ def deploy(settings: Settings) -> None:
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # what it does shows in the lines of _wait_ready
     client = serve_start(proxy_location="Disabled")
-    if others := sorted(set(serve.status().applications) - {settings.name}):
-        raise ClusterFailed(
-            problem=f"this Ray cluster serves other applications ({', '.join(others)}), which Serve would remove",
-            hint="use a cluster of its own, or put the output of serve-app config serve into the cluster's own Serve file",
-        )
     client.deploy_apps(ServeDeploySchema.model_validate(serve_config(settings)), _blocking=False)
 
 
 def remove(settings: Settings) -> None:
-    """Drain and remove the application and its lease board."""
+    """Drain and remove the application and its lease board. Serve ends a drain that takes longer than ``drain_s``."""
     import ray
     from ray import serve
 
     from serve_app.membership import board_name
 
-    serve.delete(settings.name)
+    serve.delete(settings.name, _blocking=False)
+    deadline = time.monotonic() + settings.timeouts.drain_s + _REMOVE_MARGIN_S
+    while application_status(settings.name) is not None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     with contextlib.suppress(ValueError):
         ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name))
 
@@ -135,7 +146,7 @@ def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:
     started = time.monotonic()
     while not stop.wait(_POLL_S):
         line = _check_application(settings)
-        if _is_ready(url):
+        if _is_ready(url) if url else application_status(settings.name).status == "RUNNING":
             console.print(f"ready after {time.monotonic() - started:.0f} s")
             return
         if line != said:
@@ -160,10 +171,16 @@ def _check_application(settings: Settings) -> str:
     if status is None:
         return "waiting for Ray Serve"
     if status.status == "DEPLOY_FAILED":
-        reasons = [f"{n}: {d.message}" for n, d in status.deployments.items() if d.message] or [status.message]
+        reasons = [f"{n}: {_own_words(d.message)}" for n, d in status.deployments.items() if d.message] or [status.message]
         raise ClusterFailed(problem="the application did not come up", hint="\n".join(reasons))
     states = [f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items()]
     return "; ".join(states) or "waiting for Ray Serve"
+
+
+def _own_words(message: str) -> str:
+    """Return our own error's text out of Serve's message, which wraps it in three tracebacks; else the whole message."""
+    found = re.findall(r"^serve_app\.errors\.\w+: (.+)$", message, re.MULTILINE)
+    return found[-1] if found else message
 
 
 def _counts(deployment: Any) -> str:

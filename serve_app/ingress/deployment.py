@@ -16,8 +16,6 @@ from serve_app.membership import Lease, Membership
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_POLL_S = 0.1
-
 
 class Ingress:
     """The HTTP side of the fleet. Serve starts, places, scales and stops it; HTTP comes over its own listener."""
@@ -60,26 +58,28 @@ class Ingress:
         for task in self._tasks:
             if task.done() and not task.cancelled() and (exc := task.exception()) is not None:
                 raise exc
+        for name, front in self._runtime.front_ends.items():
+            if not front.engine.is_running:
+                raise RuntimeError(f"the front end of {name!r} has stopped")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Always numbers: the first wrong type switches Serve's collection off. Names carry the model."""
         return {"streams": float(self._runtime.app.streams), **self._runtime.outstanding_tokens()}
 
     async def __del__(self) -> None:
-        """The drain: unready at once, finish what streams, then stop listening. Serve bounds it."""
+        """The drain: unready, off the board; a moment later no new connections; end when what runs has ended. Serve bounds it."""
         runtime = getattr(self, "_runtime", None)
         if runtime is None:
             return
         runtime.app.draining = True
         logger.info("draining %d streams", runtime.app.streams)
+        renewing = self._tasks.pop()
+        renewing.cancel()
         await self._membership.release(self.replica_id)
+        await asyncio.sleep(self.settings.ingress.unready_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.timeouts.drain_s):
-                while runtime.app.streams:
-                    await asyncio.sleep(_DRAIN_POLL_S)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
                 await runtime.listener.stop()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(renewing, *self._tasks, return_exceptions=True)
