@@ -1,0 +1,83 @@
+"""vLLM's engine core process with our own way in and out. ``engine.run`` imports this late: vLLM's import takes seconds.
+
+vLLM's ``EngineCoreProc`` does its input and output in two threads over ZMQ. Both are methods; here they speak frames over one
+socket to the supervisor instead (``engine_io.py``). What that buys: the supervisor needs no vLLM (0.5 GB and 8 s of CPU less per
+replica), a step's outputs are encoded once and passed on as they are, and either process ends at once with the other (end of file).
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.core import EngineCoreProc
+from vllm.v1.engine.utils import EngineZmqAddresses
+from vllm.v1.executor.abstract import Executor
+
+from serve_app.config import ModelSettings
+from serve_app.engine_args import engine_core_args
+from serve_app.fingerprint import model_fingerprint, public_version
+from serve_app.protocol.messages import Capabilities
+from serve_app.replica import pipe
+from serve_app.replica.engine_io import EngineInput, EngineOutput, Send
+
+
+class PipedEngineCore(EngineCoreProc):
+    """vLLM's engine core process with its input and output threads replaced."""
+
+    def __init__(self, vllm_config: Any, executor_class: Any, sock: socket.socket, send: Send) -> None:
+        self._sock = sock
+        self._send = send
+        self.num_steps = 0
+        super().__init__(vllm_config, True, "", executor_class, log_stats=True)
+
+    @contextlib.contextmanager
+    def _perform_handshakes(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield EngineZmqAddresses(inputs=[], outputs=[])
+        args[3].__post_init__()  # vLLM re-derives the configuration here too, after the engine has sized its cache
+
+    def _process_engine_step(self) -> bool:
+        self.num_steps += 1
+        return bool(super()._process_engine_step())
+
+    def process_input_sockets(
+        self, input_addresses: Any, coord_input_address: Any, identity: bytes, ready_event: threading.Event
+    ) -> None:
+        """vLLM's input thread."""
+        engine_input = EngineInput(self, self._send)
+        self._send(self._ready())
+        ready_event.set()
+        engine_input.run(self._sock)
+
+    def process_output_sockets(self, output_paths: Any, coord_output_path: Any, engine_index: int) -> None:
+        """vLLM's output thread."""
+        EngineOutput(self, self._send).run()
+
+    def _ready(self) -> pipe.EngineReady:
+        response = self._make_ready_response()
+        config = self.vllm_config
+        capabilities = Capabilities(
+            max_model_len=response.max_model_len,
+            block_size=response.block_size or 0,
+            num_kv_blocks=response.num_gpu_blocks,
+            kv_cache_tokens=response.kv_cache_size_tokens or 0,
+            max_num_seqs=response.max_num_seqs,
+            max_num_batched_tokens=response.max_num_batched_tokens,
+            tasks=tuple(self.get_supported_tasks()),
+            dtype=response.dtype,
+            device=config.device_config.device_type,
+            tensor_parallel_size=response.tensor_parallel_size,
+        )
+        return pipe.EngineReady(public_version(response.vllm_version), model_fingerprint(config.model_config), capabilities)
+
+
+def build_engine(model: ModelSettings, model_path: str, sock: socket.socket, send: Send) -> PipedEngineCore:
+    """Load the model; the engine has said that it is ready when this returns, and steps in ``run_busy_loop``."""
+    args = AsyncEngineArgs(**engine_core_args(model, model_path))
+    vllm_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    maybe_register_config_serialize_by_value()
+    return PipedEngineCore(vllm_config, Executor.get_class(vllm_config), sock, send)
