@@ -10,6 +10,7 @@
       QueueFull                  503  queue_full
       ReplicaLost                502  replica_lost            a replica failed while it held the request
       ResumeDiverged             502  resume_diverged
+      SendFailed                 500  send_failed             our own fault while a request was put on the wire
       CallFailed                 502  call_failed
       EngineStartFailed          500  engine_start_failed     never over HTTP: the replica does not come up
       ListenFailed               500  listen_failed           never over HTTP: the ingress does not come up
@@ -109,7 +110,10 @@ class ModelNotFound(ServingError):
 
 @dataclass(eq=False)
 class RequestTooLarge(ServingError):
-    """The body is longer than the ingress reads; ``size_bytes`` is what was announced or had arrived by then."""
+    """The body is longer than the ingress reads, or what became of it longer than a frame may be.
+
+    ``size_bytes`` is what was announced, had arrived by then, or the frame has.
+    """
 
     http_status: ClassVar[int] = 413
     code: ClassVar[str] = "request_too_large"
@@ -117,7 +121,7 @@ class RequestTooLarge(ServingError):
     limit_bytes: int
 
     def __str__(self) -> str:
-        return f"the request body has at least {self.size_bytes} bytes, limit {self.limit_bytes}"
+        return f"the request has at least {self.size_bytes} bytes, limit {self.limit_bytes}"
 
 
 @dataclass(eq=False)
@@ -172,6 +176,18 @@ class ResumeDiverged(ServingError):
 
     def __str__(self) -> str:
         return f"after the loss of its replica the answer could not go on: it differs at output token {self.position}"
+
+
+@dataclass(eq=False)
+class SendFailed(ServingError):
+    """A request could not be put on the wire, and not because of what the client sent."""
+
+    code: ClassVar[str] = "send_failed"
+    request: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"request {self.request} could not be sent to a replica: {self.cause}"
 
 
 @dataclass(eq=False)

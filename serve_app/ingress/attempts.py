@@ -5,10 +5,12 @@ share its lists and its ``SamplingParams``.
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
 from serve_app.core.request import Resume
+from serve_app.errors import BadRequest, FrameTooLarge, MalformedMessage, RequestTooLarge, SendFailed, ServingError
 
 _GREEDY_BELOW = 1e-5  # vllm.sampling_params: a lower temperature is greedy
 
@@ -68,3 +70,39 @@ def drop_swallowed_logprobs(deliver: DeliverOutputs) -> None:
         output: Any = deliver.outputs[index]
         if (lists := output.new_logprobs) is not None:
             output.new_logprobs = type(lists)(*(part[count:] for part in lists[:3]))
+
+
+def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]) -> ServingError:
+    """Return what the client is told of a request that could not be put on the wire; ``exc`` is what that raised.
+
+    vLLM's validation lets values through that its own ``encode`` refuses: lone surrogates, integers beyond 64 bits.
+    """
+    match exc:
+        case FrameTooLarge():
+            return RequestTooLarge(size_bytes=exc.size_bytes, limit_bytes=exc.limit_bytes)
+        case MalformedMessage():
+            return BadRequest(param="request", problem=exc.problem)
+        case ServingError():
+            return SendFailed(request=request.request_id, cause=str(exc))
+    for name, value in _parameters(request):
+        try:
+            encode(value)
+        except Exception as refusal:  # its kind depends on the value: UnicodeEncodeError, OverflowError, TypeError, ...
+            return BadRequest(param=name, problem=f"cannot be encoded for the engine: {refusal}")
+    return SendFailed(request=request.request_id, cause=f"{type(exc).__name__}: {exc}")
+
+
+def _parameters(request: Any) -> list[tuple[str, Any]]:
+    """Return what a client has set, by the names it knows it by."""
+    params = request.sampling_params or request.pooling_params
+    values = {name: getattr(params, name) for name in params.__struct_fields__ if not name.startswith("_")}
+    xargs = dict(values.pop("extra_args", None) or {})
+    transfer = xargs.pop("kv_transfer_params", None)
+    structured = values.pop("structured_outputs", None)
+    return [
+        *values.items(),
+        ("kv_transfer_params", transfer),
+        ("vllm_xargs", xargs),
+        ("response_format", structured),
+        ("cache_salt", request.cache_salt),
+    ]

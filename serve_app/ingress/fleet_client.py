@@ -9,6 +9,7 @@ import logging
 import os
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from http import HTTPStatus
@@ -42,11 +43,12 @@ from serve_app.core.instructions import (
     Instruction,
     StartAttempt,
 )
-from serve_app.errors import CallFailed, NoReplica, ProtocolError, ServingError
+from serve_app.errors import CallFailed, NoReplica, ServingError
 from serve_app.ingress import admission
-from serve_app.ingress.attempts import attempt_request, drop_swallowed_logprobs, resume_of
+from serve_app.ingress.attempts import attempt_request, drop_swallowed_logprobs, resume_of, why_unsendable
 from serve_app.ingress.calls import PendingCalls
-from serve_app.ingress.link import ReplicaLink, dial
+from serve_app.ingress.dialer import Dialer
+from serve_app.ingress.link import ReplicaLink
 from serve_app.ingress.metrics import show_whole_fleet
 from serve_app.membership import Lease
 from serve_app.protocol.connection import IngressConnection
@@ -55,7 +57,6 @@ from serve_app.protocol.messages import Capabilities, Heartbeat, Message, Output
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # how late a silent link or an expired wait may be noticed; 1 s would be felt, 0.01 s would cost CPU
-_REDIAL_S = 0.5
 
 
 class FleetError(GracefulHTTPError):
@@ -88,7 +89,6 @@ class FleetClient(EngineCoreClient):
         self._settings = settings
         self._ingress_id = ingress_id
         self._token = token
-        self._tls = tls
         self._fingerprint = ""
         self._vllm_version = ""
         self._vllm_config: Any = None
@@ -99,14 +99,14 @@ class FleetClient(EngineCoreClient):
         self._requests: dict[str, EngineCoreRequest] = {}
         self._admissions: dict[str, admission.Admission] = {}
         self._links: dict[str, ReplicaLink] = {}
-        self._dialing: dict[str, asyncio.Task[None]] = {}
-        self._members: dict[str, Lease] = {}
+        self._dialer = Dialer(self._new_link, self._links.__contains__, timeout_s=settings.protocol.handshake_timeout_s, tls=tls)
+        self._to_do: deque[Instruction] = deque()
+        self._carrying_out = False
         self._calls = PendingCalls()
         self._replays_seeded = model.device == "cpu" and model.simulated is None
         self._do: dict[type, Callable[[Any], None]] = {
             StartAttempt: self._start_attempt,
             AbortAttempts: self._abort_attempts,
-            DeliverOutputs: self._deliver,
             FailRequest: self._fail_request,
             CloseLink: self._close_link,
         }
@@ -130,12 +130,10 @@ class FleetClient(EngineCoreClient):
                         if link.is_open():
                             link.write(link.connection.ping())
         finally:
-            self._members = {}  # or a lost link would be dialed again
-            for task in self._dialing.values():
-                task.cancel()
+            dials = self._dialer.stop()
             for link in list(self._links.values()):
                 link.close("ingress_stopped", "the ingress stopped")
-            await asyncio.gather(*self._dialing.values(), return_exceptions=True)
+            await dials
 
     def is_ready(self) -> bool:
         """Return whether some replica takes new requests."""
@@ -143,39 +141,7 @@ class FleetClient(EngineCoreClient):
 
     def set_members(self, leases: Iterable[Lease]) -> None:
         """Dial replicas that are new. One whose lease is gone keeps its link as long as it talks: links tell the truth."""
-        self._members = {m.replica_id: m for m in leases if m.model == self.model.name}
-        for replica_id in self._members:
-            if replica_id not in self._links and replica_id not in self._dialing:
-                task = asyncio.create_task(self._dial(replica_id), name=f"dial {replica_id}")
-                self._dialing[replica_id] = task
-                task.add_done_callback(partial(self._dialed, replica_id))
-
-    def _dialed(self, replica_id: str, task: "asyncio.Task[None]") -> None:
-        del self._dialing[replica_id]
-        if task.cancelled():
-            return
-        if (exc := task.exception()) is not None:
-            logger.error("dialing replica %s failed", replica_id, exc_info=exc)
-        elif replica_id not in self._links:
-            self.set_members(self._members.values())  # the link was lost before this task was over
-
-    async def _dial(self, replica_id: str) -> None:
-        """Try until it works or the lease is gone; the reason of each failure is logged once in a row."""
-        said = ""
-        while (lease := self._members.get(replica_id)) is not None:
-            try:
-                timeout_s = self._settings.protocol.handshake_timeout_s
-                new_link = partial(self._new_link, replica_id)
-                link = await dial((lease.host, lease.port), new_link, timeout_s=timeout_s, tls=self._tls)
-                if link.is_open():
-                    return
-                reason = f"replica {link.replica_id} answered, and the link was closed at once"
-            except (OSError, ProtocolError, TimeoutError) as exc:
-                reason = str(exc) or type(exc).__name__
-            if reason != said:
-                said = reason
-                logger.warning("no link to replica %s at %s:%d: %s", replica_id, lease.host, lease.port, said)
-            await asyncio.sleep(_REDIAL_S)
+        self._dialer.set_members(lease for lease in leases if lease.model == self.model.name)
 
     def _new_link(self, replica_id: str) -> ReplicaLink:
         connection = IngressConnection(
@@ -223,7 +189,7 @@ class FleetClient(EngineCoreClient):
         self._calls.link_lost(link, cause)
         logger.warning("replica %s of %s lost: %s", link.replica_id, self.model.name, cause)
         self._handle(LinkLost(link.replica_id, cause))
-        self.set_members(self._members.values())
+        self._dialer.dial_missing()
 
     def _message(self, link: ReplicaLink, message: Message) -> None:
         if isinstance(message, Outputs):
@@ -248,16 +214,16 @@ class FleetClient(EngineCoreClient):
                 event.timestamp += now - frame.timestamp
         # Engine-host monotonic times mean nothing here: vLLM subtracts them from the ingress's.
         frame.timestamp, frame.engine_index = now, 0
-        for instruction in self.fleet.handle(OutputsArrived(link.replica_id, frame.outputs), now=now):
-            if isinstance(instruction, DeliverOutputs):
-                drop_swallowed_logprobs(instruction)
-                frame.outputs = list(instruction.outputs)
-                self._forget_finished(frame.outputs)
-                if frame.scheduler_stats is not None:
-                    show_whole_fleet(frame.scheduler_stats, self.fleet)
-                self._outputs.put_nowait(frame)
-            else:
-                self._do[type(instruction)](instruction)
+        instructions = self.fleet.handle(OutputsArrived(link.replica_id, frame.outputs), now=now)
+        if instructions and isinstance(deliver := instructions[0], DeliverOutputs):
+            del instructions[0]
+            drop_swallowed_logprobs(deliver)
+            frame.outputs = list(deliver.outputs)
+            self._forget_finished(frame.outputs)
+            if frame.scheduler_stats is not None:
+                show_whole_fleet(frame.scheduler_stats, self.fleet)
+            self._outputs.put_nowait(frame)
+        self._carry_out(instructions)
 
     def _forget_finished(self, outputs: list[Any]) -> None:
         for output in outputs:
@@ -269,34 +235,46 @@ class FleetClient(EngineCoreClient):
         self._carry_out(self.fleet.handle(event, now=time.monotonic()))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        for instruction in instructions:
+        """Do these, in order, and then what that led to: not at once, or a queue of bad requests would be as deep a recursion."""
+        self._to_do += instructions
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._to_do:
+                self._carry_out_one(self._to_do.popleft())
+        finally:
+            self._carrying_out = False
+
+    def _carry_out_one(self, instruction: Instruction) -> None:
+        """Raises nothing: the instructions behind this one are other clients' requests."""
+        try:
             self._do[type(instruction)](instruction)
+        except Exception as exc:  # of StartAttempt also whatever vLLM's encoder raises at what it took from the client
+            if isinstance(instruction, StartAttempt):
+                reason = why_unsendable(self._requests[instruction.request_id], exc, self._encoder.encode)
+                self._handle(AttemptUnsendable(instruction.request_id, reason))
+            else:
+                logger.exception("%s was not carried out", type(instruction).__name__)
 
     def _start_attempt(self, start: StartAttempt) -> None:
-        link, original = self._links[start.replica_id], self._requests.get(start.request_id)
-        if not link.is_open() or original is None:
-            return  # the link is about to be lost, and the request with it resumes; or its sibling's end has just ended it
+        if (original := self._requests.get(start.request_id)) is None:
+            return  # its sibling's end has just ended it
+        if not (link := self._links[start.replica_id]).is_open():
+            return  # the link is about to be lost, and with that the request resumes
         request = attempt_request(original, start)
-        try:
-            frame = link.connection.send_add(start.attempt_id, self._encoder.encode(request))
-        except ProtocolError as exc:
-            self._handle(AttemptUnsendable(start.request_id, exc))
-            return
-        link.write(frame)
+        link.write(link.connection.send_add(start.attempt_id, self._encoder.encode(request)))
 
     def _abort_attempts(self, abort: AbortAttempts) -> None:
         if (link := self._links.get(abort.replica_id)) is not None and link.is_open():
             link.write(link.connection.send_abort(list(abort.attempt_ids)))
-
-    def _deliver(self, deliver: DeliverOutputs) -> None:
-        raise AssertionError("outputs are delivered by _outputs_arrived only")
 
     def _close_link(self, close: CloseLink) -> None:
         if (link := self._links.pop(close.replica_id, None)) is not None:
             self._calls.link_lost(link, close.reason)
             logger.warning("replica %s of %s ejected: %s", close.replica_id, self.model.name, close.reason)
             link.abort(close.reason)
-            self.set_members(self._members.values())
+            self._dialer.dial_missing()
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
@@ -329,26 +307,22 @@ class FleetClient(EngineCoreClient):
         """
         verdict = admission.current.get()
         params = request.sampling_params
-        self._requests[request.request_id] = request
-        if verdict is not None:
-            self._admissions[request.request_id] = verdict
         arrived = RequestArrived(
             request.request_id,
             prompt_tokens=len(request.prompt_token_ids or ()),
             max_tokens=(params.max_tokens or 1) if params is not None else 0,
             resume=resume_of(request, replays_seeded=self._replays_seeded),
         )
-        for instruction in self.fleet.handle(arrived, now=time.monotonic()):
-            if isinstance(instruction, FailRequest) and instruction.request_id == request.request_id:
-                self._refuse(instruction)
-            self._do[type(instruction)](instruction)
-
-    def _refuse(self, fail: FailRequest) -> None:
-        del self._requests[fail.request_id]
-        if (verdict := self._admissions.pop(fail.request_id, None)) is not None:
-            verdict.error = fail.error
-        self._output_processor.abort_requests([fail.request_id], internal=True)
-        raise FleetError(fail.error)
+        instructions = self.fleet.handle(arrived, now=time.monotonic())
+        if instructions and isinstance(refusal := instructions[0], FailRequest):
+            self._output_processor.abort_requests([request.request_id], internal=True)
+            if verdict is not None:
+                verdict.error = refusal.error
+            raise FleetError(refusal.error)
+        self._requests[request.request_id] = request
+        if verdict is not None:
+            self._admissions[request.request_id] = verdict
+        self._carry_out(instructions)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         self._abort(request_ids)

@@ -210,7 +210,7 @@ def test_a_body_that_tells_no_model_gets_vllms_own_error_from_the_first_front_en
 
 def test_an_announced_body_over_the_limit_is_refused_unread() -> None:
     response = post(ingress(), content=b"x" * (MAX_BODY_BYTES + 1))
-    message = "the request body has at least 1001 bytes, limit 1000"
+    message = "the request has at least 1001 bytes, limit 1000"
     assert (response.status_code, response.json()) == (413, error(message, response.json()["error"]["type"], 413))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import CallFailed, FrameTooLarge, NoReplica, QueueFull, ReplicaLost
+from serve_app.errors import CallFailed, NoReplica, QueueFull, ReplicaLost
 from serve_app.ingress import admission
 from serve_app.ingress.fleet_client import FleetError
 from serve_app.testing.fake_engine import CAPABILITIES, FakeEngine, answer
@@ -159,32 +159,6 @@ async def test_a_draining_replica_finishes_what_it_has_and_gets_nothing_new() ->
         await f.join("b")
         await until(lambda: f.running("b") == ["r1@0"])
         assert f.replicas["a"].server.num_attempts() == 0
-
-
-def large_prompt() -> list[int]:
-    return [100_000] * 400_000  # 5 bytes each; the smallest limit of a frame is 1 MiB
-
-
-@in_loop
-async def test_a_request_that_fits_no_frame_ends_alone() -> None:
-    async with fleet(settings(protocol={"max_frame_bytes": 1 << 20})) as f:
-        await f.join("a")
-        await f.front.add("r", PROMPT)
-        large = await f.front.add("large", large_prompt())
-        assert isinstance(error_of(large), FrameTooLarge)
-        await until(lambda: f.running("a") == ["r@0"])
-        assert f.client.fleet.outcomes == {"failed": 1}
-
-
-@in_loop
-async def test_siblings_that_waited_and_fit_no_frame_end_together_and_those_behind_them_start() -> None:
-    async with fleet(settings(protocol={"max_frame_bytes": 1 << 20})) as f:
-        large = [await f.front.add(f"{i}_r", large_prompt(), parent="r") for i in range(2)]
-        await f.front.add("next", PROMPT)
-        await f.join("a")
-        await until(lambda: f.running("a") == ["next@0"])
-        assert isinstance(error_of(large[0]), FrameTooLarge)
-        assert f.front.request_states.keys() == f.client.fleet.requests.keys() == {"next"}
 
 
 @in_loop

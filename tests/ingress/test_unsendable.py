@@ -1,0 +1,135 @@
+"""Requests that cannot be put on the wire: each ends alone, by an error that is its client's, and nobody else's is lost."""
+
+from typing import Any
+
+import pytest
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from serve_app.errors import BadRequest, RequestTooLarge, SendFailed
+from serve_app.ingress.fleet_client import FleetError
+from serve_app.testing.fleet import Fleet, fleet, in_loop, settings, until
+
+PROMPT = [1, 2, 3]
+SURROGATE = "\ud800"
+HUGE = 10**30
+UNENCODABLE: dict[str, dict[str, Any]] = {
+    "stop": {"stop": [SURROGATE]},
+    "bad_words": {"bad_words": [SURROGATE]},
+    "stop_token_ids": {"stop_token_ids": [HUGE]},
+    "thinking_token_budget": {"thinking_token_budget": HUGE},
+    "vllm_xargs": {"extra_args": {"a": SURROGATE}},
+    "kv_transfer_params": {"extra_args": {"kv_transfer_params": {"a": SURROGATE}}},
+    "response_format": {"structured_outputs": StructuredOutputsParams(json={"type": "integer", "maximum": HUGE})},
+}
+"""What a client calls it -> the sampling parameters that vLLM makes of it. Its validation passes them, its encoder does not."""
+
+
+def error_of(stream: Any) -> Exception:
+    assert isinstance(stream.error, FleetError)
+    assert not stream.finished
+    return stream.error.error
+
+
+async def assert_serves(f: Fleet, request_id: str) -> None:
+    """Assert that the replica runs this request, ends it, and holds nothing more of this ingress's."""
+    await until(lambda: f.running("a") == [f"{request_id}@0"])
+    f.replicas["a"].engine.step(8)
+    await until(lambda: not f.client.fleet.requests)
+    assert f.client.fleet.outstanding_tokens() == 0
+    await until(lambda: not f.front.request_states)
+
+
+@pytest.mark.parametrize("param", UNENCODABLE)
+@in_loop
+async def test_a_value_that_cannot_be_encoded_is_refused_by_its_name_and_leaves_nothing(param: str) -> None:
+    async with fleet(settings(protocol={"credit": 1})) as f:
+        await f.join("a")
+        bad = await f.front.add("bad", PROMPT, **UNENCODABLE[param])
+        refusal = error_of(bad)
+        assert isinstance(refusal, BadRequest)
+        assert (refusal.http_status, refusal.param) == (400, param)
+        assert f.client.fleet.outcomes == {"failed": 1}
+        await f.front.add("r", PROMPT)
+        await assert_serves(f, "r")
+
+
+@in_loop
+async def test_bad_requests_that_waited_for_a_link_end_and_those_around_them_start() -> None:
+    async with fleet() as f:
+        await f.front.add("first", PROMPT)
+        bad = [await f.front.add(f"bad{i}", PROMPT, **params) for i, params in enumerate(UNENCODABLE.values())]
+        await f.front.add("last", PROMPT)
+        await f.join("a")
+        await until(lambda: f.running("a") == ["first@0", "last@0"])
+        assert {type(error_of(b)) for b in bad} == {BadRequest}
+        assert f.client.fleet.outcomes == {"failed": len(bad)}
+
+
+@in_loop
+async def test_a_freed_place_passes_over_a_thousand_bad_requests_to_the_good_one_behind_them() -> None:
+    async with fleet(settings(protocol={"credit": 1}, ingress={"max_waiting_requests": 2000})) as f:
+        await f.join("a")
+        first = await f.front.add("first", PROMPT, max_tokens=1)
+        await until(lambda: f.running("a") == ["first@0"])
+        for i in range(1000):
+            await f.front.add(f"bad{i}", PROMPT, stop=[SURROGATE])
+        await f.front.add("last", PROMPT)
+        f.replicas["a"].engine.step()
+        await until(lambda: first.finished)
+        await assert_serves(f, "last")
+
+
+@in_loop
+async def test_an_instruction_that_fails_by_a_fault_of_ours_costs_only_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: MsgpackEncoder, obj: Any) -> Any:
+        if getattr(obj, "request_id", "") == "r0@0":
+            raise KeyError("a bug")
+        return encode(self, obj)
+
+    async with fleet() as f:
+        streams = [await f.front.add(f"r{i}", PROMPT) for i in range(2)]
+        encode = MsgpackEncoder.encode
+        monkeypatch.setattr(MsgpackEncoder, "encode", refuse)
+        await f.join("a")
+        await until(lambda: f.running("a") == ["r1@0"])
+        assert isinstance(error_of(streams[0]), SendFailed)
+
+
+@in_loop
+async def test_a_failure_that_cannot_be_delivered_does_not_stop_the_start_of_the_next(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(settings(protocol={"credit": 1})) as f:
+        await f.front.add("bad", PROMPT, stop=[SURROGATE])
+        await f.front.add("r", PROMPT)
+        monkeypatch.setattr(f.front, "abort_requests", None)
+        await f.join("a")
+        await until(lambda: f.running("a") == ["r@0"])
+        assert "FailRequest was not carried out" in caplog.text
+
+
+def large_prompt() -> list[int]:
+    return [100_000] * 400_000  # 5 bytes each; the smallest limit of a frame is 1 MiB
+
+
+@in_loop
+async def test_a_request_that_fits_no_frame_ends_alone() -> None:
+    async with fleet(settings(protocol={"max_frame_bytes": 1 << 20})) as f:
+        await f.join("a")
+        await f.front.add("r", PROMPT)
+        large = await f.front.add("large", large_prompt())
+        assert isinstance(error_of(large), RequestTooLarge)
+        await until(lambda: f.running("a") == ["r@0"])
+        assert f.client.fleet.outcomes == {"failed": 1}
+
+
+@in_loop
+async def test_siblings_that_waited_and_fit_no_frame_end_together_and_those_behind_them_start() -> None:
+    async with fleet(settings(protocol={"max_frame_bytes": 1 << 20})) as f:
+        large = [await f.front.add(f"{i}_r", large_prompt(), parent="r") for i in range(2)]
+        await f.front.add("next", PROMPT)
+        await f.join("a")
+        await until(lambda: f.running("a") == ["next@0"])
+        assert isinstance(error_of(large[0]), RequestTooLarge)
+        assert f.front.request_states.keys() == f.client.fleet.requests.keys() == {"next"}
