@@ -92,6 +92,7 @@ class FleetClient(EngineCoreClient):
         self._fingerprint = ""
         self._vllm_version = ""
         self._vllm_config: Any = None
+        self._max_model_len = 0  # as configured
         self._output_processor: Any = None
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._encoder = MsgpackEncoder()
@@ -115,6 +116,7 @@ class FleetClient(EngineCoreClient):
         """Tell the client what exists only after ``AsyncLLM`` was built around it."""
         self._vllm_config, self._output_processor = vllm_config, output_processor
         self._fingerprint, self._vllm_version = fingerprint, vllm_version
+        self._max_model_len = vllm_config.model_config.max_model_len
 
     async def run(self) -> None:
         """Tick and ping until cancelled; links and dials end with it."""
@@ -170,22 +172,27 @@ class FleetClient(EngineCoreClient):
         if (old := self._links.pop(link.replica_id, None)) is not None:
             old.abort("replaced by a new link")
         self._links[link.replica_id] = link
-        self.capabilities = peer.capabilities
-        self._apply(peer.capabilities)
+        self._apply_capabilities()
         logger.info("replica %s of %s joined", link.replica_id, self.model.name)
         self._handle(LinkOpened(link.replica_id, peer.credit))
 
-    def _apply(self, capabilities: Capabilities) -> None:
-        """Take what depends on the device from the replica; the ingress's own platform knows nothing of it."""
+    def _apply_capabilities(self) -> None:
+        """Take what depends on the device from the replicas that are linked; the ingress's own platform knows nothing of it."""
+        linked = [peer.capabilities for link in self._links.values() if (peer := link.connection.peer) is not None]
+        if not linked:
+            return  # the last ones known are a better guess than none
+        self.capabilities = linked[-1]
         config = self._vllm_config
-        config.model_config.max_model_len = min(config.model_config.max_model_len, capabilities.max_model_len)
-        config.cache_config.block_size = capabilities.block_size
-        config.cache_config.num_gpu_blocks = capabilities.num_kv_blocks
+        # Each time from the configured length: a short replica must not outlive itself.
+        config.model_config.max_model_len = min(self._max_model_len, *(c.max_model_len for c in linked))
+        config.cache_config.block_size = linked[-1].block_size
+        config.cache_config.num_gpu_blocks = linked[-1].num_kv_blocks
 
     def _link_lost(self, link: ReplicaLink, cause: str) -> None:
         if self._links.get(link.replica_id) is not link:
             return
         del self._links[link.replica_id]
+        self._apply_capabilities()
         self._calls.link_lost(link, cause)
         logger.warning("replica %s of %s lost: %s", link.replica_id, self.model.name, cause)
         self._handle(LinkLost(link.replica_id, cause))
@@ -271,6 +278,7 @@ class FleetClient(EngineCoreClient):
 
     def _close_link(self, close: CloseLink) -> None:
         if (link := self._links.pop(close.replica_id, None)) is not None:
+            self._apply_capabilities()
             self._calls.link_lost(link, close.reason)
             logger.warning("replica %s of %s ejected: %s", close.replica_id, self.model.name, close.reason)
             link.abort(close.reason)

@@ -49,8 +49,10 @@ def answer(prompt: Sequence[int], count: int) -> list[int]:
 class FakeEngine:
     """``connect`` it to a ``ReplicaServer``, then call ``step`` as often as wanted."""
 
-    def __init__(self, *, version: str = VLLM_VERSION, fingerprint: str = FINGERPRINT) -> None:
-        self.ready = pipe.EngineReady(version, fingerprint, CAPABILITIES)
+    def __init__(
+        self, *, version: str = VLLM_VERSION, fingerprint: str = FINGERPRINT, capabilities: Capabilities = CAPABILITIES
+    ) -> None:
+        self.ready = pipe.EngineReady(version, fingerprint, capabilities)
         self.pid = 0
         self.running: dict[str, tuple[int, EngineCoreRequest, list[int]]] = {}
         """Attempt id -> slot, request, output so far."""

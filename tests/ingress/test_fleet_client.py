@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from serve_app.errors import CallFailed, NoReplica, QueueFull, ReplicaLost
@@ -267,6 +268,20 @@ async def test_a_request_that_waited_too_long_is_told_so_through_its_verdict() -
         await until(lambda: stream.error)
         assert isinstance(error_of(stream), NoReplica)
         assert verdict.error is error_of(stream)
+
+
+@in_loop
+async def test_the_length_of_a_request_is_bounded_by_the_shortest_linked_replica_and_no_longer_than_it_is_linked() -> None:
+    short = FakeEngine(capabilities=msgspec.structs.replace(CAPABILITIES, max_model_len=1000))
+    async with fleet() as f:
+        model_config = f.front.vllm_config.model_config
+        assert model_config.max_model_len == 4096
+        await f.join("a")
+        await f.join("b", engine=short)
+        assert model_config.max_model_len == 1000
+        f.replicas["b"].stop_listening()
+        await until(lambda: f.client.fleet.replicas.keys() == {"a"})
+        assert model_config.max_model_len == 2048
 
 
 @in_loop
