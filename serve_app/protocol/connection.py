@@ -54,6 +54,7 @@ from serve_app.protocol.messages import (
     encode_message,
     opening_version,
     outputs_message,
+    readable,
 )
 
 MAX_HANDSHAKE_FRAME_BYTES = 64 * 1024
@@ -237,9 +238,8 @@ class _Connection:
         self._unsent += encode_frame(encode_message(message))
 
     def _say_goodbye(self, code: str, reason: str) -> None:
-        # Text of ours may hold half of what the peer sent: never let the Goodbye itself be malformed.
-        readable = reason[:MAX_REASON_CHARS].encode("utf-8", "replace").decode("utf-8")
-        goodbye = decode_message(encode_message(Goodbye(code, readable)))
+        # Cut and cleaned: never let the Goodbye itself be malformed.
+        goodbye = decode_message(encode_message(Goodbye(code, readable(reason, MAX_REASON_CHARS))))
         self._queue(goodbye)
         self.state = State.CLOSED
 
@@ -351,7 +351,7 @@ class ReplicaConnection(_Connection):
 
     def send_result(self, call_id: int, error: str, value: bytes) -> bytes:
         """Return the frame that ends a call; ``error`` is "" for success and cut at the protocol's limit."""
-        return self._frame(Result(call_id, error[:MAX_ERROR_CHARS], value))
+        return self._frame(Result(call_id, readable(error, MAX_ERROR_CHARS), value))
 
     def _credit_limit(self) -> int:
         return self.credit

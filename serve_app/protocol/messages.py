@@ -198,6 +198,11 @@ def _checked_buffers(buffers: Sequence[BytesLike]) -> list[bytes]:
     return cast(list[bytes], list(buffers))  # MessagePack writes all three kinds alike
 
 
+def readable(text: str, max_chars: int) -> str:
+    """Return at most ``max_chars`` of ``text``, without what UTF-8 cannot carry: it may hold half of what a peer sent."""
+    return text[:max_chars].encode("utf-8", "replace").decode("utf-8")
+
+
 def encode_message(message: Message) -> bytes:
     """Return the body of the frame that carries ``message``. Limits are not checked here.
 

@@ -1,7 +1,6 @@
 """The engine core process: its start and its ends. The engine itself is in ``engine_core.py``."""
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -15,8 +14,6 @@ import msgspec
 from serve_app.config import ModelSettings
 from serve_app.replica import pipe
 
-logger = logging.getLogger(__name__)
-
 CALLABLE_METHODS = frozenset(
     {"add_lora", "is_sleeping", "list_loras", "pin_lora", "remove_lora", "reset_encoder_cache", "reset_mm_cache"}
     | {"reset_prefix_cache", "sleep", "wake_up"}
@@ -24,33 +21,19 @@ CALLABLE_METHODS = frozenset(
 """What an ingress may call on an engine core: nothing that runs code it sends or changes weights."""
 
 
-class PipeSender:
-    """Sends messages to the supervisor from any thread."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._lock = threading.Lock()
-
-    def __call__(self, message: pipe.FromEngine) -> None:
-        with self._lock:
-            self._sock.sendall(pipe.encode(message))
-
-
 def run(model: ModelSettings, model_path: str, sock: socket.socket) -> None:
     """Build the engine core and serve the pipe until its other end closes. Returns never; ends the process."""
     engine: Any = None
-    send = PipeSender(sock)
+    end = pipe.EngineEnd(sock)
     try:
         from serve_app.replica.engine_core import build_engine  # late: it imports vLLM, and a failure of that is told, too
 
-        engine = build_engine(model, model_path, sock, send)
+        engine = build_engine(model, model_path, sock, end)
         engine.run_busy_loop()
     except SystemExit:
         raise
     except BaseException as exc:
-        logger.exception("engine core failed")
-        with contextlib.suppress(OSError):
-            send(pipe.EngineFailed(reason=f"{type(exc).__name__}: {exc}"))
+        end.send_failure(exc)
         if engine is not None:
             with contextlib.suppress(Exception):
                 engine.shutdown()

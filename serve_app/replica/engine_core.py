@@ -23,15 +23,15 @@ from serve_app.engine_args import engine_core_args
 from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.protocol.messages import Capabilities
 from serve_app.replica import pipe
-from serve_app.replica.engine_io import EngineInput, EngineOutput, Send
+from serve_app.replica.engine_io import EngineInput, EngineOutput
 
 
 class PipedEngineCore(EngineCoreProc):
     """vLLM's engine core process with its input and output threads replaced."""
 
-    def __init__(self, vllm_config: Any, executor_class: Any, sock: socket.socket, send: Send) -> None:
+    def __init__(self, vllm_config: Any, executor_class: Any, sock: socket.socket, end: pipe.EngineEnd) -> None:
         self._sock = sock
-        self._send = send
+        self._end = end
         self.num_steps = 0
         super().__init__(vllm_config, True, "", executor_class, log_stats=True)
 
@@ -48,14 +48,18 @@ class PipedEngineCore(EngineCoreProc):
         self, input_addresses: Any, coord_input_address: Any, identity: bytes, ready_event: threading.Event
     ) -> None:
         """vLLM's input thread."""
-        engine_input = EngineInput(self, self._send)
-        self._send(self._ready())
-        ready_event.set()
-        engine_input.run(self._sock)
+
+        def read() -> None:
+            engine_input = EngineInput(self, self._end.send)
+            self._end.send(self._ready())
+            ready_event.set()
+            engine_input.run(self._sock)
+
+        self._end.run_thread(read)
 
     def process_output_sockets(self, output_paths: Any, coord_output_path: Any, engine_index: int) -> None:
         """vLLM's output thread."""
-        EngineOutput(self, self._send).run()
+        self._end.run_thread(EngineOutput(self, self._end.send).run)
 
     def _ready(self) -> pipe.EngineReady:
         response = self._make_ready_response()
@@ -75,9 +79,9 @@ class PipedEngineCore(EngineCoreProc):
         return pipe.EngineReady(public_version(response.vllm_version), model_fingerprint(config.model_config), capabilities)
 
 
-def build_engine(model: ModelSettings, model_path: str, sock: socket.socket, send: Send) -> PipedEngineCore:
+def build_engine(model: ModelSettings, model_path: str, sock: socket.socket, end: pipe.EngineEnd) -> PipedEngineCore:
     """Load the model; the engine has said that it is ready when this returns, and steps in ``run_busy_loop``."""
     args = AsyncEngineArgs(**engine_core_args(model, model_path))
     vllm_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     maybe_register_config_serialize_by_value()
-    return PipedEngineCore(vllm_config, Executor.get_class(vllm_config), sock, send)
+    return PipedEngineCore(vllm_config, Executor.get_class(vllm_config), sock, end)

@@ -13,7 +13,7 @@ from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.protocol.frames import FrameDecoder, encode_frame
-from serve_app.protocol.messages import Outputs, encode_message
+from serve_app.protocol.messages import MAX_ERROR_CHARS, MAX_REASON_CHARS, Outputs, encode_message, readable
 from serve_app.replica import pipe
 
 _READ_BYTES = 1 << 20
@@ -59,9 +59,17 @@ class EngineInput:
             core.aborts_queue.put_nowait(message.attempt_ids)
             core.input_queue.put_nowait((EngineCoreRequestType.ABORT, message.attempt_ids))
         else:
-            call_id = (message.slot, message.call_id)
-            args = msgspec.msgpack.decode(message.args)
-            core.input_queue.put_nowait((EngineCoreRequestType.UTILITY, (message.slot, call_id, message.method, args)))
+            self._take_in_call(message)
+
+    def _take_in_call(self, message: pipe.CallEngine) -> None:
+        try:
+            args = msgspec.msgpack.decode(message.args, type=list)
+        except Exception as exc:  # no MessagePack, no list, nested too deep
+            error = readable(f"arguments of {message.method}: {type(exc).__name__}: {exc}", MAX_ERROR_CHARS)
+            self._send(pipe.CallResult(message.slot, message.call_id, error, b""))
+            return
+        call_id = (message.slot, message.call_id)
+        self._core.input_queue.put_nowait((EngineCoreRequestType.UTILITY, (message.slot, call_id, message.method, args)))
 
     def _take_in_request(self, message: pipe.AddToEngine) -> None:
         core = self._core
@@ -70,7 +78,8 @@ class EngineInput:
             if request.request_id != message.attempt_id:
                 raise ValueError(f"request id {request.request_id!r} inside attempt {message.attempt_id!r}")
         except Exception as exc:  # whatever vLLM's decoder raises for bytes that are no request
-            self._send(pipe.AttemptRefused(message.slot, message.attempt_id, f"{type(exc).__name__}: {exc}"))
+            problem = readable(f"{type(exc).__name__}: {exc}", MAX_REASON_CHARS)
+            self._send(pipe.AttemptRefused(message.slot, message.attempt_id, problem))
             return
         request.client_index = message.slot
         try:
@@ -108,5 +117,8 @@ class EngineOutput:
 def _call_result(slot: int, output: Any) -> pipe.CallResult:
     _, call_id = output.call_id
     value = None if output.result is None else output.result.result
-    encoded = msgspec.msgpack.encode(sorted(value) if isinstance(value, set) else value)
-    return pipe.CallResult(slot, call_id, output.failure_message or "", encoded)
+    try:
+        encoded, error = msgspec.msgpack.encode(sorted(value) if isinstance(value, set) else value), output.failure_message or ""
+    except Exception as exc:  # a value of vLLM's own types: the call's error, never the engine's
+        encoded, error = b"", f"the result cannot be sent: {type(exc).__name__}: {exc}"
+    return pipe.CallResult(slot, call_id, readable(error, MAX_ERROR_CHARS), encoded)

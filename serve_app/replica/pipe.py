@@ -4,10 +4,19 @@ The engine core writes complete wire frames (``StepOutputs.frame``), so that the
 looking inside: that is what keeps its cost per token low. Both ends are our own code of one version; nothing is negotiated.
 """
 
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+
 import msgspec
 
 from serve_app.protocol.frames import encode_frame
-from serve_app.protocol.messages import Capabilities
+from serve_app.protocol.messages import MAX_REASON_CHARS, Capabilities, readable
+
+logger = logging.getLogger(__name__)
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -81,3 +90,32 @@ _encoder = msgspec.msgpack.Encoder()
 def encode(message: ToEngine | FromEngine) -> bytes:
     """Return the message as one frame, at most 4 GiB."""
     return encode_frame(_encoder.encode(message))
+
+
+class EngineEnd:
+    """The engine core's end of the pipe, for its main thread and its two IO threads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, message: FromEngine) -> None:
+        with self._lock:
+            self._sock.sendall(encode(message))
+
+    def send_failure(self, exc: BaseException) -> None:
+        """Tell the supervisor, if it still listens, why this process is about to end."""
+        logger.error("engine core failed", exc_info=exc)
+        with contextlib.suppress(OSError):
+            self.send(EngineFailed(readable(f"{type(exc).__name__}: {exc}", MAX_REASON_CHARS)))
+
+    def run_thread(self, body: Callable[[], None]) -> None:
+        """Run an IO thread's ``body``; if it fails, the process ends.
+
+        Without one of its IO threads an engine would answer nothing and yet look alive: heartbeats are the supervisor's.
+        """
+        try:
+            body()
+        except BaseException as exc:
+            self.send_failure(exc)
+            os._exit(1)

@@ -1,0 +1,179 @@
+"""The engine core's two IO threads on a core without a model: real queues, a real socket pair, vLLM's own structs."""
+
+import multiprocessing
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, UtilityOutput
+from vllm.v1.serial_utils import MsgpackEncoder, UtilityResult
+
+from serve_app.protocol.frames import FrameDecoder
+from serve_app.replica import pipe
+from serve_app.replica.engine_io import EngineInput, EngineOutput
+
+DEAD = b"dead"
+
+
+class FakeCore:
+    """The queues of vLLM's ``EngineCoreProc``; preprocessing leaves a request as it is."""
+
+    ENGINE_CORE_DEAD = DEAD
+
+    def __init__(self) -> None:
+        self.input_queue: queue.Queue[Any] = queue.Queue()
+        self.aborts_queue: queue.Queue[list[str]] = queue.Queue()
+        self.output_queue: queue.Queue[Any] = queue.Queue()
+        self.num_steps = 3
+        self.failed: list[str] = []
+
+    def preprocess_add_request(self, request: EngineCoreRequest) -> EngineCoreRequest:
+        return request
+
+    def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None:
+        self.failed.append(request.request_id)
+
+
+def read(core: FakeCore, *messages: pipe.ToEngine) -> list[pipe.FromEngine]:
+    """Let the input thread's body read these to the end of file; return what it sent."""
+    sent: list[pipe.FromEngine] = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for message in messages:
+            ours.sendall(pipe.encode(message))
+        ours.shutdown(socket.SHUT_WR)
+        EngineInput(core, sent.append).run(theirs)
+    return sent
+
+
+def write(core: FakeCore, *items: tuple[int, EngineCoreOutputs]) -> list[pipe.FromEngine]:
+    """Let the output thread's body pass these on; return what it sent."""
+    sent: list[pipe.FromEngine] = []
+    for item in (*items, DEAD):
+        core.output_queue.put(item)
+    EngineOutput(core, sent.append).run()
+    return sent
+
+
+def taken(core: FakeCore) -> list[Any]:
+    """Return what waits for the engine."""
+    return list(core.input_queue.queue)
+
+
+def request(request_id: str) -> EngineCoreRequest:
+    params = SamplingParams(max_tokens=4)
+    return EngineCoreRequest(request_id, [1, 2], None, params, None, 0.0, None, None, None)
+
+
+def add(attempt_id: str, request_id: str = "") -> pipe.AddToEngine:
+    buffers = [bytes(b) for b in MsgpackEncoder().encode(request(request_id or attempt_id))]
+    return pipe.AddToEngine(5, attempt_id, buffers)
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (b"\xc1", "DecodeError: MessagePack data is malformed"),
+        (b"", "DecodeError: Input data was truncated"),
+        (msgspec.msgpack.encode(7), "ValidationError: Expected `array`, got `int`"),
+        (b"\x91" * 100_000, "RecursionError"),
+    ],
+)
+def test_arguments_that_are_none_are_answered_and_the_next_message_is_read(args: bytes, problem: str) -> None:
+    core = FakeCore()
+    (refused,) = read(core, pipe.CallEngine(5, 7, "sleep", args), pipe.CallEngine(5, 8, "sleep", b"\x91\x01"))
+    assert isinstance(refused, pipe.CallResult)
+    assert (refused.slot, refused.call_id, refused.value) == (5, 7, b"")
+    assert refused.error.startswith(f"arguments of sleep: {problem}")
+    assert taken(core) == [(EngineCoreRequestType.UTILITY, (5, (5, 8), "sleep", [1]))]
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (pipe.AddToEngine(5, "r@0", [b"\xc1"]), "DecodeError: "),
+        (pipe.AddToEngine(5, "r@0", [b"\x93"]), "ValidationError: "),
+        (add("r@0", "other@0"), "ValueError: request id 'other@0' inside attempt 'r@0'"),
+        (add("r@0", "x" * 20_000), "ValueError: request id 'xxx"),
+    ],
+)
+def test_a_request_that_is_none_is_refused_and_the_next_message_is_read(message: pipe.AddToEngine, problem: str) -> None:
+    core = FakeCore()
+    (refused,) = read(core, message, add("s@0"), pipe.AbortInEngine(["s@0"]))
+    assert isinstance(refused, pipe.AttemptRefused)
+    assert refused.problem.startswith(problem)
+    assert len(refused.problem) <= 1000
+    (kind, taken_in), abort = taken(core)
+    assert (kind, taken_in.request_id, taken_in.client_index) == (EngineCoreRequestType.ADD, "s@0", 5)
+    assert abort == (EngineCoreRequestType.ABORT, ["s@0"])
+    assert core.aborts_queue.get_nowait() == ["s@0"]
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "value"),
+    [
+        ({3, 1}, "", [1, 3]),
+        (None, "", None),
+        (object(), "the result cannot be sent: TypeError: Encoding objects of type object is unsupported", ...),
+        ({"a", 1}, "the result cannot be sent: TypeError: '<' not supported between instances of ", ...),
+    ],
+)
+def test_a_result_that_cannot_be_sent_is_an_error_of_its_call(result: Any, error: str, value: Any) -> None:
+    output = EngineCoreOutputs(utility_output=UtilityOutput((5, 7), None, UtilityResult(result)))
+    (sent,) = write(FakeCore(), (5, output))
+    assert isinstance(sent, pipe.CallResult)
+    assert (sent.slot, sent.call_id, sent.error[: len(error)]) == (5, 7, error)
+    assert sent.value == (b"" if value is ... else msgspec.msgpack.encode(value))
+
+
+def test_the_text_of_a_failed_call_is_cut_and_cleaned() -> None:
+    failed = UtilityOutput((5, 7), "\ud800" + "x" * 20_000)
+    assert write(FakeCore(), (5, EngineCoreOutputs(utility_output=failed))) == [
+        pipe.CallResult(5, 7, "?" + "x" * 9999, msgspec.msgpack.encode(None))
+    ]
+
+
+@pytest.fixture
+def pipe_ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def _fail_to_read(sock: socket.socket) -> None:
+    end = pipe.EngineEnd(sock)
+    thread = threading.Thread(target=end.run_thread, args=(lambda: EngineInput(FakeCore(), end.send).run(sock),))
+    thread.start()
+    threading.Event().wait()  # as the engine's main thread, which knows nothing of it
+
+
+def _fail_to_write(sock: socket.socket) -> None:
+    core, end = FakeCore(), pipe.EngineEnd(sock)
+    core.output_queue.put((0, EngineCoreOutputs(outputs=[EngineCoreOutput("r@0", [1], kv_transfer_params={"x": object()})])))
+    thread = threading.Thread(target=end.run_thread, args=(EngineOutput(core, end.send).run,))
+    thread.start()
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("process", "reason"),
+    [(_fail_to_read, "ValidationError: "), (_fail_to_write, "TypeError: Object of type <class 'object'> is not serializable")],
+)
+def test_a_thread_that_fails_says_why_and_ends_the_process(
+    process: Any, reason: str, pipe_ends: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pipe_ends
+    ours.sendall(b"\0\0\0\x01\x07")  # a frame that holds no message of the pipe: for the reader only
+    child = multiprocessing.get_context("fork").Process(target=process, args=(theirs,), daemon=True)
+    child.start()
+    theirs.close()
+    (said,) = (pipe.from_engine_decoder.decode(body) for body in FrameDecoder(1 << 20).receive_data(ours.recv(1 << 20)))
+    assert isinstance(said, pipe.EngineFailed)
+    assert said.reason.startswith(reason)
+    child.join()
+    assert child.exitcode == 1
