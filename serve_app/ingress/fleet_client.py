@@ -314,11 +314,11 @@ class FleetClient(EngineCoreClient):
             FleetError: It was refused; nothing is left of it in vLLM's output processor.
         """
         verdict = admission.current.get()
-        params = request.sampling_params
+        prompt_tokens = len(request.prompt_token_ids or ())
         arrived = RequestArrived(
             request.request_id,
-            prompt_tokens=len(request.prompt_token_ids or ()),
-            max_tokens=(params.max_tokens or 1) if params is not None else 0,
+            prompt_tokens=prompt_tokens,
+            max_tokens=self._max_output_tokens(request.sampling_params, prompt_tokens),
             resume=resume_of(request, replays_seeded=self._replays_seeded),
         )
         instructions = self.fleet.handle(arrived, now=time.monotonic())
@@ -331,6 +331,13 @@ class FleetClient(EngineCoreClient):
         if verdict is not None:
             self._admissions[request.request_id] = verdict
         self._carry_out(instructions)
+
+    def _max_output_tokens(self, params: Any, prompt_tokens: int) -> int:
+        """Return what the engine will give at most: it ends every answer at the model's length."""
+        if params is None:
+            return 0
+        room = max(self._vllm_config.model_config.max_model_len - prompt_tokens, 1)
+        return min(params.max_tokens or 1, room)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         self._abort(request_ids)

@@ -142,10 +142,18 @@ async def _render(engine: EngineClient, body: GenerateRequest) -> Any:
     return prompt
 
 
+def _room(engine: EngineClient, prompt: Any) -> int:
+    """Return how many tokens fit behind the prompt; at least 1: the engine then refuses one that leaves none, in its own words."""
+    return max(int(engine.model_config.max_model_len) - len(prompt["prompt_token_ids"]), 1)
+
+
 async def _sample(engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str) -> AsyncGenerator[list[str], None]:
     kind = RequestOutputKind.CUMULATIVE if body.stream else RequestOutputKind.FINAL_ONLY
     texts = [""] * body.n
-    async with aclosing(_outputs(engine, prompt, SamplingParams(**body.sampling(), output_kind=kind), request_id)) as outputs:
+    params = SamplingParams(**body.sampling(), output_kind=kind)
+    if params.max_tokens is not None:  # as the /v1 routes clip it: what cannot be given is not asked for
+        params.max_tokens = min(params.max_tokens, _room(engine, prompt))
+    async with aclosing(_outputs(engine, prompt, params, request_id)) as outputs:
         async for output in outputs:
             for completion in output.outputs:  # with n > 1 only those that have grown
                 texts[completion.index] = completion.text
@@ -166,8 +174,7 @@ async def _beam_search(
         length_penalty=body.length_penalty,
         early_stopping=body.early_stopping is True,
     )
-    # At least one step: the engine itself then refuses a prompt that leaves no room, in its own words.
-    room = max(engine.model_config.max_model_len - len(prompt_ids), 1)
+    room = _room(engine, prompt)
     num_steps = min(body.max_tokens or room, room)
     for step in range(num_steps):
         search.advance(await _step(engine, prompt, search, body, f"{request_id}-{step}"))

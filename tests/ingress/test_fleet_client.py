@@ -285,6 +285,13 @@ async def test_the_length_of_a_request_is_bounded_by_the_shortest_linked_replica
 
 
 @in_loop
+async def test_a_request_counts_no_more_tokens_than_the_model_has_room_for() -> None:
+    async with fleet() as f:
+        await f.front.add("r", PROMPT, max_tokens=10**9)
+        assert f.client.fleet.outstanding_tokens() == 4096
+
+
+@in_loop
 async def test_a_call_fans_out_to_every_replica() -> None:
     async with fleet() as f:
         with pytest.raises(FleetError) as nobody:

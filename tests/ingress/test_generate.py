@@ -184,3 +184,19 @@ def test_a_beam_search_ends_where_the_context_ends(post: Post) -> None:
     fields = {"prompt": [3] * (MAX_MODEL_LEN - 2), "use_beam_search": True, "n": 2, "ignore_eos": True}
     assert len(lines_of(post(stream=True, max_tokens=None, **fields))) == 2
     assert len(lines_of(post(stream=True, max_tokens=50, **fields))) == 2
+
+
+@pytest.mark.engine
+def test_an_engine_is_not_asked_for_more_tokens_than_the_context_has_room_for(
+    post: Post, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    generate = engine.generate
+
+    def recorded(prompt: Any, params: SamplingParams, request_id: str) -> Any:
+        asked.append(params.max_tokens or 0)
+        return generate(prompt, params, request_id)
+
+    monkeypatch.setattr(engine, "generate", recorded)
+    texts_of(post(prompt=[3] * (MAX_MODEL_LEN - 2), max_tokens=10**9, ignore_eos=True))
+    assert asked == [2]
