@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -16,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.errors import BadRequest, ModelNotFound, NotSupported, RequestTooLarge, ServingError
 from serve_app.ingress import admission
+from serve_app.ingress.body_fields import RESPONSES_STATE, check_request_id, parse_fields, refuse_stored_responses
 from serve_app.ingress.frontend import FrontEnd
 from serve_app.ingress.generate import generate_route
 
@@ -30,22 +30,6 @@ VLLM_ROUTES = frozenset(
     }
 )
 """POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
-
-MAX_REQUEST_ID_CHARS = 128
-"""An attempt's id on a link is the request's with suffixes of vLLM's and ours, together at most 256 (protocol/messages.py)."""
-
-_RESPONSES_STATE = "this server keeps no responses between requests"
-
-
-class _Body(msgspec.Struct):
-    """The fields of a request body that decide before vLLM sees it."""
-
-    model: str | None = None
-    previous_response_id: str | None = None
-    background: bool | None = None
-
-
-_body_decoder = msgspec.json.Decoder(_Body)
 
 _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError"}
 
@@ -97,12 +81,14 @@ class IngressApp:
             else:
                 await self._serve(path, scope, receive, send)
         elif path.startswith("/v1/responses/"):
-            raise NotSupported(feature=f"{method} {path}", hint=_RESPONSES_STATE)
+            raise NotSupported(feature=f"{method} {path}", hint=RESPONSES_STATE)
         else:
             await _not_found(path)(scope, receive, send)
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        _check_request_id(scope)
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                check_request_id("X-Request-Id", value.decode("latin-1"))
         self.streams += 1
         try:
             try:
@@ -146,23 +132,23 @@ class IngressApp:
                 return b"".join(chunks)
 
     def _front_end(self, path: str, body: bytes) -> FrontEnd:
-        """Return the model's front end; a body that is no JSON goes to the first one, whose error is vLLM's own.
+        """Return the model's front end; a body that names none by a text goes to the first one, whose error is vLLM's own.
 
         Raises:
+            BadRequest: The request's own id cannot be used, or several models are served and none is named.
             ModelNotFound: Another model is asked for than is served here.
             NotSupported: A field of the Responses API that needs a store.
         """
-        try:
-            fields = _body_decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the last by a body of 2000 brackets
+        fields = parse_fields(body)
+        if fields is None:
             return self._default
+        check_request_id("request_id", fields.request_id)
         if path == "/v1/responses":
-            if fields.previous_response_id is not None:
-                raise NotSupported(feature="previous_response_id", hint=f"{_RESPONSES_STATE}; send the whole input")
-            if fields.background:
-                raise NotSupported(feature="background", hint=f"{_RESPONSES_STATE}; leave it out and stream")
-        if not fields.model:
+            refuse_stored_responses(fields)
+        if fields.model is None or fields.model == "":
             return self._the_only_one()
+        if not isinstance(fields.model, str):
+            return self._default
         front = self._front_ends.get(fields.model)
         if front is None:
             raise ModelNotFound(model=fields.model, served=tuple(self._front_ends))
@@ -253,21 +239,6 @@ def _not_found(path: str) -> Response:
 def _method_not_allowed(allowed: str) -> Response:
     body = _error_body(f"allowed methods: {allowed}", 405)
     return JSONResponse(body, status_code=405, headers={"allow": allowed})
-
-
-def _check_request_id(scope: Scope) -> None:
-    """vLLM makes the client's id part of its own, and that goes into logs, headers and over the links.
-
-    Raises:
-        BadRequest: It is too long, or has characters that cannot be printed.
-    """
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            if len(value) > MAX_REQUEST_ID_CHARS:
-                problem = f"has {len(value)} characters, limit {MAX_REQUEST_ID_CHARS}"
-                raise BadRequest(param="X-Request-Id", problem=problem)
-            if not value.decode("latin-1").isprintable():
-                raise BadRequest(param="X-Request-Id", problem="has characters that cannot be printed")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -114,14 +114,6 @@ def test_stored_responses_are_not_supported_and_say_so() -> None:
     assert (status, body) == (400, error(message, "BadRequestError", 400))
 
 
-@pytest.mark.parametrize("field", ['"previous_response_id": "resp_1"', '"background": true'])
-def test_a_response_that_needs_a_store_is_refused(field: str) -> None:
-    response = post(ingress(), "/v1/responses", content=f'{{"model": "tiny", {field}}}')
-    assert response.status_code == 400
-    assert "keeps no responses between requests" in response.json()["error"]["message"]
-    assert post(ingress(), "/v1/completions", content=f'{{"model": "tiny", {field}}}').status_code == 200
-
-
 def test_version_and_models_are_of_all_front_ends() -> None:
     app = ingress(front("tiny"), front("big"))
     assert get(app, "/version") == (200, {"version": "0.32.0", "serve_app": "0.1.0"})
@@ -235,22 +227,6 @@ def test_a_chunked_body_within_the_limit_arrives_whole() -> None:
             yield part
 
     assert post(ingress(), content=chunks()).json()["body"] == '{"model": "tiny"}'
-
-
-@pytest.mark.parametrize(
-    ("request_id", "problem"),
-    [("x" * 129, "has 129 characters, limit 128"), ("a\tb", "has characters that cannot be printed")],
-)
-def test_a_request_id_that_no_log_could_hold_is_refused(request_id: str, problem: str) -> None:
-    response = post(ingress(), content=b"{}", headers={"X-Request-Id": request_id})
-    assert (response.status_code, response.json()) == (
-        400,
-        error(f"X-Request-Id: {problem}", "BadRequestError", 400, "X-Request-Id"),
-    )
-
-
-def test_a_request_id_of_the_longest_length_is_taken() -> None:
-    assert post(ingress(), content=b"{}", headers={"X-Request-Id": "x" * 128}).status_code == 200
 
 
 # Refusals before and after the first byte.

@@ -1,0 +1,89 @@
+"""What the ingress reads of a body itself; by way of the whole application where the answer matters."""
+
+import json
+from typing import Any
+
+import pytest
+
+from serve_app.ingress.body_fields import BodyFields, parse_fields
+from tests.ingress.test_app import error, front, ingress, name_of_big, post
+
+TOO_LONG = ("x" * 129, "has 129 characters, limit 128")
+UNPRINTABLE = ("a\tb", "has characters that cannot be printed")
+
+
+def to_model_big(body: bytes, path: str = "/v1/completions") -> Any:
+    """Return the answer of two models, of which "big" is the second and tells its name."""
+    return post(ingress(front("tiny"), front("big", name_of_big)), path, content=body).json()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"background": "no"',
+        b'"request_id": 5',
+        b'"previous_response_id": 5',
+        b'"temperature": NaN',
+        b'"stop": "\\ud800"',
+        b'"max_tokens": ' + b"9" * 30,
+    ],
+)
+def test_a_body_with_a_bad_field_goes_to_the_model_it_names(field: bytes) -> None:
+    assert to_model_big(b'{"model": "big", ' + field + b"}") == "big"
+
+
+def test_what_vllm_parses_is_parsed() -> None:
+    assert parse_fields(b'\xef\xbb\xbf{"model": "big"}') == BodyFields(model="big")
+    assert parse_fields(b'{"model": "\\ud800"}') == BodyFields(model="\ud800")
+    assert parse_fields(b'[{"model": NaN}]') is None
+    assert parse_fields(b'{"model": ' + b"[" * 2000 + b"]" * 2000 + b"}") is None
+    assert parse_fields(b'{"model": ' + b"9" * 5000 + b"}") is None
+
+
+@pytest.mark.parametrize("value", [False, 0, [], {}])
+def test_a_model_that_is_no_text_is_for_vllm_to_refuse(value: object) -> None:
+    body = json.dumps({"model": value}).encode()
+    assert post(ingress(front("tiny", name_of_big), front("big")), content=body).json() == "big"
+
+
+@pytest.mark.parametrize("field", ['"previous_response_id": "resp_1"', '"previous_response_id": 5'])
+@pytest.mark.parametrize("rest", ["", ', "temperature": NaN'])
+def test_a_response_that_follows_another_is_refused(field: str, rest: str) -> None:
+    assert_needs_a_store(f'{{"model": "tiny", {field}{rest}}}')
+
+
+@pytest.mark.parametrize("value", ["true", '"yes"', "1"])
+def test_a_response_in_the_background_is_refused_however_true_is_written(value: str) -> None:
+    assert_needs_a_store(f'{{"model": "tiny", "background": {value}}}')
+
+
+def assert_needs_a_store(body: str) -> None:
+    response = post(ingress(), "/v1/responses", content=body)
+    assert response.status_code == 400
+    assert "keeps no responses between requests" in response.json()["error"]["message"]
+    assert post(ingress(), "/v1/completions", content=body).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["null", "false"])
+def test_a_response_in_the_foreground_is_not(value: str) -> None:
+    assert post(ingress(), "/v1/responses", content=f'{{"background": {value}}}').status_code == 200
+
+
+@pytest.mark.parametrize(("request_id", "problem"), [TOO_LONG, UNPRINTABLE])
+def test_a_request_id_that_no_log_could_hold_is_refused_in_the_head(request_id: str, problem: str) -> None:
+    response = post(ingress(), content=b"{}", headers={"X-Request-Id": request_id})
+    expected = error(f"X-Request-Id: {problem}", "BadRequestError", 400, "X-Request-Id")
+    assert (response.status_code, response.json()) == (400, expected)
+
+
+@pytest.mark.parametrize(("request_id", "problem"), [TOO_LONG, UNPRINTABLE, ("\ud800", UNPRINTABLE[1])])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
+def test_a_request_id_that_no_log_could_hold_is_refused_in_the_body(path: str, request_id: str, problem: str) -> None:
+    response = post(ingress(), path, content=json.dumps({"request_id": request_id}))
+    expected = error(f"request_id: {problem}", "BadRequestError", 400, "request_id")
+    assert (response.status_code, response.json()) == (400, expected)
+
+
+def test_a_request_id_of_the_longest_length_is_taken() -> None:
+    body = json.dumps({"request_id": "x" * 128})
+    assert post(ingress(), content=body, headers={"X-Request-Id": "x" * 128}).status_code == 200
