@@ -18,7 +18,7 @@ from tokenizers import pre_tokenizers
 from serve_app.checkpoints import EMBEDDED, CheckpointError, problem_with, resolve_model
 from serve_app.checkpoints.embedded import EmbeddedModel, fetch
 from serve_app.checkpoints.gguf_llama import hugging_face_name, interleaved_to_halves, to_bfloat16
-from serve_app.cli.model import default_cache_dir
+from serve_app.config import default_cache_dir
 
 HIDDEN, HEADS, KV_HEADS, MIDDLE = 64, 4, 2, 96
 SMOLLM2 = "smollm2-135m-instruct"

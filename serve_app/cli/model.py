@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Column, Table
 
 from serve_app.checkpoints import EMBEDDED, KINDS, CheckpointError, fetch_embedded, problem_with
+from serve_app.config import default_cache_dir
 
 app = typer.Typer(help="Fetch and make model checkpoints.", no_args_is_help=True)
 
