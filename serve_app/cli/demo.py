@@ -49,8 +49,10 @@ def demo(
         local_cluster(settings) as address,
         running(settings, address, threading.Event()),
     ):
-        passed = asyncio.run(_show(settings))
-        _heading("4. Stopping")
+        try:
+            passed = asyncio.run(_show(settings))
+        finally:
+            _heading("4. Stopping")
     console.print("stopped; nothing is left running")
     console.print("[bold green]All went well." if passed else "[bold red]Not all went well, see above.")
     raise typer.Exit(0 if passed else 1)

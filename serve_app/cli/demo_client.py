@@ -51,8 +51,16 @@ class Client:
         return [replica_id for replica_id, held in (await self._held()).items() if held]
 
     async def _held(self) -> dict[str, float]:
-        """Return replica id -> unfinished requests, as the ingress that answers says."""
-        text = (await self._http.get("/metrics")).text
+        """Return replica id -> unfinished requests, as the ingress that answers says.
+
+        Raises:
+            ClusterFailed: None answers.
+        """
+        try:
+            text = (await self._http.get("/metrics")).text
+        except httpx.HTTPError as exc:
+            problem = f"the ingress does not answer: {type(exc).__name__}"
+            raise ClusterFailed(problem, hint="serve-app up shows more; its logs stay while it runs") from exc
         samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
         mine = (s for s in samples if s.name == "serve_app_replica_held" and s.labels["model"] == self._model)
         return {s.labels["replica"]: s.value for s in mine}

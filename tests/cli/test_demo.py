@@ -130,6 +130,13 @@ async def test_replicas_are_waited_for_until_the_limit() -> None:
             await client.wait_for_replicas(limit_s=0)
 
 
+@in_loop
+async def test_an_ingress_that_is_gone_is_told_in_one_line() -> None:
+    async with client_of("") as client:
+        with pytest.raises(ClusterFailed, match="the ingress does not answer: RemoteProtocolError"):
+            await client.wait_for_replicas(limit_s=0)
+
+
 @pytest.fixture
 def engines() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Processes that wait, one per replica."""
