@@ -6,13 +6,13 @@ ends the controller's update of all applications for that tick.
 """
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from serve_app.core.autoscaling import desired_replicas
-from serve_app.logs import use_serve_handlers
+from serve_app.core.autoscaling import RecentMaximum, desired_replicas
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
 
 
 class OutstandingTokensPolicy:
@@ -21,12 +21,16 @@ class OutstandingTokensPolicy:
     Args:
         deployments: deployment name -> {"stat": name of the statistic, "target": per replica, "min": n, "max": n}.
         ingress: name of the deployment that reports the statistics.
+        now: Seconds of a monotonic clock.
     """
 
-    def __init__(self, deployments: Mapping[str, Mapping[str, Any]], ingress: str) -> None:
-        use_serve_handlers()
+    def __init__(
+        self, deployments: Mapping[str, Mapping[str, Any]], ingress: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._deployments = deployments
         self._ingress = ingress
+        self._now = now
+        self._recent: dict[str, RecentMaximum] = {}
 
     def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
         try:
@@ -37,15 +41,16 @@ class OutstandingTokensPolicy:
 
     def _decide(self, contexts: Mapping[Any, Any]) -> dict[Any, int]:
         stats = _latest_sums(next(c for d, c in contexts.items() if d.name == self._ingress))
-        targets = {}
+        now, targets = self._now(), {}
         for deployment, context in contexts.items():
             rule = self._deployments.get(deployment.name)
             if rule is None or (value := stats.get(rule["stat"])) is None:
                 continue  # no word yet: a deployment left out keeps its target
-            targets[deployment] = desired_replicas(
-                value, target_outstanding_tokens=rule["target"], minimum=rule["min"], maximum=rule["max"]
-            )
-            if targets[deployment] != context.target_num_replicas:
+            target = context.target_num_replicas
+            wanted = desired_replicas(value, target_outstanding_tokens=rule["target"], minimum=rule["min"], maximum=rule["max"])
+            recent = self._recent.setdefault(deployment.name, RecentMaximum(now, target))
+            targets[deployment] = min(rule["max"], recent.add(now, wanted))
+            if targets[deployment] != target:
                 logger.info("%s: %s = %g -> %d replicas", deployment.name, rule["stat"], value, targets[deployment])
         return targets
 

@@ -68,6 +68,20 @@ def test_the_newest_value_counts_summed_over_the_ingresses() -> None:
     assert decide(metrics) == {TINY: 3, BIG: 1, INGRESS: 3}
 
 
+def test_replicas_go_only_when_demand_has_stayed_low() -> None:
+    clock = iter([0.0, 1.0, 30.5, 61.5])
+    policy = OutstandingTokensPolicy(RULES, "ingress", now=lambda: next(clock))
+
+    def targets(tokens: float, target: int) -> int:
+        metrics = {"outstanding_tokens/tiny": {"ingress-1": series(tokens)}}
+        return policy({INGRESS: Context(1, metrics), TINY: Context(target, None)})[0][TINY]
+
+    assert targets(500, 1) == 5
+    assert targets(20, 5) == 5
+    assert targets(150, 5) == 2
+    assert targets(20, 2) == 1
+
+
 def test_a_deployment_without_word_keeps_its_target() -> None:
     metrics = {"outstanding_tokens/tiny": {"ingress-1": series(50), "ingress-2": []}, "outstanding_tokens/big": {"ingress-1": []}}
     assert decide(metrics) == {TINY: 1}
