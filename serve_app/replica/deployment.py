@@ -59,6 +59,7 @@ class Replica:
             model_path,
             environment=inherited_environment(),
             timeout_s=self.settings.timeouts.engine_start_s,
+            max_frame_bytes=self.settings.protocol.max_frame_bytes,
         )
 
     def _from_engine(self, message: pipe.FromEngine) -> None:

@@ -21,14 +21,14 @@ CALLABLE_METHODS = frozenset(
 """What an ingress may call on an engine core: nothing that runs code it sends or changes weights."""
 
 
-def run(model: ModelSettings, model_path: str, sock: socket.socket) -> None:
+def run(model: ModelSettings, model_path: str, sock: socket.socket, max_frame_bytes: int) -> None:
     """Build the engine core and serve the pipe until its other end closes. Returns never; ends the process."""
     engine: Any = None
     end = pipe.EngineEnd(sock)
     try:
         from serve_app.replica.engine_core import build_engine  # late: it imports vLLM, and a failure of that is told, too
 
-        engine = build_engine(model, model_path, sock, end)
+        engine = build_engine(model, model_path, sock, end, max_frame_bytes)
         engine.run_busy_loop()
     except SystemExit:
         raise
@@ -57,7 +57,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with_supervisor, args=(sock,), name="supervisor-watch", daemon=True).start()
     start = msgspec.json.decode(sys.stdin.buffer.read())
-    run(ModelSettings.model_validate(start["model"]), start["model_path"], sock)
+    run(ModelSettings.model_validate(start["model"]), start["model_path"], sock, start["max_frame_bytes"])
 
 
 if __name__ == "__main__":

@@ -29,9 +29,12 @@ from serve_app.replica.engine_io import EngineInput, EngineOutput
 class PipedEngineCore(EngineCoreProc):
     """vLLM's engine core process with its input and output threads replaced."""
 
-    def __init__(self, vllm_config: Any, executor_class: Any, sock: socket.socket, end: pipe.EngineEnd) -> None:
+    def __init__(
+        self, vllm_config: Any, executor_class: Any, sock: socket.socket, end: pipe.EngineEnd, max_frame_bytes: int
+    ) -> None:
         self._sock = sock
         self._end = end
+        self._max_frame_bytes = max_frame_bytes
         self.num_steps = 0
         super().__init__(vllm_config, True, "", executor_class, log_stats=True)
 
@@ -59,7 +62,7 @@ class PipedEngineCore(EngineCoreProc):
 
     def process_output_sockets(self, output_paths: Any, coord_output_path: Any, engine_index: int) -> None:
         """vLLM's output thread."""
-        self._end.run_thread(EngineOutput(self, self._end.send).run)
+        self._end.run_thread(EngineOutput(self, self._end.send, self._max_frame_bytes).run)
 
     def _ready(self) -> pipe.EngineReady:
         response = self._make_ready_response()
@@ -79,9 +82,11 @@ class PipedEngineCore(EngineCoreProc):
         return pipe.EngineReady(public_version(response.vllm_version), model_fingerprint(config.model_config), capabilities)
 
 
-def build_engine(model: ModelSettings, model_path: str, sock: socket.socket, end: pipe.EngineEnd) -> PipedEngineCore:
+def build_engine(
+    model: ModelSettings, model_path: str, sock: socket.socket, end: pipe.EngineEnd, max_frame_bytes: int
+) -> PipedEngineCore:
     """Load the model; the engine has said that it is ready when this returns, and steps in ``run_busy_loop``."""
     args = AsyncEngineArgs(**engine_core_args(model, model_path))
     vllm_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     maybe_register_config_serialize_by_value()
-    return PipedEngineCore(vllm_config, Executor.get_class(vllm_config), sock, end)
+    return PipedEngineCore(vllm_config, Executor.get_class(vllm_config), sock, end, max_frame_bytes)

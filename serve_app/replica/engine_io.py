@@ -3,18 +3,22 @@
 What comes over the pipe is the bytes of an ingress: what vLLM cannot decode is answered here and never reaches its queues.
 """
 
+import logging
 import queue
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
+from msgspec.structs import replace
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.protocol.frames import FrameDecoder, encode_frame
-from serve_app.protocol.messages import MAX_ERROR_CHARS, MAX_REASON_CHARS, Outputs, encode_message, readable
+from serve_app.protocol.messages import MAX_BUFFERS, MAX_ERROR_CHARS, MAX_REASON_CHARS, Outputs, encode_message, readable
 from serve_app.replica import pipe
+
+logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
 _MAX_PIPE_FRAME_BYTES = (1 << 32) - 1
@@ -51,13 +55,10 @@ class EngineInput:
                 self._take_in(pipe.to_engine_decoder.decode(body))
 
     def _take_in(self, message: pipe.ToEngine) -> None:
-        core = self._core
         if isinstance(message, pipe.AddToEngine):
             self._take_in_request(message)
         elif isinstance(message, pipe.AbortInEngine):
-            # Both queues, as in vLLM: at once during a step, and in order with the adds.
-            core.aborts_queue.put_nowait(message.attempt_ids)
-            core.input_queue.put_nowait((EngineCoreRequestType.ABORT, message.attempt_ids))
+            abort_in(self._core, message.attempt_ids)
         else:
             self._take_in_call(message)
 
@@ -89,11 +90,16 @@ class EngineInput:
 
 
 class EngineOutput:
-    """Engine to supervisor, one message per step and ingress."""
+    """Engine to supervisor, one message per step and ingress.
 
-    def __init__(self, core: Core, send: Send) -> None:
+    The limits of a link are kept here, where it costs the requests that break them; at the ingress it would cost the link, and
+    after it, as its requests resume elsewhere, the next one's.
+    """
+
+    def __init__(self, core: Core, send: Send, max_frame_bytes: int) -> None:
         self._core = core
         self._send = send
+        self._max_frame_bytes = max_frame_bytes
         self._encoder = MsgpackEncoder()
         self._load: tuple[int, int, float] = (0, 0, 0.0)
 
@@ -109,9 +115,59 @@ class EngineOutput:
         if (stats := outputs.scheduler_stats) is not None:
             waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
             self._load = (stats.num_running_reqs, waiting, stats.kv_cache_usage)
+        buffers = self._encoder.encode(outputs)
+        if _wire_bytes(buffers) > self._max_frame_bytes:
+            outputs = self._without_the_largest(outputs)
+            buffers = self._encoder.encode(outputs)
+        self._send_step(slot, outputs, buffers)
+
+    def _send_step(self, slot: int, outputs: EngineCoreOutputs, buffers: Sequence[Any]) -> None:
+        """Send one frame, or several where one would have too many buffers: three per request with logprobs."""
+        if len(buffers) > MAX_BUFFERS:
+            half = len(outputs.outputs) // 2
+            if half == 0:
+                parts = [replace(outputs, outputs=[self._ended(outputs.outputs[0], f"{len(buffers)} buffers")])]
+            else:
+                rest = replace(outputs, outputs=outputs.outputs[half:], scheduler_stats=None, finished_requests=None)
+                parts = [replace(outputs, outputs=outputs.outputs[:half]), rest]
+            for part in parts:
+                self._send_step(slot, part, self._encoder.encode(part))
+            return
         finished = [o.request_id for o in outputs.outputs if o.finish_reason is not None]
-        frame = encode_frame(encode_message(Outputs([bytes(b) for b in self._encoder.encode(outputs)])))
+        frame = encode_frame(encode_message(Outputs([bytes(b) for b in buffers])))
         self._send(pipe.StepOutputs(slot, self._core.num_steps, *self._load, finished, frame))
+
+    def _without_the_largest(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+        """Return what fits one frame: the largest outputs are replaced by the error of their request.
+
+        Not sent in several frames: they would together exceed the listener's ``send_buffer_bytes``, which costs the link, too.
+        """
+        sizes = [_wire_bytes(self._encoder.encode(output)) for output in outputs.outputs]
+        total = sum(sizes) + _wire_bytes(self._encoder.encode(replace(outputs, outputs=[])))
+        kept = list(outputs.outputs)
+        for index in sorted(range(len(kept)), key=sizes.__getitem__, reverse=True):
+            if total <= self._max_frame_bytes:
+                break
+            kept[index] = self._ended(kept[index], f"{sizes[index]} bytes")
+            total += _wire_bytes(self._encoder.encode(kept[index])) - sizes[index]
+        return replace(outputs, outputs=kept)
+
+    def _ended(self, output: EngineCoreOutput, size: str) -> EngineCoreOutput:
+        """Abort the request in the engine and return the last that its ingress hears of it."""
+        logger.warning("%s ended: one step's output has %s; a frame takes %d", output.request_id, size, self._max_frame_bytes)
+        abort_in(self._core, [output.request_id])
+        return EngineCoreOutput(output.request_id, [], finish_reason=FinishReason.ERROR)
+
+
+def abort_in(core: Core, attempt_ids: list[str]) -> None:
+    """Both queues, as in vLLM: at once during a step, and in order with the adds."""
+    core.aborts_queue.put_nowait(attempt_ids)
+    core.input_queue.put_nowait((EngineCoreRequestType.ABORT, attempt_ids))
+
+
+def _wire_bytes(buffers: Sequence[Any]) -> int:
+    """Return at least the bytes of the frame's body: each buffer takes up to 5 bytes more, the message up to 7."""
+    return 7 + sum(memoryview(buffer).nbytes + 5 for buffer in buffers)
 
 
 def _call_result(slot: int, output: Any) -> pipe.CallResult:

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import psutil
@@ -57,9 +58,9 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     async def start(
-        self, model: ModelSettings, model_path: str, *, environment: Mapping[str, str], timeout_s: float
+        self, model: ModelSettings, model_path: str, *, environment: Mapping[str, str], timeout_s: float, max_frame_bytes: int
     ) -> pipe.EngineReady:
-        """Start the process and wait until its engine can serve.
+        """Start the process and wait until its engine can serve. It makes no frame of outputs over ``max_frame_bytes``.
 
         Raises:
             EngineStartFailed: It ended, or was not ready in ``timeout_s``; nothing is left running.
@@ -76,7 +77,7 @@ class EngineProcess:
                 start_new_session=True,
             )
         self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
-        self._hand_over(model, model_path)
+        self._hand_over({"model": model.model_dump(mode="json"), "model_path": model_path, "max_frame_bytes": max_frame_bytes})
         try:
             return await asyncio.wait_for(self._ready, timeout_s)
         except TimeoutError:
@@ -89,10 +90,9 @@ class EngineProcess:
             await self.stop()
             raise
 
-    def _hand_over(self, model: ModelSettings, model_path: str) -> None:
+    def _hand_over(self, start: Mapping[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        start = {"model": model.model_dump(mode="json"), "model_path": model_path}
         self._process.stdin.write(msgspec.json.encode(start))
         self._process.stdin.close()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from serve_app.config import ProtocolSettings
-from serve_app.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
+from serve_app.errors import AuthenticationFailed, FrameTooLarge, HandshakeTimeout, ProtocolError, SlotsExhausted
 from serve_app.protocol.connection import ReplicaConnection, State
 from serve_app.protocol.messages import Abort, Add, Call, Message
 from serve_app.replica import pipe
@@ -257,8 +257,13 @@ class _Link(asyncio.Protocol):
         )
 
     def send_result(self, result: pipe.CallResult) -> None:
-        if self.is_open():
-            self._transport.write(self._connection.send_result(result.call_id, result.error, result.value))
+        if not self.is_open():
+            return
+        try:
+            frame = self._connection.send_result(result.call_id, result.error, result.value)
+        except FrameTooLarge as exc:
+            frame = self._connection.send_result(result.call_id, str(exc), b"")
+        self._transport.write(frame)
 
     def say_goodbye(self, code: str, reason: str) -> None:
         if self._connection.state is not State.CLOSED:

@@ -8,16 +8,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, UtilityOutput
-from vllm.v1.serial_utils import MsgpackEncoder, UtilityResult
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    FinishReason,
+    UtilityOutput,
+)
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from serve_app.protocol.frames import FrameDecoder
+from serve_app.protocol.messages import Outputs, decode_message
 from serve_app.replica import pipe
 from serve_app.replica.engine_io import EngineInput, EngineOutput
 
 DEAD = b"dead"
+MAX_FRAME_BYTES = 2_000_000
 
 
 class FakeCore:
@@ -56,7 +67,7 @@ def write(core: FakeCore, *items: tuple[int, EngineCoreOutputs]) -> list[pipe.Fr
     sent: list[pipe.FromEngine] = []
     for item in (*items, DEAD):
         core.output_queue.put(item)
-    EngineOutput(core, sent.append).run()
+    EngineOutput(core, sent.append, MAX_FRAME_BYTES).run()
     return sent
 
 
@@ -138,6 +149,63 @@ def test_the_text_of_a_failed_call_is_cut_and_cleaned() -> None:
     ]
 
 
+def output(request_id: str, num_values: int, *, num_arrays: int = 1, ended: bool = False) -> EngineCoreOutput:
+    """Return an output with arrays of ``num_values`` bytes; 256 or more are a buffer each."""
+    arrays: Any = [np.zeros(num_values, dtype=np.uint8) for _ in range(num_arrays)]
+    reason = FinishReason.STOP if ended else None
+    return EngineCoreOutput(request_id, [7], finish_reason=reason, kv_transfer_params={"arrays": arrays})
+
+
+def arrived(sent: list[pipe.FromEngine]) -> list[tuple[str, FinishReason | None]]:
+    """Return request and finish reason of what an ingress gets; each frame is one that its link takes."""
+    decoder, outputs = MsgpackDecoder(EngineCoreOutputs), []
+    for step in sent:
+        assert isinstance(step, pipe.StepOutputs)
+        (body,) = FrameDecoder(MAX_FRAME_BYTES).receive_data(step.frame)
+        message = decode_message(body)
+        assert isinstance(message, Outputs)
+        frame = decoder.decode(message.buffers)
+        assert step.finished == [o.request_id for o in frame.outputs if o.finish_reason is not None]
+        outputs += [(o.request_id, o.finish_reason) for o in frame.outputs]
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("sizes", "too_large"),
+    [
+        ([100, 1_900_000, 100], []),
+        ([100, 3_000_000, 100], ["r1"]),
+        ([100, 2_000_000, 100], ["r1"]),
+        ([3_000_000, 100, 4_000_000], ["r0", "r2"]),
+        ([900_000, 1_200_000, 100], ["r1"]),
+    ],
+)
+def test_outputs_too_large_for_the_link_end_their_own_requests_and_no_other(sizes: list[int], too_large: list[str]) -> None:
+    core = FakeCore()
+    outputs = [output(f"r{i}", size) for i, size in enumerate(sizes)]
+    sent = write(core, (5, EngineCoreOutputs(outputs=outputs, scheduler_stats=SchedulerStats(num_running_reqs=3))))
+    assert arrived(sent) == [(o.request_id, FinishReason.ERROR if o.request_id in too_large else None) for o in outputs]
+    assert len(sent) == 1
+    assert sorted(i for ids in core.aborts_queue.queue for i in ids) == too_large
+    assert sorted(taken(core), key=str) == [(EngineCoreRequestType.ABORT, [i]) for i in too_large]
+
+
+def test_outputs_in_too_many_buffers_come_in_several_frames() -> None:
+    core = FakeCore()
+    outputs = [output(f"r{i}", 256, num_arrays=1000, ended=i == 4) for i in range(5)]
+    sent = write(core, (5, EngineCoreOutputs(outputs=outputs, scheduler_stats=SchedulerStats(num_running_reqs=3))))
+    assert arrived(sent) == [(f"r{i}", FinishReason.STOP if i == 4 else None) for i in range(5)]
+    assert len(sent) == 2
+    assert taken(core) == []
+
+
+def test_one_output_in_too_many_buffers_ends_its_request() -> None:
+    core = FakeCore()
+    sent = write(core, (5, EngineCoreOutputs(outputs=[output("r0", 256), output("r1", 256, num_arrays=4096)])))
+    assert arrived(sent) == [("r0", None), ("r1", FinishReason.ERROR)]
+    assert taken(core) == [(EngineCoreRequestType.ABORT, ["r1"])]
+
+
 @pytest.fixture
 def pipe_ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
@@ -155,7 +223,7 @@ def _fail_to_read(sock: socket.socket) -> None:
 def _fail_to_write(sock: socket.socket) -> None:
     core, end = FakeCore(), pipe.EngineEnd(sock)
     core.output_queue.put((0, EngineCoreOutputs(outputs=[EngineCoreOutput("r@0", [1], kv_transfer_params={"x": object()})])))
-    thread = threading.Thread(target=end.run_thread, args=(EngineOutput(core, end.send).run,))
+    thread = threading.Thread(target=end.run_thread, args=(EngineOutput(core, end.send, MAX_FRAME_BYTES).run,))
     thread.start()
     threading.Event().wait()
 

@@ -132,6 +132,31 @@ async def test_a_request_that_is_none_closes_only_the_link_it_came_on() -> None:
     await replica.close()
 
 
+@in_loop
+async def test_a_long_reason_to_refuse_a_request_is_cut() -> None:
+    replica = await start_replica(settings(), "a")
+    with recorded(replica) as told:
+        guilty = await linked(replica)
+        add(guilty, "r@0")
+        await until(lambda: told)
+    replica.server.on_engine_message(pipe.AttemptRefused(0, "r@0", "x" * 200_000))
+    await until(lambda: guilty.lost)
+    assert guilty.lost == [f"the peer closed the link (malformed_message): {'attempt r@0: ' + 'x' * 987!r}"]
+    await replica.close()
+
+
+@in_loop
+async def test_a_result_too_large_for_the_link_is_an_error_of_its_call() -> None:
+    replica = await start_replica(settings(protocol={"max_frame_bytes": 1 << 20}), "a")
+    probe = await linked(replica)
+    # By hand: an array, its number, the call, "" and the binary's length of 4 bytes take 9 bytes more.
+    replica.server.on_engine_message(pipe.CallResult(0, 7, "", b"x" * (1 << 20)))
+    await until(lambda: len(probe.messages) == 2)
+    assert probe.messages[1] == Result(7, "frame of 1048585 bytes, limit 1048576", b"")
+    assert probe.link.is_open()
+    await replica.close()
+
+
 @pytest.mark.parametrize(("second", "credit", "code"), [("r@0", 8, "duplicate_attempt"), ("other@0", 1, "credit_exceeded")])
 @in_loop
 async def test_an_ingress_that_breaks_the_rules_of_attempts_is_cut_off(second: str, credit: int, code: str) -> None:
