@@ -220,7 +220,7 @@ class IngressSettings(Section):
     max_waiting_requests: Int = Field(default=1000, ge=0)
     """Requests per model and ingress that may wait for a replica; one more is answered with 503."""
     keep_alive_s: Real = Field(default=65.0, gt=0)
-    """Seconds an idle connection stays open. 65 exceeds the 60 s after which many load balancers close theirs."""
+    """Seconds a connection without a request stays open, rounded up to whole ones. 65 exceeds the 60 s of many load balancers."""
     unready_s: Real = Field(default=1.0, ge=0, le=120)
     """Seconds a stopping ingress still accepts while /readyz says 503, so that load balancers turn away first."""
 

@@ -6,6 +6,7 @@
       NotSupported               400  not_supported
       ModelNotFound              404  model_not_found
       RequestTooLarge            413  request_too_large
+      BodyTooSlow                408  body_too_slow
       NoReplica                  503  no_replica              no capacity now; carries Retry-After
       QueueFull                  503  queue_full
       ReplicaLost                502  replica_lost            a replica failed while it held the request
@@ -122,6 +123,18 @@ class RequestTooLarge(ServingError):
 
     def __str__(self) -> str:
         return f"the request has at least {self.size_bytes} bytes, limit {self.limit_bytes}"
+
+
+@dataclass(eq=False)
+class BodyTooSlow(ServingError):
+    """The body did not arrive within the time the ingress waits for one."""
+
+    http_status: ClassVar[int] = 408
+    code: ClassVar[str] = "body_too_slow"
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"the request body was not complete within {self.limit_s:g} s"
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 Pure ASGI. A request's body is read here once (bounded), its ``model`` picks the front end, and vLLM's own app does the rest.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.errors import BadRequest, ModelNotFound, NotSupported, RequestTooLarge, ServingError
+from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupported, RequestTooLarge, ServingError
 from serve_app.ingress import admission
 from serve_app.ingress.body_fields import RESPONSES_STATE, check_request_id, parse_fields, refuse_stored_responses
 from serve_app.ingress.frontend import FrontEnd
@@ -36,7 +37,11 @@ _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError"}
 
 @dataclass(frozen=True)
 class AppLimits:
+    """What one request may cost before vLLM sees it."""
+
     max_body_bytes: int
+    body_timeout_s: float = 120.0
+    """From the head to the end of the body; 10 MiB in it are 0.7 Mbit/s."""
 
 
 class IngressApp:
@@ -61,10 +66,6 @@ class IngressApp:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1000})
-            return
         try:
             await self._route(scope, receive, send)
         except ServingError as exc:
@@ -92,9 +93,12 @@ class IngressApp:
         self.streams += 1
         try:
             try:
-                body = await self._read_body(scope, receive)
+                async with asyncio.timeout(self._limits.body_timeout_s):
+                    body = await self._read_body(scope, receive)
             except ClientDisconnect:
                 return
+            except TimeoutError:
+                raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
             front = self._front_end(path, body)
             verdict = admission.Admission()
             token = admission.current.set(verdict)
@@ -223,6 +227,8 @@ def error_response(error: ServingError) -> ErrorResponse:
     content = _error_body(str(error), error.http_status, param)
     retry_after_s = error.retry_after_s
     headers = {} if retry_after_s is None else {"retry-after": str(max(1, round(retry_after_s)))}
+    if isinstance(error, BodyTooSlow):
+        headers["connection"] = "close"  # the rest of the body would be read and dropped for as long as it comes
     return ErrorResponse(content, status_code=error.http_status, headers=headers)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import uvicorn
 
 from serve_app.config import IngressSettings
 from serve_app.errors import ListenFailed
+from serve_app.ingress.connection import LimitedHttpProtocol
 
 
 class _Server(uvicorn.Server):
@@ -22,12 +24,12 @@ class _Server(uvicorn.Server):
 class Listener:
     """Serves an ASGI app until ``stop``."""
 
-    def __init__(self, app: Any, settings: IngressSettings) -> None:
+    def __init__(self, app: Any, settings: IngressSettings, *, connection: type[asyncio.Protocol] = LimitedHttpProtocol) -> None:
         self._settings = settings
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=connection,
                 ws="none",
                 lifespan="off",
                 loop="none",
@@ -35,7 +37,7 @@ class Listener:
                 # uvicorn's default calls dictConfig, after which a restarted Serve controller replaces every replica.
                 log_config=None,
                 server_header=False,
-                timeout_keep_alive=round(settings.keep_alive_s),
+                timeout_keep_alive=math.ceil(settings.keep_alive_s),
                 backlog=2048,
             )
         )

@@ -126,21 +126,6 @@ def test_metrics_are_prometheus_text() -> None:
     assert response.headers["content-type"].startswith("text/plain; version=")
 
 
-@pytest.mark.parametrize("scope_type", ["websocket", "lifespan"])
-@in_loop
-async def test_other_protocols_are_closed_or_ignored(scope_type: str) -> None:
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        raise AssertionError("nothing is read")
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    await ingress()({"type": scope_type, "path": "/v1/completions"}, receive, send)
-    assert sent == ([{"type": "websocket.close", "code": 1000}] if scope_type == "websocket" else [])
-
-
 # Readiness.
 
 

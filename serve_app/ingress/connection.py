@@ -1,0 +1,71 @@
+"""One HTTP connection: uvicorn's protocol with limits on the head of a request, which uvicorn reads without any."""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request line with its headers. Cookies and tokens behind gateways reach 16 KiB; 48 MB were once buffered here."""
+
+HEAD_TIMEOUT_S = 30.0
+"""From the first byte of a head to its end. It is one packet, or a few."""
+
+_SLICE_BYTES = 16 << 10  # what a head may be over its limit before that is noticed
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """Answers 431 to a head that is too long and 408 to one that is too slow, and closes.
+
+    A connection on which nothing ever comes is closed after the keep-alive time, as one on which nothing comes any more.
+    """
+
+    head_timeout_s = HEAD_TIMEOUT_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self._in_head = True
+        self._head_bytes = 0
+        self._timer = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        start = 0
+        while start < len(data) and not self.transport.is_closing():
+            # A body has a limit of its own, in the application.
+            end = start + _SLICE_BYTES if self._in_head else len(data)
+            was_in_head = self._in_head
+            super().data_received(data[start:end])
+            # Only slices that are of the head as a whole count, so that a body before it never does.
+            self._head_bytes = self._head_bytes + end - start if was_in_head and self._in_head else 0
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(b"431 Request Header Fields Too Large", f"the limit is {MAX_HEAD_BYTES} bytes")
+            start = end
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        self._timer.cancel()
+        self._timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._timer.cancel()
+        super().on_headers_complete()
+
+    def _head_is_late(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # The answer to the request before this one is still on its way, and its end has a limit of its own.
+            self._timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+        elif not self.transport.is_closing():
+            self._refuse(b"408 Request Timeout", f"no complete request head within {self.head_timeout_s:g} s")
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        body = message.encode()
+        head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        if self.cycle is None or self.cycle.response_complete:  # else the bytes would end up inside another answer
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
+        self.transport.close()

@@ -1,0 +1,133 @@
+"""The listener over real connections: what a client that never finishes may hold, and for how long."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.ingress.app import AppLimits, IngressApp
+from serve_app.ingress.connection import MAX_HEAD_BYTES, LimitedHttpProtocol
+from serve_app.ingress.listener import Listener
+from serve_app.testing.fleet import in_loop, settings, until
+from tests.ingress.test_app import front
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+
+
+class Impatient(LimitedHttpProtocol):
+    head_timeout_s = 0.02
+
+
+async def size(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the number of bytes of the body."""
+    num_bytes, more = 0, True
+    while more:
+        message: Message = await receive()
+        num_bytes, more = num_bytes + len(message["body"]), message["more_body"]
+    body = str(num_bytes).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def connection(
+    app: ASGIApp = size, *, keep_alive_s: float = 65.0, protocol: type[asyncio.Protocol] = LimitedHttpProtocol
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    values = settings(ingress={"port": free_port(), "keep_alive_s": keep_alive_s}).ingress
+    listener = Listener(app, values, connection=protocol)
+    await listener.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", values.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await listener.stop()
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    """Return the body of an answer that tells its length."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    return await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+
+
+@pytest.mark.parametrize("part", [b"X-Long: " + b"x" * MAX_HEAD_BYTES, b"X: y\r\n" * (MAX_HEAD_BYTES // 6)])
+@in_loop
+async def test_a_head_over_the_limit_is_refused_before_more_of_it_is_read(part: bytes) -> None:
+    async with connection() as (reader, writer):
+        writer.write(HEAD + part + b"X" * (32 << 10))
+        assert (await reader.read()).startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+
+
+@in_loop
+async def test_a_head_of_half_the_limit_and_a_body_over_it_are_taken_also_in_one_piece_with_the_next_request() -> None:
+    body = b"x" * (4 * MAX_HEAD_BYTES)
+    request = HEAD + b"X: %s\r\nContent-Length: %d\r\n\r\n" % (b"x" * (MAX_HEAD_BYTES // 2), len(body)) + body
+    async with connection() as (reader, writer):
+        writer.write(request * 3)
+        assert [await answer(reader) for _ in range(3)] == [b"%d" % len(body)] * 3
+
+
+@in_loop
+async def test_a_head_that_does_not_end_is_given_up() -> None:
+    async with connection(protocol=Impatient) as (reader, writer):
+        writer.write(HEAD)
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+
+@in_loop
+async def test_the_head_of_a_later_request_that_does_not_end_is_given_up() -> None:
+    async with connection(protocol=Impatient) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 1\r\n\r\nx")
+        assert await answer(reader) == b"1"
+        writer.write(HEAD)
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+
+@in_loop
+async def test_an_answer_on_its_way_is_not_cut_for_the_unfinished_head_behind_it() -> None:
+    go_on = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        await go_on.wait()
+        await size(scope, receive, send)
+
+    late = asyncio.Event()
+
+    class Watched(Impatient):
+        def _head_is_late(self) -> None:
+            super()._head_is_late()
+            late.set()
+
+    async with connection(slow, protocol=Watched) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 1\r\n\r\nx" + HEAD)
+        await late.wait()
+        go_on.set()
+        assert await answer(reader) == b"1"
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+
+@in_loop
+async def test_a_connection_on_which_nothing_comes_is_closed_after_the_keep_alive_time() -> None:
+    async with connection(keep_alive_s=0.1) as (reader, _):
+        assert await reader.read() == b""
+
+
+@in_loop
+async def test_a_body_that_does_not_end_is_given_up_and_no_longer_counted() -> None:
+    app = IngressApp({"tiny": front("tiny")}, AppLimits(max_body_bytes=1000, body_timeout_s=0.02), version={})
+    async with connection(app) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 9\r\n\r\nx")
+        head, body = (await reader.read()).split(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert b"the request body was not complete within 0.02 s" in body
+        await until(lambda: app.streams == 0)
