@@ -49,7 +49,7 @@ from serve_app.ingress.attempts import attempt_request, drop_swallowed_logprobs,
 from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.dialer import Dialer
 from serve_app.ingress.link import ReplicaLink
-from serve_app.ingress.metrics import show_whole_fleet
+from serve_app.ingress.metrics import LoadGauges
 from serve_app.membership import Lease
 from serve_app.protocol.connection import IngressConnection
 from serve_app.protocol.messages import Capabilities, Heartbeat, Message, Outputs, Result
@@ -94,6 +94,8 @@ class FleetClient(EngineCoreClient):
         self._vllm_config: Any = None
         self._max_model_len = 0  # as configured
         self._output_processor: Any = None
+        # Unbounded, as vLLM's own: nothing in it may be dropped, and a link that is not read looks silent and is ejected. What it
+        # holds is bounded by what requests may still put out (each frame has a token of one), and the reader waits for nothing else.
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
@@ -101,6 +103,7 @@ class FleetClient(EngineCoreClient):
         self._admissions: dict[str, admission.Admission] = {}
         self._links: dict[str, ReplicaLink] = {}
         self._dialer = Dialer(self._new_link, self._links.__contains__, timeout_s=settings.protocol.handshake_timeout_s, tls=tls)
+        self._gauges = LoadGauges(self.fleet)
         self._to_do: deque[Instruction] = deque()
         self._carrying_out = False
         self._calls = PendingCalls()
@@ -126,6 +129,7 @@ class FleetClient(EngineCoreClient):
                 await asyncio.sleep(_TICK_S)
                 now = time.monotonic()
                 self._handle(Ticked())
+                self._show_load()
                 if now >= ping_at:
                     ping_at = now + self._settings.protocol.heartbeat_interval_s
                     for link in self._links.values():
@@ -136,6 +140,11 @@ class FleetClient(EngineCoreClient):
             for link in list(self._links.values()):
                 link.close("ingress_stopped", "the ingress stopped")
             await dials
+
+    def _show_load(self) -> None:
+        # Not behind others: vLLM reads only from its first request on, and each step shows the load itself.
+        if self._outputs.empty() and (stats := self._gauges.changes()) is not None:
+            self._outputs.put_nowait(EngineCoreOutputs(scheduler_stats=stats))
 
     def is_ready(self) -> bool:
         """Return whether some replica takes new requests."""
@@ -228,7 +237,7 @@ class FleetClient(EngineCoreClient):
             frame.outputs = list(deliver.outputs)
             self._forget_finished(frame.outputs)
             if frame.scheduler_stats is not None:
-                show_whole_fleet(frame.scheduler_stats, self.fleet)
+                self._gauges.show(frame.scheduler_stats)
             self._outputs.put_nowait(frame)
         self._carry_out(instructions)
 

@@ -11,6 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from vllm.v1.metrics import loggers
+from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.core.fleet import FleetState
 
@@ -27,12 +28,21 @@ def _shared(cls: type) -> Any:
     return staticmethod(collector)
 
 
-class SharedPrometheusStatLogger(loggers.PrometheusStatLogger):
+_SHARED = {"_gauge_cls": _shared(Gauge), "_counter_cls": _shared(Counter), "_histogram_cls": _shared(Histogram)}
+
+
+def _sharing(part: type) -> type:
+    """Return ``part`` of vLLM's logger with our stand-ins for those of prometheus's classes that it uses."""
+    return type(part.__name__, (part,), {name: cls for name, cls in _SHARED.items() if hasattr(part, name)})
+
+
+class SharedPrometheusStatLogger(_sharing(loggers.PrometheusStatLogger)):  # type: ignore[misc]  # made, not written
     """vLLM's Prometheus logger, once per model, over collectors that all models of the process share."""
 
-    _gauge_cls = _shared(Gauge)
-    _counter_cls = _shared(Counter)
-    _histogram_cls = _shared(Histogram)
+    _spec_decoding_cls = _sharing(loggers.SpecDecodingProm)
+    _kv_connector_cls = _sharing(loggers.KVConnectorProm)
+    _ec_connector_cls = _sharing(loggers.ECConnectorProm)
+    _perf_metrics_cls = _sharing(loggers.PerfMetricsProm)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         unregister = loggers.unregister_vllm_metrics
@@ -87,9 +97,29 @@ def register(fleets: Iterable[FleetState]) -> None:
     REGISTRY.register(FleetCollector(fleets))
 
 
-def show_whole_fleet(stats: Any, fleet: FleetState) -> None:
-    """Put the fleet's gauges in place of one engine's in vLLM's ``SchedulerStats``; its counters are the step's own."""
-    replicas = fleet.replicas.values()
-    stats.num_running_reqs = sum(r.running for r in replicas)
-    stats.num_waiting_reqs = sum(r.waiting for r in replicas) + len(fleet.waiting)
-    stats.kv_cache_usage = max((r.kv_usage for r in replicas), default=0.0)
+class LoadGauges:
+    """The fleet's load in place of one engine's in the ``SchedulerStats`` that vLLM's gauges are set from."""
+
+    def __init__(self, fleet: FleetState) -> None:
+        self._fleet = fleet
+        self._shown = self._load()
+
+    def show(self, stats: Any) -> None:
+        """Put the load into a step's stats; its counters stay the step's own."""
+        self._shown = stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage = self._load()
+        stats.num_skipped_waiting_reqs = 0  # a replica counts them as waiting
+
+    def changes(self) -> SchedulerStats | None:
+        """Return stats to show if the load is another than the last one shown: after a load no step comes that would show its end."""
+        if self._load() == self._shown:
+            return None
+        stats = SchedulerStats()
+        self.show(stats)
+        return stats
+
+    def _load(self) -> tuple[int, int, float]:
+        """Return running and waiting requests of the whole fleet, and the used share of the fullest KV cache."""
+        replicas = self._fleet.replicas.values()
+        running = sum(r.running for r in replicas)
+        waiting = sum(r.waiting for r in replicas) + len(self._fleet.waiting)
+        return running, waiting, max((r.kv_usage for r in replicas), default=0.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.testing.fake_engine import FINGERPRINT, VLLM_VERSION
@@ -39,6 +40,8 @@ class FakeFrontEnd:
     def __init__(self, client: FleetClient) -> None:
         self.client = client
         self.request_states: dict[str, Stream] = {}
+        self.stats: list[SchedulerStats] = []
+        """What vLLM's gauges would be set from, oldest first."""
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=4096, runner_type="generate"),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=0),
@@ -48,7 +51,9 @@ class FakeFrontEnd:
     async def run(self) -> None:
         """vLLM's output handler."""
         while True:
-            for output in (await self.client.get_output_async()).outputs:
+            frame = await self.client.get_output_async()
+            self.stats += [frame.scheduler_stats] if frame.scheduler_stats is not None else []
+            for output in frame.outputs:
                 if (stream := self.request_states.get(output.request_id)) is not None:
                     stream.token_ids += output.new_token_ids
                     stream.finished = output.finish_reason is not None

@@ -1,11 +1,16 @@
+import time
+from functools import partial
 from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
+from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.core.events import HeartbeatArrived, LinkOpened, RequestArrived, RequestsAborted
 from serve_app.core.fleet import FleetSettings, FleetState
 from serve_app.core.request import Resume
-from serve_app.ingress.metrics import FleetCollector, show_whole_fleet
+from serve_app.ingress.metrics import FleetCollector, LoadGauges
+from serve_app.testing.fleet import Fleet, in_loop, until
+from serve_app.testing.fleet import fleet as fleet_on_loopback
 
 
 def busy_fleet() -> FleetState:
@@ -46,10 +51,43 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
 
 
 def test_the_gauges_of_a_step_become_the_fleets() -> None:
-    stats = SimpleNamespace(num_running_reqs=1, num_waiting_reqs=0, kv_cache_usage=0.1, prefix_cache_stats="the step's own")
-    show_whole_fleet(stats, busy_fleet())
-    assert stats == SimpleNamespace(
-        num_running_reqs=5, num_waiting_reqs=6, kv_cache_usage=0.75, prefix_cache_stats="the step's own"
+    stats = SimpleNamespace(
+        num_running_reqs=1,
+        num_waiting_reqs=0,
+        num_skipped_waiting_reqs=1,
+        kv_cache_usage=0.1,
+        prefix_cache_stats="the step's own",
     )
-    show_whole_fleet(stats, FleetState(FleetSettings(model="idle")))
+    LoadGauges(busy_fleet()).show(stats)
+    assert stats == SimpleNamespace(
+        num_running_reqs=5,
+        num_waiting_reqs=6,
+        num_skipped_waiting_reqs=0,
+        kv_cache_usage=0.75,
+        prefix_cache_stats="the step's own",
+    )
+    LoadGauges(FleetState(FleetSettings(model="idle"))).show(stats)
     assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage) == (0, 0, 0.0)
+
+
+def test_a_load_that_ends_between_two_steps_is_shown_once() -> None:
+    fleet = busy_fleet()
+    gauges = LoadGauges(fleet)
+    assert gauges.changes() is None
+    fleet.handle(HeartbeatArrived("a", 2, 0, 0, 0.0, draining=False), now=1.0)
+    assert gauges.changes() == SchedulerStats(num_running_reqs=2, num_waiting_reqs=5, kv_cache_usage=0.75)
+    assert gauges.changes() is None
+
+
+@in_loop
+async def test_vllms_gauges_follow_a_load_to_its_end() -> None:
+    async with fleet_on_loopback() as f:
+        await f.join("a")
+        for running in (3, 0):
+            await until(partial(is_shown, f, running))
+
+
+def is_shown(f: Fleet, running: int) -> bool:
+    """Return whether vLLM's newest stats have this load, which the replica tells: again and again, as its own heartbeats do."""
+    f.client.fleet.handle(HeartbeatArrived("a", 1, running, 0, 0.0, draining=False), now=time.monotonic())
+    return bool(f.front.stats) and f.front.stats[-1].num_running_reqs == running
