@@ -1,14 +1,21 @@
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
-from prometheus_client import CollectorRegistry, generate_latest
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.metrics.loggers import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.config import parse_settings
 from serve_app.core.events import HeartbeatArrived, LinkOpened, RequestArrived, RequestsAborted
 from serve_app.core.fleet import FleetSettings, FleetState
 from serve_app.core.request import Resume
-from serve_app.ingress.metrics import FleetCollector, LoadGauges
+from serve_app.engine_args import frontend_engine_args
+from serve_app.ingress.metrics import FleetCollector, LoadGauges, SharedPrometheusStatLogger
 from serve_app.testing.fleet import Fleet, in_loop, until
 from serve_app.testing.fleet import fleet as fleet_on_loopback
 
@@ -91,3 +98,15 @@ def is_shown(f: Fleet, running: int) -> bool:
     """Return whether vLLM's newest stats have this load, which the replica tells: again and again, as its own heartbeats do."""
     f.client.fleet.handle(HeartbeatArrived("a", 1, running, 0, 0.0, draining=False), now=time.monotonic())
     return bool(f.front.stats) and f.front.stats[-1].num_running_reqs == running
+
+
+def test_models_share_vllms_collectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    path = str(make_tiny_llama(tmp_path / "tiny"))
+    unregister_vllm_metrics()
+    for name in ("a", "b"):
+        (model,) = parse_settings({"models": [{"name": name, "model": path}]}).models
+        SharedPrometheusStatLogger(AsyncEngineArgs(**frontend_engine_args(model, path)).create_engine_config(), [0])
+    for series in ("vllm:num_requests_running", "vllm:estimated_flops_per_gpu_total"):
+        values = [REGISTRY.get_sample_value(series, {"model_name": name, "engine": "0"}) for name in ("a", "b")]
+        assert values == [0.0, 0.0]
