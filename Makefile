@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-e2e check model lock bench-overhead clean
+.PHONY: help run demo test test-all check model lock bench-overhead clean
 
 BIN := .venv/bin
 TORCH := torch==2.13.0+cpu
@@ -19,11 +19,11 @@ run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C s
 demo: model ## start, ask, break a replica in mid-stream, show that the answer goes on
 	$(BIN)/serve-app demo
 
-test-e2e: .venv model ## whole fleets: same answers as a bare vLLM server, failover, drain, stopping
-	$(BIN)/pytest tests/e2e tests/e2e_fleet
+test: .venv ## all tests that need no cluster, about 15 minutes on 2 cores
+	$(BIN)/pytest -m "not slow"
 
-test: .venv ## all tests that start no whole fleet
-	$(BIN)/pytest --ignore tests/e2e --ignore tests/e2e_fleet
+test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
+	$(BIN)/pytest
 
 check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/ruff format --check .

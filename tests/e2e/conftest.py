@@ -15,10 +15,6 @@ NUM_AT_ONCE = 12  # requests per server; more only queue up in two engines on tw
 ANSWER_LIMIT_S = 60.0
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: starts more servers than one pair; a minute or two")
-
-
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     root = tmp_path_factory.mktemp("pair")

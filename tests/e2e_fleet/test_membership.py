@@ -80,6 +80,7 @@ def test_both_ingresses_serve_on_the_one_port(elastic: Fleet) -> None:
     wait_until(both_served, limit_s=30, what="requests at both ingresses")
 
 
+@pytest.mark.slow
 def test_load_starts_a_second_replica_and_its_end_stops_one_without_cutting_a_stream(
     elastic: Fleet, record_property: Record
 ) -> None:

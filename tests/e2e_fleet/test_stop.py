@@ -34,6 +34,7 @@ def config_of(configure: Configure, port: int, drain_s: float) -> dict[str, Any]
     )
 
 
+@pytest.mark.slow
 def test_down_lets_streams_finish_within_the_drain_and_cuts_longer_ones(configure: Configure, tmp_path: Path) -> None:
     with fleet(config_of(configure, 8043, drain_s=4.0), tmp_path) as running:
         traces = Traces.of(running)
@@ -90,6 +91,7 @@ def test_a_second_interrupt_cuts_the_streams_and_leaves_nothing(patient: Fleet) 
     assert traces.left() == []
 
 
+@pytest.mark.slow
 def test_a_killed_up_takes_everything_with_it(configure: Configure, tmp_path: Path) -> None:
     with fleet(config_of(configure, 8046, drain_s=4.0), tmp_path) as running:
         traces = Traces.of(running)
@@ -121,6 +123,7 @@ def test_a_taken_port_is_named_before_anything_starts(configure: Configure, tmp_
     assert "starting Ray" not in message
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_start_gives_its_reason(configure: Configure, tmp_path: Path) -> None:
     config = configure(8048, replicas={"min": 1, "max": 1}, timeouts={"drain_s": 4.0})
     config["models"][0]["kv_cache_gib"] = 0.0001
