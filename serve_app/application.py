@@ -16,7 +16,7 @@ INGRESS = "ingress"
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
-    """Return the application for a configuration (docs/configuration.md) given as a mapping.
+    """Return the application for a configuration given as a mapping.
 
     Raises:
         ConfigError: The first problem of the configuration.
@@ -58,7 +58,7 @@ def _scaling(minimum: int, maximum: int, initial: int | None = None, *, reports:
             "min_replicas": minimum,
             "max_replicas": maximum,
             "initial_replicas": minimum if initial is None else initial,
-            # Ours is the only delay: Serve applies its own after the policy.
+            # The policy has the only delay (core/autoscaling.py): Serve would apply its own after it.
             "upscale_delay_s": 0,
             "downscale_delay_s": 0,
             "metrics_interval_s": 1,
