@@ -52,7 +52,8 @@ def attempt_request(request: Any, start: StartAttempt) -> Any:
     if not start.emitted or attempt.sampling_params is None:
         return attempt
     params = attempt.sampling_params = copy.copy(request.sampling_params)
-    params.prompt_logprobs = None  # delivered with the first token
+    # Delivered with the first token.
+    params.prompt_logprobs = params.prompt_logprob_token_ids = params.prompt_logprob_start = None
     if params.extra_args and "kv_transfer_params" in params.extra_args:
         params.extra_args = {k: v for k, v in params.extra_args.items() if k != "kv_transfer_params"}
     if start.continue_from:

@@ -92,11 +92,12 @@ def test_a_continued_attempt_asks_only_for_what_is_left_and_leaves_the_original_
 
 
 def test_a_replayed_attempt_asks_for_everything_again_but_prompt_logprobs() -> None:
-    original = request(sampling_params=SamplingParams(max_tokens=8, min_tokens=3, prompt_logprobs=1))
+    params = SamplingParams(max_tokens=8, min_tokens=3, prompt_logprobs=1, prompt_logprob_start=1)
+    original = request(sampling_params=params)
     attempt = attempt_request(original, StartAttempt("r", "r@1", "a", (), 2))
     asked = attempt.sampling_params
     assert attempt.prompt_token_ids == [1, 2]
-    assert (asked.max_tokens, asked.min_tokens, asked.prompt_logprobs) == (8, 3, None)
+    assert (asked.max_tokens, asked.min_tokens, asked.prompt_logprobs, asked.prompt_logprob_start) == (8, 3, None, None)
 
 
 def test_a_restarted_pooling_request_is_the_request_again() -> None:
