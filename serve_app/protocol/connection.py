@@ -53,12 +53,11 @@ from serve_app.protocol.messages import (
     decode_message,
     encode_message,
     opening_version,
-    outputs_message,
     readable,
 )
 
 MAX_HANDSHAKE_FRAME_BYTES = 64 * 1024
-"""Limit until the link is open. The longest Challenge has 25 KiB; a peer that has proved nothing gets no 64 MiB."""
+"""Limit until the link is open. The longest Challenge has 23 KiB; a peer that has proved nothing gets no 64 MiB."""
 
 _REPLICA_ROLE = b"serve-app replica 1\0"
 _INGRESS_ROLE = b"serve-app ingress 1\0"
@@ -154,11 +153,6 @@ class _Connection:
         """
         self.attempts.discard(attempt_id)
 
-    @property
-    def credit_left(self) -> int:
-        """How many more attempts this link may have; 0 before it is open."""
-        return max(0, self._credit_limit() - len(self.attempts)) if self.state is State.OPEN else 0
-
     def _credit_limit(self) -> int:
         raise NotImplementedError
 
@@ -227,7 +221,7 @@ class _Connection:
         if self.state is not State.OPEN:
             raise self._unexpected(message)
         body = encode_message(message)
-        if not isinstance(message, Add | Outputs):  # those are large or frequent, and checked when made
+        if not isinstance(message, Add):  # it is large, and checked when made
             decode_message(body)
         if len(body) > self.max_frame_bytes:  # here it costs one request, at the peer it would cost the link
             raise FrameTooLarge(size_bytes=len(body), limit_bytes=self.max_frame_bytes)
@@ -324,12 +318,11 @@ class IngressConnection(_Connection):
 
 @dataclass(kw_only=True, eq=False)
 class ReplicaConnection(_Connection):
-    """The replica's end of one link, which listens."""
+    """The replica's end of one link, which listens. Its Outputs are made in the engine core, as finished frames."""
 
     _received_when_open = (Add, Abort, Ping, Call)
 
     replica_id: str
-    epoch: int
     credit: int
     """How many unfinished attempts the ingress may have on this link."""
     capabilities: Capabilities
@@ -342,12 +335,8 @@ class ReplicaConnection(_Connection):
         self._expected_proof = b""
 
     def send_heartbeat(self, *, step: int, running: int, waiting: int, kv_usage: float, draining: bool) -> bytes:
-        """Return a Heartbeat; its credit is `credit_left`."""
-        return self._frame(Heartbeat(step, running, waiting, kv_usage, self.credit_left, draining))
-
-    def send_outputs(self, buffers: Sequence[BytesLike]) -> bytes:
-        """Return the frame with the outputs of one step."""
-        return self._frame(outputs_message(buffers))
+        """Return a Heartbeat."""
+        return self._frame(Heartbeat(step, running, waiting, kv_usage, draining))
 
     def send_result(self, call_id: int, error: str, value: bytes) -> bytes:
         """Return the frame that ends a call; ``error`` is "" for success and cut at the protocol's limit."""
@@ -384,7 +373,6 @@ class ReplicaConnection(_Connection):
             protocol=PROTOCOL_VERSION,
             vllm_version=self.vllm_version,
             replica_id=self.replica_id,
-            epoch=self.epoch,
             model=self.model,
             fingerprint=self.fingerprint,
             nonce=self.nonce,

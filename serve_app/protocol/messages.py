@@ -27,7 +27,7 @@ MAX_REASON_CHARS = 1000
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 # 1024: a model may be named by a path or a repository id; ids in the metrics are no longer.
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
-# 64: "0.32.0+cpu", "bfloat16", "cuda", "generate".
+# 64: "generate", "embed".
 Label = Annotated[str, Meta(min_length=1, max_length=64)]
 Version = Annotated[str, Meta(min_length=1, max_length=64)]
 # 256: a SHA-512 in hexadecimal and a prefix fit; it is opaque here.
@@ -44,18 +44,12 @@ BytesLike = bytes | bytearray | memoryview
 
 
 class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What the engine behind a replica can hold; tokens and blocks as vLLM counts them."""
+    """What an ingress must know of the engine; tokens and blocks as vLLM counts them."""
 
     max_model_len: Positive
     block_size: Positive
     num_kv_blocks: Count
-    kv_cache_tokens: Count
-    max_num_seqs: Positive
-    max_num_batched_tokens: Positive
     tasks: Annotated[tuple[Label, ...], Meta(max_length=64)]
-    dtype: Label
-    device: Label
-    tensor_parallel_size: Annotated[int, Meta(ge=1, le=1024)]
 
 
 class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=0):
@@ -72,13 +66,12 @@ class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, ta
 class Challenge(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=1):
     """Replica to ingress: what I am, with the proof that I have the token.
 
-    ``credit`` is how many unfinished attempts the ingress may have on this link. ``epoch`` counts the replica's starts.
+    ``credit`` is how many unfinished attempts the ingress may have on this link.
     """
 
     protocol: Count
     vllm_version: Version
     replica_id: Id
-    epoch: Count
     model: Name
     fingerprint: Fingerprint
     nonce: Nonce
@@ -96,15 +89,13 @@ class Proof(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, ta
 class Heartbeat(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=3):
     """Replica to ingress, periodically and at changes.
 
-    ``step`` counts the engine's steps and must advance while it has work. ``credit`` is how many more attempts this
-    ingress may add, as the replica sees it. ``draining``: send nothing new.
+    ``step`` counts the engine's steps and must advance while it has work. ``draining``: send nothing new.
     """
 
     step: Count
     running: Count
     waiting: Count
     kv_usage: Annotated[float, Meta(ge=0, le=1)]
-    credit: Annotated[int, Meta(ge=0, le=1_000_000)]
     draining: bool
 
 
@@ -180,22 +171,9 @@ def add_message(attempt_id: str, buffers: Sequence[BytesLike]) -> Add:
     """
     if not 0 < len(attempt_id) <= MAX_ID_CHARS:
         raise MalformedMessage(f"an attempt id of {len(attempt_id)} characters, limits 1 and {MAX_ID_CHARS}")
-    return Add(attempt_id, _checked_buffers(buffers))
-
-
-def outputs_message(buffers: Sequence[BytesLike]) -> Outputs:
-    """Return a checked Outputs; ``buffers`` are not copied.
-
-    Raises:
-        MalformedMessage: The peer would refuse it.
-    """
-    return Outputs(_checked_buffers(buffers))
-
-
-def _checked_buffers(buffers: Sequence[BytesLike]) -> list[bytes]:
     if not 0 < len(buffers) <= MAX_BUFFERS:
         raise MalformedMessage(f"{len(buffers)} buffers, limits 1 and {MAX_BUFFERS}")
-    return cast(list[bytes], list(buffers))  # MessagePack writes all three kinds alike
+    return Add(attempt_id, cast(list[bytes], list(buffers)))  # MessagePack writes all three kinds alike
 
 
 def readable(text: str, max_chars: int) -> str:

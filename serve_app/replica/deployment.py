@@ -38,7 +38,8 @@ class Replica:
         self._server: ReplicaServer | None = None
         self._engine = EngineProcess(on_message=self._from_engine, on_death=self._engine_died)
         ready = await self._start_engine()
-        identity = ReplicaIdentity(self.replica_id, epoch=time.time_ns(), model=self.model.name)
+        self._epoch = time.time_ns()
+        identity = ReplicaIdentity(self.replica_id, model=self.model.name)
         protocol = self.settings.protocol
         tls = server_context(protocol.tls)
         self._server = ReplicaServer(identity, protocol, cluster_token(self.settings), self._engine, ready, tls)
@@ -88,7 +89,7 @@ class Replica:
             model=self.model.name,
             host=host,
             port=self._port,
-            epoch=self._server.identity.epoch,
+            epoch=self._epoch,
             pid=os.getpid(),
             vllm_version=self._server.ready.vllm_version,
             state="draining" if self._server.draining else "ready",

@@ -66,20 +66,14 @@ class PipedEngineCore(EngineCoreProc):
 
     def _ready(self) -> pipe.EngineReady:
         response = self._make_ready_response()
-        config = self.vllm_config
         capabilities = Capabilities(
             max_model_len=response.max_model_len,
             block_size=response.block_size or 0,
             num_kv_blocks=response.num_gpu_blocks,
-            kv_cache_tokens=response.kv_cache_size_tokens or 0,
-            max_num_seqs=response.max_num_seqs,
-            max_num_batched_tokens=response.max_num_batched_tokens,
             tasks=tuple(self.get_supported_tasks()),
-            dtype=response.dtype,
-            device=config.device_config.device_type,
-            tensor_parallel_size=response.tensor_parallel_size,
         )
-        return pipe.EngineReady(public_version(response.vllm_version), model_fingerprint(config.model_config), capabilities)
+        fingerprint = model_fingerprint(self.vllm_config.model_config)
+        return pipe.EngineReady(public_version(response.vllm_version), fingerprint, capabilities)
 
 
 def build_engine(

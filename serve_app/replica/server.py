@@ -35,10 +35,9 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class ReplicaIdentity:
-    """Who this replica is in every handshake. ``epoch`` grows with each start."""
+    """Who this replica is in every handshake."""
 
     replica_id: str
-    epoch: int
     model: str
 
 
@@ -183,7 +182,6 @@ class _Link(asyncio.Protocol):
         server, settings = self._server, self._server.settings
         self._connection = ReplicaConnection(
             replica_id=server.identity.replica_id,
-            epoch=server.identity.epoch,
             model=server.identity.model,
             fingerprint=server.ready.fingerprint,
             vllm_version=server.ready.vllm_version,

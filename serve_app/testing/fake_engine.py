@@ -23,13 +23,7 @@ CAPABILITIES = Capabilities(
     max_model_len=2048,
     block_size=128,
     num_kv_blocks=512,
-    kv_cache_tokens=65536,
-    max_num_seqs=256,
-    max_num_batched_tokens=2048,
     tasks=("generate",),
-    dtype="float32",
-    device="cpu",
-    tensor_parallel_size=1,
 )
 
 

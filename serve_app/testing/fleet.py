@@ -129,7 +129,7 @@ async def start_replica(
     values: Settings, replica_id: str, *, token: bytes = b"", tls: ssl.SSLContext | None = None, engine: FakeEngine | None = None
 ) -> FakeReplica:
     engine = engine or FakeEngine()
-    identity = ReplicaIdentity(replica_id, epoch=1, model=MODEL)
+    identity = ReplicaIdentity(replica_id, model=MODEL)
     server = ReplicaServer(identity, values.protocol, token, engine, engine.ready, tls)
     engine.connect(server.on_engine_message)
     port = await server.listen()

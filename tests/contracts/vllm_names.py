@@ -17,6 +17,7 @@ CALLED = {
     "vllm.entrypoints.launchers.app": "build_app(args, supported_tasks=, model_config=)",
     "vllm.entrypoints.launchers.cli_args": "make_arg_parser(parser)",
     "vllm.entrypoints.openai.models.serving": "OpenAIServingModels.show_available_models(self)",
+    "vllm.entrypoints.serve.exception_handling.error_response": "create_error_response(message, err_type=, status_code=, param=)",
     "vllm.exceptions": "GracefulHTTPError.__init__(self, message, http_status) GenerationError.__init__(self, message=)",
     "vllm.inputs": "tokens_input(prompt_token_ids, *, prompt=, cache_salt=)",
     "vllm.logger": "init_logger(name)",
@@ -65,11 +66,10 @@ USED = {
     # Imported, and what is read of it: fields, members, properties, attributes that its methods set.
     "vllm.config": {
         "CacheConfig": "block_size num_gpu_blocks num_gpu_blocks_override",
-        "DeviceConfig": "device_type",
         "ModelConfig": "hf_config max_logprobs max_model_len original_max_model_len quantization runner_type skip_tokenizer_init",
         "ParallelConfig": "world_size",
         "SchedulerConfig": "max_num_seqs",
-        "VllmConfig": "__post_init__ additional_config cache_config device_config model_config",
+        "VllmConfig": "__post_init__ additional_config cache_config model_config",
     },
     "vllm.engine.protocol": {"EngineClient": "model_config renderer"},
     "vllm.entrypoints.launchers.cli_args": {
@@ -77,13 +77,11 @@ USED = {
         "FrontendArgs": "allowed_origins disable_fastapi_docs disable_uvicorn_access_log",
     },
     "vllm.exceptions": {
-        "GenerationError": "status_code",
-        "GracefulHTTPError": "http_status message",
+        "GenerationError": "",
+        "GracefulHTTPError": "",
         "RetryableRequestError": "",
         "VLLMClientError": "",
-        "VLLMNotFoundError": "",
         "VLLMServerError": "",
-        "VLLMUnprocessableEntityError": "parameter",
     },
     "vllm.inputs": {"TextPrompt": "prompt", "TokensPrompt": "prompt_token_ids"},
     "vllm.logprobs": {"Logprob": "logprob"},
@@ -104,8 +102,7 @@ USED = {
         "scheduled_new_reqs",
     },
     "vllm.v1.engine": {
-        "EngineCoreReadyResponse": "block_size dtype kv_cache_size_tokens max_model_len max_num_batched_tokens max_num_seqs "
-        "num_gpu_blocks tensor_parallel_size vllm_version",
+        "EngineCoreReadyResponse": "block_size max_model_len num_gpu_blocks vllm_version",
         "EngineCoreRequestType": "ABORT ADD UTILITY",
     },
     "vllm.v1.engine.async_llm": {"AsyncLLM": "model_config output_processor", "EngineCoreClient": ""},

@@ -76,14 +76,13 @@ def test_both_sides_know_each_other_once_the_link_is_open() -> None:
     assert replica.peer == Hello(1, "0.32.0", "ingress-1", "tiny", "f" * 64, b"i" * 32)
     assert ingress.peer is not None
     assert msgspec.structs.replace(ingress.peer, proof=b"") == Challenge(
-        1, "0.32.0", "replica-1", 3, "tiny", "f" * 64, b"r" * 32, b"", 8, CAPABILITIES
+        1, "0.32.0", "replica-1", "tiny", "f" * 64, b"r" * 32, b"", 8, CAPABILITIES
     )
-    assert ingress.credit_left == replica.credit_left == 8
 
 
-def test_nothing_is_believed_or_granted_before_the_proof() -> None:
+def test_nothing_is_believed_before_the_proof() -> None:
     replica = greeted()
-    assert (replica.state, replica.peer, replica.credit_left) == (State.HANDSHAKE, None, 0)
+    assert (replica.state, replica.peer) == (State.HANDSHAKE, None)
 
 
 def test_the_proofs_are_hmac_sha256_over_role_and_both_frames() -> None:
@@ -185,7 +184,6 @@ CHANGES = {
     "vllm_version": "0.32.1",
     "ingress_id": "ingress-2",
     "replica_id": "replica-2",
-    "epoch": 4,
     "model": "other",
     "fingerprint": "e" * 64,
     "nonce": b"x" * 32,
@@ -258,7 +256,7 @@ def test_the_ingress_speaks_first() -> None:
 
 def test_nothing_is_sent_before_the_link_is_open() -> None:
     ingress, replica = initiated(), greeted()
-    for send in (ingress.ping, lambda: ingress.send_add("a", [b"x"]), lambda: replica.send_outputs([b"x"])):
+    for send in (ingress.ping, lambda: ingress.send_add("a", [b"x"]), lambda: replica.send_result(1, "", b"")):
         with pytest.raises(UnexpectedMessage):
             send()
     assert (ingress.attempts, ingress.state, replica.state) == (set(), State.HANDSHAKE, State.HANDSHAKE)

@@ -8,7 +8,7 @@ from serve_app import errors
 from serve_app.errors import ProtocolError
 from serve_app.protocol.connection import IngressConnection, ReplicaConnection
 from serve_app.protocol.messages import Capabilities, Message
-from tests.protocol.helpers import make_ingress, make_replica
+from tests.protocol.helpers import make_ingress, make_replica, outputs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 
@@ -55,6 +55,6 @@ def test_the_example_is_what_the_connections_send() -> None:
     sent["Proof"] = ingress.data_to_send()
     replica.receive_data(sent["Proof"])
     sent["Add"] = ingress.send_add("r1@0", [b"abc"])
-    sent["Outputs"] = replica.send_outputs([b"xyz"])
+    sent["Outputs"] = outputs(b"xyz")
     sent["Goodbye"] = replica.close("shutdown", "drained")
     assert listed == {name: wire.hex() for name, wire in sent.items()}

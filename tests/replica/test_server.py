@@ -176,7 +176,7 @@ async def test_an_ingress_that_breaks_the_rules_of_attempts_is_cut_off(second: s
 
 @in_loop
 async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
-    replica = await start_replica(settings(protocol={"credit": 8}), "a")
+    replica = await start_replica(settings(), "a")
     with recorded(replica) as told:
         probe = await linked(replica)
         add(probe, "r@0")
@@ -185,8 +185,8 @@ async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
         replica.server.start_drain()
         await until(lambda: len(probe.messages) == 2)
     assert probe.messages == [
-        Heartbeat(0, 0, 0, 0.0, 8, draining=False),
-        Heartbeat(9, 3, 2, 1.0, 7, draining=True),
+        Heartbeat(0, 0, 0, 0.0, draining=False),
+        Heartbeat(9, 3, 2, 1.0, draining=True),
     ]
     await replica.close()
 
