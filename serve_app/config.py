@@ -259,7 +259,7 @@ class ProtocolSettings(Section):
     handshake_timeout_s: Real = Field(default=5.0, gt=0)
     """Seconds a peer may take from connecting to an open link."""
     max_ingresses: Int = Field(default=64, ge=1, le=1024)
-    """Links a replica accepts. The engine opens one output socket for each possible ingress."""
+    """Links a replica accepts, one for each ingress replica of the model. Connections without the token take none."""
     credit: Int = Field(default=2048, ge=1)
     """Unfinished attempts that one ingress may have on one replica."""
     send_buffer_bytes: Int = Field(default=64 << 20, ge=1 << 20)

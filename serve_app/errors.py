@@ -335,7 +335,7 @@ class WrongModel(ProtocolError):
 
 @dataclass(eq=False)
 class FingerprintMismatch(ProtocolError):
-    """Same model name, but another config, tokenizer or maximum length: token ids would not mean the same."""
+    """Same model name, but another config or tokenizer: token ids would not mean the same."""
 
     code: ClassVar[str] = "fingerprint_mismatch"
     model: str
@@ -392,7 +392,7 @@ class HandshakeTimeout(ProtocolError):
 
 @dataclass(eq=False)
 class SlotsExhausted(ProtocolError):
-    """The replica has as many links as it has output sockets."""
+    """The replica has as many links as it accepts."""
 
     code: ClassVar[str] = "slots_exhausted"
     limit: int

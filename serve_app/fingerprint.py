@@ -1,6 +1,7 @@
 """What must be equal on both ends of a link for token ids to mean the same: the model's configuration and its tokenizer.
 
 Paths, versions of libraries and anything that depends on the device are left out: ingress and replica may run on different images.
+So is the maximum length, which a replica may cut to what its memory holds: it is among its capabilities.
 """
 
 import hashlib
