@@ -31,8 +31,8 @@
         SlotsExhausted           502  slots_exhausted
         PeerClosed               502  peer_closed             the peer's own word: its Goodbye
 
-`code` goes over the wire in a Goodbye and into the `code` of an OpenAI error body: never rename one. Errors keep their
-fields when pickled, because Ray carries them between processes.
+`code` goes over the wire in a Goodbye and, where vLLM has no such error, into the `type` of an HTTP error body
+(`ingress/error_answers.py`): never rename one. Errors keep their fields when pickled, because Ray carries them between processes.
 """
 
 import copyreg

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect, Request
@@ -17,8 +16,10 @@ from starlette.types import Message, Receive, Scope, Send
 from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupported, RequestTooLarge, ServingError
 from serve_app.ingress import admission
 from serve_app.ingress.body_fields import RESPONSES_STATE, check_request_id, parse_fields, refuse_stored_responses
+from serve_app.ingress.error_answers import ErrorAnswer, answer_of, error_body
 from serve_app.ingress.frontend import FrontEnd
 from serve_app.ingress.generate import generate_route
+from serve_app.ingress.held_answer import HeldAnswer
 
 VLLM_ROUTES = frozenset(
     {
@@ -31,8 +32,6 @@ VLLM_ROUTES = frozenset(
     }
 )
 """POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
-
-_ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class IngressApp:
         try:
             await self._route(scope, receive, send)
         except ServingError as exc:
-            await error_response(exc)(scope, receive, send)
+            await answer_of(exc).response()(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -102,10 +101,13 @@ class IngressApp:
             front = self._front_end(path, body)
             verdict = admission.Admission()
             token = admission.current.set(verdict)
+            held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
+            target = self._generate_app(front) if path == "/generate" else front.app
             try:
-                held = _HeldStart(send, verdict)
-                target = self._generate_app(front) if path == "/generate" else front.app
                 await target(scope, _replay(body, receive), held)
+            except Exception:  # vLLM's app raises what it could not tell in a stream that had begun
+                if not await held.end():
+                    raise
             finally:
                 admission.current.reset(token)
         finally:
@@ -189,62 +191,13 @@ class IngressApp:
         return JSONResponse({"object": "list", "data": cards})
 
 
-class _HeldStart:
-    """Sends on, but keeps the status line back until the first byte of the body: until then a refusal is a real status."""
-
-    def __init__(self, send: Send, verdict: admission.Admission) -> None:
-        self._send = send
-        self._verdict = verdict
-        self._start: Message | None = None
-        self._refused = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._start = message
-            return
-        if self._start is not None:
-            start, self._start = self._start, None
-            if self._verdict.error is not None:
-                self._refused = True
-                await error_response(self._verdict.error).send_to(self._send)
-            else:
-                await self._send(start)
-        if not self._refused:
-            await self._send(message)
-
-
-class ErrorResponse(JSONResponse):
-    """An OpenAI error body."""
-
-    async def send_to(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body})
-
-
-def error_response(error: ServingError) -> ErrorResponse:
-    """Return the response of an error: its status, and Retry-After in whole seconds where it knows one."""
-    param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
-    content = _error_body(str(error), error.http_status, param)
-    retry_after_s = error.retry_after_s
-    headers = {} if retry_after_s is None else {"retry-after": str(max(1, round(retry_after_s)))}
-    if isinstance(error, BodyTooSlow):
-        headers["connection"] = "close"  # the rest of the body would be read and dropped for as long as it comes
-    return ErrorResponse(content, status_code=error.http_status, headers=headers)
-
-
-def _error_body(message: str, status: int, param: str | None = None) -> dict[str, Any]:
-    """Return an error as vLLM's: its names for 400 and 404, else the status's own phrase; the code is the status."""
-    kind = _ERROR_TYPES.get(status) or HTTPStatus(status).phrase
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
-
-
 def _not_found(path: str) -> Response:
-    return JSONResponse(_error_body(f"{path} does not exist here", 404), status_code=404)
+    return ErrorAnswer(404, {}, error_body(f"{path} does not exist here", "NotFoundError", 404)).response()
 
 
 def _method_not_allowed(allowed: str) -> Response:
-    body = _error_body(f"allowed methods: {allowed}", 405)
-    return JSONResponse(body, status_code=405, headers={"allow": allowed})
+    body = error_body(f"allowed methods: {allowed}", HTTPStatus.METHOD_NOT_ALLOWED.phrase, 405)
+    return ErrorAnswer(405, {"Allow": allowed}, body).response()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -12,12 +12,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -43,11 +41,12 @@ from serve_app.core.instructions import (
     Instruction,
     StartAttempt,
 )
-from serve_app.errors import CallFailed, NoReplica, ServingError
+from serve_app.errors import CallFailed, NoReplica
 from serve_app.ingress import admission
 from serve_app.ingress.attempts import attempt_request, drop_swallowed_logprobs, resume_of, why_unsendable
 from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.dialer import Dialer
+from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.link import ReplicaLink
 from serve_app.ingress.metrics import LoadGauges
 from serve_app.membership import Lease
@@ -57,14 +56,6 @@ from serve_app.protocol.messages import Capabilities, Heartbeat, Message, Output
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # how late a silent link or an expired wait may be noticed; 1 s would be felt, 0.01 s would cost CPU
-
-
-class FleetError(GracefulHTTPError):
-    """Carries one of our errors through vLLM's front end, which turns it into its status or an SSE error event."""
-
-    def __init__(self, error: ServingError) -> None:
-        super().__init__(str(error), HTTPStatus(error.http_status))
-        self.error = error
 
 
 class FleetClient(EngineCoreClient):

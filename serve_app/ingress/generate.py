@@ -2,39 +2,30 @@
 
 Kept from `vllm/entrypoints/api_server.py` of 2023: the fields next to `prompt` are sampling parameters, `text` in the
 answer holds one string per sequence and begins with the prompt, a stream repeats the text so far. Differs: lines end
-with a newline (first it was NUL), errors have OpenAI's body, `best_of` is only the width of a beam search.
+with a newline (first it was NUL), errors have the body of vLLM's `/v1` routes, `best_of` is only the width of a beam search.
 `model` was read by the outer application and is ignored here.
 """
 
 import asyncio
 import json
 import logging
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from vllm.engine.protocol import EngineClient
-from vllm.exceptions import (
-    GenerationError,
-    GracefulHTTPError,
-    RetryableRequestError,
-    VLLMClientError,
-    VLLMNotFoundError,
-    VLLMServerError,
-    VLLMUnprocessableEntityError,
-)
+from vllm.exceptions import GenerationError, RetryableRequestError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils import random_uuid
 
-from serve_app.errors import BadRequest, NotSupported, ServingError
+from serve_app.errors import NotSupported
 from serve_app.ingress.beam import BeamSearch
+from serve_app.ingress.error_answers import describe_error
 from serve_app.ingress.generate_body import GenerateRequest, parse_body
 
 logger = logging.getLogger(__name__)
@@ -52,10 +43,8 @@ def generate_route(engine_client: EngineClient, *, max_logprobs: int) -> Callabl
     async def generate(request: Request) -> Response:
         try:
             body = parse_body(await request.body(), max_width=max_width)
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
         except Exception as exc:
-            return _json_response(*describe_error(exc))
+            return describe_error(exc).response()
         request_id = f"generate-{request.headers.get('x-request-id', '')}-{random_uuid():.8}"
         return _Answer(_texts(engine_client, body, request_id), stream=body.stream)
 
@@ -102,13 +91,13 @@ class _Answer(Response):
         except Exception as exc:
             answer = describe_error(exc)
             if not started:
-                await _json_response(*answer)(scope, receive, send)
+                await answer.response()(scope, receive, send)
                 return
             await send({"type": "http.response.body", "body": _line(answer.body), "more_body": True})
         if self._stream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
-            await _json_response(200, {}, {"text": texts})(scope, receive, send)
+            await Response(json.dumps({"text": texts}), media_type="application/json")(scope, receive, send)
 
 
 async def _cancel_at_disconnect(receive: Receive, task: asyncio.Task[None]) -> None:
@@ -235,51 +224,6 @@ async def _outputs(engine: EngineClient, prompt: Any, params: Any, request_id: s
         # vLLM aborts what it has returned a queue for; a request cancelled while it is being added would stay behind.
         if not finished:
             await engine.abort(request_id)
-
-
-class ErrorAnswer(NamedTuple):
-    """What an HTTP client is told about an error."""
-
-    status: int
-    headers: dict[str, str]
-    body: dict[str, Any]
-
-
-def describe_error(error: BaseException) -> ErrorAnswer:
-    """Map an error of vLLM's front end or of ours to its answer; one that nobody foresaw is logged and not told."""
-    # AsyncLLM wraps all but vLLM's own client errors; the fleet's errors reach us as causes.
-    cause = error.__cause__
-    wrapped = isinstance(cause, ServingError) or (isinstance(error, VLLMServerError) and isinstance(cause, ValueError))
-    known = cause if wrapped else error
-    match known:
-        case ServingError():
-            param = known.param if isinstance(known, BadRequest) else None
-            retry = known.retry_after_s
-            headers = {} if retry is None else {"Retry-After": str(math.ceil(retry))}
-            return _error(known.http_status, str(known), known.code, param, headers)
-        case GracefulHTTPError():
-            status = HTTPStatus(known.http_status)
-            return _error(status, known.message, status.phrase.lower().replace(" ", "_"))
-        case VLLMNotFoundError():
-            return _error(404, str(known), "not_found")
-        case VLLMUnprocessableEntityError():
-            return _error(422, str(known), "unprocessable_entity", known.parameter)
-        case VLLMClientError() | ValueError():
-            return _error(400, str(known), BadRequest.code, getattr(known, "parameter", None))
-        case GenerationError():
-            return _error(known.status_code, str(known), "generation_failed")
-    logger.error("/generate failed", exc_info=error)
-    return _error(500, "the request failed inside the server, whose log has the cause", "internal_error")
-
-
-def _error(status: int, message: str, code: str, param: str | None = None, headers: dict[str, str] | None = None) -> ErrorAnswer:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return ErrorAnswer(int(status), headers or {}, body)
-
-
-def _json_response(status: int, headers: Mapping[str, str], body: Mapping[str, Any]) -> Response:
-    return Response(json.dumps(body), status, headers, media_type="application/json")
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

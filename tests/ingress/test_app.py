@@ -10,14 +10,11 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.errors import NoReplica, QueueFull
-from serve_app.ingress import admission
 from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp
 from serve_app.ingress.frontend import FrontEnd
 from serve_app.testing.fleet import in_loop, settings, until
 
 MAX_BODY_BYTES = 1000
-FULL = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -212,57 +209,6 @@ def test_a_chunked_body_within_the_limit_arrives_whole() -> None:
             yield part
 
     assert post(ingress(), content=chunks()).json()["body"] == '{"model": "tiny"}'
-
-
-# Refusals before and after the first byte.
-
-
-def refusing(*before: bytes, then: bytes = b"data: error\n\n") -> ASGIApp:
-    """As vLLM: the status line at once, chunks, and a refusal that came to light on the way."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-        for chunk in before:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        verdict = admission.current.get()
-        assert verdict is not None
-        verdict.error = FULL
-        await send({"type": "http.response.body", "body": then, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    return app
-
-
-def test_a_refusal_before_the_first_byte_of_a_stream_is_a_real_status_with_retry_after() -> None:
-    response = post(ingress(front("tiny", refusing())), content=b'{"stream": true}')
-    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
-    assert response.headers["content-type"] == "application/json"
-    message = "3 requests are waiting, limit 3; retry in 4.6 s"
-    assert response.json() == error(message, "Service Unavailable", 503)
-
-
-def test_an_error_after_the_first_byte_goes_through_as_vllm_sent_it() -> None:
-    response = post(ingress(front("tiny", refusing(b"data: a\n\n"))), content=b'{"stream": true}')
-    assert (response.status_code, response.text) == (200, "data: a\n\ndata: error\n\n")
-
-
-def test_an_error_that_vllm_answers_itself_gets_our_status_and_retry_after() -> None:
-    async def internal(scope: Scope, receive: Receive, send: Send) -> None:
-        verdict = admission.current.get()
-        assert verdict is not None
-        verdict.error = NoReplica(model="tiny", waited_s=30.0, retry_after_s=0.2)
-        await send({"type": "http.response.start", "status": 500, "headers": []})
-        await send({"type": "http.response.body", "body": b"internal"})
-
-    response = post(ingress(front("tiny", internal)), content=b"{}")
-    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-
-
-def test_a_refusal_of_one_request_is_not_seen_by_the_next() -> None:
-    app = ingress(front("refused", refusing()), front("tiny"))
-    assert post(app, content=b'{"model": "refused"}').status_code == 503
-    assert post(app, content=b'{"model": "tiny"}').status_code == 200
-    assert admission.current.get() is None
 
 
 # Clients that go away.

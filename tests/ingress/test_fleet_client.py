@@ -9,7 +9,7 @@ import pytest
 
 from serve_app.errors import CallFailed, NoReplica, QueueFull, ReplicaLost
 from serve_app.ingress import admission
-from serve_app.ingress.fleet_client import FleetError
+from serve_app.ingress.error_answers import FleetError
 from serve_app.testing.fake_engine import CAPABILITIES, FakeEngine, answer
 from serve_app.testing.fleet import Fleet, fleet, in_loop, settings, until
 

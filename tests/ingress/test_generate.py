@@ -117,7 +117,7 @@ def test_a_refusal_has_a_status_also_when_a_stream_was_asked_for(
 ) -> None:
     response = post(stream=stream, **fields)
     error = response.json()["error"]
-    assert (response.status_code, error["type"], error["code"]) == (400, "invalid_request_error", "bad_request")
+    assert (response.status_code, error["type"], error["code"]) == (400, "BadRequestError", 400)
     assert (error["param"], error["message"] != "") == (param, True)
 
 
@@ -125,7 +125,7 @@ def test_a_refusal_has_a_status_also_when_a_stream_was_asked_for(
 def test_a_full_engine_answers_503_before_a_stream_begins(post: Post, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.scheduler_config, "max_num_queued_reqs", 2)
     response = post(stream=True, n=3)
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "service_unavailable")
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "Service Unavailable")
     assert texts_of(post(n=2, max_tokens=1))
 
 

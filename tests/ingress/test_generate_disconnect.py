@@ -166,9 +166,9 @@ def test_an_error_after_the_stream_began_is_its_last_line(
     assert json.loads(last["body"]) == {
         "error": {
             "message": "the server aborted the generation; send the request again",
-            "type": "server_error",
+            "type": "ServiceUnavailableError",
             "param": None,
-            "code": "generation_failed",
+            "code": 503,
         }
     }
     assert_idle()

@@ -78,7 +78,7 @@ async def test_one_ingress_too_many_is_told_so() -> None:
 async def test_a_peer_that_says_nothing_is_left_after_the_limit() -> None:
     server, readers = await silent_listener()
     with pytest.raises(HandshakeTimeout):
-        await Probe().connect(port_of(server), timeout_s=0.05)
+        await Probe().connect(port_of(server), timeout_s=0.5)
     await readers[0].read()  # to the end of the stream
     server.close()
 

@@ -7,7 +7,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import BadRequest, RequestTooLarge, SendFailed
-from serve_app.ingress.fleet_client import FleetError
+from serve_app.ingress.error_answers import FleetError
 from serve_app.testing.fleet import Fleet, fleet, in_loop, settings, until
 
 PROMPT = [1, 2, 3]

@@ -1,0 +1,84 @@
+"""What an HTTP client is told about an error: one body for every route, before a stream has begun and within it.
+
+The body is that of vLLM's `/v1` routes. `type` is vLLM's word where vLLM has such an error (its own ones, 400 and 404), and the
+`code` of `errors.py` for what only a fleet has: no_replica, queue_full, replica_lost, ... `code` is the status, as vLLM's.
+"""
+
+import json
+import logging
+import math
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from starlette.responses import Response
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMServerError
+
+from serve_app.errors import BodyTooSlow, ModelNotFound, ServingError
+
+logger = logging.getLogger(__name__)
+
+_TYPES_OF_VLLM = {400: "BadRequestError", 404: "NotFoundError"}
+_INTERNAL = "the request failed inside the server, whose log has the cause"
+
+
+class FleetError(GracefulHTTPError):
+    """Carries one of our errors through vLLM's front end, which lets it pass to the ingress or tells its status and text."""
+
+    def __init__(self, error: ServingError) -> None:
+        super().__init__(str(error), HTTPStatus(error.http_status))
+        self.error = error
+
+
+class ErrorAnswer(NamedTuple):
+    """What an HTTP client is told about an error."""
+
+    status: int
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+    def response(self) -> Response:
+        # ASCII: a text that quotes a lone surrogate of the client's has no UTF-8.
+        return Response(json.dumps(self.body), self.status, self.headers, media_type="application/json")
+
+
+def answer_of(error: ServingError) -> ErrorAnswer:
+    """Return the answer to an error of ours; Retry-After is in whole seconds, never earlier than promised."""
+    param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
+    kind = _TYPES_OF_VLLM.get(error.http_status, error.code)
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    if isinstance(error, BodyTooSlow):
+        headers["Connection"] = "close"  # the rest of the body would be read and dropped for as long as it comes
+    return ErrorAnswer(error.http_status, headers, error_body(str(error), kind, error.http_status, param))
+
+
+def describe_error(error: BaseException) -> ErrorAnswer:
+    """Map an error of vLLM's front end or of ours to its answer; one that nobody foresaw is logged and not told."""
+    if isinstance(error, VLLMServerError) and isinstance(error.__cause__, ValueError):
+        error = error.__cause__  # AsyncLLM wraps all but vLLM's own client errors
+    match error:
+        case FleetError():
+            return answer_of(error.error)
+        case ServingError():
+            return answer_of(error)
+        case GracefulHTTPError() | VLLMClientError() | GenerationError() | ValueError():
+            told = create_error_response(error)
+            return ErrorAnswer(told.error.code, {}, told.model_dump())
+    logger.error("/generate failed", exc_info=error)
+    return ErrorAnswer(500, {}, error_body(_INTERNAL, "InternalServerError", 500))
+
+
+def error_body(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def stream_event(error: ServingError) -> bytes:
+    """Return the server-sent event that ends a stream of completions or chat."""
+    return b"data: %s\n\n" % json.dumps(answer_of(error).body).encode()
+
+
+def responses_event(error: ServingError, sequence_number: int) -> bytes:
+    """Return the server-sent event that ends a stream of the Responses API."""
+    told = answer_of(error).body["error"]
+    event = {"type": "error", "code": told["type"], "message": told["message"], "param": told["param"]}
+    return b"event: error\ndata: %s\n\n" % json.dumps({**event, "sequence_number": sequence_number}).encode()

@@ -1,0 +1,90 @@
+"""Which status, headers and body an error of vLLM's front end, or of ours, becomes."""
+
+from http import HTTPStatus
+
+import pytest
+from vllm.exceptions import GenerationError, GracefulHTTPError, RetryableRequestError, VLLMValidationError
+from vllm.v1.engine.exceptions import EngineGenerateError
+
+from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NoReplica, QueueFull, RequestTooLarge, ServingError
+from serve_app.ingress.error_answers import FleetError, answer_of, describe_error
+
+FULL = QueueFull(waiting=8, limit=8, retry_after_s=1.25)
+
+
+def body(message: str, kind: str, code: int, param: str | None = None) -> dict[str, object]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (BadRequest("n", "is odd"), (400, {}, body("n: is odd", "BadRequestError", 400, "n"))),
+        (
+            ModelNotFound("a", ("b",)),
+            (404, {}, body("the model 'a' does not exist; served here: b", "NotFoundError", 404, "model")),
+        ),
+        (
+            RequestTooLarge(size_bytes=9, limit_bytes=8),
+            (413, {}, body("the request has at least 9 bytes, limit 8", "request_too_large", 413)),
+        ),
+        (FULL, (503, {"Retry-After": "2"}, body("8 requests are waiting, limit 8; retry in 1.2 s", "queue_full", 503))),
+        (
+            BodyTooSlow(limit_s=2.0),
+            (408, {"Connection": "close"}, body("the request body was not complete within 2 s", "body_too_slow", 408)),
+        ),
+    ],
+)
+def test_an_error_of_ours_is_told_by_vllms_word_where_it_has_one_and_by_its_code_elsewhere(
+    error: ServingError, answer: tuple[object, ...]
+) -> None:
+    assert answer_of(error) == describe_error(error) == describe_error(FleetError(error)) == answer
+
+
+@pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (4.01, "5")])
+def test_nobody_is_told_to_come_back_before_it_may_help(retry_after_s: float, told: str) -> None:
+    error = NoReplica(model="tiny", waited_s=30.0, retry_after_s=retry_after_s)
+    assert answer_of(error).headers == {"Retry-After": told}
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (GracefulHTTPError("later", HTTPStatus.TOO_MANY_REQUESTS), (429, {}, body("later", "Too Many Requests", 429))),
+        (
+            VLLMValidationError("too long", parameter="prompt", value=9),
+            (400, {}, body("too long (parameter=prompt, value=9)", "BadRequestError", 400, "prompt")),
+        ),
+        (GenerationError("broken"), (500, {}, body("broken", "InternalServerError", 500))),
+        (RetryableRequestError("again"), (503, {}, body("again", "ServiceUnavailableError", 503))),
+        (
+            KeyError("secret"),
+            (500, {}, body("the request failed inside the server, whose log has the cause", "InternalServerError", 500)),
+        ),
+    ],
+)
+def test_an_error_of_vllms_is_told_as_vllm_does_and_an_unforeseen_one_not_at_all(
+    error: Exception, answer: tuple[object, ...]
+) -> None:
+    assert describe_error(error) == answer
+
+
+@pytest.mark.parametrize(
+    ("cause", "answer"),
+    [
+        (ValueError("needs top_k"), (400, {}, body("needs top_k", "BadRequestError", 400))),
+        (
+            KeyError("secret"),
+            (500, {}, body("the request failed inside the server, whose log has the cause", "InternalServerError", 500)),
+        ),
+    ],
+)
+def test_an_error_that_vllm_has_wrapped_is_told_by_its_cause(cause: Exception, answer: tuple[object, ...]) -> None:
+    error = EngineGenerateError()
+    error.__cause__ = cause
+    assert describe_error(error) == answer
+
+
+def test_a_body_that_quotes_half_a_character_can_be_sent() -> None:
+    response = answer_of(BadRequest("stop", "has \ud800")).response()
+    assert b"stop: has \\ud800" in response.body
