@@ -111,10 +111,7 @@ class ModelNotFound(ServingError):
 
 @dataclass(eq=False)
 class RequestTooLarge(ServingError):
-    """The body is longer than the ingress reads, or what became of it longer than a frame may be.
-
-    ``size_bytes`` is what was announced, had arrived by then, or the frame has.
-    """
+    """The body is longer than the ingress reads, or what became of it than a frame may be; ``size_bytes`` is known so far."""
 
     http_status: ClassVar[int] = 413
     code: ClassVar[str] = "request_too_large"
@@ -139,7 +136,7 @@ class BodyTooSlow(ServingError):
 
 @dataclass(eq=False)
 class NoReplica(ServingError):
-    """No replica of the model became usable while the request waited."""
+    """No replica of the model had room while the request waited; ``held`` of ``credit`` is over all linked ones."""
 
     http_status: ClassVar[int] = 503
     code: ClassVar[str] = "no_replica"
@@ -147,9 +144,17 @@ class NoReplica(ServingError):
     waited_s: float
     # field(): without it dataclass takes the None of the base for a default.
     retry_after_s: float = field()
+    num_linked: int = 0
+    num_draining: int = 0
+    held: int = 0
+    credit: int = 0
 
     def __str__(self) -> str:
-        return f"no replica of {self.model!r} after {self.waited_s:.1f} s; retry in {self.retry_after_s:.1f} s"
+        wait = f"after {self.waited_s:.1f} s; retry in {self.retry_after_s:.1f} s"
+        if not self.num_linked:
+            return f"no replica of {self.model!r} {wait}"
+        where = f"{self.num_linked} linked, {self.num_draining} of them draining, {self.held} of {self.credit} places taken"
+        return f"no room on the replicas of {self.model!r} ({where}) {wait}, or raise replicas.max or protocol.credit"
 
 
 @dataclass(eq=False)
@@ -271,6 +276,11 @@ class ProtocolError(ServingError):
 
     http_status: ClassVar[int] = 502
     code: ClassVar[str] = "protocol_error"
+    text: ClassVar[str] = "protocol error"
+    """A format of the fields."""
+
+    def __str__(self) -> str:
+        return self.text.format(**vars(self))
 
 
 @dataclass(eq=False)
@@ -278,11 +288,9 @@ class FrameTooLarge(ProtocolError):
     """A frame's length is over the limit of the link."""
 
     code: ClassVar[str] = "frame_too_large"
+    text: ClassVar[str] = "frame of {size_bytes} bytes, limit {limit_bytes}"
     size_bytes: int
     limit_bytes: int
-
-    def __str__(self) -> str:
-        return f"frame of {self.size_bytes} bytes, limit {self.limit_bytes}"
 
 
 @dataclass(eq=False)
@@ -290,10 +298,8 @@ class MalformedMessage(ProtocolError):
     """A frame holds no message of this protocol, or a message breaks a limit, or the stream ended inside one."""
 
     code: ClassVar[str] = "malformed_message"
+    text: ClassVar[str] = "malformed message: {problem}"
     problem: str
-
-    def __str__(self) -> str:
-        return f"malformed message: {self.problem}"
 
 
 @dataclass(eq=False)
@@ -301,11 +307,9 @@ class UnexpectedMessage(ProtocolError):
     """A valid message that its sender may not send, or not in this state."""
 
     code: ClassVar[str] = "unexpected_message"
+    text: ClassVar[str] = "unexpected {message} in state {state}"
     message: str
     state: str
-
-    def __str__(self) -> str:
-        return f"unexpected {self.message} in state {self.state}"
 
 
 @dataclass(eq=False)
@@ -313,12 +317,10 @@ class VersionMismatch(ProtocolError):
     """Both sides must run the same version of ``what``: "protocol" or "vllm"."""
 
     code: ClassVar[str] = "version_mismatch"
+    text: ClassVar[str] = "{what} version: ours {ours!r}, theirs {theirs!r}"
     ours: str
     theirs: str
     what: str
-
-    def __str__(self) -> str:
-        return f"{self.what} version: ours {self.ours!r}, theirs {self.theirs!r}"
 
 
 @dataclass(eq=False)
@@ -326,11 +328,9 @@ class WrongModel(ProtocolError):
     """The peer serves another model."""
 
     code: ClassVar[str] = "wrong_model"
+    text: ClassVar[str] = "model: ours {ours!r}, theirs {theirs!r}"
     ours: str
     theirs: str
-
-    def __str__(self) -> str:
-        return f"model: ours {self.ours!r}, theirs {self.theirs!r}"
 
 
 @dataclass(eq=False)
@@ -338,12 +338,10 @@ class FingerprintMismatch(ProtocolError):
     """Same model name, but another config or tokenizer: token ids would not mean the same."""
 
     code: ClassVar[str] = "fingerprint_mismatch"
+    text: ClassVar[str] = "fingerprint of model {model!r}: ours {ours!r}, theirs {theirs!r}"
     model: str
     ours: str
     theirs: str
-
-    def __str__(self) -> str:
-        return f"fingerprint of model {self.model!r}: ours {self.ours!r}, theirs {self.theirs!r}"
 
 
 @dataclass(eq=False)
@@ -351,10 +349,8 @@ class AuthenticationFailed(ProtocolError):
     """The peer does not know the cluster token, or the handshake was changed or replayed on its way."""
 
     code: ClassVar[str] = "authentication_failed"
+    text: ClassVar[str] = "{peer} did not prove that it has our cluster token"
     peer: str
-
-    def __str__(self) -> str:
-        return f"{self.peer} did not prove that it has our cluster token"
 
 
 @dataclass(eq=False)
@@ -362,10 +358,8 @@ class DuplicateAttempt(ProtocolError):
     """An attempt was added while one with the same id is unfinished; vLLM would assert on it."""
 
     code: ClassVar[str] = "duplicate_attempt"
+    text: ClassVar[str] = "attempt {attempt_id!r} is already there"
     attempt_id: str
-
-    def __str__(self) -> str:
-        return f"attempt {self.attempt_id!r} is already there"
 
 
 @dataclass(eq=False)
@@ -373,10 +367,8 @@ class CreditExceeded(ProtocolError):
     """The ingress has more unfinished attempts on this replica than it was granted."""
 
     code: ClassVar[str] = "credit_exceeded"
+    text: ClassVar[str] = "more than {limit} unfinished attempts"
     limit: int
-
-    def __str__(self) -> str:
-        return f"more than {self.limit} unfinished attempts"
 
 
 @dataclass(eq=False)
@@ -384,10 +376,8 @@ class HandshakeTimeout(ProtocolError):
     """The link was not open in time."""
 
     code: ClassVar[str] = "handshake_timeout"
+    text: ClassVar[str] = "no handshake within {limit_s:.1f} s"
     limit_s: float
-
-    def __str__(self) -> str:
-        return f"no handshake within {self.limit_s:.1f} s"
 
 
 @dataclass(eq=False)
@@ -395,10 +385,8 @@ class SlotsExhausted(ProtocolError):
     """The replica has as many links as it accepts."""
 
     code: ClassVar[str] = "slots_exhausted"
+    text: ClassVar[str] = "all {limit} ingress slots are taken"
     limit: int
-
-    def __str__(self) -> str:
-        return f"all {self.limit} ingress slots are taken"
 
 
 @dataclass(eq=False)
@@ -406,8 +394,6 @@ class PeerClosed(ProtocolError):
     """The peer said Goodbye: ``peer_code`` is the code of the error it found in us, or of its own reason to stop."""
 
     code: ClassVar[str] = "peer_closed"
+    text: ClassVar[str] = "the peer closed the link ({peer_code}): {reason!r}"
     peer_code: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"the peer closed the link ({self.peer_code}): {self.reason!r}"

@@ -33,6 +33,9 @@ from serve_app.core.request import EngineOutput, RequestState, Resume
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState, RoutingPolicy
 from serve_app.errors import NoReplica, QueueFull, ReplicaLost, ResumeDiverged
 
+_ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}
+"""Finish reasons, as vLLM prints them, of answers that the engine gave up -> outcome."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
@@ -57,7 +60,9 @@ class FleetState:
         self.waiting: OrderedDict[str, RequestState] = OrderedDict()
         """In the order of service. Not a deque: a thousand clients may go away at once, each from anywhere in the queue."""
         self.outcomes: Counter[str] = Counter()
-        """Terminal outcomes and resumptions by name, since the start: feeds the metrics."""
+        """Requests that ended, by how, since the start: feeds the metrics."""
+        self.resumptions = 0
+        """How often a request that lost its replica was queued again, since the start."""
         self._routing = routing or LeastOutstandingTokens()
         self._attempts: dict[str, RequestState] = {}
         self._handlers: dict[type, Callable[..., list[Instruction]]] = {
@@ -160,7 +165,7 @@ class FleetState:
             del self._attempts[request.attempt_id]
             request.replica_id, request.outstanding_tokens = None, 0
             if self._may_resume(request):
-                self.outcomes["resumed"] += 1
+                self.resumptions += 1
                 request.waiting_since = now
                 back_in_line.append(request)
             else:
@@ -219,7 +224,7 @@ class FleetState:
             if output.new_token_ids:
                 self._count_emitted(replica, request, output.new_token_ids)
             if output.finish_reason is not None:
-                self._finish(request)
+                self._finish(request, output.finish_reason)
                 freed = True
             deliver.append(output)
         instructions: list[Instruction] = [DeliverOutputs(deliver, tuple(swallowed))] if deliver else []
@@ -277,9 +282,20 @@ class FleetState:
             del self.waiting[request.request_id], self.requests[request.request_id]
             self.outcomes["rejected" if request.attempt < 0 else "failed"] += 1
             waited_s = now - request.waiting_since
-            error = NoReplica(model=settings.model, waited_s=waited_s, retry_after_s=settings.retry_after_s)
-            failed.append(FailRequest(request.request_id, error))
+            failed.append(FailRequest(request.request_id, self._no_replica(waited_s)))
         return failed
+
+    def _no_replica(self, waited_s: float) -> NoReplica:
+        replicas = self.replicas.values()
+        return NoReplica(
+            model=self.settings.model,
+            waited_s=waited_s,
+            retry_after_s=self.settings.retry_after_s,
+            num_linked=len(replicas),
+            num_draining=sum(r.draining for r in replicas),
+            held=sum(len(r.held) for r in replicas),
+            credit=sum(r.credit for r in replicas),
+        )
 
     def _dispatch(self) -> list[Instruction]:
         """Start waiting requests, first come first served, while some replica has room."""
@@ -305,10 +321,10 @@ class FleetState:
         prefix = tuple(request.emitted_ids) if continues else ()
         return StartAttempt(request.request_id, request.attempt_id, replica.replica_id, prefix, emitted=len(request.emitted_ids))
 
-    def _finish(self, request: RequestState) -> None:
+    def _finish(self, request: RequestState, reason: object) -> None:
         self._release(request)
         del self.requests[request.request_id]
-        self.outcomes["complete"] += 1
+        self.outcomes[_ENGINES_OWN_ENDS.get(str(reason), "complete")] += 1
 
     def _release(self, request: RequestState) -> None:
         """Take the request off its replica; its credit and outstanding tokens come back."""
@@ -325,6 +341,7 @@ class FleetState:
             "waiting": len(self.waiting),
             "outstanding_tokens": self.outstanding_tokens(),
             "outcomes": dict(self.outcomes),
+            "resumptions": self.resumptions,
             "replicas": {
                 r.replica_id: {
                     "held": len(r.held),

@@ -30,6 +30,7 @@ class EngineOutput(Protocol):
     request_id: str
     new_token_ids: list[int]
     finish_reason: object | None
+    """Its text is vLLM's word: stop, length, abort, error, repetition."""
     events: object | None
     prefill_stats: object | None
 

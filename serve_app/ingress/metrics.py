@@ -64,8 +64,9 @@ class FleetCollector(Collector):
         tokens = GaugeMetricFamily(
             "serve_app_outstanding_tokens", "Tokens that unfinished requests may still cost.", labels=["model"]
         )
-        outcomes = CounterMetricFamily(
-            "serve_app_requests", "Engine requests by terminal outcome, and resumptions.", labels=["model", "outcome"]
+        outcomes = CounterMetricFamily("serve_app_requests", "Engine requests by terminal outcome.", labels=["model", "outcome"])
+        resumptions = CounterMetricFamily(
+            "serve_app_resumptions", "Times a request that lost its replica went on.", labels=["model"]
         )
         gauges = {
             name: GaugeMetricFamily(f"serve_app_replica_{name}", text, labels=["model", "replica"])
@@ -75,12 +76,13 @@ class FleetCollector(Collector):
             model, state = fleet.settings.model, fleet.describe()
             waiting.add_metric([model], state["waiting"])
             tokens.add_metric([model], state["outstanding_tokens"])
+            resumptions.add_metric([model], state["resumptions"])
             for outcome, count in state["outcomes"].items():
                 outcomes.add_metric([model, outcome], count)
             for replica_id, load in state["replicas"].items():
                 for name, family in gauges.items():
                     family.add_metric([model, replica_id], float(load[name]))
-        yield from (waiting, tokens, outcomes, *gauges.values())
+        yield from (waiting, tokens, outcomes, resumptions, *gauges.values())
 
 
 _REPLICA_GAUGES = {

@@ -1,4 +1,5 @@
 import pytest
+from vllm.v1.engine import FinishReason
 
 from serve_app.core.events import (
     AttemptUnsendable,
@@ -76,7 +77,7 @@ def test_a_lost_link_resumes_after_the_last_emitted_token() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r"), outputs("a", Output("r@0", [7, 8])), LinkOpened("b", 8))
     assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b", (7, 8), emitted=2)]
-    assert fleet.outcomes == {"resumed": 1}
+    assert (fleet.outcomes, fleet.resumptions) == ({}, 1)
 
 
 def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
@@ -89,7 +90,7 @@ def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
     assert seam == Output("r", [10])
     after = Output("r@1", [11], finish_reason="length")
     assert run(fleet, outputs("b", after)) == [DeliverOutputs([after])]
-    assert fleet.outcomes == {"resumed": 1, "complete": 1}
+    assert (fleet.outcomes, fleet.resumptions) == ({"complete": 1}, 1)
 
 
 def test_swallowed_is_told_by_the_index_among_the_delivered_outputs() -> None:
@@ -156,7 +157,7 @@ def test_a_request_that_lost_as_many_replicas_as_allowed_ends() -> None:
     (failure,) = run(fleet, LinkLost("a", "crash"))
     assert isinstance(failure, FailRequest)
     assert same(failure.error, ReplicaLost(request="r", cause="replica a: crash"))
-    assert fleet.outcomes == {"resumed": 1, "failed": 1}
+    assert (fleet.outcomes, fleet.resumptions) == ({"failed": 1}, 1)
 
 
 def test_resumed_requests_go_before_waiting_ones_oldest_first() -> None:
@@ -244,13 +245,40 @@ def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
     assert fleet.outcomes == {"rejected": 1}
 
 
+def test_a_request_that_found_no_room_is_told_what_there_was_and_the_way_out() -> None:
+    fleet = fleet_of("a", "b", credit=1, no_replica_s=30.0, heartbeat_timeout_s=100.0)
+    run(fleet, arrived("r0"), arrived("r1"), HeartbeatArrived("b", 1, 0, 0, 0.0, draining=True), arrived("r2"))
+    (failure,) = run(fleet, Ticked(), now=31.0)
+    assert isinstance(failure, FailRequest)
+    assert str(failure.error) == (
+        "no room on the replicas of 'tiny' (2 linked, 1 of them draining, 2 of 2 places taken) after 31.0 s; retry in 5.0 s,"
+        " or raise replicas.max or protocol.credit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [
+        (FinishReason.STOP, "complete"),
+        (FinishReason.LENGTH, "complete"),
+        (FinishReason.REPETITION, "complete"),
+        (FinishReason.ABORT, "aborted"),
+        (FinishReason.ERROR, "failed"),
+    ],
+)
+def test_an_answer_that_the_engine_gave_up_is_not_counted_as_complete(reason: FinishReason, outcome: str) -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r"), outputs("a", Output("r@0", [], finish_reason=reason)))
+    assert fleet.outcomes == {outcome: 1}
+
+
 def test_the_wait_of_a_resumed_request_counts_from_the_loss() -> None:
     fleet = fleet_of("a", no_replica_s=30.0, heartbeat_timeout_s=100.0)
     run(fleet, arrived("r"))
     run(fleet, LinkLost("a", "reset"), now=40.0)
     assert run(fleet, Ticked(), now=70.0) == []
     assert len(run(fleet, Ticked(), now=71.0)) == 1
-    assert fleet.outcomes == {"resumed": 1, "failed": 1}
+    assert (fleet.outcomes, fleet.resumptions) == ({"failed": 1}, 1)
 
 
 @pytest.mark.parametrize("resume", [Resume.CONTINUE, Resume.REPLAY])
@@ -279,6 +307,7 @@ def test_describe_is_plain_data() -> None:
         "waiting": 1,
         "outstanding_tokens": 12,
         "outcomes": {},
+        "resumptions": 0,
         "replicas": {"a": {"held": 1, "outstanding_tokens": 6, "running": 3, "waiting": 2, "kv_usage": 0.5, "draining": False}},
     }
 

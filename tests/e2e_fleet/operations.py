@@ -94,9 +94,13 @@ class Fleet:
         return [found[started] for started in sorted(found)]
 
     def outcome(self, name: str) -> float:
-        """Return how many engine requests of a fleet with one ingress ended, or went on, in this way."""
+        """Return how many engine requests of a fleet with one ingress ended in this way."""
         key = ("serve_app_requests_total", (("model", MODEL), ("outcome", name)))
         return self.ingresses()[0].get(key, 0.0)
+
+    def resumptions(self) -> float:
+        """Return how often an engine request of a fleet with one ingress lost its replica and went on."""
+        return self.ingresses()[0].get(("serve_app_resumptions_total", (("model", MODEL),)), 0.0)
 
     def wait_for_replicas(self, count: int, *, num_ingresses: int = 1, limit_s: float = 180.0) -> None:
         """Wait until every ingress has a link to this many replicas that take requests."""
