@@ -35,7 +35,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         start = 0
         while start < len(data) and not self.transport.is_closing():
             # A body has a limit of its own, in the application.
-            end = start + _SLICE_BYTES if self._in_head else len(data)
+            end = min(start + _SLICE_BYTES, len(data)) if self._in_head else len(data)
             was_in_head = self._in_head
             super().data_received(data[start:end])
             # Only slices that are of the head as a whole count, so that a body before it never does.

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -75,6 +76,27 @@ async def test_a_head_of_half_the_limit_and_a_body_over_it_are_taken_also_in_one
     async with connection() as (reader, writer):
         writer.write(request * 3)
         assert [await answer(reader) for _ in range(3)] == [b"%d" % len(body)] * 3
+
+
+@in_loop
+async def test_a_head_counts_by_its_bytes_and_not_by_the_pieces_it_comes_in() -> None:
+    pieces = 0
+
+    class Counted(LimitedHttpProtocol):
+        def data_received(self, data: bytes) -> None:
+            nonlocal pieces
+            super().data_received(data)
+            pieces += 1
+
+    async with connection(protocol=Counted) as (reader, writer):
+        for sent, piece in enumerate([HEAD, *[b"X: y\r\n"] * 9, b"Content-Length: 1\r\n\r\nx"], 1):
+            writer.write(piece)
+            await until(partial(reached, lambda: pieces, sent))
+        assert await answer(reader) == b"1"
+
+
+def reached(count: Callable[[], int], wanted: int) -> bool:
+    return count() >= wanted
 
 
 @in_loop
