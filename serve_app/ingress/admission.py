@@ -1,6 +1,6 @@
 """One HTTP request's verdict. vLLM returns its streaming response before it asks the engine, so a refusal would come after a 200.
 
-The middleware (``ingress/app.py``) puts one ``Admission`` per HTTP request into a context variable and holds the status line back
+The outer app puts one ``Admission`` per HTTP request into a context variable, ``HeldAnswer`` holds the status line back
 until the first byte of the body; the fleet client writes an error here when it ends a request before that.
 """
 

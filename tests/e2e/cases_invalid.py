@@ -10,6 +10,8 @@ from tests.e2e.fleet import MODEL
 
 _BODY = json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}).encode()
 _JSON = {"content-type": "application/json"}
+_UNENCODABLE = {"status": "unencodable", "body.error": "unencodable"}
+_UNENCODABLE_STREAMED = dict.fromkeys(("status", "type", "body", "events"), "unencodable")
 
 
 def raw(name: str, content: bytes, path: str = "/v1/completions", **headers: str) -> Case:
@@ -39,7 +41,13 @@ BYTES = [
     raw("invalid: model is a number", b'{"model": 5, "prompt": "a"}'),
     raw("model is empty", b'{"model": "", "prompt": "a", "max_tokens": 2, "temperature": 0}'),
     raw("invalid: surrogates", b'{"model": "tiny", "prompt": "\\ud800", "max_tokens": 2, "temperature": 0}'),
-    raw("invalid: surrogate in the model", b'{"model": "\\ud800", "prompt": "a"}'),
+    Case(
+        "body invalid: surrogate in the model",
+        "/v1/completions",
+        b'{"model": "\\ud800", "prompt": "a"}',
+        headers=_JSON,
+        wanted={"status": "unknown-model", "body.error": "unknown-model"},
+    ),
     raw("invalid: model not UTF-8", b'{"model": "\xff", "prompt": "a"}'),
     raw("invalid: gzip", gzip.compress(_BODY), content_encoding="gzip", content_type="application/json"),
     Case(
@@ -134,6 +142,14 @@ COMPLETIONS = [
     completion("kv_transfer_params", kv_transfer_params={"a": 1}),
     completion("invalid: repetition_detection", repetition_detection={"max_pattern_size": -1}),
     completion("invalid: request_id number", request_id=5),
+    completion("request_id of 129 characters", request_id="x" * 129, wanted={"status": "request-id", "body": "request-id"}),
+    completion("invalid: surrogate in stop", stop=["\ud800"], wanted=_UNENCODABLE),
+    completion("invalid: surrogate in stop, streamed", stop=["\ud800"], stream=True, wanted=_UNENCODABLE_STREAMED),
+    completion("invalid: surrogate in bad_words", bad_words=["\ud800"]),
+    completion("invalid: surrogate in vllm_xargs", vllm_xargs={"a": "\ud800"}, wanted=_UNENCODABLE),
+    completion("invalid: surrogate in kv_transfer_params", kv_transfer_params={"a": "\ud800"}, wanted=_UNENCODABLE),
+    completion("invalid: surrogate in cache_salt", cache_salt="\ud800"),
+    completion("invalid: stop_token_ids of 30 digits", stop_token_ids=[10**30]),
     completion("invalid: several prompts, one bad", prompt=[[5], [99999]]),
 ]
 
@@ -183,6 +199,12 @@ CHAT = [
     chat("invalid: structured_outputs regex, streamed", structured_outputs={"regex": "[a-"}, stream=True),
     chat("audio", modalities=["audio"]),
     chat("beam search streamed", use_beam_search=True, n=2, stream=True, max_tokens=3),
+    chat("invalid: surrogate in stop", stop=["\ud800"], wanted=_UNENCODABLE),
+    chat(
+        "invalid: response_format with an integer of 30 digits",
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer", "maximum": 10**30}}},
+        wanted=_UNENCODABLE,
+    ),
     chat("functions of old", functions=[{"name": "f"}], function_call="auto"),
 ]
 

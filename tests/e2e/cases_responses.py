@@ -57,6 +57,8 @@ RESPONSES = [
     respond("invalid: bad tool", tools=[{"type": "no_such_tool"}]),
     respond("invalid: stored: previous_response_id", previous_response_id="resp_1", wanted=NO_STORE),
     respond("invalid: stored: background", background=True, wanted={"body.error": "responses-state"}),
+    respond("invalid: stored: background yes", background="yes", wanted={"body.error": "responses-state"}),
+    respond("invalid: stored: previous_response_id number", previous_response_id=5, wanted={"body.error": "responses-state"}),
     Case("invalid: responses retrieve", "/v1/responses/resp_1", method="GET", wanted=NO_STORE),
     Case("invalid: responses cancel", "/v1/responses/resp_1/cancel", wanted=NO_STORE),
 ]
