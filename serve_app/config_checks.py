@@ -248,7 +248,12 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
     shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
     should = re.sub(r"^\w+ should", "but should", detail["msg"])
     if kind in ("dict_type", "model_type"):
-        return f"is {shown}, but should be a mapping", ""
+        count = value if isinstance(value, int) and value > 0 else 1
+        return f"is {shown}, but should be a mapping", f"write {{min: {count}, max: {count}}}" if name == "replicas" else ""
+    if kind == "tuple_type":
+        return f"is {shown}, but should be a list", f"write each entry of `{name}:` on a line of its own that starts with `- `"
+    if kind == "string_pattern_mismatch":
+        return f"is {shown}, but should match {detail['ctx']['pattern']}", "for example my-model"
     if kind in ("int_type", "float_type") and isinstance(value, str):
         return f"is {shown}, {should}", _number_hint(name, value)
     if kind == "string_type" and isinstance(value, int | float):

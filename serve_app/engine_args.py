@@ -103,6 +103,9 @@ def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> di
         # One thread per engine: with more, replicas on one machine take the cores from each other.
         env["OMP_NUM_THREADS"] = "1"
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # left to itself, vLLM binds every replica to the same core
+        if model.engine_args.get("enforce_eager", True):
+            # Else the first request with log probabilities compiles a helper for a minute, and ends the engine without a C++ compiler.
+            env["TORCHDYNAMO_DISABLE"] = "1"
         if model.simulated is None:
             env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and vLLM would take it before kv_cache_memory_bytes
     return {**env, **model.env}

@@ -91,7 +91,8 @@ def local_cluster(settings: Settings) -> Iterator[str]:
     # Workers inherit the driver's environment; replicas get the same by runtime_env on a cluster we did not start.
     os.environ.update({k: os.environ.get(k, v) for k, v in PROCESS_ENVIRONMENT.items()})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["TMPDIR"] = temp_dir  # vLLM leaves the sockets and rendezvous files of its workers in the temporary folder
+    # vLLM leaves the sockets and rendezvous files of its workers in the temporary folder. Ray opens its own to everybody.
+    os.environ["TMPDIR"] = temp_dir
     _use_token(secrets.token_hex(32))
     import ray
 
@@ -103,7 +104,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
             log_to_driver=False,
             logging_level="warning",
             namespace=settings.name,
-            _temp_dir=temp_dir,
+            _temp_dir=f"{temp_dir}/ray",
             _node_ip_address="127.0.0.1",
             object_store_memory=100 << 20,
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import re
 import signal
 import threading
@@ -48,7 +49,7 @@ def _interrupted(stop: threading.Event) -> None:
     if stop.is_set():
         raise KeyboardInterrupt
     stop.set()
-    console.print("stopping: waiting for running streams (Ctrl-C again to cut them)")
+    console.print("stopping; running streams may finish (Ctrl-C again cuts them)")
 
 
 @contextlib.contextmanager
@@ -62,6 +63,7 @@ def _cluster(settings: Settings, address: str) -> Iterator[str]:
         refuse_hopeless_start(settings)
         console.print("starting Ray")
         with local_cluster(settings) as ray_address:
+            console.print(f"logs: {os.environ['TMPDIR']}/ray/session_latest/logs/serve (removed at the end)")
             yield ray_address
 
 
@@ -171,8 +173,11 @@ def _check_application(settings: Settings) -> str:
     if status is None:
         return "waiting for Ray Serve"
     if status.status == "DEPLOY_FAILED":
-        reasons = [f"{n}: {_own_words(d.message)}" for n, d in status.deployments.items() if d.message] or [status.message]
-        raise ClusterFailed(problem="the application did not come up", hint="\n".join(reasons))
+        reasons = {_own_words(d.message): n for n, d in status.deployments.items() if d.message} or {
+            status.message: settings.name
+        }
+        hint = "\n".join(f"{name}: {reason}" for reason, name in reasons.items())
+        raise ClusterFailed(problem="the application did not come up", hint=hint)
     states = [f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items()]
     return "; ".join(states) or "waiting for Ray Serve"
 

@@ -99,6 +99,9 @@ class IngressApp:
             except TimeoutError:
                 raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
             front = self._front_end(path, body)
+            if path != "/generate" and not front.serves(path):
+                await _not_found(f"{path} for the model {front.model.name!r}")(scope, receive, send)
+                return
             verdict = admission.Admission()
             token = admission.current.set(verdict)
             held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")

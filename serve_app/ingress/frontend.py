@@ -18,6 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import frontend_engine_args
+from serve_app.errors import ConfigError
 from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
@@ -44,12 +45,19 @@ class FrontEnd:
     app: FastAPI
     max_logprobs: int
 
+    def serves(self, path: str) -> bool:
+        """Return whether the model is of a kind that this route is for: vLLM leaves out ``/v1/embeddings`` of a chat model."""
+        return any(getattr(route, "path", None) == path for route in self.app.routes)
+
 
 async def build_front_end(model: ModelSettings, model_path: str, client: FleetClient) -> FrontEnd:
     """Build the front end; takes seconds (tokenizer, chat template) and starts no engine."""
     engine_args = frontend_engine_args(model, model_path)
     args = _namespace(model, engine_args)
-    vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    try:
+        vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except ValueError as exc:  # pydantic's is one
+        raise ConfigError(f"engine_args of {model.name!r}", " ".join(str(exc).split())) from exc
     engine = _async_llm(vllm_config, client)
     client.bind(
         vllm_config=vllm_config,

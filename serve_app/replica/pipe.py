@@ -107,7 +107,8 @@ class EngineEnd:
         """Tell the supervisor, if it still listens, why this process is about to end."""
         logger.error("engine core failed", exc_info=exc)
         with contextlib.suppress(OSError):
-            self.send(EngineFailed(readable(f"{type(exc).__name__}: {exc}", MAX_REASON_CHARS)))
+            one_line = " ".join(f"{type(exc).__name__}: {exc}".split())
+            self.send(EngineFailed(readable(one_line, MAX_REASON_CHARS)))
 
     def run_thread(self, body: Callable[[], None]) -> None:
         """Run an IO thread's ``body``; if it fails, the process ends.

@@ -81,7 +81,7 @@ def test_a_second_interrupt_cuts_the_streams_and_leaves_nothing(patient: Fleet) 
 
     def interrupt_twice() -> None:
         up.send_signal(signal.SIGINT)
-        said = b"stopping: waiting for running streams"
+        said = b"stopping; running streams may finish"
         wait_until(lambda: said in patient.server.log.read_bytes(), limit_s=END_LIMIT_S, what="the first is noticed")
         up.send_signal(signal.SIGINT)
 

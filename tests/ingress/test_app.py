@@ -40,6 +40,7 @@ class App:
 
     def __init__(self, name: str, asgi: ASGIApp) -> None:
         self.state = SimpleNamespace(openai_serving_models=Models(name))
+        self.routes = [SimpleNamespace(path=path) for path in VLLM_ROUTES if name != "chat" or path != "/v1/embeddings"]
         self._asgi = asgi
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,6 +80,13 @@ def post(app: IngressApp, path: str = "/v1/completions", **kwargs: Any) -> httpx
 
 
 # Routes.
+
+
+@in_loop
+async def test_a_route_that_is_not_for_this_kind_of_model_is_named_with_the_model() -> None:
+    response = await call(ingress(front("chat")), "POST", "/v1/embeddings", json={"model": "chat", "input": "a"})
+    assert response.status_code == 404
+    assert response.json()["error"]["message"] == "/v1/embeddings for the model 'chat' does not exist here"
 
 
 @pytest.mark.parametrize("path", sorted(VLLM_ROUTES))
