@@ -106,7 +106,7 @@ class ModelNotFound(ServingError):
     served: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"the model {self.model!r} does not exist; served here: {', '.join(self.served)}"
+        return f"the model {self.model[:256]!r} does not exist; served here: {', '.join(self.served)}"
 
 
 @dataclass(eq=False)

@@ -1,15 +1,18 @@
 """The command line's own Ray cluster: in a temporary folder on free ports, found again by its name, ended without a trace."""
 
+import atexit
 import contextlib
 import json
 import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psutil
 
@@ -17,6 +20,9 @@ from serve_app.cli.reaper import Reaper, end_processes
 from serve_app.config import Settings, default_cache_dir
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.errors import ClusterFailed
+
+T = TypeVar("T")
+_RAY_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,27 @@ def find_run(name: str) -> RunState:
     return state
 
 
+def within(limit_s: float, call: Callable[[], T]) -> T:
+    """Return what ``call`` returns. It runs in a thread: without a raylet, Ray's calls wait for ever and heed no Ctrl-C.
+
+    Raises:
+        ClusterFailed: No answer within ``limit_s`` seconds.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as exc:
+            future.set_exception(exc)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return future.result(limit_s)
+    except TimeoutError:
+        raise ClusterFailed(problem=f"Ray has not answered for {limit_s:g} s", hint="its processes may be dead") from None
+
+
 @contextlib.contextmanager
 def local_cluster(settings: Settings) -> Iterator[str]:
     """Start a Ray cluster on loopback for this configuration, yield its address, and leave nothing of it behind."""
@@ -112,7 +139,8 @@ def local_cluster(settings: Settings) -> Iterator[str]:
     finally:
         mine = [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]
         with contextlib.suppress(Exception):
-            ray.shutdown()
+            within(_RAY_LIMIT_S, ray.shutdown)
+        atexit.unregister(ray.shutdown)  # it has been called, or would wait for ever
         end_processes(mine)
         reaper.finish()
 

@@ -15,7 +15,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from serve_app.cli.cluster import RunState, connect, local_cluster, ray_token
+from serve_app.cli.cluster import RunState, connect, local_cluster, ray_token, within
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.config import Settings, load_settings
 from serve_app.errors import ClusterFailed
@@ -23,6 +23,7 @@ from serve_app.errors import ClusterFailed
 _POLL_S = 0.5
 _WATCH_S = 5.0
 _REMOVE_MARGIN_S = 60.0
+_RAY_LIMIT_S = 30.0
 console = Console(stderr=True, highlight=False)
 
 
@@ -96,7 +97,7 @@ def running(settings: Settings, ray_address: str, stop: threading.Event, *, here
         yield
     finally:
         try:
-            with contextlib.suppress(KeyboardInterrupt):
+            with contextlib.suppress(KeyboardInterrupt, ClusterFailed):
                 remove(settings)
         finally:
             RunState.path(settings.name).unlink(missing_ok=True)
@@ -128,19 +129,23 @@ def remove(settings: Settings) -> None:
 
     from serve_app.membership import board_name
 
-    serve.delete(settings.name, _blocking=False)
+    within(_RAY_LIMIT_S, lambda: serve.delete(settings.name, _blocking=False))
     deadline = time.monotonic() + settings.timeouts.drain_s + _REMOVE_MARGIN_S
     while application_status(settings.name) is not None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     with contextlib.suppress(ValueError):
-        ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name))
+        within(_RAY_LIMIT_S, lambda: ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name)))
 
 
 def application_status(name: str) -> Any:
-    """Return Serve's own view of the application, None when it knows none."""
+    """Return Serve's own view of the application, None when it knows none.
+
+    Raises:
+        ClusterFailed: Ray does not answer.
+    """
     from ray import serve
 
-    return serve.status().applications.get(name)
+    return within(_RAY_LIMIT_S, lambda: serve.status().applications.get(name))
 
 
 def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:

@@ -4,6 +4,7 @@ Pure ASGI. A request's body is read here once (bounded), its ``model`` picks the
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -20,6 +21,8 @@ from serve_app.ingress.error_answers import ErrorAnswer, answer_of, error_body
 from serve_app.ingress.frontend import FrontEnd
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
+
+logger = logging.getLogger(__name__)
 
 VLLM_ROUTES = frozenset(
     {
@@ -113,6 +116,8 @@ class IngressApp:
                     raise
             finally:
                 admission.current.reset(token)
+                if held.status >= 500 and verdict.error is None:
+                    logger.error("%s for the model %r: %d", path, front.model.name, held.status)
         finally:
             self.streams -= 1
 
@@ -195,7 +200,7 @@ class IngressApp:
 
 
 def _not_found(path: str) -> Response:
-    return ErrorAnswer(404, {}, error_body(f"{path} does not exist here", "NotFoundError", 404)).response()
+    return ErrorAnswer(404, {}, error_body(f"{path[:200]} does not exist here", "NotFoundError", 404)).response()
 
 
 def _method_not_allowed(allowed: str) -> Response:

@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's protocol with limits on the head of a request, which uvicorn reads without any."""
+"""One HTTP connection: uvicorn's protocol with limits on all that it reads without any: heads, trailers, requests in a row."""
 
 import asyncio
 
@@ -10,21 +10,36 @@ MAX_HEAD_BYTES = 64 << 10
 HEAD_TIMEOUT_S = 30.0
 """From the first byte of a head to its end. It is one packet, or a few."""
 
+MAX_PIPELINED = 128
+"""Requests that may wait on a connection behind the one that is answered."""
+
+FRAMING_PER_BODY_BYTE = 16
+"""What a chunked body may have beside its bytes, `MAX_HEAD_BYTES` apart: chunks of one byte have five."""
+
+UNREAD_BODY_TIMEOUT_S = 5.0
+"""For the rest of a body whose request was answered without it, such as one that is too large."""
+
+_LINGER_S = 1.0  # for which what a refused client goes on sending is dropped
+
 _SLICE_BYTES = 16 << 10  # what a head may be over its limit before that is noticed
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Answers 431 to a head that is too long and 408 to one that is too slow, and closes.
+    """Answers 431 to a head or trailer that is too long and 408 to a head that is too slow, and closes.
 
     A connection on which nothing ever comes is closed after the keep-alive time, as one on which nothing comes any more.
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
+    unread_body_timeout_s = UNREAD_BODY_TIMEOUT_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         self._in_head = True
         self._head_bytes = 0
+        self._in_body = False
+        self._spare_framing = 0
+        self._refused = False
         self._timer = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -33,15 +48,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         start = 0
-        while start < len(data) and not self.transport.is_closing():
+        while start < len(data) and not self._refused and not self.transport.is_closing():
             # A body has a limit of its own, in the application.
             end = min(start + _SLICE_BYTES, len(data)) if self._in_head else len(data)
             was_in_head = self._in_head
+            self._spare_framing -= 0 if was_in_head else end - start
             super().data_received(data[start:end])
             # Only slices that are of the head as a whole count, so that a body before it never does.
             self._head_bytes = self._head_bytes + end - start if was_in_head and self._in_head else 0
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(b"431 Request Header Fields Too Large", f"the limit is {MAX_HEAD_BYTES} bytes")
+            elif self._in_body and self._spare_framing < 0:
+                self._refuse(b"431 Request Header Fields Too Large", "trailers, or too many chunks that hold nothing")
             start = end
 
     def on_message_begin(self) -> None:
@@ -53,8 +71,32 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._in_body = True
+        self._spare_framing = MAX_HEAD_BYTES + _SLICE_BYTES
         self._timer.cancel()
         super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED:
+            self.transport.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # trailers have no use here, and uvicorn would keep them with the headers
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._spare_framing += (1 + FRAMING_PER_BODY_BYTE) * len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._timer.cancel()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()  # uvicorn would read on, and queue more than it answers
+        elif self._in_body and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.unread_body_timeout_s, self.transport.close)
 
     def _head_is_late(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -66,6 +108,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _refuse(self, status: bytes, message: str) -> None:
         body = message.encode()
         head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        if self.cycle is None or self.cycle.response_complete:  # else the bytes would end up inside another answer
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
-        self.transport.close()
+        if self.pipeline or (self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete):
+            self.transport.close()  # the bytes would end up inside another answer
+            return
+        if self.cycle is not None:  # to the application, the client is gone
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._refused = True
+        self._timer.cancel()
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
+        self.transport.write_eof()
+        # To close with bytes unread would reset the connection, and the client might never see why.
+        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)

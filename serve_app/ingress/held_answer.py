@@ -23,6 +23,7 @@ class HeldAnswer:
         self._num_events = 0
         self._begun = False
         self._ended = False
+        self.status = 0
 
     async def __call__(self, message: Message) -> None:
         if self._ended:
@@ -71,7 +72,9 @@ class HeldAnswer:
             await self._pass_on(message)
 
     async def _pass_on(self, message: Message) -> None:
-        if message["type"] == "http.response.body":
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
             self._num_events += bool(message.get("body"))
             self._ended = not message.get("more_body", False)
         await self._send(message)

@@ -95,6 +95,8 @@ class ReplicaServer:
             await asyncio.sleep(self.settings.heartbeat_interval_s)
 
     def send_heartbeats(self) -> None:
+        if not self.num_attempts():  # an abort of the last one makes no step, and so no new figures
+            self.load = EngineLoad(step=self.load.step)
         for link in list(self.open_links()):
             link.send_heartbeat()
 

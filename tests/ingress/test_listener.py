@@ -10,7 +10,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.connection import MAX_HEAD_BYTES, LimitedHttpProtocol
+from serve_app.ingress.connection import MAX_HEAD_BYTES, MAX_PIPELINED, LimitedHttpProtocol
 from serve_app.ingress.listener import Listener
 from serve_app.testing.fleet import in_loop, settings, until
 from tests.ingress.test_app import front
@@ -20,6 +20,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
 
 class Impatient(LimitedHttpProtocol):
     head_timeout_s = 0.02
+    unread_body_timeout_s = 0.02
 
 
 async def size(scope: Scope, receive: Receive, send: Send) -> None:
@@ -27,6 +28,8 @@ async def size(scope: Scope, receive: Receive, send: Send) -> None:
     num_bytes, more = 0, True
     while more:
         message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            return
         num_bytes, more = num_bytes + len(message["body"]), message["more_body"]
     body = str(num_bytes).encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
@@ -153,3 +156,50 @@ async def test_a_body_that_does_not_end_is_given_up_and_no_longer_counted() -> N
         assert head.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert b"the request body was not complete within 0.02 s" in body
         await until(lambda: app.streams == 0)
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("trailers", [b"a: b\r\n" * 40_000, b"a: " + b"b" * 200_000])
+@in_loop
+async def test_trailers_over_the_limit_of_a_head_are_refused(trailers: bytes) -> None:
+    async with connection() as (reader, writer):
+        writer.write(CHUNKED + b"1\r\na\r\n0\r\n" + trailers)
+        assert (await reader.read()).startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+
+
+@in_loop
+async def test_a_body_in_the_smallest_chunks_and_short_trailers_are_taken() -> None:
+    async with connection() as (reader, writer):
+        writer.write((CHUNKED + b"1\r\na\r\n" * 100_000 + b"0\r\na: b\r\n\r\n") * 2)
+        assert [await answer(reader) for _ in range(2)] == [b"100000"] * 2
+
+
+@in_loop
+async def test_a_connection_that_queues_requests_without_end_is_closed() -> None:
+    answered = asyncio.Event()
+
+    async def held(scope: Scope, receive: Receive, send: Send) -> None:
+        await answered.wait()
+        await size(scope, receive, send)
+
+    async with connection(held) as (reader, writer):
+        writer.write((HEAD + b"Content-Length: 0\r\n\r\n") * (MAX_PIPELINED + 2))
+        assert await reader.read() == b""
+        answered.set()
+
+
+@in_loop
+async def test_as_many_requests_in_a_row_as_may_wait_are_all_answered() -> None:
+    async with connection() as (reader, writer):
+        writer.write((HEAD + b"Content-Length: 1\r\n\r\nx") * MAX_PIPELINED)
+        assert [await answer(reader) for _ in range(MAX_PIPELINED)] == [b"1"] * MAX_PIPELINED
+
+
+@in_loop
+async def test_the_rest_of_a_body_that_was_refused_is_not_read_for_ever() -> None:
+    app = IngressApp({"tiny": front("tiny")}, AppLimits(max_body_bytes=10), version={})
+    async with connection(app, protocol=Impatient) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 1000000\r\n\r\nx")
+        assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
