@@ -82,6 +82,7 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
 def _ingress(settings: Settings) -> Any:
     replicas = settings.ingress.replicas
     options = _common(settings, settings.ingress.num_cpus)
+    options["max_surge_percent"] = 100  # a new one listens before an old one stops: somebody always does
     # Serve asks only what it autoscales for statistics, and the models' are the ingresses'.
     reports = autoscaling_policy(settings) is not None
     return serve.deployment(Ingress, name=INGRESS, **options, **_scaling(replicas.min, replicas.max, reports=reports))

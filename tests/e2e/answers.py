@@ -31,6 +31,7 @@ _MASKED = {
 }
 _GROWING = frozenset({"text", "content", "arguments", "reasoning", "refusal"})
 _TOLERANCE = 1e-4
+_FORBIDDEN = -9999.0  # vLLM's JSON for minus infinity
 """Of log probabilities, in nats: float32 sums depend on the batch in their last digits. Tokens never did."""
 
 
@@ -161,11 +162,14 @@ def _fold_typed(events: list[Json]) -> Json:
 
 
 def mask(tree: Json) -> Json:
-    """Return the tree without ids, times and counts of cached tokens. Keys become strings."""
+    """Return the tree without ids, times, counts of cached tokens and top tokens that a grammar forbids. Keys become strings.
+
+    Of the forbidden tokens, all of which have one log probability, any may be at the end of a list of top tokens.
+    """
     if isinstance(tree, dict):
-        return {str(k): _masked_field(str(k), v) for k, v in tree.items()}
+        return {str(k): _masked_field(str(k), v) for k, v in tree.items() if v != _FORBIDDEN}
     if isinstance(tree, list):
-        return [mask(item) for item in tree]
+        return [mask(item) for item in tree if not (isinstance(item, dict) and item.get("logprob") == _FORBIDDEN)]
     return _HEX_ID.sub("<id>", tree) if isinstance(tree, str) else tree
 
 

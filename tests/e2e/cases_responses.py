@@ -117,7 +117,7 @@ ROUTES = [
     absent("invalid: render", "/v1/completions/render", {"model": MODEL, "prompt": PROMPT}),
     absent("invalid: generate tokens", "/inference/v1/generate", {"model": MODEL, "token_ids": [5, 6], "sampling_params": {}}),
     absent("trailing slash", "/v1/completions/", ONE_TOKEN, "POST", "type"),
-    Case("invalid: embeddings of a generative model", "/v1/embeddings", {"model": MODEL, "input": "hello"}),
+    Case("invalid: embeddings of a generative model", "/v1/embeddings", {"model": MODEL, "input": "hello"}, wanted=ERROR_BODY),
     Case("invalid: models posted", "/v1/models", {}, wanted=ERROR_BODY),
     Case("invalid: completions by GET", "/v1/completions", method="GET", wanted=ERROR_BODY),
     Case("invalid: chat by DELETE", "/v1/chat/completions", method="DELETE", wanted=ERROR_BODY),
