@@ -138,11 +138,22 @@ def local_cluster(settings: Settings) -> Iterator[str]:
         yield str(context.address_info["address"])
     finally:
         mine = [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]
-        with contextlib.suppress(Exception):
+        try:
+            refuse_dead_ray()
             within(_RAY_LIMIT_S, ray.shutdown)
-        atexit.unregister(ray.shutdown)  # it has been called, or would wait for ever
+        except ClusterFailed:  # then Ray's shutdown would end this process before it has said why, or wait, or crash at its exit
+            atexit.register(os._exit, 1)
+        atexit.unregister(ray.shutdown)
         end_processes(mine)
         reaper.finish()
+
+
+def refuse_dead_ray() -> None:
+    """Raise ClusterFailed when this process's own Ray node has lost its control store or raylet: nothing is replaced any more."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() in ("gcs_server", "raylet") and process.status() == psutil.STATUS_ZOMBIE:
+                raise ClusterFailed(problem=f"Ray's {process.name()} has ended (killed, or out of memory?)", hint="start again")
 
 
 def _use_token(token: str) -> None:

@@ -15,7 +15,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from serve_app.cli.cluster import RunState, connect, local_cluster, ray_token, within
+from serve_app.cli.cluster import RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.config import Settings, load_settings
 from serve_app.errors import ClusterFailed
@@ -129,6 +129,7 @@ def remove(settings: Settings) -> None:
 
     from serve_app.membership import board_name
 
+    refuse_dead_ray()
     within(_RAY_LIMIT_S, lambda: serve.delete(settings.name, _blocking=False))
     deadline = time.monotonic() + settings.timeouts.drain_s + _REMOVE_MARGIN_S
     while application_status(settings.name) is not None and time.monotonic() < deadline:
@@ -172,8 +173,9 @@ def _check_application(settings: Settings) -> str:
     """Return one line about the deployments.
 
     Raises:
-        ClusterFailed: Serve gave the deployment up.
+        ClusterFailed: Serve gave the deployment up, or Ray is dead.
     """
+    refuse_dead_ray()
     status = application_status(settings.name)
     if status is None:
         return "waiting for Ray Serve"

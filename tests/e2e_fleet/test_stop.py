@@ -101,6 +101,16 @@ def test_a_killed_up_takes_everything_with_it(configure: Configure, tmp_path: Pa
         assert running.command("status", running.name).returncode == 1
 
 
+@pytest.mark.slow
+def test_up_ends_with_a_word_when_ray_is_dead(configure: Configure, tmp_path: Path) -> None:
+    with fleet(config_of(configure, 8049, drain_s=4.0), tmp_path) as running:
+        traces = Traces.of(running)
+        os.kill(next(p.pid for p in running.family() if p.name() == "raylet"), signal.SIGKILL)
+        assert running.server.process.wait(END_LIMIT_S) == 1, running.server.tail()
+        assert "error: Ray's raylet has ended" in running.server.log.read_text()
+        assert traces.left() == []
+
+
 def failure(config: dict[str, Any], home: Path) -> str:
     """Return the output of a ``serve-app up`` that ends by itself with exit status 1."""
     with serve_app(config, home) as server:
