@@ -1,1 +1,1 @@
-"""Benchmarks whose results stand in docs/benchmarks.md. Each prints the command, the machine and the versions it ran with."""
+"""Benchmarks whose results stand in docs/benchmarks.md. The report of each holds the machine and the versions it ran with."""
