@@ -141,7 +141,8 @@ def local_cluster(settings: Settings) -> Iterator[str]:
         try:
             refuse_dead_ray()
             within(_RAY_LIMIT_S, ray.shutdown)
-        except ClusterFailed:  # then Ray's shutdown would end this process before it has said why, or wait, or crash at its exit
+        except Exception:
+            # Ray is dead: its shutdown would end this process before it has said why, or wait, or crash at its exit.
             atexit.register(os._exit, 1)
         atexit.unregister(ray.shutdown)
         end_processes(mine)

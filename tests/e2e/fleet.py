@@ -184,6 +184,7 @@ def _environment(home: Path) -> dict[str, str]:
         "SERVE_APP_CACHE": str(home / "serve-app"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "65",  # its 5 s are also httpx's: a request on an idle connection would meet its end
         "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

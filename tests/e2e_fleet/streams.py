@@ -68,10 +68,6 @@ class Answer:
         choices = sorted(_choices(self.events), key=lambda c: int(c["index"]))
         return [value for choice in choices for _, value in _logprobs(choice)]
 
-    def sequence(self) -> list[Any]:
-        """Return the events as they came, without ids and times."""
-        return [{k: v for k, v in e.items() if k not in ("id", "created")} if isinstance(e, dict) else e for e in self.events]
-
 
 def _is_other(event: Any) -> bool:
     return isinstance(event, dict) and not event.get("choices")
