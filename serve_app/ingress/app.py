@@ -18,7 +18,7 @@ from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupporte
 from serve_app.ingress import admission
 from serve_app.ingress.body_fields import RESPONSES_STATE, check_request_id, parse_fields, refuse_stored_responses
 from serve_app.ingress.error_answers import ErrorAnswer, answer_of, error_body
-from serve_app.ingress.frontend import FrontEnd
+from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 
@@ -102,13 +102,14 @@ class IngressApp:
             except TimeoutError:
                 raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
             front = self._front_end(path, body)
-            if path != "/generate" and not front.serves(path):
+            vllm_app = await front.app()
+            if path != "/generate" and not serves(vllm_app, path):
                 await _not_found(f"{path} for the model {front.model.name!r}")(scope, receive, send)
                 return
             verdict = admission.Admission()
             token = admission.current.set(verdict)
             held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
-            target = self._generate_app(front) if path == "/generate" else front.app
+            target = self._generate_app(front) if path == "/generate" else vllm_app
             try:
                 await target(scope, _replay(body, receive), held)
             except Exception:  # vLLM's app raises what it could not tell in a stream that had begun
@@ -194,7 +195,7 @@ class IngressApp:
     async def _models(self) -> Response:
         cards = []
         for front in self._front_ends.values():
-            listing = await front.app.state.openai_serving_models.show_available_models()
+            listing = await (await front.app()).state.openai_serving_models.show_available_models()
             cards += listing.model_dump()["data"]
         return JSONResponse({"object": "list", "data": cards})
 

@@ -1,7 +1,6 @@
 """One model's front end: vLLM's ``AsyncLLM`` and OpenAI app, built around a ``FleetClient`` instead of an engine of its own."""
 
 import argparse
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,19 +34,33 @@ class _FrontendEngineArgs(AsyncEngineArgs):
         return config
 
 
-@dataclass(frozen=True)
 class FrontEnd:
     """What serves one model at the ingress."""
 
-    model: ModelSettings
-    client: FleetClient
-    engine: AsyncLLM
-    app: FastAPI
-    max_logprobs: int
+    def __init__(self, model: ModelSettings, client: FleetClient, engine: AsyncLLM, args: argparse.Namespace) -> None:
+        self.model = model
+        self.client = client
+        self.engine = engine
+        self.max_logprobs: int = engine.model_config.max_logprobs
+        self._args = args
+        self._tasks: tuple[str, ...] = ()
+        self._app: FastAPI | None = None
 
-    def serves(self, path: str) -> bool:
-        """Return whether the model is of a kind that this route is for: vLLM leaves out ``/v1/embeddings`` of a chat model."""
-        return any(getattr(route, "path", None) == path for route in self.app.routes)
+    async def app(self) -> FastAPI:
+        """Return vLLM's app for what the replicas say they can do; built again when that changes."""
+        tasks = await self.client.get_supported_tasks_async()
+        if self._app is None or tasks != self._tasks:
+            app = build_app(self._args, tasks, self.engine.model_config)
+            await init_app_state(self.engine, app.state, self._args, tasks)
+            # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.
+            app.state.server = SimpleNamespace(should_exit=False)
+            self._app, self._tasks = app, tasks
+        return self._app
+
+
+def serves(app: FastAPI, path: str) -> bool:
+    """Return whether the model is of a kind that this route is for: vLLM leaves out ``/v1/embeddings`` of a chat model."""
+    return any(getattr(route, "path", None) == path for route in app.routes)
 
 
 async def build_front_end(model: ModelSettings, model_path: str, client: FleetClient) -> FrontEnd:
@@ -65,12 +78,9 @@ async def build_front_end(model: ModelSettings, model_path: str, client: FleetCl
         fingerprint=model_fingerprint(vllm_config.model_config),
         vllm_version=VLLM_VERSION,
     )
-    tasks = await client.get_supported_tasks_async()
-    app = build_app(args, tasks, engine.model_config)
-    await init_app_state(engine, app.state, args, tasks)
-    # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.
-    app.state.server = SimpleNamespace(should_exit=False)
-    return FrontEnd(model, client, engine, app, max_logprobs=engine.model_config.max_logprobs)
+    front = FrontEnd(model, client, engine, args)
+    await front.app()  # what it cannot be built of is said now
+    return front
 
 
 def _async_llm(vllm_config: Any, client: FleetClient) -> AsyncLLM:

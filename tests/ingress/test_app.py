@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -47,11 +48,23 @@ class App:
         await self._asgi(scope, receive, send)
 
 
+@dataclass
+class Front:
+    """A front end, in the eyes of the outer application."""
+
+    model: Any
+    client: Any
+    asgi: App
+    engine: Any = None
+    max_logprobs: int = 20
+
+    async def app(self) -> App:
+        return self.asgi
+
+
 def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool = True) -> FrontEnd:
     model = settings().models[0].model_copy(update={"name": name, "required": required})
-    client = SimpleNamespace(is_ready=lambda: ready)
-    engine = SimpleNamespace()
-    return FrontEnd(model, cast(Any, client), cast(Any, engine), cast(Any, App(name, asgi)), max_logprobs=20)
+    return cast(FrontEnd, Front(model, SimpleNamespace(is_ready=lambda: ready), App(name, asgi)))
 
 
 def ingress(*fronts: FrontEnd) -> IngressApp:
