@@ -34,5 +34,6 @@ async def test_routes_follow_the_tasks_that_the_replicas_report(tmp_path: Path) 
 
     client.capabilities = msgspec.structs.replace(CAPABILITIES, tasks=("embed",))
     again = await front.app()
-    assert serves(again, "/v1/embeddings") and again is not guessed
+    assert serves(again, "/v1/embeddings")
+    assert again is not guessed
     assert await front.app() is again
