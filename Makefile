@@ -42,12 +42,12 @@ lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; kno
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --python-version 3.11 \
 	  --override requirements/overrides.txt --generate-hashes --no-emit-index-url --no-emit-package torch \
-	  --extra cpu --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
+	  --extra cpu --extra loadtest --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
 	@echo "requirements/cpu.lock is renewed; make test installs it"
 
 clean: ## remove .venv and caches; fetched models stay
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find serve_app tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find serve_app loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: .venv
 .venv: .venv/.installed

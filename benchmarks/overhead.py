@@ -3,7 +3,8 @@
 ``make bench-overhead`` measures simulated accelerators; ``--config FILE`` takes the first model of a configuration instead, for
 example one on a GPU. The load is vLLM's own ``vllm bench serve``: 64 + 64 tokens, EOS ignored, a fixed number of streams.
 All servers are up all the time and idle but for the one under test. CPU is that of each server's process tree while it is
-loaded, so that the generator, which shares the cores, is not in it.
+loaded, so that the generator, which shares the cores, is not in it; nor is what the idle server needs while the generator
+starts (about as long as it loads), measured before the first run.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ ENGINE = {"max_model_len": 1024, "max_num_seqs": 256, "dtype": "float32", "enfor
 INPUT_TOKENS, OUTPUT_TOKENS = 64, 64
 REQUESTS = {1: 40, 32: 640, 256: 2048}
 """Requests per run and concurrency: about 10 s each on two cores."""
+_IDLE_S = 10.0
 METRICS = ("output_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
 
 
@@ -63,15 +66,23 @@ def measure(
 ) -> dict[str, Any]:
     """Load the servers in turn and return the report: what ran where, and one entry per run."""
     for target in targets:
-        _bench(target, model, 32, folder)  # warm-up, not counted
+        _bench(target, model, 32, folder, {})  # warm-up, not counted
+    idle = {target.name: _idle_cpu(target) for target in targets}
     order = [(target, streams) for streams in concurrency for _ in range(rounds) for target in targets]
-    runs = [_bench(target, model, streams, folder) for target, streams in order]
+    runs = [_bench(target, model, streams, folder, idle[target.name]) for target, streams in order]
     return {"machine": _machine(), "model": model.model_dump(mode="json", exclude_unset=True), "runs": runs}
 
 
-def _bench(target: Target, model: ModelSettings, concurrency: int, folder: Path) -> dict[str, Any]:
-    """Load one server with ``concurrency`` streams and return vLLM's figures and CPU microseconds per output token by role."""
+def _idle_cpu(target: Target) -> dict[str, float]:
+    """Return CPU seconds per second by role while nothing is asked."""
     before = cpu_by_role(target.root)
+    time.sleep(_IDLE_S)
+    return {role: (seconds - before.get(role, 0.0)) / _IDLE_S for role, seconds in cpu_by_role(target.root).items()}
+
+
+def _bench(target: Target, model: ModelSettings, concurrency: int, folder: Path, idle: Mapping[str, float]) -> dict[str, Any]:
+    """Load one server with ``concurrency`` streams and return vLLM's figures and CPU microseconds per output token by role."""
+    started_s, before = time.monotonic(), cpu_by_role(target.root)
     result = folder / "result.json"
     command = [*VLLM, "bench", "serve", "--base-url", target.url, "--model", model.name]
     command += ["--tokenizer", source_of(model)]
@@ -83,8 +94,8 @@ def _bench(target: Target, model: ModelSettings, concurrency: int, folder: Path)
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment(model)})
     figures = json.loads(result.read_text())
     tokens = figures["total_output_tokens"]
-    after = cpu_by_role(target.root)
-    cpu = {role: (after[role] - before.get(role, 0.0)) / tokens * 1e6 for role in after}
+    after, unloaded_s = cpu_by_role(target.root), time.monotonic() - started_s - figures["duration"]
+    cpu = {r: (after[r] - before.get(r, 0.0) - idle.get(r, 0.0) * unloaded_s) / tokens * 1e6 for r in after}
     run = {"target": target.name, "concurrency": concurrency, "failed": figures["failed"], "cpu_us_per_token": cpu}
     run |= {name: figures[name] for name in METRICS}
     print(f"{target.name:8} x{concurrency:<4} {run['output_throughput']:8.0f} tok/s  {_show_cpu(cpu)}", flush=True)

@@ -1,0 +1,63 @@
+"""What can go wrong, by the exit status that it ends the command with.
+
+    LoadtestError      2
+      UsageError       2  scenario, command line, trace or target cannot be used as given
+      InvalidRun       3  the run says nothing about the target: the generator was sick or lost records
+      AuditMismatch    4  schedule, client and server disagree about what happened to a request
+
+0 is a pass, 1 a missed SLO, 5 undecided: those are results, not errors.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """Of every command of ``serve-app-loadtest``."""
+
+    PASS = 0
+    SLO_MISSED = 1
+    USAGE = 2
+    INVALID = 3
+    AUDIT_MISMATCH = 4
+    UNDECIDED = 5
+
+
+class LoadtestError(Exception):
+    """Base of everything this package raises on purpose."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+
+@dataclass(eq=False)
+class UsageError(LoadtestError):
+    """``where`` names the key, file or option; ``problem`` holds the value and the way out."""
+
+    where: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}"
+
+
+@dataclass(eq=False)
+class InvalidRun(LoadtestError):
+    """No headline number may be printed of this run."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INVALID
+    reasons: list[str]
+
+    def __str__(self) -> str:
+        return "the run is invalid: " + "; ".join(self.reasons)
+
+
+@dataclass(eq=False)
+class AuditMismatch(LoadtestError):
+    """Some requests are not in exactly one final state."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.AUDIT_MISMATCH
+    findings: list[str]
+
+    def __str__(self) -> str:
+        return f"{len(self.findings)} audit findings, first: {self.findings[0]}"

@@ -1,0 +1,180 @@
+"""What a run leaves on disk, and how it is read again.
+
+    RUN/manifest.json    `Manifest`: what ran against what, and how it ended
+    RUN/schedule.jsonl   one `ScheduledRequest` a line, in the order of `id`
+    RUN/rows.jsonl       one `Row` a line for each request that was sent or given up, flushed every second
+    RUN/health.jsonl     one `HealthSample` a line: each worker, each second
+    RUN/server.jsonl     one `ServerSample` a line: what the target said of itself
+    RUN/events.jsonl     one `RunEvent` a line: phases, faults
+    RUN/summary.json     `loadtest.summary.Summary`; made from the files above, and can be made again
+
+Every time of a run is in seconds from its epoch (the manifest's ``epoch_unix_s``), taken from one monotonic clock per process.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from loadtest.errors import UsageError
+
+State = Literal[
+    "ok",  # complete: [DONE] or the end of a whole body came
+    "http_error",  # an answer with a status of 400 or more
+    "stream_error",  # an explicit error event inside a stream
+    "truncated",  # the connection ended, or the stream did, without its end mark
+    "timeout",  # later than timeout_s after due, or unfinished when the drain ended
+    "connect_error",
+    "cancelled",  # we went away on purpose
+    "never_sent",  # `reason` says why
+]
+
+
+class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
+    """One planned request. What it asks follows from the scenario, its ``id`` and these fields."""
+
+    id: int
+    due_s: float
+    """NaN is written as null: a closed loop sends when a client is free."""
+    cls: str
+    input_tokens: int
+    output_tokens: int
+    session: str = ""
+
+
+class Row(msgspec.Struct, omit_defaults=True, gc=False):
+    """What became of one scheduled request. Times are seconds from the epoch; None: it did not come so far."""
+
+    id: int
+    worker: int
+    due_s: float
+    """In a closed loop the time at which a client became free."""
+    state: State
+    reason: str = ""
+    """For people, and empty for ok; at most 300 characters."""
+    sent_s: float | None = None
+    """Before connecting; `sent_s - due_s` is the generator's own lag."""
+    connected_s: float | None = None
+    headers_s: float | None = None
+    first_s: float | None = None
+    """First generated payload of any kind: content, reasoning, tool call."""
+    last_s: float | None = None
+    end_s: float | None = None
+    """End of the answer, of whatever kind."""
+    status: int = 0
+    retry_after_s: float | None = None
+    chunks: list[tuple[float, int]] = []
+    """Per received chunk that held generated tokens: (ms after sent_s, tokens in it)."""
+    num_coalesced: int = 0
+    """Reads from the socket that held several events."""
+    prompt_tokens: int | None = None
+    """By the server's usage, as is ``output_tokens``."""
+    output_tokens: int | None = None
+    retokenized: int | None = None
+    """Output tokens as the scenario's tokenizer counts the text."""
+    text: str = ""
+    text_sha256: str = ""
+    finish_reason: str = ""
+    server_id: str = ""
+    """The id that the server gave the answer."""
+
+
+class HealthSample(msgspec.Struct, omit_defaults=True):
+    """One second of one worker process."""
+
+    t_s: float
+    worker: int
+    cpu: float
+    """CPU seconds per second of this process."""
+    lag_max_s: float
+    """Largest delay of the event loop: of a 10 ms timer."""
+    gc_s: float
+    """Seconds in the garbage collector."""
+    in_flight: int
+    num_sent: int
+    """Since the start, as ``num_rows``."""
+    num_rows: int
+    rss_bytes: int = 0
+    throttled: int = 0
+    """Periods in which the cgroup was throttled since the start."""
+
+
+class ServerSample(msgspec.Struct, omit_defaults=True):
+    """One scrape. Names in ``values`` are those of `loadtest.observe`."""
+
+    t_s: float
+    source: Literal["metrics", "serve", "kubernetes"]
+    values: dict[str, float] = {}
+    error: str = ""
+
+
+class RunEvent(msgspec.Struct, omit_defaults=True):
+    """Something that happened once: a phase began, a fault was injected, a worker was lost."""
+
+    t_s: float
+    kind: Literal["phase", "fault", "fault-end", "worker-lost", "interrupted", "note"]
+    text: str
+
+
+class Manifest(msgspec.Struct, omit_defaults=True):
+    """What ran. Written before the first request with state ``running`` and again at the end."""
+
+    state: Literal["running", "finished", "interrupted"]
+    scenario: dict[str, Any]
+    schedule_sha256: str
+    num_scheduled: int
+    target: str
+    model: str
+    epoch_unix_s: float
+    command: list[str]
+    workers: int = 1
+    ended_s: float | None = None
+    clock_drift_s: float = 0.0
+    """Wall clock minus monotonic clock over the run; not 0: the wall clock was stepped. No figure depends on it."""
+    versions: dict[str, str] = {}
+    machine: dict[str, Any] = {}
+    target_info: dict[str, Any] = {}
+    """What the target says of itself: /version, Server header."""
+    problems: list[str] = []
+    """Reasons why the run is invalid that only the running generator could see, such as a lost worker."""
+
+
+T = TypeVar("T")
+
+
+def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
+    """Yield the records of a .jsonl file; a last line that was cut off by a crash is left out.
+
+    Raises:
+        UsageError: A line that is not the last one cannot be read; the message has its number.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as exc:
+        raise UsageError(str(path), exc.strerror or str(exc)) from exc
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError as exc:
+            if number == len(lines):  # without its line end
+                return
+            raise UsageError(f"{path}:{number}", str(exc)) from exc
+
+
+def read_manifest(run: Path) -> Manifest:
+    """Read the manifest of a run.
+
+    Raises:
+        UsageError: The folder holds no run.
+    """
+    path = run / "manifest.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as exc:
+        raise UsageError(str(run), f"holds no run: {path.name}: {exc.strerror}") from exc
+    except msgspec.DecodeError as exc:
+        raise UsageError(str(path), str(exc)) from exc

@@ -1,0 +1,285 @@
+"""A scenario: one YAML file that says what is asked of a target, when, and what counts as good.
+
+Times are in seconds from the start of the run, rates in requests per second, lengths in tokens.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from loadtest.errors import UsageError
+from loadtest.slo import Slo, parse_slo
+
+Rate = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Constant(_Part):
+    """Equal gaps."""
+
+    law: Literal["constant"]
+    rate: Rate
+
+
+class Poisson(_Part):
+    """Independent arrivals: what many users who know nothing of each other make."""
+
+    law: Literal["poisson"]
+    rate: Rate
+
+
+class Gamma(_Part):
+    """Gamma gaps. ``cv`` 1 is Poisson, more is burstier."""
+
+    law: Literal["gamma"]
+    rate: Rate
+    cv: float = Field(gt=0, le=20)
+
+
+class OnOff(_Part):
+    """Poisson at ``rate`` for ``on_s``, at ``off_rate`` for ``off_s``, and again."""
+
+    law: Literal["on-off"]
+    rate: Rate
+    off_rate: float = Field(default=0.0, ge=0)
+    on_s: Seconds
+    off_s: Seconds
+
+
+class Ramp(_Part):
+    """Poisson, its rate going in a straight line from ``rate`` to ``to_rate`` over the run."""
+
+    law: Literal["ramp"]
+    rate: Rate
+    to_rate: Rate
+
+
+class Step(_Part):
+    """Poisson at ``rate``, from ``at_s`` on at ``to_rate``."""
+
+    law: Literal["step"]
+    rate: Rate
+    to_rate: Rate
+    at_s: Seconds
+
+
+class FlashCrowd(_Part):
+    """Poisson at ``rate``; from ``at_s`` it rises in ``rise_s`` to ``peak_rate``, holds for ``hold_s`` and falls in ``fall_s``."""
+
+    law: Literal["flash-crowd"]
+    rate: Rate
+    peak_rate: Rate
+    at_s: Seconds
+    rise_s: Seconds = 5.0
+    hold_s: Seconds = 30.0
+    fall_s: Seconds = 30.0
+
+
+class Diurnal(_Part):
+    """Poisson, its rate a sine around ``rate``; starts at the lowest point."""
+
+    law: Literal["diurnal"]
+    rate: Rate
+    amplitude: float = Field(ge=0, le=1)
+    """Share of ``rate`` by which it swings up and down."""
+    period_s: float = Field(gt=0)
+
+
+class Trace(_Part):
+    """Arrivals and lengths of a recorded file."""
+
+    law: Literal["trace"]
+    file: Path
+    """CSV or JSONL; docs/loadtest.md lists the formats. Relative to the scenario's folder."""
+    speed: float = Field(default=1.0, gt=0)
+    """Times are divided by it: 2 replays twice as fast."""
+    dequantise_s: Seconds = 0.0
+    """Times recorded in steps of this length are spread evenly (seeded) over them; 0 replays them as they are."""
+
+
+class Closed(_Part):
+    """A closed loop: this many clients, each sending as soon as its last answer ended. Hides stalls; named so in every report."""
+
+    law: Literal["closed"]
+    concurrency: int = Field(ge=1, le=10_000)
+    max_requests: int = Field(ge=1, le=10_000_000)
+
+
+class Burst(_Part):
+    """All requests at once, at 0."""
+
+    law: Literal["burst"]
+    max_requests: int = Field(ge=1, le=1_000_000)
+
+
+Arrival = Annotated[
+    Constant | Poisson | Gamma | OnOff | Ramp | Step | FlashCrowd | Diurnal | Trace | Closed | Burst, Field(discriminator="law")
+]
+
+
+class Length(_Part):
+    """A number of tokens, drawn for each request."""
+
+    dist: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
+    mean: float = Field(default=64, gt=0)
+    """Of the law before anything is rejected; of ``uniform`` not used."""
+    cv: float = Field(default=1.0, gt=0)
+    """Standard deviation over mean, of ``lognormal``."""
+    min: Tokens = 1
+    max: Tokens = 4096
+    """Draws outside min..max are drawn again, not cut: a cut would pile them up at the limit."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        if self.dist in ("constant", "exponential", "lognormal") and not self.min <= self.mean <= self.max:
+            raise ValueError(f"mean {self.mean:g} is outside min {self.min} .. max {self.max}")
+        return self
+
+
+class RequestClass(_Part):
+    """One kind of request."""
+
+    name: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the requests, beside the weights of the others."""
+    endpoint: Literal["completions", "chat", "generate"] = "completions"
+    stream: bool = True
+    prompt: Literal["ids", "text"] = "ids"
+    """``ids``: random token ids, exact in length (completions only). ``text``: English words, about one token each."""
+    token_ids: tuple[int, int] = (10, 1000)
+    """Range of the random ids, both ends included; all must exist in the model's vocabulary."""
+    shared_prefix_tokens: int = Field(default=0, ge=0)
+    """So many leading tokens are the same in all requests of the class."""
+    input_tokens: Length = Length()
+    output_tokens: Length = Length()
+    ignore_eos: bool = True
+    """Answers are as long as drawn. Endpoints other than vLLM's may refuse the field; false leaves it out."""
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    cancel_after_s: float | None = Field(default=None, gt=0)
+    """The client goes away so long after sending; counts as cancelled, not as failed."""
+    extra_body: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _prompt_fits(self) -> Self:
+        if self.prompt == "ids" and self.endpoint != "completions":
+            raise ValueError(f"prompt: ids works with endpoint: completions, not {self.endpoint}; take prompt: text")
+        return self
+
+
+class Fault(_Part):
+    """Something that is broken on purpose during the run; marked on every plot."""
+
+    at_s: Seconds
+    action: Literal["kill", "stop", "cut-link", "command"]
+    """``stop`` is SIGSTOP and, after ``for_s``, SIGCONT. ``cut-link`` drops the connections of a relay between client and target."""
+    process: str = ""
+    """Of kill and stop: a pattern of the command line that exactly one process of ``below_pid``'s tree has."""
+    below_pid: int | None = None
+    """Root of the processes that may be touched; nothing outside its tree ever is."""
+    command: tuple[str, ...] = ()
+    """Of ``command``: program and arguments, for example kubectl."""
+    for_s: Seconds = 5.0
+    name: str = ""
+
+
+class Observe(_Part):
+    """What is recorded of the target once a second."""
+
+    metrics_url: str = ""
+    """Prometheus text; default: /metrics of the target. ``none`` switches it off."""
+    interval_s: float = Field(default=1.0, gt=0.1)
+    serve_status: bool = False
+    """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``."""
+    ray_dashboard_url: str = "http://127.0.0.1:8265"
+    kubernetes_selector: str = ""
+    """Also the pods with these labels, through the current kubeconfig or the pod's own account."""
+
+
+class Scenario(_Part):
+    """The whole file."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")
+    model: str = ""
+    """Empty: the first one that the target lists at /v1/models."""
+    seed: int = Field(default=1, ge=0, lt=2**63)
+    arrival: Arrival
+    requests: tuple[RequestClass, ...] = Field(default=(RequestClass(),), min_length=1)
+    duration_s: Seconds = 60.0
+    """Arrivals end here."""
+    warmup_s: Seconds = 5.0
+    """Requests due before it are sent, kept and left out of every figure."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """From due to the end of the answer; a later answer is a timeout, which every distribution keeps as 'at least this'."""
+    drain_s: Seconds = 120.0
+    """After the last arrival; what is unfinished then is a timeout."""
+    stall_s: float = Field(default=1.0, gt=0)
+    """A gap between chunks above this is counted as a stall."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Load generator processes; plan one per 80 requests/s of 128 streamed tokens."""
+    slo: Slo = Slo()
+    keep_text: bool = True
+    """Keep each answer's text in the records (the audit needs it)."""
+    tokenizer: str = ""
+    """Path of a tokenizer.json: prompts of text are cut to the exact length, and output tokens are counted again with it."""
+    faults: tuple[Fault, ...] = ()
+    observe: Observe = Observe()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _slo_words(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("slo"), str):
+            return {**values, "slo": parse_slo(values["slo"])}
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.warmup_s >= self.duration_s and not isinstance(self.arrival, Burst | Closed | Trace):
+            raise ValueError(f"warmup_s {self.warmup_s:g} leaves nothing of duration_s {self.duration_s:g}")
+        if len({c.name for c in self.requests}) < len(self.requests):
+            raise ValueError(f"requests: names must differ, got {', '.join(c.name for c in self.requests)}")
+        if isinstance(self.arrival, Closed) and self.arrival.concurrency < self.workers:
+            raise ValueError(f"arrival.concurrency {self.arrival.concurrency} is below workers {self.workers}")
+        return self
+
+
+def load_scenario(path: Path, *, overrides: dict[str, Any] | None = None) -> Scenario:
+    """Read the file; ``overrides`` replace its top-level keys.
+
+    Raises:
+        UsageError: It cannot be read, or a value is wrong; the message has the key's path.
+    """
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise UsageError(str(path), " ".join(str(exc).split())) from exc
+    if not isinstance(values, dict):
+        raise UsageError(str(path), "a scenario is a mapping of keys to values")
+    return parse_scenario({**values, **(overrides or {})}, folder=path.parent)
+
+
+def parse_scenario(values: dict[str, Any], *, folder: Path = Path()) -> Scenario:
+    """Check the values; the file of a trace is looked up from ``folder``.
+
+    Raises:
+        UsageError: One line with the path of the key, the value and what it should be.
+    """
+    try:
+        scenario = Scenario.model_validate(values)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "scenario"
+        given = "" if isinstance(first["input"], dict) else f" (got {first['input']!r})"
+        raise UsageError(where, f"{first['msg'].removeprefix('Value error, ')}{given}") from exc
+    if isinstance(scenario.arrival, Trace):
+        file = (folder / scenario.arrival.file).resolve()
+        scenario = scenario.model_copy(update={"arrival": scenario.arrival.model_copy(update={"file": file})})
+    return scenario

@@ -1,0 +1,96 @@
+"""The figures of one run, as data: what `loadtest.analysis` computes, and reports, comparisons and searches read."""
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A percentile with its 95 % interval."""
+
+    q: float
+    value_s: float | None
+    """None: so many requests have no value that it lies beyond all measured ones (``censored_s``), or there is no sample."""
+    low_s: float | None = None
+    high_s: float | None = None
+    """None: the sample is too small to bound it on that side."""
+    censored_s: float | None = None
+    """The percentile is at least this (the timeout), or infinite (failed requests): it cannot be told more exactly."""
+
+
+class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One latency metric over all requests that were due in the window, failed ones as infinite."""
+
+    metric: str
+    """ttft, tpot, itl, e2e from the due time; send_ttft, send_e2e from sending; lag; gap: of each chunk."""
+    n: int
+    num_failed: int
+    """Of n: failed, timed out, rejected; they stay inside as the largest values."""
+    n_eff: float
+    """How many independent samples the series is worth."""
+    method: str
+    """How the intervals were made."""
+    mean_s: float | None
+    """Of the answered ones."""
+    quantiles: list[Quantile]
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """One condition under which the numbers may be believed."""
+
+    name: str
+    ok: bool
+    value: float | None
+    limit: float
+    text: str
+    """For people: what was seen, and what to do when it is not ok."""
+
+
+class LimitResult(msgspec.Struct, frozen=True):
+    """One limit of the SLO, judged."""
+
+    limit: str
+    verdict: Literal["pass", "fail", "undecided"]
+    attained: float
+    """Share of the scheduled requests inside the limit."""
+    low: float
+    high: float
+    """Its 95 % interval."""
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Per second of the window; requests and tokens."""
+
+    offered: float
+    completed: float
+    goodput: float
+    """Requests inside all limits of the SLO; without an SLO, the completed ones."""
+    output_tokens: float
+    total_tokens: float
+    """Prompt tokens included, as some published tables count."""
+
+
+class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything a report prints. ``distributions`` and ``throughput`` are empty of an invalid run."""
+
+    scenario: str
+    verdict: Literal["pass", "slo-missed", "undecided", "invalid"]
+    loop: Literal["open", "closed"]
+    window_s: tuple[float, float]
+    gates: list[Gate]
+    states: dict[str, int]
+    """How many scheduled requests of the window ended how; ``unaccounted`` has no row."""
+    schedule_sha256: str
+    slo: list[LimitResult] = []
+    throughput: Throughput | None = None
+    distributions: dict[str, Distribution] = {}
+    num_stalls: int = 0
+    num_coalesced_share: float = 0.0
+    """Share of reads that held several events: the server or a proxy batches, or the client was late."""
+    warmup_cut_s: float = 0.0
+    steady: bool | None = None
+    """None: the run was too short to say."""
+    threats: list[str] = []
+    """Threats to validity, one sentence each."""
+    tokens: dict[str, Any] = {}
+    """Output tokens by usage, by chunks and by the tokenizer, and how many rows disagree."""
