@@ -31,16 +31,20 @@ State = Literal[
 ]
 
 
-class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
+class ScheduledRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One planned request. What it asks follows from the scenario, its ``id`` and these fields."""
 
     id: int
-    due_s: float
-    """NaN is written as null: a closed loop sends when a client is free."""
+    due_s: float | None
+    """None in a closed loop, which sends when a client is free."""
     cls: str
     input_tokens: int
     output_tokens: int
     session: str = ""
+    blocks: tuple[int, ...] = ()
+    """Of a trace that tells which prompts share what: an id per 512 tokens of the prompt; equal ids are equal tokens."""
+    workload: str = ""
+    """Of id 0: SHA-256 of what the bodies follow from beside these fields, so that the file's own hash covers it."""
 
 
 class Row(msgspec.Struct, omit_defaults=True, gc=False):
