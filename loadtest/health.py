@@ -1,0 +1,275 @@
+"""Was the generator well enough for its numbers to be believed? A monitor in each worker, and the gates that judge its samples.
+
+`Monitor` needs gevent and runs beside the load; `gates` is pure. A gate that is not ok makes the run invalid: no headline numbers.
+
+Limits, and why they are what they are
+- Every latency counts from the due time, so the generator's lag makes the target look worse, never better; and late requests
+  are not the arrivals that were asked for. Like is compared with like: the lag's p50 and p99 may be 5 % of the same percentile of
+  the TTFT from sending, or 3 and 10 ms if that is more, so neither percentile moves by more than about a twentieth. (The method's
+  max(2 ms, 1 % of the median) fails on any machine that the target shares: gevent has a lag p99 of 5-50 ms there.)
+- One stop of the event loop may last 0.25 s: more bends the percentiles of a whole second of arrivals. A burst has no such
+  limits below `BURST_LAG_S`: a thousand requests that are due at once leave one after the other.
+- 85 % CPU: above it a queue forms inside the generator; 50 ms of garbage collection in a second is a stall nobody asked for.
+"""
+
+import gc
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
+from loadtest.scenario import Burst, Closed, Scenario
+from loadtest.summary import Gate
+
+TICK_S = 0.010
+LAG_FLOOR_S = {0.5: 0.003, 0.99: 0.010}
+LAG_SHARE = 0.05
+STALL_S = 0.250
+BURST_LAG_S = 2.0
+CPU_SHARE = 0.85
+GC_S = 0.050
+HOLE_S = 3.0
+"""Longest time between two samples of a worker, which come each second."""
+GAP_SPAN_S = 0.1
+"""Delivered arrivals are compared over so many arrivals that they span this: about what a server feels as a burst."""
+
+
+def gates(
+    samples: Sequence[HealthSample],
+    rows: Sequence[Row],
+    schedule: Sequence[ScheduledRequest],
+    scenario: Scenario,
+    manifest: Manifest,
+) -> list[Gate]:
+    """Judge the generator of one run; all gates, also those that are ok. Times of the warm-up do not count."""
+    measured = [s for s in samples if s.t_s >= _start_s(scenario)] or list(samples)
+    sent = [r for r in rows if r.sent_s is not None and r.due_s >= _start_s(scenario)]
+    return [
+        _complete(manifest),
+        _accounted(rows, schedule, manifest),
+        *(_lag(sent, scenario, q) for q in LAG_FLOOR_S),
+        _stalls(measured, scenario),
+        _cpu(measured),
+        _gc(measured),
+        _throttling(measured),
+        _samples_there(samples, rows, manifest),
+        _arrivals(sent, scenario),
+    ]
+
+
+def _start_s(scenario: Scenario) -> float:
+    return 0.0 if isinstance(scenario.arrival, Burst) else scenario.warmup_s
+
+
+def _complete(manifest: Manifest) -> Gate:
+    """What only the running generator could see: lost workers, lost records, a full disk."""
+    problems = list(manifest.problems)
+    if manifest.state == "running":
+        problems.append("the generator ended without saying how")
+    text = "; ".join(problems) or f"all {manifest.workers} workers were there from start to end"
+    return Gate("generator complete", not problems, len(problems), 0, text)
+
+
+def _accounted(rows: Sequence[Row], schedule: Sequence[ScheduledRequest], manifest: Manifest) -> Gate:
+    """Each request that was to be sent has one row. After an interruption that is what was due before it."""
+    ended_s = manifest.ended_s if manifest.state == "interrupted" else math.inf
+    until_s = math.inf if ended_s is None else ended_s
+    times = Counter(row.id for row in rows)
+    known = {request.id for request in schedule}
+    asked = {r.id for r in schedule if until_s == math.inf or (r.due_s is not None and r.due_s < until_s)}
+    missing, unknown = len(asked - times.keys()), len(times.keys() - known)
+    double = sum(n - 1 for n in times.values())
+    text = f"{missing} of {len(asked)} scheduled requests without a row, {double} with several, {unknown} rows of unknown ids"
+    return Gate("every request accounted for", not missing + double + unknown, missing + double + unknown, 0, text)
+
+
+def lag_limit_s(sent: Sequence[Row], scenario: Scenario, q: float) -> float:
+    """Return how late a request may leave at this quantile of the lags."""
+    if isinstance(scenario.arrival, Burst):
+        return BURST_LAG_S
+    first = [_ttft_s(r) for r in sent if r.state == "ok"]
+    return max(LAG_FLOOR_S[q], LAG_SHARE * float(np.quantile(first, q)) if first else 0.0)
+
+
+def _ttft_s(row: Row) -> float:
+    # An answer that is no stream shows nothing before its end.
+    seen_s = row.first_s if row.first_s is not None else row.end_s
+    return 0.0 if seen_s is None or row.sent_s is None else seen_s - row.sent_s
+
+
+def _lag(sent: Sequence[Row], scenario: Scenario, q: float) -> Gate:
+    limit_s = lag_limit_s(sent, scenario, q)
+    lags = [r.sent_s - r.due_s for r in sent if r.sent_s is not None]
+    value = float(np.quantile(lags, q)) if lags else 0.0
+    text = f"{q:.0%} of {len(lags)} requests left within {value * 1e3:.1f} ms of their due time, limit {limit_s * 1e3:.1f} ms"
+    advice = _advice(value <= limit_s, "add workers, or give them cores of their own")
+    return Gate(f"lag p{q * 100:g}", value <= limit_s, value, limit_s, text + advice)
+
+
+def _stalls(samples: Sequence[HealthSample], scenario: Scenario) -> Gate:
+    limit_s = BURST_LAG_S if isinstance(scenario.arrival, Burst) else STALL_S
+    worst = max(samples, key=lambda s: s.lag_max_s, default=None)
+    value = worst.lag_max_s if worst else 0.0
+    where = f" (worker {worst.worker} before {worst.t_s:.0f} s)" if worst else ""
+    text = f"the event loop's longest stop was {value * 1e3:.0f} ms{where}, limit {limit_s * 1e3:.0f} ms"
+    return Gate(
+        "loop stalls", value < limit_s, value, limit_s, text + _advice(value < limit_s, "keep other work off the machine")
+    )
+
+
+def _cpu(samples: Sequence[HealthSample]) -> Gate:
+    by_worker: dict[int, list[float]] = {}
+    for sample in samples:
+        by_worker.setdefault(sample.worker, []).append(sample.cpu)
+    value = max((float(np.quantile(cpu, 0.95)) for cpu in by_worker.values()), default=0.0)
+    text = f"the busiest worker used {value:.0%} of a core at its p95, limit {CPU_SHARE:.0%}"
+    return Gate("CPU p95", value < CPU_SHARE, value, CPU_SHARE, text + _advice(value < CPU_SHARE, "add workers"))
+
+
+def _gc(samples: Sequence[HealthSample]) -> Gate:
+    value = max((s.gc_s for s in samples), default=0.0)
+    text = f"at most {value * 1e3:.0f} ms of garbage collection in a second, limit {GC_S * 1e3:.0f} ms"
+    return Gate("garbage collection", value <= GC_S, value, GC_S, text)
+
+
+def _throttling(samples: Sequence[HealthSample]) -> Gate:
+    by_worker: dict[int, list[int]] = {}
+    for sample in samples:
+        by_worker.setdefault(sample.worker, []).append(sample.throttled)
+    value = max((max(seen) - min(seen) for seen in by_worker.values()), default=0)
+    text = f"the cgroup was throttled in {value} periods" + _advice(not value, "raise the CPU limit")
+    return Gate("CPU throttling", not value, value, 0, text)
+
+
+def _samples_there(samples: Sequence[HealthSample], rows: Sequence[Row], manifest: Manifest) -> Gate:
+    """A worker that was stopped or lost shows as a hole, from 0 to the last row that any worker sent."""
+    last_s = max((r.sent_s for r in rows if r.sent_s is not None), default=0.0)
+    times: dict[int, list[float]] = {worker: [0.0] for worker in range(manifest.workers)}
+    for sample in samples:
+        times.setdefault(sample.worker, [0.0]).append(sample.t_s)
+    hole_s = max(max(np.diff(sorted([*seen, max(last_s, seen[-1])])), default=0.0) for seen in times.values())
+    text = f"the longest time without a health sample of a worker was {hole_s:.1f} s, limit {HOLE_S:g} s"
+    return Gate("health samples", bool(hole_s <= HOLE_S), float(hole_s), HOLE_S, text)
+
+
+def _arrivals(sent: Sequence[Row], scenario: Scenario) -> Gate:
+    """Were the arrivals that were delivered those of the schedule? The largest distance of the laws of their gaps."""
+    name = "delivered arrivals"
+    if isinstance(scenario.arrival, Closed | Burst) or len(sent) < 20:
+        return Gate(name, True, None, 1, "not judged: needs an open loop and at least 20 requests")
+    due = np.sort([r.due_s for r in sent])
+    left = np.sort(np.array([r.sent_s for r in sent], dtype=float))
+    step = max(1, math.ceil(GAP_SPAN_S * len(sent) / max(due[-1] - due[0], 1e-9)))
+    due_gaps, left_gaps = np.diff(due[::step]), np.diff(left[::step])
+    if len(due_gaps) < 10:
+        return Gate(name, True, None, 1, "not judged: needs at least ten gaps")
+    value = gap_distance(due_gaps, left_gaps, tolerance_s=lag_limit_s(sent, scenario, 0.99))
+    limit = 1.63 * math.sqrt(2 / len(due_gaps))  # two-sample Kolmogorov-Smirnov at 1 %
+    text = f"gaps over {step} arrivals, sent against scheduled: distance {value:.3f}, limit {limit:.3f} (n={len(due_gaps)})"
+    return Gate(name, value <= limit, value, limit, text)
+
+
+def gap_distance(a: NDArray[np.float64], b: NDArray[np.float64], *, tolerance_s: float) -> float:
+    """Return the largest difference of the two samples' distribution functions where b may be shifted by up to the tolerance.
+
+    With a tolerance of 0 it is Kolmogorov-Smirnov's; without one, equal gaps sent a microsecond late would be another law.
+    """
+
+    def excess(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+        x, y = np.sort(x), np.sort(y)
+        at_x = np.arange(1, len(x) + 1) / len(x)
+        return float(np.max(at_x - np.searchsorted(y, x + tolerance_s, side="right") / len(y)))
+
+    return max(0.0, excess(a, b), excess(b, a))
+
+
+def _advice(ok: bool, text: str) -> str:
+    return "" if ok else f": {text}"
+
+
+class Monitor:
+    """Watches its own process: the delay of a 10 ms timer, CPU, garbage collection, memory, throttling.
+
+    ``run`` is the timer, to be spawned as a greenlet; ``sample`` takes what came since the last one. While it runs, the garbage
+    collector is off and what exists is frozen: a full collection of a large heap would be a stall of its own making.
+    """
+
+    def __init__(self, worker: int, *, epoch: float, sleep: Callable[[float], Any]) -> None:
+        self._worker = worker
+        self._epoch = epoch
+        self._sleep = sleep
+        self._lag_max_s = self._gc_s = self._gc_began = 0.0
+        self._at = time.perf_counter()
+        self._cpu_s = time.process_time()
+        self._cpu_stat = _cpu_stat_file()
+
+    def run(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        gc.callbacks.append(self._on_gc)
+        try:
+            while True:
+                before = time.perf_counter()
+                self._sleep(TICK_S)
+                self._lag_max_s = max(self._lag_max_s, time.perf_counter() - before - TICK_S)
+        finally:
+            gc.callbacks.remove(self._on_gc)
+            gc.enable()
+            gc.unfreeze()
+
+    def sample(self, *, in_flight: int, num_sent: int, num_rows: int) -> HealthSample:
+        now, cpu_s = time.perf_counter(), time.process_time()
+        sample = HealthSample(
+            t_s=now - self._epoch,
+            worker=self._worker,
+            cpu=(cpu_s - self._cpu_s) / max(now - self._at, 1e-6),
+            lag_max_s=self._lag_max_s,
+            gc_s=self._gc_s,
+            in_flight=in_flight,
+            num_sent=num_sent,
+            num_rows=num_rows,
+            rss_bytes=_rss_bytes(),
+            throttled=_num_throttled(self._cpu_stat),
+        )
+        self._at, self._cpu_s, self._lag_max_s, self._gc_s = now, cpu_s, 0.0, 0.0
+        return sample
+
+    def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._gc_began = time.perf_counter()
+        else:
+            self._gc_s += time.perf_counter() - self._gc_began
+
+
+def _rss_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_stat_file() -> Path | None:
+    """Return where this process' cgroup counts throttled periods, version 2 or 1; None where there is no such thing."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "cpu", "cpu,cpuacct"):
+            root = Path("/sys/fs/cgroup") / controllers
+            # Inside a container the own group is mounted as the root.
+            for folder in (root / path.lstrip("/"), root):
+                if (folder / "cpu.stat").is_file():
+                    return folder / "cpu.stat"
+    return None
+
+
+def _num_throttled(cpu_stat: Path | None) -> int:
+    try:
+        words = cpu_stat.read_text().split() if cpu_stat else []
+    except OSError:
+        return 0
+    return int(words[words.index("nr_throttled") + 1]) if "nr_throttled" in words else 0
