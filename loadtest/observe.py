@@ -1,0 +1,170 @@
+"""What the target says of itself: Prometheus series, Ray Serve's replicas, Kubernetes pods, under names common to all targets.
+
+    running, waiting, held         requests: in running batches, in waiting queues, unfinished in the front end
+    kv_usage                       used share of the fullest KV cache, 0..1
+    preemptions, requests_ok, requests_failed, requests_rejected, prompt_tokens, output_tokens          counters
+    queue_s_sum, queue_s_count, and so prefill_s, decode_s, ttft_s                                      histograms' totals
+    replicas_desired/<deployment>, replicas_ready/<deployment>                                          of Ray Serve
+    pods_ready, pods_pending (not placed, or its image is on the way), pods_starting (runs, not ready)  of Kubernetes
+
+Counters are sums over models, engines and replicas. A name whose series the target does not have is left out.
+Sources: vllm/v1/metrics/loggers.py; `ray_vllm_*`, the same through Ray's agent; serve_app_* of our ingress;
+ray/serve/schema.py (ServeInstanceDetails).
+"""
+
+import importlib
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import httpx
+
+from loadtest.records import ServerSample
+from loadtest.scenario import Observe
+
+TIMEOUT_S = 2.0
+
+_HISTOGRAMS = {
+    "queue_s": "request_queue_time_seconds",
+    "prefill_s": "request_prefill_time_seconds",
+    "decode_s": "request_decode_time_seconds",
+    "ttft_s": "time_to_first_token_seconds",
+}
+# Name -> series without vLLM's prefix and `_total`, and what its labels must hold; best first, the first one there is counts.
+_SERIES: dict[str, tuple[tuple[str, str], ...]] = {
+    "running": (("num_requests_running", ""),),
+    "waiting": (("num_requests_waiting", ""),),
+    "held": (("serve_app_replica_held", ""),),
+    "kv_usage": (("kv_cache_usage_perc", ""),),
+    "preemptions": (("num_preemptions", ""),),
+    "requests_ok": (
+        ("request_success", 'finished_reason="(stop|length|repetition)"'),
+        ("serve_app_requests", 'outcome="complete"'),
+    ),
+    "requests_failed": (("serve_app_requests", 'outcome="failed"'), ("request_success", 'finished_reason="error"')),
+    "requests_rejected": (("serve_app_requests", 'outcome="rejected"'), ("admission_rejections", "")),
+    "prompt_tokens": (("prompt_tokens", ""),),
+    "output_tokens": (("generation_tokens", ""),),
+    **{f"{name}_{part}": ((f"{series}_{part}", ""),) for name, series in _HISTOGRAMS.items() for part in ("sum", "count")},
+}
+# Only these lines are taken out of a page that can have thousands: it is read beside the load generator.
+_LINE = re.compile(
+    r"^(?:ray_)?(?:vllm[:_])?(?P<series>%s)(?P<total>_total)?" % "|".join({s for ways in _SERIES.values() for s, _ in ways})
+    + r'(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (?P<value>\S+)',
+    re.MULTILINE,
+)
+
+
+def metrics_values(page: str) -> dict[str, float]:
+    """Return the normalised values of a page in Prometheus's text format."""
+    found: defaultdict[tuple[str, bool], list[tuple[str, float]]] = defaultdict(list)
+    for match in _LINE.finditer(page):
+        value = float(match["value"])
+        if math.isfinite(value):
+            found[match["series"], match["total"] is not None].append((match["labels"] or "", value))
+    values = {}
+    for name, ways in _SERIES.items():
+        for series, labels in ways:
+            # Ray's agent can show a counter a second time, as a gauge without the suffix.
+            if lines := found.get((series, True)) or found.get((series, False)):
+                fitting = [value for text, value in lines if re.search(labels, text)]
+                values[name] = max(fitting, default=0.0) if name == "kv_usage" else sum(fitting)
+                break
+    return values
+
+
+def serve_values(details: Mapping[str, Any]) -> dict[str, float]:
+    """Return desired and ready replicas from the answer to GET /api/serve/applications/ of Ray's dashboard."""
+    values: defaultdict[str, float] = defaultdict(float)
+    for application in details["applications"].values():
+        for name, deployment in application["deployments"].items():
+            values[f"replicas_desired/{name}"] += deployment["target_num_replicas"]
+            values[f"replicas_ready/{name}"] += sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
+    return dict(values)
+
+
+def pod_values(pods: Iterable[Any]) -> dict[str, float]:
+    """Return the counts of pods, given as the client's V1Pod; those that end or have ended count nowhere."""
+    values = {"pods_ready": 0.0, "pods_pending": 0.0, "pods_starting": 0.0}
+    for pod in pods:
+        if pod.metadata.deletion_timestamp is not None:
+            continue
+        if pod.status.phase == "Pending":
+            values["pods_pending"] += 1
+        elif pod.status.phase == "Running":
+            ready = any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions or ())
+            values["pods_ready" if ready else "pods_starting"] += 1
+    return values
+
+
+class Observer:
+    """Asks the sources that a scenario names. Blocks: call it from a thread (or a greenlet), not from an event loop."""
+
+    def __init__(self, observe: Observe, target_url: str) -> None:
+        self._observe = observe
+        root = target_url.rstrip("/").removesuffix("/v1")
+        self._metrics_url = observe.metrics_url or f"{root}/metrics"
+        # trust_env off: the load goes to the target without a proxy, so must these.
+        self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+        self._list_pods: Callable[[], Iterable[Any]] | None = None
+
+    def close(self) -> None:
+        self._http.close()
+
+    def sample(self, t_s: float) -> list[ServerSample]:
+        """Return one sample per source, in a few seconds at most. Never raises: what went wrong is in ``error``."""
+        samples = []
+        if self._metrics_url != "none":
+            samples.append(_sampled(t_s, "metrics", self._metrics))
+        if self._observe.serve_status:
+            samples.append(_sampled(t_s, "serve", self._serve))
+        if self._observe.kubernetes_selector:
+            samples.append(_sampled(t_s, "kubernetes", self._pods))
+        return samples
+
+    def _get(self, url: str) -> str:
+        return self._http.get(url, follow_redirects=True).raise_for_status().text
+
+    def _metrics(self) -> dict[str, float]:
+        values = metrics_values(self._get(self._metrics_url))
+        if not values:
+            raise ValueError(f"{self._metrics_url} has no series of vLLM or serve-app")
+        return values
+
+    def _serve(self) -> dict[str, float]:
+        url = f"{self._observe.ray_dashboard_url.rstrip('/')}/api/serve/applications/"
+        return serve_values(json.loads(self._get(url)))
+
+    def _pods(self) -> dict[str, float]:
+        if self._list_pods is None:
+            self._list_pods = _pod_lister(self._observe.kubernetes_selector)
+        return pod_values(self._list_pods())
+
+
+def _sampled(t_s: float, source: Literal["metrics", "serve", "kubernetes"], read: Callable[[], dict[str, float]]) -> ServerSample:
+    try:
+        return ServerSample(t_s, source, values=read())
+    except Exception as exc:  # the root of this source: whatever a foreign client or a foreign answer brings
+        return ServerSample(t_s, source, error=f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300])
+
+
+def _pod_lister(selector: str) -> Callable[[], Iterable[Any]]:
+    """Return a function that lists the pods of our own namespace, or of the current kubeconfig's context."""
+    try:
+        client = importlib.import_module("kubernetes.client")
+        config = importlib.import_module("kubernetes.config")
+    except ImportError as exc:
+        raise RuntimeError("kubernetes_selector needs the package kubernetes: pip install kubernetes") from exc
+    try:
+        config.load_incluster_config()
+        with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
+            namespace = file.read().strip()
+    except config.ConfigException:
+        config.load_kube_config()
+        namespace = config.list_kube_config_contexts()[1]["context"].get("namespace", "default")
+    api = client.CoreV1Api()
+    limits = {"label_selector": selector, "_request_timeout": TIMEOUT_S}
+    return lambda: api.list_namespaced_pod(namespace, **limits).items  # type: ignore[no-any-return]
