@@ -1,0 +1,148 @@
+"""Writes the files of a run, whole lines only, and keeps count of what the workers said they sent.
+
+Only the process that is Locust's master (or the one process of a local run) writes rows; workers hand theirs over in numbered
+batches. `Ledger` is pure: a batch that is missing, or came twice, makes the run invalid.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadtest.errors import UsageError
+from loadtest.records import HealthSample, Manifest, Row, RunEvent
+
+
+class Batch(msgspec.Struct):
+    """What a worker hands over once a second. ``number`` counts from 0 without gaps."""
+
+    worker: int
+    number: int
+    rows: list[Row] = []
+    health: list[HealthSample] = []
+
+
+class End(msgspec.Struct):
+    """A worker's last word: how much it handed over."""
+
+    worker: int
+    num_batches: int
+    num_rows: int
+
+
+class Ledger:
+    """Counts what came of each worker against what the worker says it sent."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._numbers: list[list[int]] = [[] for _ in range(num_workers)]
+        self._rows = [0] * num_workers
+        self._ends: list[End | None] = [None] * num_workers
+
+    def add(self, worker: int, number: int, num_rows: int) -> None:
+        self._numbers[worker].append(number)
+        self._rows[worker] += num_rows
+
+    def end(self, end: End) -> None:
+        self._ends[end.worker] = end
+
+    def has_ended(self, worker: int) -> bool:
+        return self._ends[worker] is not None
+
+    def all_ended(self) -> bool:
+        return all(end is not None for end in self._ends)
+
+    def problems(self) -> list[str]:
+        """Return one sentence for each worker whose records did not come, or not exactly once."""
+        found = []
+        for worker, (numbers, num_rows, end) in enumerate(zip(self._numbers, self._rows, self._ends, strict=True)):
+            if end is None:
+                found.append(f"worker {worker} never said that it was done; {num_rows} of its rows are here")
+            elif numbers != list(range(end.num_batches)) or num_rows != end.num_rows:
+                came = f"{len(numbers)} batches with {num_rows} rows"
+                found.append(f"worker {worker} sent {end.num_batches} batches with {end.num_rows} rows, {came} came")
+        return found
+
+
+class LineFile:
+    """Appends lines to a file, at once: no buffer that a crash could empty half."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def append(self, lines: bytes) -> None:
+        """Write ``lines``, the last of which ends with a line end too.
+
+        Raises:
+            OSError: The disk is full, for example. The file ends with the last line that did fit, complete.
+        """
+        size, written = os.fstat(self._fd).st_size, 0
+        try:
+            while written < len(lines):
+                written += os.write(self._fd, lines[written:])
+        except OSError:
+            whole = lines.rfind(b"\n", 0, written) + 1
+            with contextlib.suppress(OSError):  # a device has no length
+                os.ftruncate(self._fd, size + whole)
+            raise
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Recorder:
+    """The files of one run while it runs."""
+
+    def __init__(self, out: Path) -> None:
+        self._encoder = msgspec.json.Encoder()
+        self._files: dict[str, LineFile] = {}
+        self._out = out
+
+    def append(self, name: str, *records: msgspec.Struct) -> None:
+        """Append to ``rows.jsonl``, ``health.jsonl``, ``server.jsonl`` or ``events.jsonl``.
+
+        Raises:
+            OSError: As `LineFile.append`.
+        """
+        if name not in self._files:
+            self._files[name] = LineFile(self._out / name)
+        self._files[name].append(self._encoder.encode_lines(records))
+
+    def event(self, t_s: float, kind: Any, text: str) -> None:
+        self.append("events.jsonl", RunEvent(t_s=t_s, kind=kind, text=text))
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+def claim(out: Path) -> None:
+    """Make the folder of a run, and see that nobody else has it.
+
+    Raises:
+        UsageError: There is something in it, or it cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not any(out.iterdir()):
+            (out / "manifest.json").touch(exist_ok=False)  # of two runs that start together one fails here
+            return
+    except FileExistsError:
+        pass
+    except OSError as exc:
+        raise UsageError(str(out), exc.strerror or str(exc)) from exc
+    raise UsageError(str(out), "is not empty, and two runs in one folder would mix; take another --out or remove it")
+
+
+def write_json(path: Path, record: msgspec.Struct) -> None:
+    """Replace the file in one step: readers see the old one or the new one."""
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    part.replace(path)
+
+
+def write_manifest(out: Path, manifest: Manifest) -> None:
+    write_json(out / "manifest.json", manifest)
