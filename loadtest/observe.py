@@ -52,8 +52,8 @@ _SERIES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 # Only these lines are taken out of a page that can have thousands: it is read beside the load generator.
 _LINE = re.compile(
-    r"^(?:ray_)?(?:vllm[:_])?(?P<series>%s)(?P<total>_total)?" % "|".join({s for ways in _SERIES.values() for s, _ in ways})
-    + r'(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (?P<value>\S+)',
+    rf"^(?:ray_)?(?:vllm[:_])?(?P<series>{'|'.join(series for ways in _SERIES.values() for series, _ in ways)})(?P<total>_total)?"
+    r'(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (?P<value>\S+)',
     re.MULTILINE,
 )
 
@@ -167,4 +167,4 @@ def _pod_lister(selector: str) -> Callable[[], Iterable[Any]]:
         namespace = config.list_kube_config_contexts()[1]["context"].get("namespace", "default")
     api = client.CoreV1Api()
     limits = {"label_selector": selector, "_request_timeout": TIMEOUT_S}
-    return lambda: api.list_namespaced_pod(namespace, **limits).items  # type: ignore[no-any-return]
+    return lambda: api.list_namespaced_pod(namespace, **limits).items
