@@ -1,0 +1,10 @@
+"""The law server: an HTTP server whose latencies, counts, failures and capacity are fixed in advance and logged by itself.
+
+The load generator is measured against it, so nothing here is shared with the generator but `loadtest.errors`.
+
+    settings   the law file
+    laws       seeded draws, queue, stalls: when each chunk of a request is due; pure
+    answer     what is asked, and the bytes of the answer with the time of each write; pure
+    ledger     log, totals, /metrics
+    server     sockets and timers
+"""
