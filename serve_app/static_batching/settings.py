@@ -1,0 +1,102 @@
+"""What one static server is: a value, which `python -m serve_app.static_batching` reads from a YAML file and can be given anew."""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from serve_app.config import Int, Real, Section, SimulatedSettings
+from serve_app.config_checks import to_config_error, wrong
+from serve_app.errors import ConfigError
+from serve_app.simulated.profiles import Profile, profile_from
+from serve_app.static_batching.batches import Form, largest_batch
+
+
+class StaticSettings(Section):
+    """One model behind one fixed batch at a time."""
+
+    name: str = Field(min_length=1)
+    """The `model` of requests."""
+    model: str = Field(min_length=1)
+    """As in `serve_app.config.ModelSettings`. Of a simulated server only the tokenizer is read."""
+    form: Form = "fair"
+    """``paper``: every batch decodes max_output_tokens, as in Anyscale's study. ``fair``: as many as its longest member asked for."""
+    max_batch_size: Int | None = Field(default=None, ge=1)
+    """Requests in a batch; 1 is the naive server. Default: as many as the simulated memory can reserve."""
+    max_prompt_tokens: Int = Field(ge=1)
+    """Longest prompt. With max_output_tokens it is what a place in the batch reserves of the KV cache."""
+    max_output_tokens: Int = Field(ge=1)
+    """Largest max_tokens of any request; of ``paper`` also the length to which every batch is decoded."""
+    batch_wait_s: Real = Field(default=0.02, ge=0)
+    """How long an idle server waits for a batch to fill, scaled like all simulated times. Serve's batch_wait_timeout_s."""
+    simulated: SimulatedSettings | None = None
+    """Time the batches by an accelerator profile instead of computing. eos_probability must be 0."""
+    num_threads: Int = Field(default=1, ge=1)
+    """Threads of PyTorch when it computes."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights when it computes."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that one request may reach, and a place in the batch reserves."""
+        return self.max_prompt_tokens + self.max_output_tokens
+
+    @property
+    def profile(self) -> Profile | None:
+        return None if self.simulated is None else profile_from(self.simulated.profile)
+
+    @property
+    def batch_size(self) -> int:
+        """Requests in a full batch."""
+        if self.max_batch_size is not None:
+            return self.max_batch_size
+        assert self.profile is not None  # checked below
+        return largest_batch(self.profile.kv_cache_tokens, self.max_length)
+
+    @property
+    def time_scale(self) -> float:
+        return 1.0 if self.simulated is None else self.simulated.time_scale
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.simulated is None or self.profile is None:
+            if self.max_batch_size is None:
+                raise wrong("max_batch_size", "is missing and simulated is not set", "set max_batch_size")
+            return self
+        if self.simulated.eos_probability:
+            problem = f"is {self.simulated.eos_probability:g}"
+            raise wrong("simulated.eos_probability", problem, "set it to 0: simulated answers have the length asked for")
+        room = largest_batch(self.profile.kv_cache_tokens, self.max_length)
+        if room < (self.max_batch_size or 1):
+            problem = (
+                f"is {self.max_batch_size or 1}, and {self.profile.name} has KV memory for {room} of {self.max_length} tokens"
+            )
+            raise wrong("max_batch_size", problem, "lower it, max_prompt_tokens or max_output_tokens")
+        return self
+
+
+def parse_static(values: Any) -> StaticSettings:
+    """Return the settings given as a mapping.
+
+    Raises:
+        ConfigError: The first problem.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError("static", "is not a mapping", "give at least name, model, max_prompt_tokens and max_output_tokens")
+    try:
+        return StaticSettings.model_validate(values)
+    except ValidationError as exc:
+        raise to_config_error(exc) from exc
+
+
+def load_static(path: Path) -> StaticSettings:
+    """Read the settings from a YAML file.
+
+    Raises:
+        ConfigError: It cannot be read, or a value is wrong.
+    """
+    try:
+        return parse_static(yaml.safe_load(path.read_text()))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise ConfigError(str(path), " ".join(str(exc).split()), "give a YAML file") from exc
