@@ -1,0 +1,81 @@
+"""Where the time of an answer goes: the client's clock for the whole, the server's own sums for its parts, the rest by name.
+
+Pure. TTFT since due = lag + connect + queue + prefill + edge; the answer after it = decode + flush. Edge and flush are residuals:
+what no server series covers (network, proxies, routers, queues before the engine, writing out). They are never spread over
+the parts, and are negative when the server's sums and the client's rows are not of the same requests.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from loadtest.records import Row, ServerSample
+
+PARTS = ("queue_s", "prefill_s", "decode_s")
+
+
+class Attribution(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Means in seconds per request over ``window_s``, the times of the two scrapes that the sums were taken from."""
+
+    window_s: tuple[float, float]
+    num_client: int
+    """Rows that ended well between the scrapes."""
+    num_server: float
+    """Requests that the server counted between them."""
+    lag_s: float
+    connect_s: float
+    queue_s: float
+    prefill_s: float
+    edge_s: float
+    decode_s: float
+    flush_s: float
+    ttft_s: float
+    """By the client since due, as is ``e2e_s``: sums of the five and of all seven parts."""
+    e2e_s: float
+    note: str = ""
+    """For people, when the two sides do not speak of the same requests."""
+
+    def parts(self) -> dict[str, float]:
+        """Return the parts in the order of time; they sum up to ``e2e_s``."""
+        names = ("lag_s", "connect_s", "queue_s", "prefill_s", "edge_s", "decode_s", "flush_s")
+        return {name.removesuffix("_s"): getattr(self, name) for name in names}
+
+
+def attribution(samples: Sequence[ServerSample], rows: Sequence[Row], window: tuple[float, float]) -> Attribution | None:
+    """Return the parts between the first and the last scrape inside the window; None: too few scrapes, parts, or answers.
+
+    A server counts an answer at its end, so both sides take what ended between the scrapes. Choose a window that begins and ends
+    with an idle server, or one that is long against an answer: what ends within a scrape's own duration may be on one side only.
+    """
+    inside = [s for s in samples if window[0] <= s.t_s <= window[1] and all(f"{part}_count" in s.values for part in PARTS)]
+    if len(inside) < 2:
+        return None
+    first, last = inside[0], inside[-1]
+    count = last.values["queue_s_count"] - first.values["queue_s_count"]
+    ended = [
+        (row, row.sent_s, row.first_s, row.end_s)
+        for row in rows
+        if row.state == "ok" and row.sent_s is not None and row.first_s is not None and row.end_s is not None
+        if first.t_s < row.end_s <= last.t_s
+    ]
+    if count <= 0 or not ended:
+        return None
+    queue_s, prefill_s, decode_s = (_mean(first, last, part) for part in PARTS)
+    num = len(ended)
+    lag_s = sum(sent_s - row.due_s for row, sent_s, _, _ in ended) / num
+    connect_s = sum((row.connected_s or sent_s) - sent_s for row, sent_s, _, _ in ended) / num
+    ttft_s = sum(first_s - row.due_s for row, _, first_s, _ in ended) / num
+    e2e_s = sum(end_s - row.due_s for row, _, _, end_s in ended) / num
+    differ = abs(count - num) > 0.02 * num
+    return Attribution(
+        window_s=(first.t_s, last.t_s), num_client=num, num_server=count,
+        lag_s=lag_s, connect_s=connect_s, queue_s=queue_s, prefill_s=prefill_s,
+        edge_s=ttft_s - lag_s - connect_s - queue_s - prefill_s,
+        decode_s=decode_s, flush_s=e2e_s - ttft_s - decode_s, ttft_s=ttft_s, e2e_s=e2e_s,
+        note=f"the server counted {count:.0f} requests, the client {num}" if differ else "",
+    )  # fmt: skip
+
+
+def _mean(first: ServerSample, last: ServerSample, part: str) -> float:
+    count = last.values[f"{part}_count"] - first.values[f"{part}_count"]
+    return (last.values[f"{part}_sum"] - first.values[f"{part}_sum"]) / count if count > 0 else 0.0
