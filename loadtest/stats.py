@@ -81,11 +81,15 @@ def effective_share(inside: npt.NDArray[np.bool_]) -> float:
     return widen * (min(1.0, share * (1 - share) / spread) if spread > 0 else 1.0)
 
 
-def effective_size(values: Floats, q: float) -> float:
-    """Return how many independent samples the series is worth for its ``q`` quantile: the smallest over ``q`` and `LEVELS`."""
+def effective_size(values: Floats, q: float, limit: float | None = None) -> float:
+    """Return how many independent samples the series is worth for its ``q`` quantile, or for its share up to ``limit``.
+
+    It is the smallest at ``q`` (or ``limit``) and at `LEVELS`: where nearly all are inside, exceedances are too few to tell.
+    """
     if values.size == 0:
         return 0.0
-    return values.size * min(effective_share(values > quantile(values, level)) for level in {q, *LEVELS})
+    limits = [quantile(values, level) for level in LEVELS] + [quantile(values, q) if limit is None else limit]
+    return values.size * min(effective_share(values > limit) for limit in limits)
 
 
 def resolved(values: Floats) -> bool:

@@ -1,0 +1,390 @@
+"""From the records of a run to its figures: window, distributions with intervals, throughput, SLO verdict, threats to validity.
+
+Reads a run's folder and writes nothing. Every request that was due in the window is in every distribution: failed ones as infinite,
+timeouts as "at least so long". A run whose generator was sick has no figures at all.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from loadtest import stats
+from loadtest.health import gates
+from loadtest.metrics import METRICS, bounds_s, gaps_s, num_output_tokens
+from loadtest.records import HealthSample, Manifest, Row, RunEvent, ScheduledRequest, read_lines, read_manifest
+from loadtest.scenario import Burst, Closed, Constant, Gamma, Poisson, Scenario, Trace, parse_scenario
+from loadtest.slo import Limit
+from loadtest.stats import Floats
+from loadtest.summary import Distribution, Gate, LimitResult, Quantile, Summary, Throughput
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+METHOD = "order statistics at n_eff"
+NOT_ESTIMABLE = "no upper bounds: the run is too short beside its own slow swings"
+MAX_DRIFT = 0.05
+"""Share of the mean by which latency or backlog may change over a steady window, whatever its significance."""
+MAX_LITTLE_GAP = 0.02
+MAX_COALESCED_SHARE = 0.05
+MAX_CLOCK_DRIFT_S = 0.5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One request of the window; ``row`` None: it has none."""
+
+    request: ScheduledRequest
+    row: Row | None
+    due_s: float
+
+
+@dataclass(frozen=True)
+class Records:
+    """A run's folder, read."""
+
+    manifest: Manifest
+    scenario: Scenario
+    schedule: list[ScheduledRequest]
+    rows: list[Row]
+    health: list[HealthSample]
+    events: list[RunEvent]
+
+    @property
+    def closed(self) -> bool:
+        return isinstance(self.scenario.arrival, Closed)
+
+    @property
+    def even(self) -> bool:
+        """Whether the offered load is the same all the time, so that steadiness can be asked for."""
+        return isinstance(self.scenario.arrival, Constant | Poisson | Gamma | Closed)
+
+    @cached_property
+    def streams(self) -> dict[str, bool]:
+        return {c.name: c.stream for c in self.scenario.requests}
+
+    def items(self) -> list[Item]:
+        """Return all requests with a due time, in its order. In a closed loop those that a client became free for."""
+        by_id = {row.id: row for row in self.rows}
+        items = []
+        for request in self.schedule:
+            row = by_id.get(request.id)
+            due_s = request.due_s if request.due_s is not None else row.due_s if row else None
+            if due_s is not None:
+                items.append(Item(request, row, due_s))
+        return sorted(items, key=lambda item: item.due_s)
+
+
+def read_records(run: Path) -> Records:
+    """Read the folder of a run, finished, interrupted or crashed.
+
+    Raises:
+        UsageError: It holds no run, or a record cannot be read.
+    """
+    manifest = read_manifest(run)
+    return Records(
+        manifest=manifest,
+        scenario=parse_scenario(manifest.scenario),
+        schedule=list(read_lines(run / "schedule.jsonl", ScheduledRequest)),
+        rows=_optional(run / "rows.jsonl", Row),
+        health=_optional(run / "health.jsonl", HealthSample),
+        events=_optional(run / "events.jsonl", RunEvent),
+    )
+
+
+def _optional(path: Path, kind: type[T]) -> list[T]:
+    return list(read_lines(path, kind)) if path.exists() else []
+
+
+def analyse(run: Path) -> Summary:
+    """Return the figures of the run. Nothing but its records goes in, so that they can be computed again at any time.
+
+    Raises:
+        UsageError: As `read_records`.
+    """
+    records = read_records(run)
+    items = records.items()
+    end_s = _end_s(records, items)
+    items = [item for item in items if item.due_s < end_s]
+    cut_s = _cut_s(records, items)
+    window = (cut_s, end_s)
+    inside = [item for item in items if item.due_s >= cut_s]
+    judged = gates(records.health, records.rows, records.schedule, records.scenario, records.manifest)
+    if all(gate.ok for gate in judged):
+        return _valid(records, inside, window, judged)
+    return Summary(
+        scenario=records.scenario.name,
+        verdict="invalid",
+        loop=_loop(records),
+        window_s=window,
+        gates=judged,
+        states=_states(inside),
+        schedule_sha256=records.manifest.schedule_sha256,
+        warmup_cut_s=cut_s,
+        threats=["The run is invalid: " + "; ".join(gate.text for gate in judged if not gate.ok)],
+    )
+
+
+def _valid(records: Records, items: Sequence[Item], window: tuple[float, float], judged: list[Gate]) -> Summary:
+    distributions = distributions_of(records, items)
+    slo = [limit_result(limit, *metric_bounds(records, items, limit.metric)) for limit in records.scenario.slo.limits]
+    steady = _steady(records, items, window)
+    rows = [item.row for item in items if item.row is not None]
+    num_reads = sum(len(row.chunks) for row in rows)
+    summary = Summary(
+        scenario=records.scenario.name,
+        verdict=_verdict(slo, len(items)),
+        loop=_loop(records),
+        window_s=window,
+        gates=judged,
+        states=_states(items),
+        schedule_sha256=records.manifest.schedule_sha256,
+        slo=slo,
+        throughput=_throughput(records, items, window),
+        distributions=distributions,
+        num_stalls=sum(int((np.diff([ms for ms, _ in row.chunks]) > records.scenario.stall_s * 1e3).sum()) for row in rows),
+        num_coalesced_share=sum(row.num_coalesced for row in rows) / num_reads if num_reads else 0.0,
+        warmup_cut_s=window[0],
+        steady=steady,
+        tokens=_tokens(rows),
+    )
+    summary.threats.extend(threats(records, summary))
+    return summary
+
+
+def _loop(records: Records) -> Literal["open", "closed"]:
+    return "closed" if records.closed else "open"
+
+
+def _states(items: Sequence[Item]) -> dict[str, int]:
+    return dict(Counter(item.row.state if item.row else "unaccounted" for item in items))
+
+
+def _end_s(records: Records, items: Sequence[Item]) -> float:
+    """Return where the window ends: with the arrivals, or where the run was interrupted."""
+    scenario, last_due_s = records.scenario, max((item.due_s for item in items), default=0.0)
+    if isinstance(scenario.arrival, Burst):
+        return max((row.end_s for row in records.rows if row.end_s is not None), default=scenario.duration_s)
+    end_s = scenario.duration_s
+    if isinstance(scenario.arrival, Closed | Trace):
+        end_s = min(end_s, math.nextafter(last_due_s, math.inf))
+    if records.manifest.state == "interrupted":
+        stops = [event.t_s for event in records.events if event.kind == "interrupted"]
+        stops += [records.manifest.ended_s] if records.manifest.ended_s is not None else []
+        end_s = min([end_s, *stops])
+    return end_s
+
+
+def _cut_s(records: Records, items: Sequence[Item]) -> float:
+    """Return where the window begins: the later of the scenario's warm-up and the end of the transient that the data show."""
+    if isinstance(records.scenario.arrival, Burst):
+        return 0.0
+    cut_s = records.scenario.warmup_s
+    for metric in ("e2e", "ttft") if records.even else ():
+        kept = [(item, bounds) for item in items if (bounds := _bounds(records, item, metric)) is not None]
+        length = stats.transient_length(np.array([bounds[1] for _, bounds in kept]))
+        if length:
+            cut_s = max(cut_s, kept[length][0].due_s)
+    return cut_s
+
+
+def _bounds(records: Records, item: Item, metric: str) -> tuple[float, float] | None:
+    stream = records.streams.get(item.request.cls, True)
+    return bounds_s(item.request, item.row, metric, closed=records.closed, stream=stream)
+
+
+def metric_bounds(records: Records, items: Sequence[Item], metric: str) -> tuple[Floats, Floats]:
+    """Return the lower and upper bounds of the metric, in the order of the items; those without the metric are left out."""
+    bounds = [pair for item in items if (pair := _bounds(records, item, metric)) is not None]
+    low, high = np.array(bounds, dtype=np.float64).reshape(-1, 2).T
+    return low, high
+
+
+def distributions_of(records: Records, items: Sequence[Item]) -> dict[str, Distribution]:
+    """Return the distribution of each metric that the requests have."""
+    found = {metric: metric_bounds(records, items, metric) for metric in METRICS}
+    gaps = np.concatenate([np.empty(0), *(gaps_s(item.row) for item in items if item.row is not None)])
+    found["gap"] = gaps, gaps
+    return {metric: distribution(metric, low, high) for metric, (low, high) in found.items() if low.size}
+
+
+def distribution(metric: str, low: Floats, high: Floats) -> Distribution:
+    """Return percentiles with intervals of latencies that are known between bounds; both in the order of due times."""
+    resolved = stats.resolved(high)
+    known = low[low == high]
+    known = known[np.isfinite(known)]
+    return Distribution(
+        metric=metric,
+        n=low.size,
+        num_failed=low.size - known.size,
+        n_eff=round(stats.effective_size(high, 0.99), 1),
+        method=METHOD if resolved else NOT_ESTIMABLE,
+        mean_s=float(known.mean()) if known.size else None,
+        quantiles=[_quantile(low, high, q, resolved) for q in QUANTILES],
+    )
+
+
+def _quantile(low: Floats, high: Floats, q: float, resolved: bool) -> Quantile:
+    low_sorted, high_sorted = np.sort(low), np.sort(high)
+    k = stats.rank(low.size, q) - 1
+    at_least, at_most = float(low_sorted[k]), float(high_sorted[k])
+    known = at_least == at_most and math.isfinite(at_most)
+    lower, upper = stats.order_interval(low_sorted, high_sorted, q, stats.effective_size(high, q))
+    return Quantile(
+        q=q,
+        value_s=at_most if known else None,
+        low_s=lower if math.isfinite(lower) else None,
+        high_s=upper if resolved and math.isfinite(upper) else None,
+        censored_s=None if known else at_least,
+    )
+
+
+def limit_result(limit: Limit, low: Floats, high: Floats) -> LimitResult:
+    """Judge one limit of the SLO over all requests that have the metric. A pass needs a run long enough to show its slow swings."""
+    if not high.size:
+        return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0)
+    attained = float((high <= limit.limit_s).mean())
+    lower, upper = stats.wilson(attained, stats.effective_size(high, limit.quantile, limit.limit_s))
+    verdict: Literal["pass", "fail", "undecided"] = "undecided"
+    if upper < limit.quantile:
+        verdict = "fail"
+    elif lower >= limit.quantile and stats.resolved(high):
+        verdict = "pass"
+    return LimitResult(str(limit), verdict, attained, lower, upper)
+
+
+def _verdict(slo: Sequence[LimitResult], num_requests: int) -> Literal["pass", "slo-missed", "undecided"]:
+    verdicts = {result.verdict for result in slo}
+    if "fail" in verdicts:
+        return "slo-missed"
+    return "undecided" if "undecided" in verdicts or not num_requests else "pass"
+
+
+def _throughput(records: Records, items: Sequence[Item], window: tuple[float, float]) -> Throughput | None:
+    """Count what was due (offered, goodput) and what ended (the rest) in the window. None: the window is empty."""
+    length_s = window[1] - window[0]
+    if length_s <= 0:
+        return None
+    done = [r for r in records.rows if r.state == "ok" and r.end_s is not None and window[0] <= r.end_s <= window[1]]
+    output = sum(num_output_tokens(row) for row in done)
+    prompt = sum(row.prompt_tokens or 0 for row in done)
+    limits = records.scenario.slo.limits
+    good = sum(1 for item in items if is_good(records, item)) if limits else len(done)
+    return Throughput(
+        offered=len(items) / length_s,
+        completed=len(done) / length_s,
+        goodput=good / length_s,
+        output_tokens=output / length_s,
+        total_tokens=(output + prompt) / length_s,
+    )
+
+
+def is_good(records: Records, item: Item) -> bool:
+    """Return whether the request was answered inside all limits of the SLO; a metric that it does not have is kept."""
+    if item.row is None or item.row.state != "ok":
+        return False
+    bounds = ((limit, _bounds(records, item, limit.metric)) for limit in records.scenario.slo.limits)
+    return all(pair is None or pair[1] <= limit.limit_s for limit, pair in bounds)
+
+
+def _tokens(rows: Sequence[Row]) -> dict[str, int]:
+    """Count output tokens of the answered ones in three ways; ``disagree`` is the number of rows where two ways differ."""
+    counted = [
+        {n for n in (row.output_tokens, sum(k for _, k in row.chunks) or None, row.retokenized) if n is not None}
+        for row in rows
+        if row.state == "ok"
+    ]
+    ok = [row for row in rows if row.state == "ok"]
+    return {
+        "usage": sum(row.output_tokens or 0 for row in ok),
+        "chunks": sum(k for row in ok for _, k in row.chunks),
+        "tokenizer": sum(row.retokenized or 0 for row in ok),
+        "disagree": sum(len(ways) > 1 for ways in counted),
+    }
+
+
+def _steady(records: Records, items: Sequence[Item], window: tuple[float, float]) -> bool | None:
+    """Return whether backlog and latency stayed level; None where that cannot be asked: too few, too short, uneven by design."""
+    spans = [
+        (item.due_s, item.row.sent_s if records.closed and item.row.sent_s is not None else item.due_s, item.row.end_s)
+        for item in items
+        if item.row is not None and item.row.end_s is not None
+    ]
+    if not records.even or len(spans) < 100:
+        return None
+    due, begin, end = np.array(spans, dtype=np.float64).T
+    length_s, took_s = window[1] - window[0], float((end - begin).mean())
+    if length_s < 5 * took_s:
+        return None
+    in_flight = np.arange(due.size) - np.searchsorted(np.sort(end), due)
+    level = all(_level(due, series) for series in (in_flight.astype(np.float64), end - begin))
+    if records.closed:
+        return level
+    started = [(row.due_s, row.end_s) for row in records.rows if row.end_s is not None]
+    all_due, all_end = np.array(started, dtype=np.float64).T
+    # What is in flight at both edges differs by chance, more so the longer a request takes beside the window.
+    return level and abs(stats.little_gap(all_due, all_end, window)) < max(MAX_LITTLE_GAP, took_s / length_s)
+
+
+def _level(at_s: Floats, series: Floats) -> bool:
+    low, high = stats.drift_interval(at_s, series)
+    return low <= 0 <= high or abs(low + high) / 2 < MAX_DRIFT * float(series.mean())
+
+
+def threats(records: Records, summary: Summary) -> list[str]:
+    """Return what else could explain the figures, or what they cannot say: one sentence each."""
+    found = _threats_of_the_run(records, summary) | _threats_of_the_figures(records, summary)
+    return [sentence for sentence, holds in found.items() if holds]
+
+
+def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
+    manifest, scenario = records.manifest, records.scenario
+    num_cancelled, num_disagree = summary.states.get("cancelled", 0), summary.tokens.get("disagree", 0)
+    return {
+        "A closed loop sends only when an answer has ended: a stall of the target removes load and hides its own waiting time.": (
+            summary.loop == "closed"
+        ),
+        "The window holds no requests.": not summary.states,
+        f"The run was interrupted at {summary.window_s[1]:.0f} s of {scenario.duration_s:.0f} s.": manifest.state
+        == "interrupted",
+        f"The wall clock was stepped by {manifest.clock_drift_s:.1f} s; no latency depends on it, but times in logs do.": (
+            abs(manifest.clock_drift_s) > MAX_CLOCK_DRIFT_S
+        ),
+        "The target computes on a simulated accelerator: its times are those of a model, not of hardware.": bool(
+            manifest.target_info.get("simulated")
+        ),
+        f"{len(scenario.faults)} faults were injected on purpose.": bool(scenario.faults),
+        f"{num_cancelled} requests were left before their end by this side; they have no tpot, itl or e2e.": num_cancelled > 0,
+        f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,
+    }
+
+
+def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, bool]:
+    heads = [summary.distributions[m] for m in ("ttft", "e2e") if m in summary.distributions]
+    unbounded = [d.metric for d in heads if any(q.q == 0.99 and q.high_s is None for q in d.quantiles)]
+    warmup_s, varies = records.scenario.warmup_s, not isinstance(records.scenario.arrival, Burst)
+    return {
+        f"The p99 of {' and '.join(unbounded)} has no upper bound: too few independent samples; run longer or replicate.": (
+            bool(unbounded)
+        ),
+        "Latencies swing more slowly than the run could see (near saturation): percentiles are not estimable from it alone.": (
+            any(d.method == NOT_ESTIMABLE for d in heads)
+        ),
+        f"{summary.num_coalesced_share:.0%} of the reads held several events: the target or a proxy batches them, so gaps between "
+        "tokens are intervals.": summary.num_coalesced_share > MAX_COALESCED_SHARE,
+        f"The warm-up took {summary.warmup_cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out.": (
+            summary.warmup_cut_s > warmup_s
+        ),
+        "The run is not steady: backlog or latency changed over the window, and a longer run would have other percentiles.": (
+            summary.steady is False
+        ),
+        "It could not be told whether the run is steady: too few requests, or too short beside their latency.": (
+            summary.steady is None and records.even
+        ),
+        "The offered load changes over the run by design: percentiles are those of this mixture.": not records.even and varies,
+    }

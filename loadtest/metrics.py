@@ -1,0 +1,108 @@
+"""The latencies of one request, from its row. Pure.
+
+A value is a pair of bounds, in seconds. They are equal where it was measured. A request that ended otherwise than asked has no
+latency and counts as infinite; one that was given up took at least as long as it was watched, and perhaps forever.
+"""
+
+import math
+
+import numpy as np
+
+from loadtest.records import Row, ScheduledRequest
+from loadtest.stats import Floats
+
+METRICS = ("ttft", "tpot", "itl", "e2e", "send_ttft", "send_e2e", "lag")
+FAILED = (math.inf, math.inf)
+
+
+def value_s(request: ScheduledRequest, row: Row | None, metric: str, *, closed: bool, stream: bool) -> float | None:
+    """Return the upper of `bounds_s`: infinite unless measured."""
+    bounds = bounds_s(request, row, metric, closed=closed, stream=stream)
+    return None if bounds is None else bounds[1]
+
+
+def bounds_s(
+    request: ScheduledRequest, row: Row | None, metric: str, *, closed: bool, stream: bool
+) -> tuple[float, float] | None:
+    """Return at least and at most how long it took, or None: such a request has no such metric.
+
+    Without the metric are: answers of one token (tpot, itl), answers that are no stream (tpot, itl), and requests that we left on
+    purpose (all but lag and ttft).
+
+    Args:
+        row: None: nothing is known of the request, which counts as failed.
+        metric: One of `METRICS`.
+        closed: Latencies count from sending, for a closed loop has no due time.
+        stream: Whether its class asks for a stream.
+    """
+    if metric in ("tpot", "itl") and (not stream or request.output_tokens < 2):
+        return None
+    if row is None or row.sent_s is None:
+        return FAILED
+    if metric == "lag":
+        return row.sent_s - row.due_s, row.sent_s - row.due_s
+    begin_s = row.sent_s if closed or metric.startswith("send_") else row.due_s
+    if row.state == "ok":
+        value = _measured_s(row, metric, begin_s)
+        return None if value is None else (value, value)
+    if row.state == "cancelled":
+        return _until_cancelled_s(row, begin_s) if metric.endswith("ttft") else None
+    if row.state == "timeout":
+        return _at_least_s(request, row, metric, begin_s), math.inf
+    return FAILED
+
+
+def num_output_tokens(row: Row) -> int:
+    """Return the tokens by the server's usage, else as received."""
+    return row.output_tokens if row.output_tokens is not None else sum(n for _, n in row.chunks)
+
+
+def gaps_s(row: Row) -> Floats:
+    """Return all gaps between tokens: 0 before a token that came in one chunk with the one before it.
+
+    Inside a chunk the truth lies between 0 and the whole gap before it: it is censored by the interval, and not smeared over it.
+    """
+    if not row.chunks:
+        return np.empty(0)
+    times_ms, counts = np.array(row.chunks).T
+    gaps = np.zeros(int(counts.sum()))
+    first_of_chunk = (counts.cumsum() - counts).astype(np.int64)[1:]
+    gaps[first_of_chunk[first_of_chunk < gaps.size]] = np.diff(times_ms)[first_of_chunk < gaps.size] / 1000
+    return gaps[1:]
+
+
+def _measured_s(row: Row, metric: str, begin_s: float) -> float | None:
+    if metric.endswith("ttft"):
+        # An answer that is no stream shows nothing before its end.
+        seen_s = row.first_s if row.first_s is not None else row.end_s
+        return None if seen_s is None else seen_s - begin_s
+    if metric.endswith("e2e"):
+        return None if row.end_s is None else row.end_s - begin_s
+    if metric == "itl":
+        gaps = gaps_s(row)
+        return float(gaps.max()) if gaps.size else None
+    if row.first_s is None or row.last_s is None or not row.chunks:
+        return None
+    num_later = num_output_tokens(row) - row.chunks[0][1]
+    return (row.last_s - row.first_s) / num_later if num_later > 0 else None
+
+
+def _until_cancelled_s(row: Row, begin_s: float) -> tuple[float, float]:
+    if row.first_s is not None:
+        return row.first_s - begin_s, row.first_s - begin_s
+    return (row.end_s if row.end_s is not None else begin_s) - begin_s, math.inf
+
+
+def _at_least_s(request: ScheduledRequest, row: Row, metric: str, begin_s: float) -> float:
+    """Return the bound of a request that we stopped waiting for; 0 where nothing is known."""
+    end_s = row.end_s if row.end_s is not None else (row.last_s or begin_s)
+    if metric.endswith("ttft"):
+        return (row.first_s if row.first_s is not None else end_s) - begin_s
+    if metric.endswith("e2e"):
+        return end_s - begin_s
+    if row.first_s is None or row.last_s is None or not row.chunks:
+        return 0.0
+    if metric == "itl":
+        return max(end_s - row.last_s, float(gaps_s(row).max(initial=0.0)))
+    # It would have had at most as many tokens as were asked for.
+    return (end_s - row.first_s) / max(1, request.output_tokens - row.chunks[0][1])
