@@ -1,0 +1,405 @@
+"""The HTTP client of the load generator: gevent sockets, one timestamp per read, parsing after the answer has ended.
+
+Per read it does recv, clock, `httptools`; nothing else, so that the time of a chunk is that at which the kernel had it, as
+far as one process can tell. Connections are pooled without a cap: an open loop never waits for one.
+
+A pooled connection that the server closed meanwhile is seen before use. When the close crosses our request on the wire (end
+of the connection, without a byte of an answer, within `RACE_S` of sending on a *reused* connection), the request is sent once
+more on a fresh connection, under the same id, and `Row.reason` says so even when the row is ok. Nothing else is ever resent.
+"""
+
+import contextlib
+import errno
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import gevent
+import gevent.pool
+import gevent.socket
+import gevent.ssl
+import httptools
+
+from loadtest.errors import UsageError
+from loadtest.records import Row, ScheduledRequest, State
+from loadtest.sse import BodyParser, Form, Parsed, error_message, shorten
+from loadtest.target import Target, preflight
+
+__all__ = ["Asked", "Client", "Target", "preflight"]
+
+READ_BYTES = 256 * 1024
+CONNECT_WITHIN_S = 10.0
+"""When warming up; else a request's own deadline counts."""
+RACE_S = 0.1
+"""A close that comes later than this was no race: the server had taken the request."""
+READS_PER_SLICE = 128
+"""About 0.5 ms of parsing; then other connections are read first."""
+NOTE_RESENT = "sent again: the server had closed the idle connection"
+_OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
+
+_OTHER_MEDIA: dict[Form, tuple[str, ...]] = {
+    "sse": ("text/html", "application/json"),
+    "lines": ("text/html", "text/event-stream"),
+    "whole": ("text/html", "text/event-stream"),
+}
+"""Types of an answer that was not asked for. Others pass: what they hold tells."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request as it goes out."""
+
+    request: ScheduledRequest
+    path: str
+    body: bytes
+    timeout_s: float
+    """From due to the end of the answer."""
+    stream: bool
+    cancel_after_s: float | None = None
+    """From sending; the connection is closed then."""
+    keep_text: bool = True
+
+
+class _Answer:
+    """What httptools found so far. ``bodies`` holds the pieces of each read, then the read's time."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes | float] = []
+        self.on_body = self.bodies.append  # no Python frame per piece
+        self.headers: dict[str, str] = {}
+        self.status = 0
+        self.headers_at: float | None = None
+        self.num_reads = 0
+        self.ended = False
+        self.reusable = False
+        self.cut = ""
+        """Why it ended early, and what that is called."""
+        self.cut_state: State = "truncated"
+        self.parser: Any = httptools.HttpResponseParser(self)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self.parser.get_status_code()
+
+    def on_message_begin(self) -> None:
+        if self.ended:
+            self.reusable = False
+            raise ValueError("data after the answer")
+
+    def on_message_complete(self) -> None:
+        if self.ended:
+            return
+        if self.status < 200:  # 100 Continue, 103 Early Hints: the answer follows
+            self.status = 0
+            self.headers.clear()
+            return
+        self.ended = True
+        self.reusable = self.parser.should_keep_alive()
+
+    def end_of_input(self) -> None:
+        """The server closed the connection, which ends a body that has no other end."""
+        if self.status and "content-length" not in self.headers and "chunked" not in self.headers.get("transfer-encoding", ""):
+            self.ended = True
+
+    def where(self) -> str:
+        return "inside the answer" if self.num_reads else "before any answer"
+
+    def body(self) -> bytes:
+        return b"".join(piece for piece in self.bodies if isinstance(piece, bytes))
+
+    def reads(self) -> Iterator[tuple[float, bytes]]:
+        pieces: list[bytes] = []
+        for item in self.bodies:
+            if isinstance(item, float):
+                if pieces:
+                    yield item, b"".join(pieces)
+                pieces = []
+            else:
+                pieces.append(item)
+
+
+class Client:
+    """Asks one target. Any number of greenlets may call `ask` at once.
+
+    Raises:
+        UsageError: The target's name cannot be resolved.
+    """
+
+    def __init__(self, target: Target, *, worker: int, epoch: float, id_prefix: str) -> None:
+        """Names are looked up here, once: not inside anybody's latency.
+
+        Args:
+            epoch: The ``time.perf_counter()`` value from which the times of the rows count.
+            id_prefix: The header X-Request-Id is it and the request's id.
+        """
+        self._target = target
+        self._worker = worker
+        self._epoch = epoch
+        self._id_prefix = id_prefix
+        self._idle: list[Any] = []
+        self._closed = False
+        # One buffer for all: a new object of this size for each read cost 2 to 20 us, as malloc goes.
+        self._view = memoryview(bytearray(READ_BYTES))
+        self._tls: Any = None
+        if target.tls:
+            self._tls = gevent.ssl.SSLContext(gevent.ssl.PROTOCOL_TLS_CLIENT)
+            self._tls.load_default_certs()
+        try:
+            found = gevent.socket.getaddrinfo(target.host, target.port, type=gevent.socket.SOCK_STREAM)
+        except OSError as exc:
+            raise UsageError("target", f"{target.host!r} cannot be resolved: {exc.strerror}") from exc
+        self._addresses = [(family, address) for family, _, _, _, address in found]
+        fields = {"Host": urlsplit(target.root).netloc, **target.headers, "Content-Type": "application/json"}
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+
+    def warm(self, num: int) -> int:
+        """Open ``num`` connections for the pool; return how many could be opened."""
+        if num <= 0:
+            return 0
+        self._idle += [sock for sock in gevent.pool.Pool(64).map(lambda _: self._try_connect(), range(num)) if sock]
+        return len(self._idle)
+
+    def close(self) -> None:
+        """Close the pool. Requests under way go on; kill their greenlets to give them up: `ask` then returns a timeout."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def ask(self, asked: Asked, *, due_s: float) -> Row:
+        """Send the request and return what became of it; never raises."""
+        row = Row(id=asked.request.id, worker=self._worker, due_s=due_s, state="never_sent")
+        now = self._now()
+        left_s = due_s + asked.timeout_s - now
+        if left_s <= 0:
+            row.reason = f"the generator came to it {now - due_s:.3f} s late, after its timeout of {asked.timeout_s:g} s"
+            return row
+        row.sent_s = now
+        answer = _Answer()
+        cancelled = asked.cancel_after_s is not None and asked.cancel_after_s < left_s
+        timer = gevent.Timeout.start_new(asked.cancel_after_s if cancelled else left_s)
+        try:
+            self._exchange(asked, row, answer)
+        except gevent.Timeout as exc:
+            if exc is not timer:
+                raise
+            answer.cut_state = "cancelled" if cancelled else "timeout"
+            answer.cut = f"went away after {asked.cancel_after_s:g} s" if cancelled else _late(asked)
+        except gevent.GreenletExit:
+            answer.cut_state, answer.cut = "timeout", "unfinished when the drain ended"
+        except Exception as exc:  # the root of this request's task
+            answer.cut_state = "never_sent" if row.connected_s is None else "truncated"
+            answer.cut = f"{type(exc).__name__}: {exc}"
+        finally:
+            timer.close()
+            answer.parser = None  # breaks a reference cycle: the garbage collector is off during a run
+        row.end_s = self._now()
+        self._judge(row, asked, answer)
+        if row.state == "never_sent":
+            row.sent_s = row.end_s = None
+        return row
+
+    def _now(self) -> float:
+        return self._since_epoch(time.perf_counter())
+
+    def _exchange(self, asked: Asked, row: Row, answer: _Answer) -> None:
+        head = f"POST {self._target.prefix}{asked.path} HTTP/1.1\r\n{self._head}X-Request-Id: {self._id_prefix}{row.id}\r\n"
+        message = f"{head}Content-Length: {len(asked.body)}\r\n\r\n".encode() + asked.body
+        sock = self._take_idle()
+        if sock is not None:
+            row.connected_s = self._now()
+            self._talk(sock, message, answer)
+            if not answer.cut or answer.num_reads or self._now() - row.connected_s > RACE_S:
+                return
+            row.reason, answer.cut = NOTE_RESENT, ""
+        try:
+            sock = self._connect()
+        except OSError as exc:
+            answer.cut_state = "never_sent" if exc.errno in _OWN_LIMITS else "connect_error"
+            answer.cut = f"{type(exc).__name__}: {exc}"
+            return
+        row.connected_s = self._now()
+        self._talk(sock, message, answer)
+
+    def _talk(self, sock: Any, message: bytes, answer: _Answer) -> None:
+        """Send and receive; afterwards the connection is in the pool, or closed."""
+        broken = ""
+        keep = False
+        try:
+            try:
+                sock.sendall(message)
+            except OSError as exc:  # a server may answer, and close, before it read all
+                broken = f"{type(exc).__name__} while sending"
+            _receive(sock, answer, self._view)
+            keep = answer.reusable and not broken and not self._closed
+        except OSError as exc:
+            broken = broken or f"{type(exc).__name__} {answer.where()}"
+        except httptools.HttpParserError as exc:
+            if not answer.ended:
+                answer.cut_state, broken = "http_error", f"not HTTP: {exc}"
+        finally:
+            if keep:
+                self._idle.append(sock)
+            else:
+                sock.close()
+        if not answer.ended:
+            answer.cut = broken or f"the connection ended {answer.where()}"
+
+    def _connect(self) -> Any:
+        for family, address in self._addresses[:-1]:
+            with contextlib.suppress(OSError):
+                return self._open(family, address)
+        return self._open(*self._addresses[-1])
+
+    def _open(self, family: int, address: Any) -> Any:
+        sock = gevent.socket.socket(family, gevent.socket.SOCK_STREAM)
+        try:
+            sock.connect(address)
+            sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
+            return self._tls.wrap_socket(sock, server_hostname=self._target.host) if self._tls else sock
+        except BaseException:  # the timer's, too
+            sock.close()
+            raise
+
+    def _try_connect(self) -> Any:
+        with contextlib.suppress(OSError), gevent.Timeout(CONNECT_WITHIN_S, False):
+            return self._connect()
+
+    def _take_idle(self) -> Any:
+        """Return the pooled connection that was used last and is still open."""
+        while self._idle:
+            sock = self._idle.pop()
+            sock.settimeout(0.0)
+            try:
+                sock.recv(1)  # the end, or data nobody asked for: of no use
+            except (BlockingIOError, gevent.ssl.SSLWantReadError):
+                sock.settimeout(None)
+                return sock
+            except OSError:
+                pass
+            sock.close()
+        return None
+
+    def _judge(self, row: Row, asked: Asked, answer: _Answer) -> None:
+        """Fill the row. What the server said of itself goes before what we did to the connection."""
+        row.status = answer.status
+        if answer.headers_at is not None:
+            row.headers_s = self._since_epoch(answer.headers_at)
+        state, reason = answer.cut_state, answer.cut
+        if answer.status:
+            row.retry_after_s = retry_after(answer.headers)
+            row.server_id = answer.headers.get("x-request-id", "")
+            refusal = _refusal(asked, answer)
+            if refusal:
+                state, reason = "http_error", refusal
+            else:
+                state, reason = self._read_body(row, asked, answer)
+        row.state = state
+        row.reason = "; ".join(part for part in (row.reason, reason) if part)[:300]
+
+    def _read_body(self, row: Row, asked: Asked, answer: _Answer) -> tuple[State, str]:
+        assert row.sent_s is not None
+        parsed = _parse(answer, _form(asked))
+        row.prompt_tokens, row.output_tokens = parsed.prompt_tokens, parsed.output_tokens
+        row.finish_reason = parsed.finish_reason
+        row.server_id = parsed.server_id or row.server_id
+        row.num_coalesced = parsed.num_coalesced
+        sent = self._epoch + row.sent_s
+        row.chunks = [(round((at - sent) * 1000, 3), num_tokens) for at, num_tokens in parsed.chunks]
+        if parsed.first_s is not None and parsed.last_s is not None:
+            row.first_s, row.last_s = self._since_epoch(parsed.first_s), self._since_epoch(parsed.last_s)
+        if parsed.text:
+            row.text = parsed.text if asked.keep_text else ""
+            row.text_sha256 = hashlib.sha256(parsed.text.encode()).hexdigest()
+        if parsed.error:
+            return "stream_error", parsed.error
+        if not parsed.complete:
+            return answer.cut_state, answer.cut or "the stream ended without [DONE]"
+        end_at = parsed.done_s if parsed.done_s is not None else answer.bodies[-1]
+        assert isinstance(end_at, float)
+        row.end_s = self._since_epoch(end_at)
+        if row.end_s - row.due_s > asked.timeout_s:
+            return "timeout", _late(asked)
+        return "ok", ""
+
+    def _since_epoch(self, at: float) -> float:
+        return round(at - self._epoch, 6)
+
+
+def _receive(sock: Any, answer: _Answer, view: memoryview) -> None:
+    """Read the answer through ``view``: all greenlets may use the same, for none switches between its recv and its feed."""
+    recv, feed, mark, clock = sock.recv_into, answer.parser.feed_data, answer.bodies.append, time.perf_counter
+    while not answer.ended:
+        size = recv(view)
+        now = clock()
+        if not size:
+            answer.end_of_input()
+            mark(now)
+            return
+        answer.num_reads += 1
+        try:
+            feed(view[:size])
+        finally:
+            mark(now)
+        if answer.headers_at is None and answer.status:
+            answer.headers_at = now
+
+
+def _parse(answer: _Answer, form: Form) -> Parsed:
+    parser = BodyParser(form)
+    for count, (at, data) in enumerate(answer.reads(), 1):
+        parser.feed(at, data)
+        if count % READS_PER_SLICE == 0:
+            try:
+                gevent.sleep(0.0001)  # 0 would not let the loop read sockets
+            except gevent.GreenletExit:
+                continue  # the answer is here: it is no timeout
+    last = answer.bodies[-1] if answer.bodies else 0.0
+    assert isinstance(last, float)
+    return parser.finish(last, ended=answer.ended)
+
+
+def _form(asked: Asked) -> Form:
+    if not asked.stream:
+        return "whole"
+    return "lines" if asked.path.endswith("/generate") else "sse"
+
+
+def _late(asked: Asked) -> str:
+    return f"no complete answer within {asked.timeout_s:g} s after due"
+
+
+def _refusal(asked: Asked, answer: _Answer) -> str:
+    """Return why this is not the answer that was asked for; empty if it may be."""
+    headers, status = answer.headers, answer.status
+    if status >= 400:
+        return f"{status}: {error_message(answer.body())}"
+    if status >= 300:
+        return f"{status}: redirects to {headers.get('location', 'nowhere')}; name the final address as the target"
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        return f"{status}: Content-Encoding {encoding}, though identity was asked for; times of chunks would mean nothing"
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in _OTHER_MEDIA[_form(asked)]:
+        return f"{status}: asked for a {'stream' if asked.stream else 'whole body'}, got {kind}: {shorten(answer.body())}"
+    return ""
+
+
+def retry_after(headers: dict[str, str]) -> float | None:
+    """Return the seconds that Retry-After names, >= 0; a date counts from the server's own Date, if it sends one."""
+    value = headers.get("retry-after", "").strip()
+    try:
+        return float(max(0, int(value)))
+    except ValueError:
+        pass
+    try:
+        until = parsedate_to_datetime(value).timestamp()
+        now = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()
+    except ValueError:
+        return None
+    return max(0.0, until - now)

@@ -1,0 +1,257 @@
+"""What one answer said, from the pieces that the client read and the time of each: text, tokens, end.
+
+Sans-IO, and meant to run after the answer has ended, so that no parsing delays a timestamp. A body has one of three forms:
+``sse`` (completions and chat streams: events end at a blank line, the stream at ``[DONE]``), ``lines`` (streams of /generate:
+a JSON object a line with the text so far) and ``whole`` (one JSON object). Lines end with LF or CRLF, in any mixture.
+
+An event counts as tokens when it has generated payload: content, reasoning, tool calls; not when it only names a role or the
+usage. How many: by how much ``usage.completion_tokens`` rose, when the server sends it with every event, else one. Tokens
+whose text is held back (half a character) before any payload came count at the first payload.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+Form = Literal["sse", "lines", "whole"]
+
+
+class _Function(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct, gc=False):
+    function: _Function | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    """A delta, or the whole message."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    index: int = 0
+    text: str | None = None
+    delta: _Message | None = None
+    message: _Message | None = None
+    finish_reason: str | None = None
+
+    def payload(self) -> str:
+        if self.text:
+            return self.text
+        message = self.delta or self.message
+        if message is None:
+            return ""
+        text = (message.reasoning or message.reasoning_content or "") + (message.content or "")
+        for call in message.tool_calls or ():
+            if call.function is not None:
+                text += (call.function.name or "") + (call.function.arguments or "")
+        return text
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    """An event of any endpoint; fields we do not read are skipped."""
+
+    id: Any = None
+    object: Any = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    text: list[str] | None = None
+    """Of /generate: per sequence, the prompt and what was generated so far."""
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class Parsed(msgspec.Struct):
+    """What a body said. Times are those given to `BodyParser.feed`."""
+
+    complete: bool = False
+    """The end mark of its form came: ``[DONE]``, or the end of the body."""
+    error: str = ""
+    """Of an explicit error event, or of an event that is not what the endpoints send."""
+    done_s: float | None = None
+    """When ``[DONE]`` came."""
+    first_s: float | None = None
+    last_s: float | None = None
+    chunks: list[tuple[float, int]] = []
+    """Per read that held tokens: when, and how many."""
+    num_coalesced: int = 0
+    """Reads that held more than one event with tokens."""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    text: str = ""
+    """Reasoning, content and tool calls in the order of their arrival; of the first choice."""
+    finish_reason: str = ""
+    server_id: str = ""
+
+
+class BodyParser:
+    """Takes the body in pieces, in order; the caller may pause between them."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._is_error = False
+        self._texts: list[str] = []
+        self._tokens: list[tuple[float, int]] = []  # per event with tokens or payload
+        self._first: int | None = None  # index in _tokens of the first one with payload
+        self._num_tokens = 0
+        self._continuous = False
+        self._parsed = Parsed()
+
+    def feed(self, at_s: float, data: bytes) -> None:
+        """Pieces of one read have the same ``at_s``, which is that read's time; an event has that of its last byte."""
+        if self._form == "whole":
+            self._data.append(data)
+            return
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if self._form == "lines":
+                self._line(at_s, line)
+            elif line in (b"", b"\r"):
+                self._end_of_event(at_s)
+            elif line.startswith(b"data:"):
+                self._data.append(line[5:])
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip() == b"error"
+
+    def finish(self, at_s: float, *, ended: bool) -> Parsed:
+        """Return what was said.
+
+        Args:
+            at_s: Time of the last read.
+            ended: The body ended as HTTP says; False: it was cut.
+        """
+        parsed = self._parsed
+        if self._form == "sse":
+            parsed.complete = parsed.done_s is not None
+        elif ended:
+            parsed.complete = True
+            self._line(at_s, b"".join([*self._data, self._rest]))
+        parsed.text = "".join(self._texts)
+        self._count_reads()
+        return parsed
+
+    def _line(self, at_s: float, line: bytes) -> None:
+        if line.strip():
+            self._event(at_s, line)
+
+    def _end_of_event(self, at_s: float) -> None:
+        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+        if data.strip() == b"[DONE]":
+            if self._parsed.done_s is None:
+                self._parsed.done_s = at_s
+        elif data and self._parsed.done_s is None:
+            self._event(at_s, data)
+        self._data.clear()
+        self._is_error = False
+
+    def _event(self, at_s: float, data: bytes) -> None:
+        parsed = self._parsed
+        try:
+            event = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            parsed.error = parsed.error or f"{exc}: {shorten(data)}"
+            return
+        if event.error is not None or event.object == "error" or self._is_error:
+            parsed.error = parsed.error or error_message(data)
+            return
+        if event.id is not None and not parsed.server_id:
+            parsed.server_id = str(event.id)
+        if event.usage is not None:
+            parsed.prompt_tokens = event.usage.prompt_tokens
+            parsed.output_tokens = event.usage.completion_tokens
+        if event.choices:
+            self._choices(at_s, event)
+        elif event.text:
+            self._text_so_far(at_s, event.text[0])
+        elif self._form == "whole":
+            parsed.error = f"neither choices nor text: {shorten(data)}"
+
+    def _choices(self, at_s: float, event: _Event) -> None:
+        has_payload = False
+        for choice in event.choices or ():
+            payload = choice.payload()
+            has_payload = has_payload or payload != ""
+            if choice.index == 0:
+                if payload:
+                    self._texts.append(payload)
+                if choice.finish_reason:
+                    self._parsed.finish_reason = choice.finish_reason
+        total = None if event.usage is None else event.usage.completion_tokens
+        # A total that comes first with an empty last event says nothing about when its tokens came.
+        if total is not None and (has_payload or self._continuous or not self._parsed.finish_reason):
+            self._continuous = True
+            self._count(at_s, max(0, total - self._num_tokens), has_payload)
+        else:
+            self._count(at_s, 1 if has_payload else 0, has_payload)
+
+    def _text_so_far(self, at_s: float, text: str) -> None:
+        grew = self._texts != [text]
+        self._texts = [text]
+        self._count(at_s, 1 if grew else 0, grew)
+
+    def _count(self, at_s: float, num_tokens: int, has_payload: bool) -> None:
+        if num_tokens or has_payload:
+            if has_payload and self._first is None:
+                self._first = len(self._tokens)
+            self._num_tokens += num_tokens
+            self._tokens.append((at_s, num_tokens))
+
+    def _count_reads(self) -> None:
+        """Join the events of one read. Without any payload (special tokens only) all events with tokens count as it."""
+        first = self._first or 0
+        if not self._tokens:
+            return
+        held = sum(n for _, n in self._tokens[:first])
+        parsed, chunks, num_events = self._parsed, self._parsed.chunks, 0
+        for at_s, num_tokens in self._tokens[first:]:
+            if chunks and chunks[-1][0] == at_s:
+                num_events += 1
+                parsed.num_coalesced += num_events == 2
+                chunks[-1] = (at_s, chunks[-1][1] + num_tokens)
+            else:
+                num_events = 1
+                chunks.append((at_s, held + num_tokens))
+                held = 0
+        parsed.first_s, parsed.last_s = chunks[0][0], chunks[-1][0]
+
+
+def parse_stream(reads: Sequence[tuple[float, bytes]], *, form: Form = "sse", ended: bool = True) -> Parsed:
+    """Parse a body at once: what each read held, with its time."""
+    parser = BodyParser(form)
+    for at_s, data in reads:
+        parser.feed(at_s, data)
+    return parser.finish(reads[-1][0] if reads else 0.0, ended=ended)
+
+
+def error_message(body: bytes) -> str:
+    """Return the message of an error body as OpenAI, vLLM or FastAPI write it; else the beginning of the body."""
+    try:
+        value: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return shorten(body)
+    for key in ("error", "message", "detail"):
+        if isinstance(value, dict) and value.get(key):
+            value = value[key]
+    return value if isinstance(value, str) else shorten(body)
+
+
+def shorten(body: bytes) -> str:
+    """Return the beginning of a body in one line."""
+    return " ".join(body[:400].decode(errors="replace").split())[:200]
