@@ -140,7 +140,9 @@ class Length(_Part):
     def _ordered(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
-        if self.dist in ("constant", "exponential", "lognormal") and not self.min <= self.mean <= self.max:
+        if (
+            self.dist in ("constant", "lognormal") and not self.min <= self.mean <= self.max
+        ):  # exponential: usual to cut far below it
             raise ValueError(f"mean {self.mean:g} is outside min {self.min} .. max {self.max}")
         return self
 
