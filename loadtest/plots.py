@@ -14,6 +14,8 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
+from loadtest.stats import dkw_half_width
+
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK, MUTED, GRID, PAPER = "#1c2128", "#5b6470", "#d5d9de", "#ffffff"
 
@@ -94,6 +96,7 @@ def seconds_axis(axis: Axis, *, log: bool = True) -> None:
 
 def percent_axis(axis: Axis) -> None:
     """Ticks such as ``99.9 %`` of shares."""
+    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{share * 100:.4g} %"))
 
 
@@ -113,13 +116,13 @@ def plot_cdf(ax: Axes, sample: Sample, *, color: int = 0, limit_s: float | None 
     x, share = sample.values_s[index], (index + 1) / max(sample.n, 1)
     ax.step(x, share, where="post", color=SERIES[color], label=sample.legend)
     if sample.n_eff > 0 and x.size:
-        half = float(np.sqrt(np.log(2 / 0.05) / (2 * sample.n_eff)))
+        half = dkw_half_width(sample.n_eff)
         low, high = np.clip(share - half, 0, 1), np.clip(share + half, 0, 1)
         ax.fill_between(x, low, high, step="post", color=SERIES[color], alpha=0.18, linewidth=0)
     ax.set(xscale="log", ylim=(0, 1.02), ylabel="share of requests")
     percent_axis(ax.yaxis)
     seconds_axis(ax.xaxis)
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)  # above: no curve runs there
     if limit_s is None:
         return None
     limit_line(ax, limit_s)
@@ -136,7 +139,7 @@ def limit_line(ax: Axes, limit_s: float, *, horizontal: bool = False) -> None:
         return
     ax.axvline(limit_s, **style)
     place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8, "rotation": 90}
-    ax.annotate(words, (limit_s, 0.03), (-3, 0), ha="right", va="bottom", **place)
+    ax.annotate(words, (limit_s, 0.4), (-3, 0), ha="right", va="bottom", **place)
 
 
 def plot_tail(ax: Axes, sample: Sample, *, color: int = 0) -> None:
@@ -168,7 +171,7 @@ def plot_quantiles(ax: Axes, samples: Sequence[Sample]) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{(1 - share) * 100:.6g}"))
     seconds_axis(ax.yaxis)
-    ax.legend(loc="upper left")
+    ax.legend(loc="lower right")
 
 
 def _quantiles_at(sample: Sample, q: Floats) -> Floats:
@@ -190,6 +193,7 @@ def plot_gaps(ax: Axes, gaps_s: Floats, *, stall_s: float) -> None:
     if num_stalls:
         ax.axvline(stall_s, color=INK, linestyle=":", linewidth=1, label=f"stall: above {stall_s:g} s (n={num_stalls})")
     ax.set(xscale="log", yscale="log", xlabel="gap between two chunks", ylabel="number of gaps")
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
     seconds_axis(ax.xaxis)
     ax.legend(loc="upper right")
 
@@ -222,18 +226,10 @@ def plot_gap_qq(ax: Axes, planned_s: Floats, sent_s: Floats) -> None:
 def plot_lengths(ax: Axes, prompt_tokens: Floats, output_tokens: Floats, e2e_s: Floats) -> None:
     """Draw one dot per answered request, the darker the longer it took."""
     # One raster image: thousands of dots as vectors would be most of the page.
-    dots = ax.scatter(
-        prompt_tokens,
-        output_tokens,
-        c=np.log10(np.maximum(e2e_s, 1e-4)),
-        s=9,
-        cmap="cividis_r",
-        alpha=0.8,
-        linewidths=0,
-        rasterized=True,
-    )
+    look: dict[str, Any] = {"s": 9, "cmap": "cividis_r", "alpha": 0.8, "linewidths": 0, "rasterized": True}
+    dots = ax.scatter(prompt_tokens, output_tokens, c=np.maximum(e2e_s, 1e-4), norm="log", **look)
     bar = ax.figure.colorbar(dots, ax=ax, label="E2E from the due time")
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda power, _: EngFormatter(unit="s", places=1)(10**power)))
+    seconds_axis(bar.ax.yaxis)
     ax.set(xlabel="prompt tokens", ylabel=f"output tokens (n={e2e_s.size})")
 
 

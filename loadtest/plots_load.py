@@ -5,10 +5,11 @@ As in `loadtest.plots`: each function draws on the axis it is given, and reads a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from loadtest.plots import INK, MUTED, SERIES, Floats, limit_line, percent_axis, seconds_axis
 from loadtest.records import RunEvent
@@ -32,15 +33,20 @@ class Probe:
 def bin_edges(start_s: float, end_s: float) -> Floats:
     """Return whole seconds over start..end, or longer bins so that there are at most 240 of them."""
     width = max(1.0, np.ceil((end_s - start_s) / 240))
+    end_s = max(end_s, start_s + width)
     return np.asarray(np.arange(np.floor(start_s), end_s + width, width), dtype=np.float64)
 
 
 def plot_rates(ax: Axes, edges_s: Floats, times_s: Mapping[str, Floats]) -> None:
-    """Draw events per second of each kind, as steps over the bins."""
+    """Draw events per second of each kind over the bins: the first one, what was asked for, as an area, the others as steps."""
     width = float(edges_s[1] - edges_s[0])
     for i, (name, times) in enumerate(times_s.items()):
         rate = np.histogram(times, edges_s)[0] / width
-        ax.stairs(rate, edges_s, color=SERIES[i % len(SERIES)], linewidth=1.3, label=f"{name} (n={times.size})", baseline=None)
+        label = f"{name} (n={times.size})"
+        if i == 0:
+            ax.stairs(rate, edges_s, color=SERIES[i], alpha=0.3, fill=True, linewidth=0, label=label)
+        else:
+            ax.stairs(rate, edges_s, color=SERIES[i % len(SERIES)], linewidth=1.3, baseline=None, label=label)
     ax.set(ylabel="requests/s", ylim=(0, None))
     legend_right(ax)
 
@@ -80,14 +86,26 @@ def plot_share(ax: Axes, name: str, times_s: Floats, share: Floats) -> None:
 
 
 def plot_latency_over_time(ax: Axes, due_s: Floats, latency_s: Floats, edges_s: Floats, *, limit_s: float | None) -> None:
-    """Draw the 95th percentile by the due time, bin by bin; infinite (failed) ones count. A bin without a finite one has a gap."""
+    """Draw the 95th percentile by the due time, bin by bin. Infinite (failed) ones count; a bin whose percentile is one has a mark."""
     where = np.digitize(due_s, edges_s) - 1
     p95 = np.full(edges_s.size - 1, np.nan)
-    for b in range(p95.size):
+    for b in np.unique(where[(where >= 0) & (where < p95.size)]):
         values = np.sort(latency_s[where == b])
-        if values.size and np.isfinite(worst := values[int(np.ceil(0.95 * values.size)) - 1]):
-            p95[b] = worst
-    ax.stairs(p95, edges_s, color=SERIES[1], baseline=None, linewidth=1.3, label="TTFT p95, by due time")
+        p95[b] = values[int(np.ceil(0.95 * values.size)) - 1]
+    ax.stairs(
+        np.where(np.isinf(p95), np.nan, p95),
+        edges_s,
+        color=SERIES[1],
+        baseline=None,
+        linewidth=1.3,
+        label="TTFT p95, by due time",
+    )
+    failed = (edges_s[:-1] + np.diff(edges_s) / 2)[np.isinf(p95)]
+    if failed.size:
+        top = ax.get_xaxis_transform()
+        ax.plot(
+            failed, np.full(failed.size, 0.97), "^", color=SERIES[1], markersize=4, transform=top, label="more than 5 % failed"
+        )
     ax.set(yscale="log", ylabel="latency")
     seconds_axis(ax.yaxis)
     if limit_s is not None:
@@ -123,25 +141,19 @@ def plot_cpu(ax: Axes, samples: Mapping[int, tuple[Floats, Floats]]) -> None:
 
 
 def mark_events(axes: Sequence[Axes], events: Sequence[RunEvent]) -> None:
-    """Draw phases, faults and losses as vertical lines through all ``axes``; the words stand above the first one."""
+    """Draw phases (dotted), faults and losses as vertical lines through all ``axes``; the words stand above the first one."""
     span = axes[0].get_xlim()
-    room = (span[1] - span[0]) / 7  # words closer than this go one line higher
+    room = (span[1] - span[0]) / 110  # about one letter: words that would touch go one line higher
     free_from = [-np.inf] * 4
     for event in sorted(events, key=lambda e: e.t_s):
-        fault = event.kind != "phase" and event.kind != "note"
+        quiet = event.kind in ("phase", "note")
         for ax in axes:
-            ax.axvline(event.t_s, color=SERIES[1] if fault else MUTED, linewidth=1, linestyle="-" if fault else ":", zorder=1)
+            ax.axvline(event.t_s, color=MUTED if quiet else INK, linewidth=1, linestyle=":" if quiet else "-", zorder=1)
+        words = ("end: " if event.kind == "fault-end" else "") + event.text[:40]
         level = next((i for i, t in enumerate(free_from) if event.t_s >= t), len(free_from) - 1)
-        free_from[level] = event.t_s + room * max(1.0, len(event.text) / 16)
-        axes[0].annotate(
-            event.text[:40],
-            (event.t_s, 1.0),
-            (2, 3 + 10 * level),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            fontsize=8,
-            color=SERIES[1] if fault else INK,
-        )
+        free_from[level] = event.t_s + room * (len(words) + 2)
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8}
+        axes[0].annotate(words, (event.t_s, 1.0), (2, 3 + 10 * level), color=MUTED if quiet else INK, **place)
 
 
 def plot_latency_against_load(ax: Axes, probes: Sequence[Probe], *, limit_s: float | None, metric: str) -> None:
@@ -203,6 +215,7 @@ def plot_waterfall(ax: Axes, parts: Mapping[str, float]) -> None:
     ax.set(xlabel="mean time since due", ylim=(len(names) - 0.5, -0.5))
     ax.set_yticks(range(len(names)), names)
     ax.margins(x=0.15)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
     seconds_axis(ax.xaxis, log=False)
 
 

@@ -1,0 +1,229 @@
+"""The report of a run: one HTML page that needs nothing else, its figures as files, and summary.json.
+
+The page is a function of the records alone: the same files give the same bytes. Text of the target and of the scenario is
+escaped by the template; an invalid run gets gates and diagnostics, and no number that could be quoted.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+from loadtest import __name__ as package
+from loadtest.analysis import analyse
+from loadtest.audit import KINDS as FINDINGS
+from loadtest.audit import AuditResult, audit
+from loadtest.figures import KINDS, Drawn, RunData, draw_all, read_run
+from loadtest.records import Manifest
+from loadtest.scenario import Length, RequestClass
+from loadtest.summary import Distribution, Gate, Quantile, Summary
+
+VERDICTS = {
+    "pass": ("pass", "Pass: every limit of the SLO is kept"),
+    "slo-missed": ("fail", "SLO missed"),
+    "undecided": ("undecided", "Undecided: the sample is too small to say whether the SLO is kept"),
+    "invalid": ("invalid", "INVALID: this run says nothing about the target"),
+}
+TONES = {"ok": "pass", "pass": "pass", "fail": "fail", "FAILED": "fail", "undecided": "undecided", "invalid": "invalid"}
+PERCENTILES = (0.5, 0.9, 0.95, 0.99)
+GROUPS = {
+    "since due: what a user waits, the generator's own lag included": ("ttft", "e2e"),
+    "within an answer": ("tpot", "itl", "gap"),
+    "since sending: for comparison with other tools": ("send_ttft", "send_e2e", "lag"),
+}
+WORDS = {
+    "ttft": "TTFT",
+    "e2e": "E2E",
+    "tpot": "TPOT, per token after the first",
+    "itl": "ITL, largest gap of a request",
+    "gap": "each gap between two tokens (0 inside a chunk)",
+    "send_ttft": "TTFT since sending",
+    "send_e2e": "E2E since sending",
+    "lag": "lag: due to sending",
+}
+
+
+def write_report(run: Path, *, other: Path | None = None) -> Path:
+    """Write report.html, summary.json and figures/ into the run's folder; return the page's path.
+
+    Args:
+        run: Folder of a run, interrupted or not, or of a search for the capacity.
+        other: A second run to set beside it, most often of the same schedule.
+    Raises:
+        UsageError: The folder holds no run, or a record cannot be read.
+    """
+    summary = analyse(run)
+    data = read_run(run, summary)
+    (run / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    drawn = {figure.name: figure for figure in draw_all(KINDS, data, run / "figures")}
+    page = run / "report.html"
+    page.write_text(_render(_context(run, data, drawn, audit(run))), encoding="utf-8")
+    return page
+
+
+def _render(context: Mapping[str, Any]) -> str:
+    loader = jinja2.PackageLoader(package, ".")
+    # StrictUndefined would refuse the sections that a page does not have; the test renders every section.
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return (
+        environment.get_template("report.html.jinja").render(tone=lambda cell: f" {TONES.get(cell, '')}".rstrip(), **context)
+        + "\n"
+    )
+
+
+def _context(run: Path, data: RunData, drawn: dict[str, Drawn], audited: AuditResult) -> dict[str, Any]:
+    summary, manifest = data.summary, data.records.manifest
+    valid = summary.verdict != "invalid"
+    health = [drawn.pop(name) for name in ("health",) if name in drawn]
+    return {
+        "title": f"Load test: {summary.scenario}",
+        "subtitle": f"{manifest.model} at {manifest.target}",
+        "verdict": _verdict(summary, manifest),
+        "slo": [(r.limit, r.verdict, share(r.attained), f"{share(r.low)} – {share(r.high)}") for r in summary.slo]
+        if valid
+        else [],
+        "workload": list(_workload(data)),
+        "gates": [_gate(gate) for gate in summary.gates],
+        "health_figures": health,
+        "states": [(name.replace("_", " "), count) for name, count in summary.states.items() if count],
+        "audit": audited,
+        "findings": [(f"{kind}: {FINDINGS[kind]}", count) for kind, count in audited.counts.items()],
+        "throughput": _throughput(summary) if valid else [],
+        "percentiles": [f"p{q * 100:g}" for q in PERCENTILES],
+        "numbers": list(_numbers(summary)) if valid else [],
+        "number_notes": list(_number_notes(summary)) if valid else [],
+        "figures": list(drawn.values()),
+        "threats": summary.threats,
+        "command": shlex.join(manifest.command),
+        "folder": run.name,
+    }
+
+
+def _verdict(summary: Summary, manifest: Manifest) -> dict[str, Any]:
+    tone, words = VERDICTS[summary.verdict]
+    if summary.verdict == "pass" and not summary.slo:
+        words = "Valid run; the scenario has no SLO to judge it by"
+    lines = [f"{gate.name}: {gate.text}" for gate in summary.gates if not gate.ok] if summary.verdict == "invalid" else []
+    lines += manifest.problems
+    if manifest.state != "finished":
+        lines.append("The run did not come to its end; what it recorded until then is below.")
+    if summary.loop == "closed":
+        lines.append(
+            "Closed loop: a client waits for its answer before it asks again, so that a stall of the target hides most of itself."
+        )
+    return {"tone": tone, "words": words, "lines": lines}
+
+
+def _workload(data: RunData) -> Iterator[tuple[str, str]]:
+    scenario, manifest = data.records.scenario, data.records.manifest
+    arrival = scenario.arrival.model_dump(mode="json")
+    loop = "closed loop" if data.summary.loop == "closed" else "open loop"
+    yield "scenario", f"{scenario.name}, seed {scenario.seed}"
+    yield "arrivals", f"{arrival.pop('law')} ({loop}): " + ", ".join(f"{name} {value}" for name, value in arrival.items())
+    for cls in scenario.requests:
+        yield f"requests: {cls.name}", _class_words(cls)
+    yield "scheduled", f"{manifest.num_scheduled} requests over {scenario.duration_s:g} s, SHA-256 {manifest.schedule_sha256}"
+    start, end = data.summary.window_s
+    yield "measured window", f"{start:.4g} s to {end:.4g} s (warm-up cut at {data.summary.warmup_cut_s:.4g} s)"
+    yield "timeout", f"{scenario.timeout_s:g} s after due, drain {scenario.drain_s:g} s"
+    yield "SLO", str(scenario.slo)
+    yield "target", f"{manifest.target}, model {manifest.model}"
+    yield "accelerator", _accelerator(manifest)
+    for name, words in (("target says", manifest.target_info), ("versions", manifest.versions), ("machine", manifest.machine)):
+        if words:
+            yield name, ", ".join(f"{key}: {value}" for key, value in words.items())
+    yield "generator", f"{manifest.workers} worker processes"
+
+
+def _accelerator(manifest: Manifest) -> str:
+    simulated = manifest.target_info.get("simulated")
+    if simulated is None:
+        return "not stated by the target"
+    return f"simulated ({simulated}): its times are a model's, not a machine's" if simulated else "real"
+
+
+def _class_words(cls: RequestClass) -> str:
+    stream = "stream" if cls.stream else "no stream"
+    eos = "EOS ignored" if cls.ignore_eos else "until EOS"
+    prefix = f", {cls.shared_prefix_tokens} of them shared" if cls.shared_prefix_tokens else ""
+    words = f"{cls.endpoint}, {stream}, prompt of {_length(cls.input_tokens)} tokens{prefix}, output of {_length(cls.output_tokens)} tokens"
+    return f"{words}, {eos}, temperature {cls.temperature:g}, weight {cls.weight:g}"
+
+
+def _length(length: Length) -> str:
+    if length.dist == "constant":
+        return f"{length.mean:g}"
+    mean = "" if length.dist == "uniform" else f" mean {length.mean:g},"
+    return f"{length.dist}{mean} {length.min} to {length.max}"
+
+
+def _gate(gate: Gate) -> tuple[str, str, str, str, str]:
+    return (
+        gate.name,
+        "ok" if gate.ok else "FAILED",
+        "–" if gate.value is None else f"{gate.value:.4g}",
+        f"{gate.limit:.4g}",
+        gate.text,
+    )
+
+
+def _throughput(summary: Summary) -> list[tuple[str, str]]:
+    if summary.throughput is None:
+        return []
+    words = {
+        "offered": "requests offered",
+        "completed": "requests completed",
+        "goodput": "goodput: requests inside all limits",
+        "output_tokens": "output tokens",
+        "total_tokens": "tokens, prompts included",
+    }
+    return [(text, f"{getattr(summary.throughput, name):,.2f}") for name, text in words.items()]
+
+
+def _numbers(summary: Summary) -> Iterator[tuple[str, list[list[str]]]]:
+    for group, metrics in GROUPS.items():
+        rows = [_number_row(summary.distributions[metric]) for metric in metrics if metric in summary.distributions]
+        if rows:
+            yield group, rows
+
+
+def _number_row(distribution: Distribution) -> list[str]:
+    found = {quantile.q: quantile for quantile in distribution.quantiles}
+    cells = [interval(found[q]) if q in found else "" for q in PERCENTILES]
+    return [WORDS[distribution.metric], *cells, str(distribution.n), f"{distribution.n_eff:.0f}", str(distribution.num_failed)]
+
+
+def _number_notes(summary: Summary) -> Iterator[str]:
+    methods = sorted({distribution.method for distribution in summary.distributions.values() if distribution.method})
+    yield "Intervals: " + "; ".join(methods) + "."
+    steady = {True: "steady", False: "NOT steady", None: "too short to say whether steady"}[summary.steady]
+    yield f"The window is {steady}. Stalls: {summary.num_stalls}. Reads that held several events: {share(summary.num_coalesced_share)}."
+    if summary.tokens:
+        yield "Output tokens: " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in summary.tokens.items()) + "."
+
+
+def interval(quantile: Quantile) -> str:
+    """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
+    if quantile.value_s is None:
+        if quantile.censored_s is None:
+            return "n too small"
+        return "∞ (failed)" if quantile.censored_s == float("inf") else f"≥ {seconds([quantile.censored_s])[0]}"
+    value, *bounds = seconds([quantile.value_s, quantile.low_s, quantile.high_s])
+    return f"{value} [{bounds[0]}, {bounds[1]}]"
+
+
+def seconds(values: Sequence[float | None]) -> list[str]:
+    """Return the values in the unit that fits the first one, which alone names it; three digits at least, – for None."""
+    first = abs(values[0] or 0.0)
+    unit, scale = ("s", 1.0) if first >= 10 else ("ms", 1e3) if first >= 1e-3 else ("µs", 1e6)
+    digits = 0 if first * scale >= 100 else 1 if first * scale >= 10 else 2
+    words = ["–" if value is None else "∞" if value == float("inf") else f"{value * scale:.{digits}f}" for value in values]
+    return [f"{words[0]} {unit}", *words[1:]]
+
+
+def share(value: float) -> str:
+    """Return such as ``99.12 %``."""
+    return f"{value * 100:.4g} %"
