@@ -6,13 +6,15 @@ batches. `Ledger` is pure: a batch that is missing, or came twice, makes the run
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.records import HealthSample, Manifest, Row, RunEvent
+from loadtest.records import Manifest, RunEvent
+
+_ENCODER = msgspec.json.Encoder()
 
 
 class Batch(msgspec.Struct):
@@ -20,8 +22,10 @@ class Batch(msgspec.Struct):
 
     worker: int
     number: int
-    rows: list[Row] = []
-    health: list[HealthSample] = []
+    num_rows: int
+    rows: bytes
+    """Lines of `loadtest.records.Row`; ``health`` of `loadtest.records.HealthSample`."""
+    health: bytes
 
 
 class End(msgspec.Struct):
@@ -40,18 +44,18 @@ class Ledger:
         self._rows = [0] * num_workers
         self._ends: list[End | None] = [None] * num_workers
 
-    def add(self, worker: int, number: int, num_rows: int) -> None:
-        self._numbers[worker].append(number)
-        self._rows[worker] += num_rows
+    def add(self, batch: Batch) -> None:
+        self._numbers[batch.worker].append(batch.number)
+        self._rows[batch.worker] += batch.num_rows
 
     def end(self, end: End) -> None:
         self._ends[end.worker] = end
 
-    def has_ended(self, worker: int) -> bool:
-        return self._ends[worker] is not None
+    def num_ended(self) -> int:
+        return sum(end is not None for end in self._ends)
 
     def all_ended(self) -> bool:
-        return all(end is not None for end in self._ends)
+        return self.num_ended() == len(self._ends)
 
     def problems(self) -> list[str]:
         """Return one sentence for each worker whose records did not come, or not exactly once."""
@@ -93,14 +97,13 @@ class LineFile:
 
 
 class Recorder:
-    """The files of one run while it runs."""
+    """The files of one run while it runs, each opened when it gets its first line."""
 
     def __init__(self, out: Path) -> None:
-        self._encoder = msgspec.json.Encoder()
-        self._files: dict[str, LineFile] = {}
         self._out = out
+        self._files: dict[str, LineFile] = {}
 
-    def append(self, name: str, *records: msgspec.Struct) -> None:
+    def append(self, name: str, lines: bytes) -> None:
         """Append to ``rows.jsonl``, ``health.jsonl``, ``server.jsonl`` or ``events.jsonl``.
 
         Raises:
@@ -108,15 +111,23 @@ class Recorder:
         """
         if name not in self._files:
             self._files[name] = LineFile(self._out / name)
-        self._files[name].append(self._encoder.encode_lines(records))
+        self._files[name].append(lines)
 
-    def event(self, t_s: float, kind: Any, text: str) -> None:
-        self.append("events.jsonl", RunEvent(t_s=t_s, kind=kind, text=text))
+    def add(self, batch: Batch) -> None:
+        self.append("health.jsonl", batch.health)
+        self.append("rows.jsonl", batch.rows)
+
+    def event(self, event: RunEvent) -> None:
+        self.append("events.jsonl", as_lines([event]))
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def as_lines(records: Sequence[msgspec.Struct]) -> bytes:
+    return _ENCODER.encode_lines(records)
 
 
 def claim(out: Path) -> None:

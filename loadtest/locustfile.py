@@ -1,0 +1,108 @@
+"""What Locust loads: ``locust -f loadtest/locustfile.py --scenario FILE --host URL``, with its web UI or ``--headless``.
+
+``serve-app-loadtest run`` starts Locust with ``--run-folder`` instead; the folder then holds manifest and schedule already.
+The API key is taken from LOADTEST_API_KEY, on workers too.
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import gevent
+import gevent.os
+from locust import LoadTestShape, User, events
+from locust.exception import StopUser
+from locust.runners import WorkerRunner
+
+from loadtest.dispatch import install_worker
+from loadtest.errors import ExitCode, LoadtestError
+from loadtest.master import Master
+from loadtest.processes import API_KEY_VARIABLE
+
+PARENT_GONE_S = 15.0
+"""After its owner's end a process may still hand over its rows."""
+
+
+class Dispatcher(User):  # type: ignore[misc]
+    """The one user of a worker."""
+
+    def drive(self) -> None:
+        self.environment.loadtest_drive()
+        raise StopUser
+
+    tasks = [drive]  # noqa: RUF012
+
+
+class StartAndStop(LoadTestShape):  # type: ignore[misc]
+    """One user per worker until the run is over; which request goes out when is none of its business."""
+
+    def tick(self) -> tuple[int, float] | None:
+        master = self.runner.environment.loadtest_master
+        return None if master.over() else (master.num_workers, master.num_workers)
+
+
+class GivenRun:
+    """The run's folder belongs to the process that started this one."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+
+    def open_run(self) -> Path:
+        return self._out
+
+    def on_start(self, epoch_unix_s: float) -> None:
+        pass
+
+    def close_run(self, out: Path) -> None:
+        pass
+
+
+def add_options(parser: Any) -> None:
+    group = parser.add_argument_group("serve-app-loadtest")
+    group.add_argument("--scenario", default="", help="scenario file; the target is --host")
+    group.add_argument("--out", default="", help="folder of the run; default results/<scenario>-<time>")
+    for option, words in (("--run-folder", {"default": ""}), ("--obey-stdin", {"action": "store_true"})):
+        group.add_argument(option, help="set by serve-app-loadtest", include_in_web_ui=False, **words)
+
+
+def install(environment: Any, **_: Any) -> None:
+    options, api_key = environment.parsed_options, os.environ.get(API_KEY_VARIABLE, "")
+    environment.loadtest_drive = install_worker(environment, api_key)
+    master = None
+    if not isinstance(environment.runner, WorkerRunner):
+        try:
+            hooks = GivenRun(Path(options.run_folder)) if options.run_folder else _standalone(environment, api_key)
+        except LoadtestError as exc:
+            logging.critical("%s", exc)
+            os._exit(exc.exit_code)
+        master = environment.loadtest_master = Master(environment, hooks)
+    environment.process_exit_code = ExitCode.PASS  # whatever Locust's own error count says
+    if options.obey_stdin:
+        gevent.spawn(obey_stdin, master)
+
+
+def _standalone(environment: Any, api_key: str) -> Any:
+    from loadtest.standalone import Standalone  # with all that analysis and report need
+
+    return Standalone(environment, api_key)
+
+
+def obey_stdin(master: Master | None) -> None:
+    """Follow the owner's orders; when it is gone, end."""
+    gevent.os.make_nonblocking(0)
+    orders = {"interrupt": master.interrupt, "lost": master.lose} if master else {}
+    rest = b""
+    while data := gevent.os.nb_read(0, 4096):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            order, _, reason = line.decode().partition(" ")
+            orders[order](reason)
+    if master:
+        master.interrupt("the process that started it is gone")
+    gevent.sleep(PARENT_GONE_S)
+    os._exit(ExitCode.INVALID)
+
+
+events.init_command_line_parser.add_listener(add_options)
+events.init.add_listener(install)

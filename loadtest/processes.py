@@ -1,0 +1,163 @@
+"""Locust's processes as children of ours: started, told things, watched, ended."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from loadtest.errors import InvalidRun
+from loadtest.records import read_manifest
+from loadtest.target import Target
+
+API_KEY_VARIABLE = "LOADTEST_API_KEY"
+POLL_S = 0.1
+END_S = 5.0
+"""For processes that were told to end; then they are killed."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def caught_signals() -> Iterator[list[str]]:
+    """Collect the names of SIGINT and SIGTERM instead of ending from them. Outside the main thread they cannot be caught."""
+    caught: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = {number: signal.signal(number, lambda n, _: caught.append(signal.Signals(n).name)) for number in _SIGNALS}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Generator:
+    """Locust's processes: one, or a master and its workers on loopback."""
+
+    def __init__(self, num_workers: int, target: Target, out: Path) -> None:
+        common = ["--host", target.base_url, "--obey-stdin", "--loglevel", "WARNING"]
+        head = [*common, "--headless", "--only-summary", "--run-folder", str(out), "--json-file", os.devnull]
+        address = ["--master-port", str(_free_port())]
+        self._commands = [head]
+        if num_workers > 1:
+            bind = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", address[1]]
+            self._commands = [[*head, *bind, "--expect-workers", str(num_workers)]]
+            self._commands += [[*common, "--worker", "--master-host", "127.0.0.1", *address]] * num_workers
+        self._environment = {**os.environ, API_KEY_VARIABLE: target.api_key}
+        self._out = out
+        self._children: list[Child] = []
+        self._told: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._children = [Child(command, self._environment) for command in self._commands]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._children:
+            child.end()
+
+    def wait(self, signals: list[str], *, on_start: Sequence[Callable[[float], None]], each: Callable[[], None]) -> None:
+        """Return when the master has ended. ``on_start`` get the epoch in Unix time, ``each`` is called every 0.1 s.
+
+        Raises:
+            InvalidRun: A worker ended before the run began, so that it never will.
+        """
+        master, *workers = self._children
+        started = False
+        while not master.ended(POLL_S):
+            if not started and (epoch_unix_s := read_manifest(self._out).epoch_unix_s):
+                started = True
+                for begin in on_start:
+                    begin(epoch_unix_s)
+            for number, worker in enumerate(workers):
+                if worker.ended(0) and not started:
+                    raise InvalidRun([f"worker process {number} ended before the start: {worker.last_words()}"])
+                if worker.ended(0):
+                    self._tell(f"lost worker process {worker.pid} ended: {worker.last_words()}")
+            if signals:
+                self._tell(f"interrupt {signals[0]}")
+            if len(signals) > 1 or (signals and not started):
+                return
+            each()
+
+    def _tell(self, order: str) -> None:
+        if order not in self._told:
+            self._told.add(order)
+            self._children[0].tell(order)
+
+    def last_words(self) -> list[str]:
+        """Return why the master did not end well, if so."""
+        master = self._children[0]
+        return [f"the generator: {master.last_words()}"] if master.status else []
+
+
+class Child:
+    """One of our Locust processes, in a session of its own: a Ctrl-C at the terminal is for its owner only."""
+
+    def __init__(self, options: list[str], environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py")), *options]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        self._lines: deque[str] = deque(maxlen=40)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        return self._process.poll()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._lines.append(line.decode(errors="replace").rstrip())
+
+    def ended(self, timeout_s: float) -> bool:
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def tell(self, order: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended meanwhile
+            self._process.stdin.write(f"{order}\n".encode())
+            self._process.stdin.flush()
+
+    def last_words(self) -> str:
+        self._reader.join(1.0)
+        status = self._process.poll()
+        how = f"signal {signal.Signals(-status).name}" if status is not None and status < 0 else f"exit status {status}"
+        return ": ".join([how, *[line for line in self._lines if line][-1:]])
+
+    def end(self) -> None:
+        """Return when it is gone: it has been told to end, and is killed if it does not."""
+        if not self.ended(END_S):
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(1.0)
+        with suppress(BrokenPipeError):
+            self._process.communicate()

@@ -1,0 +1,218 @@
+"""One run from scenario to verdict: folder, schedule, Locust as child processes, what runs beside it, analysis, report.
+
+The generator has processes of its own, which do nothing else (`loadtest.processes`). This one scrapes the target, injects faults
+and shows progress beside them, so that none of it delays a request.
+"""
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import psutil
+
+from loadtest.analysis import analyse
+from loadtest.errors import ExitCode, InvalidRun
+from loadtest.faults import FaultRunner, check_faults, relay_needed
+from loadtest.observe import Observer
+from loadtest.processes import Generator, caught_signals
+from loadtest.progress import Progress, print_verdict
+from loadtest.recorder import Recorder, as_lines, claim, write_json, write_manifest
+from loadtest.records import Manifest, RunEvent, read_manifest
+from loadtest.relay import Relay
+from loadtest.report import write_report
+from loadtest.scenario import Scenario
+from loadtest.schedule import Schedule, make_schedule
+from loadtest.summary import Summary
+from loadtest.target import Target, preflight
+
+_CODES = {
+    "pass": ExitCode.PASS,
+    "slo-missed": ExitCode.SLO_MISSED,
+    "undecided": ExitCode.UNDECIDED,
+    "invalid": ExitCode.INVALID,
+}
+
+
+def run(
+    scenario: Scenario,
+    target: Target,
+    out: Path,
+    *,
+    command: Sequence[str] = (),
+    quiet: bool = False,
+    report: bool = True,
+) -> ExitCode:
+    """Run the scenario against the target and leave everything in ``out``; return how it went.
+
+    Args:
+        command: What the manifest names as the way to repeat it.
+        quiet: No progress and no verdict on the terminal.
+        report: Also write the HTML page and its figures.
+
+    Raises:
+        UsageError: The folder is not empty, or scenario or target cannot be used; nothing was sent.
+        InvalidRun: The generator could not be started.
+    """
+    schedule = prepare(scenario, target, out, command=command)
+    with ExitStack() as stack:
+        signals = stack.enter_context(caught_signals())
+        beside = stack.enter_context(Beside(scenario, target, out))
+        generator = stack.enter_context(Generator(scenario.workers, replace(target, base_url=beside.url), out))
+        progress = stack.enter_context(Progress(out, scenario, schedule, quiet=quiet))
+        generator.wait(signals, on_start=[beside.start, progress.start], each=progress.update)
+        beside.stop()
+    settle(out, generator.last_words() + beside.problems)
+    return conclude(out, quiet=quiet, report=report)
+
+
+def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[str]) -> Schedule:
+    """Check the target and leave schedule and manifest in the new folder ``out``.
+
+    Raises:
+        UsageError: As `run`.
+    """
+    check_faults(scenario.faults)
+    schedule = make_schedule(scenario)
+    model, target_info = preflight(target, scenario.model)
+    claim(out)
+    schedule.write(out / "schedule.jsonl")
+    manifest = Manifest(
+        state="running",
+        scenario=scenario.model_dump(mode="json"),
+        schedule_sha256=schedule.sha256,
+        num_scheduled=len(schedule.requests),
+        target=target.base_url,
+        model=model,
+        epoch_unix_s=0.0,
+        command=list(command),
+        workers=scenario.workers,
+        versions={name: version(name) for name in ("serve-app", "locust", "gevent")} | {"python": platform.python_version()},
+        machine=_machine(),
+        target_info=target_info,
+    )
+    write_manifest(out, manifest)
+    return schedule
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def settle(out: Path, problems: Sequence[str]) -> None:
+    """Add what the manifest cannot know: how the generator's processes ended, and faults that did not happen."""
+    manifest = read_manifest(out)
+    if manifest.state == "running":
+        lost = "the generator ended before it could say how the run went"
+        manifest = msgspec.structs.replace(manifest, state="interrupted", problems=[*manifest.problems, lost, *problems])
+    elif problems:
+        manifest = msgspec.structs.replace(manifest, problems=[*manifest.problems, *problems])
+    else:
+        return
+    try:
+        write_manifest(out, manifest)
+    except OSError as exc:
+        raise InvalidRun([*manifest.problems, f"{out}: {exc.strerror}"]) from exc
+
+
+def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode:
+    """Analyse the run, write summary and report, and say how it went.
+
+    Raises:
+        InvalidRun: The disk is full.
+    """
+    manifest = read_manifest(out)
+    try:
+        page = write_report(out) if report else None
+        if not report:
+            write_json(out / "summary.json", analyse(out))
+    except OSError as exc:
+        raise InvalidRun([*manifest.problems, f"the results cannot be written to {out}: {exc.strerror}"]) from exc
+    summary = msgspec.json.decode((out / "summary.json").read_bytes(), type=Summary)
+    if not quiet:
+        print_verdict(summary, manifest, page or out)
+    return exit_code(summary, manifest)
+
+
+def exit_code(summary: Summary, manifest: Manifest) -> ExitCode:
+    """A pass of an interrupted run is undecided: part of the schedule was never asked."""
+    code = _CODES[summary.verdict]
+    return ExitCode.UNDECIDED if code is ExitCode.PASS and manifest.state == "interrupted" else code
+
+
+def default_out(scenario: Scenario) -> Path:
+    return Path("results") / f"{scenario.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
+class Beside:
+    """What goes on beside the load: the target's own figures once a second, faults at their times, the relay that they cut."""
+
+    def __init__(self, scenario: Scenario, target: Target, out: Path) -> None:
+        self._scenario = scenario
+        self._relay = Relay(target.base_url) if relay_needed(scenario) else None
+        self.url = self._relay.url if self._relay else target.base_url
+        """Where the load goes."""
+        self.problems: list[str] = []
+        self._observer = Observer(scenario.observe, target.base_url)
+        self._recorder = Recorder(out)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._faults: FaultRunner | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        if self._relay:
+            self._relay.close()
+
+    def start(self, epoch_unix_s: float) -> None:
+        self._epoch = time.perf_counter() + epoch_unix_s - time.time()
+        self._faults = FaultRunner(self._scenario.faults, self._now, self._emit, relay=self._relay)
+        self._faults.start()
+        self._thread = threading.Thread(target=self._observe, name="observe", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Also called twice."""
+        self._stopping.set()
+        if self._faults:
+            self._faults.stop()
+            self.problems, self._faults = list(self._faults.problems), None
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        self._observer.close()
+        self._recorder.close()
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._epoch
+
+    def _observe(self) -> None:
+        interval_s = self._scenario.observe.interval_s
+        while not self._stopping.wait(interval_s - self._now() % interval_s):
+            if samples := self._observer.sample(self._now()):
+                self._append("server.jsonl", samples)
+
+    def _emit(self, event: RunEvent) -> None:
+        self._append("events.jsonl", [event])
+
+    def _append(self, name: str, records: Sequence[msgspec.Struct]) -> None:
+        try:
+            self._recorder.append(name, as_lines(records))
+        except OSError:  # the rows, which matter more, do not fit either: the generator says so
+            self._stopping.set()
