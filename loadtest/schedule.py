@@ -152,7 +152,10 @@ def lengths(law: Length, uniform: Times) -> NDArray[np.int64]:
     """Return one whole number of tokens for each number in [0, 1).
 
     The law's quantile function between ``min`` - 1/2 and ``max`` + 1/2, rounded: the same distribution as rounding and drawing again
-    what is outside, with one number each. Survival functions, not distribution functions: the upper tail keeps its digits.
+    what is outside, with one number each.
+
+    Raises:
+        UsageError: Next to nothing of the law is between min and max.
     """
     low, high = law.min - 0.5, law.max + 0.5
     match law.dist:
@@ -160,17 +163,16 @@ def lengths(law: Length, uniform: Times) -> NDArray[np.int64]:
             drawn = np.full(uniform.shape, law.mean)
         case "uniform":
             drawn = low + uniform * (high - low)
-        case "exponential":
-            survival = _between(math.exp(-low / law.mean), math.exp(-high / law.mean), uniform)
-            drawn = -law.mean * np.log(survival)
+        case "exponential":  # without memory: above ``low`` it begins anew
+            drawn = low - law.mean * np.log1p(uniform * np.expm1((low - high) / law.mean))
         case "lognormal":
             sigma = math.sqrt(math.log1p(law.cv**2))
             mu = math.log(law.mean) - sigma**2 / 2
-            survival = _between(ndtr((mu - math.log(low)) / sigma), ndtr((mu - math.log(high)) / sigma), uniform)
-            drawn = np.exp(mu - sigma * ndtri(survival))
+            at_low, at_high = ndtr((mu - np.log([low, high])) / sigma)  # above it, not below: the upper tail keeps its digits
+            if not at_low - at_high > 1e-9:
+                raise UsageError(
+                    "requests", f"lognormal of mean {law.mean:g} and cv {law.cv:g} is never in {law.min} .. {law.max}"
+                )
+            drawn = np.exp(mu - sigma * ndtri(at_low * (1 - uniform) + at_high * uniform))
     whole: NDArray[np.int64] = np.clip(np.rint(drawn), law.min, law.max).astype(np.int64)
     return whole
-
-
-def _between(at_low: float, at_high: float, uniform: Times) -> Times:
-    return at_low * (1 - uniform) + at_high * uniform
