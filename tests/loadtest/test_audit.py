@@ -1,0 +1,285 @@
+"""The auditor, over runs written record by record with every fault at known ids."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from loadtest.audit import FINALS, KINDS, AuditResult, audit
+from loadtest.errors import UsageError
+from loadtest.records import Manifest, Row, ScheduledRequest, ServerSample
+from loadtest.scenario import parse_scenario
+from loadtest.schedule import Schedule, make_schedule
+
+NUM = 1000
+EPOCH_UNIX_S = 1.7e9
+SCENARIO: dict[str, Any] = {
+    "name": "audited",
+    "arrival": {"law": "burst", "max_requests": NUM},
+    "requests": [{"input_tokens": {"mean": 20}, "output_tokens": {"dist": "exponential", "mean": 20, "max": 60}}],
+}
+
+
+def good(request: ScheduledRequest) -> Row:
+    """Return the row of a request that all went well with: due at 0, sent at 1 ms, one token each 10 ms."""
+    tokens = request.output_tokens
+    row = Row(request.id, 0, 0.0, "ok", sent_s=0.001, end_s=0.01 * tokens, status=200, prompt_tokens=20, output_tokens=tokens)
+    row.chunks = [(10.0 * k, 1) for k in range(tokens)]
+    row.text = f"text {request.id}"
+    row.text_sha256 = hashlib.sha256(row.text.encode()).hexdigest()
+    return row
+
+
+def line(row: Row, schedule: Schedule, **others: Any) -> dict[str, Any]:
+    """Return what the law server logs of an answer."""
+    request_id = f"lt-{schedule.sha256[:8]}-{row.id}"
+    entry = {"request_id": request_id, "arrival_unix_s": EPOCH_UNIX_S + 0.001, "tokens_sent": row.output_tokens}
+    return {"kind": "request", **entry, "text_sha256": row.text_sha256, **others}
+
+
+class Run:
+    """The records of a run, to be changed and then written."""
+
+    def __init__(self, folder: Path, scenario: dict[str, Any] | None = None, **manifest: Any) -> None:
+        values = parse_scenario(SCENARIO | (scenario or {}))
+        self.folder = folder
+        self.schedule = make_schedule(values)
+        self.rows = {request.id: good(request) for request in self.schedule.requests}
+        self.more_rows: list[Row] = []
+        self.log: list[dict[str, Any]] | None = None
+        self.samples: list[ServerSample] = []
+        fields: dict[str, Any] = {"state": "finished", "schedule_sha256": self.schedule.sha256, "ended_s": 60.0, "model": "m"}
+        fields |= {"num_scheduled": NUM, "target": "http://t", "epoch_unix_s": EPOCH_UNIX_S, "command": []}
+        self.manifest = Manifest(**fields | {"scenario": values.model_dump(mode="json")} | manifest)
+
+    def change(self, ids: Iterable[int], state: Any, **fields: Any) -> None:
+        """Replace the rows by ones that ended otherwise, without an answer's fields unless given."""
+        for request_id in ids:
+            common: dict[str, Any] = {"sent_s": 0.001, "end_s": 0.5}
+            self.rows[request_id] = Row(request_id, 0, 0.0, state, **common | fields)
+
+    def logged(self) -> list[dict[str, Any]]:
+        return [line(row, self.schedule) for row in self.rows.values() if row.sent_s is not None]
+
+    def write(self) -> Path:
+        self.folder.mkdir()
+        (self.folder / "manifest.json").write_bytes(msgspec.json.encode(self.manifest))
+        self.schedule.write(self.folder / "schedule.jsonl")
+        encode = msgspec.json.Encoder().encode_lines
+        (self.folder / "rows.jsonl").write_bytes(encode([*self.rows.values(), *self.more_rows]))
+        if self.samples:
+            (self.folder / "server.jsonl").write_bytes(encode(self.samples))
+        return self.folder
+
+    def audited(self, **options: Any) -> AuditResult:
+        run = self.write()
+        if self.log is not None:
+            options["server_log"] = run / "server.log"
+            options["server_log"].write_bytes(msgspec.json.Encoder().encode_lines(self.log))
+        result = audit(run, **options)
+        assert sum(result.states.values()) == NUM
+        assert set(result.counts) <= set(KINDS)
+        return result
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "run")
+
+
+def states(**counts: int) -> dict[str, int]:
+    return {name: counts.get(name, 0) for name in FINALS}
+
+
+def test_a_run_without_faults_has_no_findings(run: Run, tmp_path: Path) -> None:
+    reference = Run(tmp_path / "reference").write()
+    run.log = [*run.logged(), {"kind": "totals", "ok": NUM}]
+    result = run.audited(reference=reference)
+    assert (result.ok, result.counts, result.states) == (True, {}, states(complete=NUM))
+    assert (result.num_texts_compared, result.server) == (NUM, f"log of {NUM} requests of this schedule")
+
+
+def test_every_injected_fault_is_found_and_counted(run: Run, tmp_path: Path) -> None:
+    reference = Run(tmp_path / "reference").write()
+    run.change(range(0, 10), "truncated", reason="the connection ended without an answer")  # dropped: 1 %
+    run.change(range(10, 25), "truncated", reason="no [DONE]", output_tokens=3)  # killed streams
+    run.change(range(25, 30), "timeout", reason="no complete answer")
+    run.change(range(30, 33), "connect_error", reason="refused", end_s=None)
+    run.change(range(33, 37), "http_error", status=200, reason="text/html")
+    for request_id in range(40, 46):
+        run.rows[request_id].text_sha256 = hashlib.sha256(b"other").hexdigest()
+    for request_id in range(50, 57):
+        run.rows[request_id].output_tokens = run.schedule.requests[request_id].output_tokens + 1
+    run.log = run.logged()
+    run.log += [line(run.rows[request_id], run.schedule) for request_id in range(60, 70)]  # duplicated: 1 %
+    run.log = [entry for entry in run.log if int(entry["request_id"].rpartition("-")[2]) not in (70, 71, 30)]
+    run.change([72, 73], "never_sent", sent_s=None, reason="gave up")  # but the server has them
+    run.more_rows = [run.rows[80], run.rows[81], Row(NUM + 5, 0, 0.0, "ok")]
+    for request_id in (90, 91, 92, 93):
+        del run.rows[request_id]
+    run.log.append(line(Row(NUM + 7, 0, 0.0, "ok"), run.schedule))
+    result = run.audited(reference=reference)
+    assert result.counts == {
+        "truncated": 25,
+        "timeout": 5,
+        "connect-error": 3,
+        "bad-answer": 4,
+        "text-differs": 6,
+        "wrong-length": 7,
+        "server-duplicate": 10,
+        "server-missing": 2,
+        "server-unsent": 2 + 4 + 1,  # never sent, without a row, never scheduled
+        "duplicate-row": 2,
+        "unknown-id": 1,
+        "missing": 4,
+    }
+    mismatches = 25 + 5 + 3 + 4 + 6 + 7 + 10 + 2 + 2 + 2 + 4
+    assert result.states == states(complete=NUM - mismatches, mismatch=mismatches)
+    assert not result.ok
+
+
+def test_each_final_state_is_told_apart(run: Run) -> None:
+    run.change(range(0, 5), "http_error", status=429, retry_after_s=1.0, reason="429: full")
+    run.change(range(5, 8), "http_error", status=503, reason="503: full")
+    run.change(range(8, 12), "http_error", status=500, reason="500: broken")
+    run.change(range(12, 14), "stream_error", status=200, reason="engine died")
+    run.change(range(14, 17), "cancelled", reason="went away after 1 s")
+    run.change(range(17, 19), "never_sent", sent_s=None, reason="the generator was late")
+    run.change(range(19, 20), "never_sent", sent_s=None)
+    result = run.audited()
+    assert result.states == states(complete=NUM - 20, rejected=5, error=6, cancelled=3, never_sent=2, mismatch=4)
+    assert result.counts == {"no-retry-after": 3, "no-reason": 1}
+
+
+def test_expected_states_are_no_findings(run: Run) -> None:
+    run.change(range(0, 5), "truncated", reason="our own fault cut it")
+    result = run.audited(allow=frozenset({"truncated"}))
+    assert (result.ok, result.states) == (True, states(complete=NUM - 5, allowed=5))
+
+
+def test_lengths_are_compared_with_what_was_asked_only_if_eos_is_ignored(tmp_path: Path) -> None:
+    def short(folder: str, ignore_eos: bool) -> dict[str, int]:
+        run = Run(tmp_path / folder, {"requests": [{"ignore_eos": ignore_eos, "output_tokens": {"mean": 20}}]})
+        run.rows[3].output_tokens = 19
+        run.rows[3].chunks.pop()
+        for row in run.rows.values():
+            row.prompt_tokens = 64
+        return run.audited().counts
+
+    assert short("ignored", True) == {"wrong-length": 1}
+    assert short("kept", False) == {}
+
+
+def test_tokens_in_few_events_are_no_finding_and_more_tokens_than_the_usage_says_are(run: Run) -> None:
+    run.rows[3].chunks = [(0.0, 1)]  # the server batched its output
+    run.rows[4].chunks.append((999.0, 1))
+    run.rows[5].prompt_tokens = 19
+    assert run.audited().counts == {"usage-differs": 1, "wrong-length": 1}
+
+
+@pytest.mark.parametrize("change", [{"model": "other"}, {"schedule_sha256": "0" * 64}])
+def test_a_reference_of_another_run_is_refused(run: Run, tmp_path: Path, change: dict[str, Any]) -> None:
+    other = Run(tmp_path / "reference", **change)
+    with pytest.raises(UsageError, match=next(iter(change))):
+        run.audited(reference=other.write())
+
+
+def test_sampled_answers_and_answers_without_a_twin_are_not_compared(tmp_path: Path) -> None:
+    sampled = {"requests": [{"temperature": 0.7, "input_tokens": {"mean": 20}, "output_tokens": {"mean": 20}}]}
+    reference = Run(tmp_path / "reference", sampled)
+    for row in reference.rows.values():
+        row.text_sha256 = "0" * 64
+    result = Run(tmp_path / "run", sampled).audited(reference=reference.write())
+    assert (result.ok, result.num_texts_compared) == (True, 0)
+
+    reference = Run(tmp_path / "greedy reference")
+    reference.change(range(100), "http_error", status=500, reason="500: broken")
+    assert Run(tmp_path / "greedy run").audited(reference=reference.write()).num_texts_compared == NUM - 100
+
+
+def test_an_unfinished_run_is_audited(run: Run) -> None:
+    run.manifest.state, run.manifest.ended_s = "running", None
+    run.manifest.problems = ["worker 1 was lost"]
+    for request_id in range(600, NUM):
+        del run.rows[request_id]
+    folder = run.write()
+    with (folder / "rows.jsonl").open("ab") as file:
+        file.write(b'{"id":600,"worker":0,"due')
+    result = audit(folder)
+    assert (result.states, result.counts) == (states(complete=600, mismatch=400), {"missing": 400})
+    assert result.notes[0] == "the generator says: worker 1 was lost"
+    assert "state running" in result.notes[1]
+
+
+def test_a_run_killed_before_its_first_row_is_audited(run: Run) -> None:
+    folder = run.write()
+    (folder / "rows.jsonl").unlink()
+    assert audit(folder).counts == {"missing": NUM}
+
+
+def test_log_lines_of_another_run_of_the_schedule_are_left_out(run: Run) -> None:
+    earlier = [line(row, run.schedule, arrival_unix_s=EPOCH_UNIX_S - 500) for row in run.rows.values()]
+    later = [line(row, run.schedule, arrival_unix_s=EPOCH_UNIX_S + 500) for row in run.rows.values()]
+    foreign = [{"request_id": "cmpl-1"}, {"request_id": "lt-00000000-4"}]
+    run.log = [*earlier, *foreign, *run.logged(), *later]
+    assert run.audited().ok
+
+
+def test_the_log_may_have_another_text_or_prefix(run: Run) -> None:
+    run.log = run.logged()
+    run.log[7]["text_sha256"] = "0" * 64
+    run.log[8]["tokens_sent"] += 1
+    for entry in run.log:
+        entry["request_id"] = f"cmpl-{entry['request_id']}"
+    assert run.audited().counts == {"server-differs": 2}
+
+
+def totals(t_s: float, ok: float, prompts: float, outputs: float) -> ServerSample:
+    return ServerSample(t_s, "metrics", {"requests_ok": 7 + ok, "prompt_tokens": 5 + prompts, "output_tokens": 3 + outputs})
+
+
+def test_counters_that_rose_by_what_the_rows_say_are_no_finding(run: Run) -> None:
+    outputs = sum(request.output_tokens for request in run.schedule.requests)
+    run.samples = [totals(-1, 0, 0, 0), ServerSample(0.5, "metrics", error="timeout"), totals(9, NUM, NUM * 20, outputs)]
+    result = run.audited()
+    assert result.ok
+    assert result.server.startswith(f"counters: requests_ok +{NUM} (the rows say {NUM} to {NUM})")
+
+
+@pytest.mark.parametrize(("extra", "num_found"), [(-1, 1), (0, 0), (3, 0), (4, 1)])
+def test_an_answer_whose_end_we_did_not_see_may_be_counted_or_not(run: Run, extra: int, num_found: int) -> None:
+    run.change([0, 1, 2], "cancelled", reason="went away")
+    run.samples = [totals(-1, 0, 0, 0), totals(9, NUM - 3 + extra, 0, 0)]
+    for sample in run.samples:
+        del sample.values["prompt_tokens"], sample.values["output_tokens"]
+    assert run.audited().counts.get("counters", 0) == num_found
+
+
+def test_counters_that_cannot_be_compared_are_said_to_be_unchecked(tmp_path: Path) -> None:
+    cases = {
+        "late": [totals(0.5, 0, 0, 0), totals(9, 0, 0, 0)],
+        "once": [totals(-1, 0, 0, 0)],
+        "restarted": [totals(-1, 9, 0, 0), totals(5, 2, 0, 0), totals(9, NUM, 0, 0)],
+    }
+    for name, samples in cases.items():
+        run = Run(tmp_path / name)
+        run.samples = samples
+        result = run.audited()
+        assert (result.ok, result.server.partition(":")[0]) == (True, "not checked")
+
+
+def test_findings_are_listed_up_to_the_limit_and_printed(run: Run) -> None:
+    run.change(range(50), "timeout", reason="no complete answer [within] 5 s")
+    result = run.audited(max_listed=3)
+    assert (len(result.findings), result.counts) == (3, {"timeout": 50})
+    assert result.lines()[0] == "timeout: request 0: no complete answer [within] 5 s"
+    assert "no complete answer [within] 5 s" in result.table()
+    assert "950" in result.table()
+
+
+def test_another_schedule_than_the_manifests_is_a_finding(run: Run) -> None:
+    run.manifest.num_scheduled = NUM + 1
+    assert run.audited().counts == {"schedule": 1}
