@@ -7,18 +7,16 @@ timeouts as "at least so long". A run whose generator was sick has no figures at
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
 from loadtest import stats
 from loadtest.health import gates
-from loadtest.metrics import METRICS, bounds_s, gaps_s, num_output_tokens
-from loadtest.records import HealthSample, Manifest, Row, RunEvent, ScheduledRequest, read_lines, read_manifest
-from loadtest.scenario import Burst, Closed, Constant, Gamma, Poisson, Scenario, Trace, parse_scenario
+from loadtest.metrics import METRICS, Item, Records, bounds_s, gaps_s, num_output_tokens, read_records
+from loadtest.records import Row
+from loadtest.scenario import Burst, Closed, Trace
 from loadtest.slo import Limit
 from loadtest.stats import Floats
 from loadtest.summary import Distribution, Gate, LimitResult, Quantile, Summary, Throughput
@@ -31,74 +29,6 @@ MAX_DRIFT = 0.05
 MAX_LITTLE_GAP = 0.02
 MAX_COALESCED_SHARE = 0.05
 MAX_CLOCK_DRIFT_S = 0.5
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Item:
-    """One request of the window; ``row`` None: it has none."""
-
-    request: ScheduledRequest
-    row: Row | None
-    due_s: float
-
-
-@dataclass(frozen=True)
-class Records:
-    """A run's folder, read."""
-
-    manifest: Manifest
-    scenario: Scenario
-    schedule: list[ScheduledRequest]
-    rows: list[Row]
-    health: list[HealthSample]
-    events: list[RunEvent]
-
-    @property
-    def closed(self) -> bool:
-        return isinstance(self.scenario.arrival, Closed)
-
-    @property
-    def even(self) -> bool:
-        """Whether the offered load is the same all the time, so that steadiness can be asked for."""
-        return isinstance(self.scenario.arrival, Constant | Poisson | Gamma | Closed)
-
-    @cached_property
-    def streams(self) -> dict[str, bool]:
-        return {c.name: c.stream for c in self.scenario.requests}
-
-    def items(self) -> list[Item]:
-        """Return all requests with a due time, in its order. In a closed loop those that a client became free for."""
-        by_id = {row.id: row for row in self.rows}
-        items = []
-        for request in self.schedule:
-            row = by_id.get(request.id)
-            due_s = request.due_s if request.due_s is not None else row.due_s if row else None
-            if due_s is not None:
-                items.append(Item(request, row, due_s))
-        return sorted(items, key=lambda item: item.due_s)
-
-
-def read_records(run: Path) -> Records:
-    """Read the folder of a run, finished, interrupted or crashed.
-
-    Raises:
-        UsageError: It holds no run, or a record cannot be read.
-    """
-    manifest = read_manifest(run)
-    return Records(
-        manifest=manifest,
-        scenario=parse_scenario(manifest.scenario),
-        schedule=list(read_lines(run / "schedule.jsonl", ScheduledRequest)),
-        rows=_optional(run / "rows.jsonl", Row),
-        health=_optional(run / "health.jsonl", HealthSample),
-        events=_optional(run / "events.jsonl", RunEvent),
-    )
-
-
-def _optional(path: Path, kind: type[T]) -> list[T]:
-    return list(read_lines(path, kind)) if path.exists() else []
 
 
 def analyse(run: Path) -> Summary:
@@ -191,6 +121,19 @@ def _cut_s(records: Records, items: Sequence[Item]) -> float:
         if length:
             cut_s = max(cut_s, kept[length][0].due_s)
     return cut_s
+
+
+def slo_counts(run: Path) -> list[tuple[float, float]]:
+    """Return, for each limit of the SLO, the independent samples of a valid run and how many of them are over it (both real)."""
+    records = read_records(run)
+    start_s, end_s = analyse(run).window_s
+    items = [item for item in records.items() if start_s <= item.due_s < end_s]
+    counts = []
+    for limit in records.scenario.slo.limits:
+        _, high = metric_bounds(records, items, limit.metric)
+        n_eff = stats.effective_size(high, limit.quantile, limit.limit_s)
+        counts.append((n_eff, n_eff * float((high > limit.limit_s).mean()) if high.size else 0.0))
+    return counts
 
 
 def _bounds(records: Records, item: Item, metric: str) -> tuple[float, float] | None:

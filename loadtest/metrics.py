@@ -1,18 +1,92 @@
-"""The latencies of one request, from its row. Pure.
+"""The requests of a run and the latencies of each, from its records. Only `read_records` does IO.
 
 A value is a pair of bounds, in seconds. They are equal where it was measured. A request that ended otherwise than asked has no
-latency and counts as infinite; one that was given up took at least as long as it was watched, and perhaps forever.
+latency and counts as infinite; one that timed out took at least as long as it was watched, and perhaps forever, even if its first
+token came: to its user it failed.
 """
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from loadtest.records import Row, ScheduledRequest
+from loadtest.records import HealthSample, Manifest, Row, RunEvent, ScheduledRequest, read_lines, read_manifest
+from loadtest.scenario import Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
 from loadtest.stats import Floats
 
 METRICS = ("ttft", "tpot", "itl", "e2e", "send_ttft", "send_e2e", "lag")
 FAILED = (math.inf, math.inf)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One request of the window; ``row`` None: it has none."""
+
+    request: ScheduledRequest
+    row: Row | None
+    due_s: float
+
+
+@dataclass(frozen=True)
+class Records:
+    """A run's folder, read."""
+
+    manifest: Manifest
+    scenario: Scenario
+    schedule: list[ScheduledRequest]
+    rows: list[Row]
+    health: list[HealthSample]
+    events: list[RunEvent]
+
+    @property
+    def closed(self) -> bool:
+        return isinstance(self.scenario.arrival, Closed)
+
+    @property
+    def even(self) -> bool:
+        """Whether the offered load is the same all the time, so that steadiness can be asked for."""
+        return isinstance(self.scenario.arrival, Constant | Poisson | Gamma | Closed)
+
+    @cached_property
+    def streams(self) -> dict[str, bool]:
+        return {c.name: c.stream for c in self.scenario.requests}
+
+    def items(self) -> list[Item]:
+        """Return all requests with a due time, in its order. In a closed loop those that a client became free for."""
+        by_id = {row.id: row for row in self.rows}
+        items = []
+        for request in self.schedule:
+            row = by_id.get(request.id)
+            due_s = request.due_s if request.due_s is not None else row.due_s if row else None
+            if due_s is not None:
+                items.append(Item(request, row, due_s))
+        return sorted(items, key=lambda item: item.due_s)
+
+
+def read_records(run: Path) -> Records:
+    """Read the folder of a run, finished, interrupted or crashed.
+
+    Raises:
+        UsageError: It holds no run, or a record cannot be read.
+    """
+    manifest = read_manifest(run)
+    return Records(
+        manifest=manifest,
+        scenario=parse_scenario(manifest.scenario),
+        schedule=list(read_lines(run / "schedule.jsonl", ScheduledRequest)),
+        rows=_optional(run / "rows.jsonl", Row),
+        health=_optional(run / "health.jsonl", HealthSample),
+        events=_optional(run / "events.jsonl", RunEvent),
+    )
+
+
+def _optional(path: Path, kind: type[T]) -> list[T]:
+    return list(read_lines(path, kind)) if path.exists() else []
 
 
 def value_s(request: ScheduledRequest, row: Row | None, metric: str, *, closed: bool, stream: bool) -> float | None:
@@ -47,8 +121,8 @@ def bounds_s(
         return None if value is None else (value, value)
     if row.state == "cancelled":
         return _until_cancelled_s(row, begin_s) if metric.endswith("ttft") else None
-    if row.state == "timeout":
-        return _at_least_s(request, row, metric, begin_s), math.inf
+    if row.state == "timeout" and metric not in ("tpot", "itl") and row.end_s is not None:
+        return row.end_s - begin_s, math.inf
     return FAILED
 
 
@@ -91,18 +165,3 @@ def _until_cancelled_s(row: Row, begin_s: float) -> tuple[float, float]:
     if row.first_s is not None:
         return row.first_s - begin_s, row.first_s - begin_s
     return (row.end_s if row.end_s is not None else begin_s) - begin_s, math.inf
-
-
-def _at_least_s(request: ScheduledRequest, row: Row, metric: str, begin_s: float) -> float:
-    """Return the bound of a request that we stopped waiting for; 0 where nothing is known."""
-    end_s = row.end_s if row.end_s is not None else (row.last_s or begin_s)
-    if metric.endswith("ttft"):
-        return (row.first_s if row.first_s is not None else end_s) - begin_s
-    if metric.endswith("e2e"):
-        return end_s - begin_s
-    if row.first_s is None or row.last_s is None or not row.chunks:
-        return 0.0
-    if metric == "itl":
-        return max(end_s - row.last_s, float(gaps_s(row).max(initial=0.0)))
-    # It would have had at most as many tokens as were asked for.
-    return (end_s - row.first_s) / max(1, request.output_tokens - row.chunks[0][1])

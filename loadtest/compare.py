@@ -1,0 +1,146 @@
+"""Two runs against each other: ratios of percentiles with intervals. A difference is claimed only if the interval excludes 1."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from loadtest import stats
+from loadtest.analysis import analyse, metric_bounds
+from loadtest.errors import InvalidRun
+from loadtest.metrics import Item, Records, bounds_s, read_records
+from loadtest.stats import Floats
+from loadtest.summary import Summary
+
+Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
+
+METRICS = ("ttft", "tpot", "itl", "e2e")
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """One percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: one of the runs cannot bound it."""
+
+    metric: str
+    q: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+    """95 % interval."""
+    claim: Claim
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Two runs. The verdict is over all ratios together: each at 1 - 5 % / number of ratios, so that chance claims one in 20 times."""
+
+    a: str
+    b: str
+    paired: bool
+    """Both had the same schedule, and each request is compared with itself."""
+    num_common: int
+    """Requests due in both windows; 0 unless paired."""
+    ratios: list[Ratio]
+    throughput_ratio: float | None
+    """Output tokens per second, a over b."""
+    goodput_ratio: float | None
+    verdict: Claim
+    threats: list[str]
+
+
+def compare(a: Path, b: Path) -> Comparison:
+    """Compare two runs; see `Comparison`.
+
+    Raises:
+        InvalidRun: One of them is invalid.
+        UsageError: One of the folders holds no run.
+    """
+    summaries = analyse(a), analyse(b)
+    for path, summary in zip((a, b), summaries, strict=True):
+        if summary.verdict == "invalid":
+            raise InvalidRun([f"{path}: {gate.text}" for gate in summary.gates if not gate.ok])
+    runs = read_records(a), read_records(b)
+    paired = summaries[0].schedule_sha256 == summaries[1].schedule_sha256 and not runs[0].closed
+    items = _items(runs, summaries, paired)
+    ratios, strict = [], []
+    for metric in METRICS:
+        values = _paired_values(runs, items, metric) if paired else _values(runs, items, metric)
+        for q in QUANTILES if all(v.size for v in values) else ():
+            ratios.append(_ratio(metric, q, values, paired, stats.CONFIDENCE))
+            strict.append(_ratio(metric, q, values, paired, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
+    return Comparison(
+        a=a.name,
+        b=b.name,
+        paired=paired,
+        num_common=len(items[0]) if paired else 0,
+        ratios=ratios,
+        throughput_ratio=_share(summaries, "output_tokens"),
+        goodput_ratio=_share(summaries, "goodput"),
+        verdict=_together([ratio.claim for ratio in strict]),
+        threats=_threats(summaries, paired),
+    )
+
+
+def _items(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> tuple[list[Item], list[Item]]:
+    """Return the requests of each run's window; if paired, of both windows, in the same order."""
+    windows = [summary.window_s for summary in summaries]
+    if paired:
+        windows = [(max(w[0] for w in windows), min(w[1] for w in windows))] * 2
+    first, second = (
+        [item for item in run.items() if low <= item.due_s < high] for run, (low, high) in zip(runs, windows, strict=True)
+    )
+    return first, second
+
+
+def _values(runs: tuple[Records, Records], items: tuple[list[Item], list[Item]], metric: str) -> tuple[Floats, Floats]:
+    return metric_bounds(runs[0], items[0], metric)[1], metric_bounds(runs[1], items[1], metric)[1]
+
+
+def _paired_values(runs: tuple[Records, Records], items: tuple[list[Item], list[Item]], metric: str) -> tuple[Floats, Floats]:
+    """Return the upper bounds of the requests that have the metric in both runs."""
+    pairs = []
+    for first, second in zip(*items, strict=True):
+        bounds = [
+            bounds_s(item.request, item.row, metric, closed=run.closed, stream=run.streams.get(item.request.cls, True))
+            for run, item in zip(runs, (first, second), strict=True)
+        ]
+        if bounds[0] is not None and bounds[1] is not None:
+            pairs.append((bounds[0][1], bounds[1][1]))
+    both = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def _ratio(metric: str, q: float, values: tuple[Floats, Floats], paired: bool, confidence: float) -> Ratio:
+    a, b = (np.maximum(v, 1e-9) for v in values)
+    found = stats.ratio_interval(a, b, q, paired=paired, confidence=confidence)
+    if found is None:
+        return Ratio(metric, q, None, None, None, "not estimable")
+    ratio, low, high = found
+    claim: Claim = "a faster" if high < 1 else "b faster" if low > 1 else "no difference shown"
+    return Ratio(metric, q, ratio, low, high, claim)
+
+
+def _together(claims: list[Claim]) -> Claim:
+    shown = set(claims) - {"no difference shown", "not estimable"}
+    if len(shown) == 2:
+        return "mixed"
+    if shown:
+        return shown.pop()
+    return "no difference shown" if "no difference shown" in claims else "not estimable"
+
+
+def _share(summaries: tuple[Summary, Summary], name: str) -> float | None:
+    a, b = (getattr(s.throughput, name) if s.throughput else 0.0 for s in summaries)
+    return a / b if b else None
+
+
+def _threats(summaries: tuple[Summary, Summary], paired: bool) -> list[str]:
+    found = []
+    if not paired:
+        found.append("The runs had different schedules (or a closed loop): chance in the load itself is part of each difference.")
+    if {s.loop for s in summaries} == {"open", "closed"}:
+        found.append("One loop is open and one is closed: their latencies have different meanings.")
+    found.append(
+        "One run each: what differs from one start of a target to the next is not in the intervals; repeat in the order ABBA."
+    )
+    return found

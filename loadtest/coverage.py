@@ -1,0 +1,123 @@
+"""How often the intervals of `loadtest.stats` hold the truth, measured on queues whose percentiles are known in closed form. Pure.
+
+Published by ``python -m loadtest.selftest coverage``. An interval that names no upper bound counts as covering when its lower bound
+is right, so the share of two-sided ones stands beside it: near the knee an honest interval from one run is one-sided.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from scipy import optimize, special
+from scipy import stats as law
+
+from loadtest import stats
+from loadtest.stats import Floats
+
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """M/M/c with service times of mean 1; ``servers`` 0: independent lognormal latencies, no queue at all."""
+
+    servers: int
+    load: float
+
+    def __str__(self) -> str:
+        return f"M/M/{self.servers} rho {self.load:g}" if self.servers else "lognormal i.i.d."
+
+    def latencies(self, n: int, rng: np.random.Generator, *, warmup: int = 20_000) -> Floats:
+        """Return the time in the system of ``n`` customers in the order of arrival, after ``warmup`` others."""
+        if not self.servers:
+            return rng.lognormal(0.0, 1.0, n)
+        gaps = rng.exponential(1 / (self.load * self.servers), n + warmup)
+        return fifo(np.cumsum(gaps), rng.exponential(1.0, n + warmup), self.servers)[warmup:]
+
+    def quantile(self, q: float) -> float:
+        """Return the quantile in the steady state; of M/M/c the wait is exponential with the probability of Erlang's C."""
+        if not self.servers:
+            return float(law.lognorm.ppf(q, 1.0))
+        c, offered = self.servers, self.load * self.servers
+        terms = np.exp(np.arange(c + 1) * math.log(offered) - special.gammaln(np.arange(c + 1) + 1))
+        last = float(terms[c]) / (1 - self.load)
+        waits = last / (float(terms[:c].sum()) + last)
+        drain = c - offered
+
+        def over(t: float) -> float:
+            if abs(drain - 1) < 1e-9:
+                waited = (1 + t) * math.exp(-t)
+            else:
+                waited = (drain * math.exp(-t) - math.exp(-drain * t)) / (drain - 1)
+            return (1 - waits) * math.exp(-t) + waits * waited - (1 - q)
+
+        return float(optimize.brentq(over, 0.0, 1e6))
+
+
+def fifo(arrivals: Floats, services: Floats, servers: int) -> Floats:
+    """Return the time in the system of each customer of a queue with so many servers, first come first served, empty at first."""
+    free_at = [0.0] * servers
+    took = np.empty(arrivals.size)
+    for k, (at, service) in enumerate(zip(arrivals.tolist(), services.tolist(), strict=True)):
+        end = max(free_at[0], at) + service
+        heapq.heapreplace(free_at, end)
+        took[k] = end - at
+    return took
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """Of one method at one percentile of one queue."""
+
+    queue: str
+    n: int
+    q: float
+    method: str
+    covered: float
+    """Share of the runs whose interval held the truth; 0.95 is promised."""
+    two_sided: float
+    """Share of the runs that had an upper bound."""
+    num_runs: int
+
+
+CASES = tuple((Queue(c, load), n) for c, load in ((0, 0.0), (1, 0.5), (1, 0.8), (32, 0.8), (32, 0.95)) for n in (2000, 10_000))
+REPLICATES = 10
+
+
+def coverage_table(
+    num_runs: int, *, cases: tuple[tuple[Queue, int], ...] = CASES, replicates: int = 0, seed: int = 1
+) -> list[Coverage]:
+    """Measure each method ``num_runs`` times, and the replicate interval of ``replicates`` runs each (0: not) as often."""
+    return [row for queue, n in cases for row in _rows(queue, n, num_runs, replicates, seed)]
+
+
+def _rows(queue: Queue, n: int, num_runs: int, replicates: int, seed: int) -> Iterator[Coverage]:
+    seen: dict[tuple[float, str], list[tuple[bool, bool]]] = {}
+    for run in range(num_runs):
+        rng = np.random.Generator(np.random.Philox([seed, run]))
+        runs = [queue.latencies(n, rng) for _ in range(max(1, replicates))]
+        for q in QUANTILES:
+            truth = queue.quantile(q)
+            for method, low, high in _intervals(runs, q):
+                seen.setdefault((q, method), []).append((low <= truth <= high, math.isfinite(high)))
+    for (q, method), hits in seen.items():
+        covered, two_sided = np.array(hits).mean(axis=0)
+        yield Coverage(str(queue), n, q, method, float(covered), float(two_sided), num_runs)
+
+
+def _intervals(runs: list[Floats], q: float) -> Iterator[tuple[str, float, float]]:
+    values = runs[0]
+    ordered = np.sort(values)
+    yield "i.i.d. order statistics", *stats.order_interval(ordered, ordered, q, values.size)
+    low, high = stats.order_interval(ordered, ordered, q, stats.effective_size(values, q))
+    yield "at n_eff", low, high
+    yield "at n_eff, unresolved refused", low, high if stats.resolved(values) else math.inf
+    if len(runs) > 1:
+        yield f"{len(runs)} replicates", *stats.replicate_interval(runs, q)[1:]
+
+
+def print_table(rows: list[Coverage]) -> None:
+    """Print the rows as a Markdown table."""
+    print("| queue | n | percentile | method | covered | two-sided | runs |\n|---|---|---|---|---|---|---|")
+    for r in rows:
+        print(f"| {r.queue} | {r.n} | p{r.q * 100:g} | {r.method} | {r.covered:.1%} | {r.two_sided:.0%} | {r.num_runs} |")
