@@ -62,8 +62,9 @@ def add_options(parser: Any) -> None:
     group = parser.add_argument_group("serve-app-loadtest")
     group.add_argument("--scenario", default="", help="scenario file; the target is --host")
     group.add_argument("--out", default="", help="folder of the run; default results/<scenario>-<time>")
-    for option, words in (("--run-folder", {"default": ""}), ("--obey-stdin", {"action": "store_true"})):
-        group.add_argument(option, help="set by serve-app-loadtest", include_in_web_ui=False, **words)
+    # Not of the group: only the parser itself knows include_in_web_ui.
+    parser.add_argument("--run-folder", default="", help="set by serve-app-loadtest", include_in_web_ui=False)
+    parser.add_argument("--obey-stdin", action="store_true", help="set by serve-app-loadtest", include_in_web_ui=False)
 
 
 def install(environment: Any, **_: Any) -> None:

@@ -47,7 +47,7 @@ class Master:
         self._environment = environment
         self._runner = environment.runner
         self._hooks = hooks
-        self._running = False
+        self._running = self._refused = False
         self._run: _Running
         for name, listener in {"lt-ready": self._on_ready, "lt-rows": self._on_rows, "lt-end": self._on_end}.items():
             self._runner.register_message(name, listener)
@@ -63,7 +63,7 @@ class Master:
     def over(self) -> bool:
         """Asked once a second while the test runs: is it over, as planned or not?"""
         if not self._running:
-            return True
+            return self._refused  # before the start it is not over
         run = self._run
         if self.num_workers < run.num_workers and not run.ledger.all_ended():
             self.lose(f"{run.num_workers - self.num_workers} of {run.num_workers} workers were lost")
@@ -95,6 +95,7 @@ class Master:
         except LoadtestError as exc:
             logger.critical("%s", exc)
             self._environment.process_exit_code = exc.exit_code
+            self._refused = True
             return
         self._running = True
         manifest = self._run.manifest
@@ -150,6 +151,7 @@ class Master:
             gevent.sleep(0.05)
 
     def _finish(self, **_: Any) -> None:
+        self._refused = False
         if not self._running:
             return
         self._running = False

@@ -148,7 +148,7 @@ class Progress:
 
 def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
     """Print how the run went: of an invalid one the reasons and no figures."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in summary.states.items())
     note = " (interrupted)" if manifest.state == "interrupted" else ""
     console.print(f"{_WORDS[summary.verdict]}{note}  {summary.scenario}, {summary.loop} loop: {states or 'no requests'}")
@@ -160,7 +160,7 @@ def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
         _print_figures(console, summary)
     for threat in summary.threats if summary.verdict != "invalid" else ():
         console.print(f"  note: {threat}", markup=False)
-    console.print(f"  {where}", markup=False, soft_wrap=True)
+    console.print(f"  {where}", markup=False)
 
 
 def _print_figures(console: Console, summary: Summary) -> None:
@@ -172,7 +172,9 @@ def _print_figures(console: Console, summary: Summary) -> None:
         console.print(
             f"  offered {t.offered:.2f}/s, completed {t.completed:.2f}/s, good {t.goodput:.2f}/s; {t.output_tokens:.0f} output tokens/s"
         )
-    table = Table("latency [ms], 95 % interval", "n", "n_eff", "p50", "p90", "p99", box=None, padding=(0, 2), header_style="dim")
+    table = Table("ms (95 % interval)", "n", "n_eff", "p50", "p90", "p99", box=None, padding=(0, 2), header_style="dim")
+    for column in table.columns:
+        column.no_wrap = True
     for metric in ("ttft", "tpot", "itl", "e2e", "send_ttft", "lag"):
         if distribution := summary.distributions.get(metric):
             table.add_row(*_table_row(distribution))
@@ -191,4 +193,4 @@ def _cell(quantile: Quantile) -> str:
 
     if quantile.value_s is None:
         return ">= " + ms(quantile.censored_s) if quantile.censored_s is not None else "-"
-    return f"{ms(quantile.value_s)} ({ms(quantile.low_s)} .. {ms(quantile.high_s)})"
+    return f"{ms(quantile.value_s)} ({ms(quantile.low_s)}..{ms(quantile.high_s)})"

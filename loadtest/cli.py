@@ -1,0 +1,230 @@
+"""The command `serve-app-loadtest`. Commands import what they need inside, so that `--help` and mistakes answer at once.
+
+Exit status: 0 pass, 1 SLO missed, 2 usage, 3 invalid run, 4 audit mismatch, 5 undecided.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from loadtest.errors import AuditMismatch, LoadtestError, UsageError
+from loadtest.scenario import Scenario, load_scenario, parse_scenario
+from loadtest.target import Target
+
+app = typer.Typer(
+    name="serve-app-loadtest",
+    help="Load tests of OpenAI-style endpoints that refuse to print figures they cannot stand behind. Exit status: 0 pass, "
+    "1 SLO missed, 2 usage, 3 invalid run, 4 audit mismatch, 5 undecided.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one that comes with it.")]
+TargetUrl = Annotated[str, typer.Option("--target", help="Like http://127.0.0.1:8000.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder, new or empty; default results/<scenario>-<time>.")]
+KeyFile = Annotated[Path | None, typer.Option("--api-key-file", help="File with the key; default: LOADTEST_API_KEY.")]
+Model = Annotated[str | None, typer.Option("--model", help="Default: the scenario's, else the first that the target lists.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="key=value over the scenario, as arrival.rate=8; repeatable.")]
+Workers = Annotated[int | None, typer.Option("--workers", help="Load generator processes.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Another seed is another schedule.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+
+
+@app.command()
+def plan(scenario: ScenarioFile, sets: Set = None, workers: Workers = None, seed: Seed = None) -> None:
+    """Say what a scenario costs and what it can show, before anything is sent.
+
+    Example: serve-app-loadtest plan chat-qps-4 --set duration_s=600
+    """
+    from loadtest.plan import make_plan
+    from loadtest.schedule import make_schedule
+
+    loaded = scenario_of(scenario, sets, workers=workers, seed=seed)
+    typer.echo("\n".join(make_plan(loaded, make_schedule(loaded)).lines()))
+
+
+@app.command()
+def run(
+    scenario: ScenarioFile,
+    target: TargetUrl,
+    out: Out = None,
+    api_key_file: KeyFile = None,
+    model: Model = None,
+    sets: Set = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    report: Annotated[bool, typer.Option(help="Write the HTML page.")] = True,
+) -> None:
+    """Run a scenario against a target; records, summary and report are in one folder afterwards.
+
+    Example: serve-app-loadtest run chat-qps-4 --target http://127.0.0.1:8000 --set slo=ttft_p99=500ms
+    """
+    _run(scenario_of(scenario, sets, model=model, workers=workers, seed=seed), target, out, api_key_file, report)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV or JSONL file of recorded requests.")],
+    target: TargetUrl,
+    speed: Annotated[float, typer.Option(help="2 replays twice as fast.")] = 1.0,
+    dequantise_s: Annotated[float, typer.Option(help="Spread times recorded in steps of this length.")] = 0.0,
+    duration_s: Annotated[float, typer.Option(help="Of the replay: later requests are left out.")] = 600.0,
+    out: Out = None,
+    api_key_file: KeyFile = None,
+    model: Model = None,
+    sets: Set = None,
+    workers: Workers = None,
+    seed: Seed = None,
+) -> None:
+    """Ask what a recorded trace asked, when it did.
+
+    Example: serve-app-loadtest replay conversations.csv --target http://127.0.0.1:8000 --speed 2
+    """
+    arrival = {"law": "trace", "file": str(trace.absolute()), "speed": speed, "dequantise_s": dequantise_s}
+    values: dict[str, Any] = {"name": "replay", "arrival": arrival, "duration_s": duration_s}
+    values |= {"requests": [{"endpoint": "chat", "prompt": "text"}]}
+    values |= {"warmup_s": 0.0} | overrides(values, sets or (), model=model, workers=workers, seed=seed)
+    _run(parse_scenario(values), target, out, api_key_file, True)
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a run.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of a run of the same schedule.")],
+) -> None:
+    """Compare two runs of one schedule: ratios B / A with intervals; those that exclude 1 are differences.
+
+    Example: serve-app-loadtest compare results/before results/after
+    """
+    from loadtest.analysis import compare as compare_runs
+
+    typer.echo("\n".join(compare_runs(a, b).lines()))
+
+
+@app.command()
+def audit(
+    run_folder: Run,
+    reference: Annotated[Path | None, typer.Option(help="Run of the same schedule whose texts must be the same.")] = None,
+    server_log: Annotated[Path | None, typer.Option(help="JSONL log of the server, a line per request.")] = None,
+) -> None:
+    """Check that schedule, client and server agree about every request.
+
+    Example: serve-app-loadtest audit results/chat --server-log truth.jsonl
+    """
+    from loadtest.audit import audit as audit_run
+
+    result = audit_run(run_folder, reference=reference, server_log=server_log)
+    typer.echo(result.table())
+    if not result.ok:
+        raise AuditMismatch(result.lines())
+
+
+@app.command()
+def report(
+    run_folder: Run,
+    other: Annotated[Path | None, typer.Option(help="A second run to set beside it.")] = None,
+) -> None:
+    """Make summary and report of a run again from its records; print where the page is.
+
+    Example: serve-app-loadtest report results/after --other results/before
+    """
+    from loadtest.report import write_report
+
+    typer.echo(write_report(run_folder, other=other))
+
+
+@app.command()
+def selftest(quick: Annotated[bool, typer.Option("--quick", help="Only what takes seconds.")] = False) -> None:
+    """Measure the generator against a server whose latencies are known.
+
+    Example: serve-app-loadtest selftest --quick
+    """
+    from loadtest.selftest import selftest as run_selftest
+
+    raise typer.Exit(run_selftest(quick=quick))
+
+
+def _run(scenario: Scenario, target: str, out: Path | None, api_key_file: Path | None, report: bool) -> None:
+    from loadtest.runner import default_out
+    from loadtest.runner import run as run_scenario
+
+    command = ["serve-app-loadtest", *sys.argv[1:]]
+    where = out or default_out(scenario)
+    raise typer.Exit(run_scenario(scenario, Target(target, api_key(api_key_file)), where, command=command, report=report))
+
+
+def api_key(file: Path | None) -> str:
+    """Return the key: of the file, else of LOADTEST_API_KEY, else none.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    if file is None:
+        return os.environ.get("LOADTEST_API_KEY", "")
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError("--api-key-file", f"{file}: {exc}") from exc
+
+
+def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scenario:
+    """Load the scenario with what the command line says over it.
+
+    Raises:
+        UsageError: The message names the file, key or option.
+    """
+    ours = Path(__file__).with_name("scenarios") / f"{file}.yaml"
+    path = ours if not file.exists() and ours.exists() else file
+    try:
+        values = yaml.safe_load(path.read_text()) if sets else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        values = {}  # the next line says what is wrong
+    return load_scenario(path, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
+
+
+def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> dict[str, Any]:
+    """Return the top-level keys to replace in ``values``: ``a.b=c`` changes a copy of what ``a`` is there.
+
+    Raises:
+        UsageError: A word is not like key=value, or its key leads nowhere.
+    """
+    found: dict[str, Any] = {}
+    for word in sets:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise UsageError("--set", f"{word!r} is not like duration_s=60 or arrival.rate=8")
+        top, *below = key.split(".")
+        try:
+            value = yaml.safe_load(text)
+            if not below:
+                found[top] = value
+                continue
+            # Through YAML: a copy, so that the scenario that was read stays as it is.
+            place = found[top] = yaml.safe_load(yaml.safe_dump(found.get(top, values.get(top, {}))))
+            for name in below[:-1]:
+                place = place[int(name)] if isinstance(place, list) else place.setdefault(name, {})
+            place[int(below[-1]) if isinstance(place, list) else below[-1]] = value
+        except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as exc:
+            raise UsageError("--set", f"{word!r}: {exc}") from exc
+    return found | {key: value for key, value in options.items() if value is not None}
+
+
+def main() -> None:
+    """Entry point. An error of ours is one line on stderr and its exit status."""
+    # Python's own handler would end with 1, which means that an SLO was missed; a run has its own.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        app()
+    except LoadtestError as exc:
+        typer.secho(f"error: {exc}", fg="red", err=True)
+        sys.exit(exc.exit_code)
+
+
+if __name__ == "__main__":
+    main()
