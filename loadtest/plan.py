@@ -139,7 +139,7 @@ def _peaks(requests: list[ScheduledRequest], span_s: float) -> tuple[float, floa
     """Return the most requests, and the most output tokens, per second of any ``span_s`` that begins with a request."""
     due = np.array([r.due_s or 0.0 for r in requests])
     tokens = np.concatenate([[0], np.cumsum([r.output_tokens for r in requests])])
-    first, end = np.arange(due.size), np.searchsorted(due, due + span_s)
+    first, end = np.arange(due.size), np.searchsorted(due, due + span_s - 1e-6)  # rounded sums do not reach the next one
     return float((end - first).max() / span_s), float((tokens[end] - tokens[first]).max() / span_s)
 
 
