@@ -12,9 +12,7 @@ import contextlib
 import errno
 import hashlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,8 +23,9 @@ import gevent.ssl
 import httptools
 
 from loadtest.errors import UsageError
+from loadtest.http_answer import HttpAnswer, refusal, retry_after
 from loadtest.records import Row, ScheduledRequest, State
-from loadtest.sse import BodyParser, Form, Parsed, error_message, shorten
+from loadtest.sse import BodyParser, Form, Parsed
 from loadtest.target import Target, preflight
 
 __all__ = ["Asked", "Client", "Target", "preflight"]
@@ -40,13 +39,6 @@ READS_PER_SLICE = 128
 """About 0.5 ms of parsing; then other connections are read first."""
 NOTE_RESENT = "sent again: the server had closed the idle connection"
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
-
-_OTHER_MEDIA: dict[Form, tuple[str, ...]] = {
-    "sse": ("text/html", "application/json"),
-    "lines": ("text/html", "text/event-stream"),
-    "whole": ("text/html", "text/event-stream"),
-}
-"""Types of an answer that was not asked for. Others pass: what they hold tells."""
 
 
 @dataclass(frozen=True)
@@ -63,65 +55,11 @@ class Asked:
     """From sending; the connection is closed then."""
     keep_text: bool = True
 
-
-class _Answer:
-    """What httptools found so far. ``bodies`` holds the pieces of each read, then the read's time."""
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes | float] = []
-        self.on_body = self.bodies.append  # no Python frame per piece
-        self.headers: dict[str, str] = {}
-        self.status = 0
-        self.headers_at: float | None = None
-        self.num_reads = 0
-        self.ended = False
-        self.reusable = False
-        self.cut = ""
-        """Why it ended early, and what that is called."""
-        self.cut_state: State = "truncated"
-        self.parser: Any = httptools.HttpResponseParser(self)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        self.status = self.parser.get_status_code()
-
-    def on_message_begin(self) -> None:
-        if self.ended:
-            self.reusable = False
-            raise ValueError("data after the answer")
-
-    def on_message_complete(self) -> None:
-        if self.ended:
-            return
-        if self.status < 200:  # 100 Continue, 103 Early Hints: the answer follows
-            self.status = 0
-            self.headers.clear()
-            return
-        self.ended = True
-        self.reusable = self.parser.should_keep_alive()
-
-    def end_of_input(self) -> None:
-        """The server closed the connection, which ends a body that has no other end."""
-        if self.status and "content-length" not in self.headers and "chunked" not in self.headers.get("transfer-encoding", ""):
-            self.ended = True
-
-    def where(self) -> str:
-        return "inside the answer" if self.num_reads else "before any answer"
-
-    def body(self) -> bytes:
-        return b"".join(piece for piece in self.bodies if isinstance(piece, bytes))
-
-    def reads(self) -> Iterator[tuple[float, bytes]]:
-        pieces: list[bytes] = []
-        for item in self.bodies:
-            if isinstance(item, float):
-                if pieces:
-                    yield item, b"".join(pieces)
-                pieces = []
-            else:
-                pieces.append(item)
+    @property
+    def form(self) -> Form:
+        if not self.stream:
+            return "whole"
+        return "lines" if self.path.endswith("/generate") else "sse"
 
 
 class Client:
@@ -180,7 +118,7 @@ class Client:
             row.reason = f"the generator came to it {now - due_s:.3f} s late, after its timeout of {asked.timeout_s:g} s"
             return row
         row.sent_s = now
-        answer = _Answer()
+        answer = HttpAnswer()
         cancelled = asked.cancel_after_s is not None and asked.cancel_after_s < left_s
         timer = gevent.Timeout.start_new(asked.cancel_after_s if cancelled else left_s)
         try:
@@ -207,7 +145,7 @@ class Client:
     def _now(self) -> float:
         return self._since_epoch(time.perf_counter())
 
-    def _exchange(self, asked: Asked, row: Row, answer: _Answer) -> None:
+    def _exchange(self, asked: Asked, row: Row, answer: HttpAnswer) -> None:
         head = f"POST {self._target.prefix}{asked.path} HTTP/1.1\r\n{self._head}X-Request-Id: {self._id_prefix}{row.id}\r\n"
         message = f"{head}Content-Length: {len(asked.body)}\r\n\r\n".encode() + asked.body
         sock = self._take_idle()
@@ -226,7 +164,7 @@ class Client:
         row.connected_s = self._now()
         self._talk(sock, message, answer)
 
-    def _talk(self, sock: Any, message: bytes, answer: _Answer) -> None:
+    def _talk(self, sock: Any, message: bytes, answer: HttpAnswer) -> None:
         """Send and receive; afterwards the connection is in the pool, or closed."""
         broken = ""
         keep = False
@@ -239,9 +177,9 @@ class Client:
             keep = answer.reusable and not broken and not self._closed
         except OSError as exc:
             broken = broken or f"{type(exc).__name__} {answer.where()}"
-        except httptools.HttpParserError as exc:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             if not answer.ended:
-                answer.cut_state, broken = "http_error", f"not HTTP: {exc}"
+                answer.cut_state, broken = "http_error", f"not HTTP: {type(exc).__name__}: {exc}"
         finally:
             if keep:
                 self._idle.append(sock)
@@ -285,7 +223,7 @@ class Client:
             sock.close()
         return None
 
-    def _judge(self, row: Row, asked: Asked, answer: _Answer) -> None:
+    def _judge(self, row: Row, asked: Asked, answer: HttpAnswer) -> None:
         """Fill the row. What the server said of itself goes before what we did to the connection."""
         row.status = answer.status
         if answer.headers_at is not None:
@@ -294,17 +232,16 @@ class Client:
         if answer.status:
             row.retry_after_s = retry_after(answer.headers)
             row.server_id = answer.headers.get("x-request-id", "")
-            refusal = _refusal(asked, answer)
-            if refusal:
-                state, reason = "http_error", refusal
+            if refused := refusal(answer, asked.form):
+                state, reason = "http_error", refused
             else:
                 state, reason = self._read_body(row, asked, answer)
         row.state = state
         row.reason = "; ".join(part for part in (row.reason, reason) if part)[:300]
 
-    def _read_body(self, row: Row, asked: Asked, answer: _Answer) -> tuple[State, str]:
+    def _read_body(self, row: Row, asked: Asked, answer: HttpAnswer) -> tuple[State, str]:
         assert row.sent_s is not None
-        parsed = _parse(answer, _form(asked))
+        parsed = _parse(answer, asked.form)
         row.prompt_tokens, row.output_tokens = parsed.prompt_tokens, parsed.output_tokens
         row.finish_reason = parsed.finish_reason
         row.server_id = parsed.server_id or row.server_id
@@ -331,7 +268,7 @@ class Client:
         return round(at - self._epoch, 6)
 
 
-def _receive(sock: Any, answer: _Answer, view: memoryview) -> None:
+def _receive(sock: Any, answer: HttpAnswer, view: memoryview) -> None:
     """Read the answer through ``view``: all greenlets may use the same, for none switches between its recv and its feed."""
     recv, feed, mark, clock = sock.recv_into, answer.parser.feed_data, answer.bodies.append, time.perf_counter
     while not answer.ended:
@@ -350,7 +287,7 @@ def _receive(sock: Any, answer: _Answer, view: memoryview) -> None:
             answer.headers_at = now
 
 
-def _parse(answer: _Answer, form: Form) -> Parsed:
+def _parse(answer: HttpAnswer, form: Form) -> Parsed:
     parser = BodyParser(form)
     for count, (at, data) in enumerate(answer.reads(), 1):
         parser.feed(at, data)
@@ -364,42 +301,5 @@ def _parse(answer: _Answer, form: Form) -> Parsed:
     return parser.finish(last, ended=answer.ended)
 
 
-def _form(asked: Asked) -> Form:
-    if not asked.stream:
-        return "whole"
-    return "lines" if asked.path.endswith("/generate") else "sse"
-
-
 def _late(asked: Asked) -> str:
     return f"no complete answer within {asked.timeout_s:g} s after due"
-
-
-def _refusal(asked: Asked, answer: _Answer) -> str:
-    """Return why this is not the answer that was asked for; empty if it may be."""
-    headers, status = answer.headers, answer.status
-    if status >= 400:
-        return f"{status}: {error_message(answer.body())}"
-    if status >= 300:
-        return f"{status}: redirects to {headers.get('location', 'nowhere')}; name the final address as the target"
-    encoding = headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        return f"{status}: Content-Encoding {encoding}, though identity was asked for; times of chunks would mean nothing"
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in _OTHER_MEDIA[_form(asked)]:
-        return f"{status}: asked for a {'stream' if asked.stream else 'whole body'}, got {kind}: {shorten(answer.body())}"
-    return ""
-
-
-def retry_after(headers: dict[str, str]) -> float | None:
-    """Return the seconds that Retry-After names, >= 0; a date counts from the server's own Date, if it sends one."""
-    value = headers.get("retry-after", "").strip()
-    try:
-        return float(max(0, int(value)))
-    except ValueError:
-        pass
-    try:
-        until = parsedate_to_datetime(value).timestamp()
-        now = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()
-    except ValueError:
-        return None
-    return max(0.0, until - now)

@@ -1,0 +1,541 @@
+"""`loadtest.client` over real sockets, against servers that do what a script of the test says. T17 of the self-tests."""
+
+import datetime
+import gzip
+import hashlib
+import ipaddress
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gevent
+import gevent.monkey
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from loadtest.client import NOTE_RESENT, Asked, Client, Target, preflight
+from loadtest.errors import UsageError
+from loadtest.records import Row, ScheduledRequest
+
+Script = Callable[["Peer"], None]
+
+
+class Peer:
+    """The server's end of one connection."""
+
+    def __init__(self, conn: socket.socket) -> None:
+        self.conn = conn
+        self._file = conn.makefile("rb")
+
+    def read_request(self) -> tuple[str, dict[str, str], bytes]:
+        """Return the request line, the headers in lower case and the body; an empty line when the client went away."""
+        line = self._file.readline().decode().strip()
+        headers = dict(field.decode().strip().lower().split(": ", 1) for field in iter(self._file.readline, b"\r\n") if field)
+        return line, headers, self._file.read(int(headers.get("content-length", "0")))
+
+    def gone(self) -> bool:
+        """Wait until the client closes its end."""
+        try:
+            return self._file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def answer(self, head: str, *body: bytes) -> None:
+        """Read a request, then send what is given."""
+        self.read_request()
+        self.send(head, *body)
+
+    def send(self, head: str, *body: bytes) -> None:
+        self.conn.sendall(head.replace("\n", "\r\n").encode() + b"\r\n" + b"".join(body))
+
+
+class Server:
+    """Runs ``scripts[i]`` on the i-th connection, each in a thread, and closes it afterwards."""
+
+    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None) -> None:
+        self.errors: list[BaseException] = []
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept, args=(scripts,), daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self, scripts: tuple[Script, ...]) -> None:
+        for script in scripts:
+            conn = self._listener.accept()[0]
+            self._threads.append(threading.Thread(target=self._serve, args=(script, conn), daemon=True))
+            self._threads[-1].start()
+        self._listener.close()
+
+    def _serve(self, script: Script, conn: socket.socket) -> None:
+        if self._tls is not None:
+            try:
+                conn = self._tls.wrap_socket(conn, server_side=True)
+            except ssl.SSLError:  # the client refused
+                conn.close()
+                return
+        with conn:
+            try:
+                script(peer := Peer(conn))
+                peer._file.close()
+            except Exception as exc:
+                self.errors.append(exc)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+        assert self.errors == []
+
+
+@contextmanager
+def client_of(*scripts: Script, **target: str) -> Iterator[Client]:
+    """A client of a server with these scripts; at the end all of them must have run to their end."""
+    server = Server(*scripts)
+    client = Client(Target(server.url, **target), worker=3, epoch=time.perf_counter(), id_prefix="lt-0badcafe-")
+    yield client
+    client.close()
+    server.join()
+
+
+def asked(*, id: int = 7, path: str = "/v1/completions", stream: bool = True, **kwargs: Any) -> Asked:
+    request = ScheduledRequest(id=id, due_s=0.0, cls="default", input_tokens=3, output_tokens=2)
+    return Asked(request=request, path=path, body=b'{"x":1}', stream=stream, **{"timeout_s": 30.0, **kwargs})
+
+
+def ask(*scripts: Script, **kwargs: Any) -> Row:
+    with client_of(*scripts) as client:
+        return client.ask(asked(**kwargs), due_s=0.0)
+
+
+def event(text: str) -> bytes:
+    return b"data: " + json.dumps({"id": "cmpl-9", "choices": [{"index": 0, "text": text}]}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+SSE = "HTTP/1.1 200 OK\nContent-Type: text/event-stream\n"
+CHUNKED = SSE + "Transfer-Encoding: chunked\n"
+WHOLE = json.dumps({"id": "cmpl-1", "choices": [{"text": "hi"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}).encode()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def good(peer: Peer) -> None:
+    peer.answer(CHUNKED, chunk(event("a")), chunk(event("b") + DONE), b"0\r\n\r\n")
+
+
+def test_what_goes_out_and_what_a_good_row_holds() -> None:
+    seen: list[tuple[str, dict[str, str], bytes]] = []
+
+    def script(peer: Peer) -> None:
+        seen.append(peer.read_request())
+        peer.send(CHUNKED, chunk(event("a")), chunk(event("b") + DONE), b"0\r\n\r\n")
+
+    with client_of(script, api_key="secret") as client:
+        row = client.ask(asked(), due_s=-1.0)
+    assert seen[0][0] == "POST /v1/completions HTTP/1.1"
+    sent = {"x-request-id": "lt-0badcafe-7", "authorization": "bearer secret", "accept-encoding": "identity"}
+    assert sent.items() <= seen[0][1].items()
+    assert seen[0][2] == b'{"x":1}'
+    assert (row.id, row.worker, row.due_s, row.state, row.reason, row.status) == (7, 3, -1.0, "ok", "", 200)
+    times = [row.sent_s, row.connected_s, row.headers_s, row.first_s, row.last_s, row.end_s]
+    known = [t for t in times if t is not None]
+    assert len(known) == 6
+    assert known == sorted(known)
+    assert sum(tokens for _, tokens in row.chunks) == 2
+    assert [row.chunks[0][0], row.chunks[-1][0]] == pytest.approx([(t - known[0]) * 1000 for t in known[3:5]], abs=0.002)
+    assert (row.text, row.text_sha256, row.server_id) == ("ab", hashlib.sha256(b"ab").hexdigest(), "cmpl-9")
+
+
+def test_a_connection_is_used_again_and_text_is_dropped_when_not_wanted() -> None:
+    def script(peer: Peer) -> None:
+        good(peer)
+        peer.answer(
+            "HTTP/1.1 100 Continue\n\nHTTP/1.1 200 OK\nContent-Type: application/json\n" + f"Content-Length: {len(WHOLE)}\n",
+            WHOLE,
+        )
+
+    with client_of(script) as client:
+        rows = [client.ask(asked(), due_s=0.0), client.ask(asked(stream=False, keep_text=False), due_s=0.0)]
+    assert [row.state for row in rows] == ["ok", "ok"]
+    assert (rows[1].text, rows[1].text_sha256) == ("", hashlib.sha256(b"hi").hexdigest())
+    assert (rows[1].prompt_tokens, rows[1].output_tokens, [n for _, n in rows[1].chunks]) == (3, 2, [2])
+    assert rows[1].first_s == rows[1].last_s == rows[1].end_s
+
+
+def test_warm_connections_are_used_by_many_greenlets_at_once() -> None:
+    barrier = threading.Barrier(4)
+
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        barrier.wait(30)  # all four are under way
+        peer.send(CHUNKED, chunk(event("a") + DONE), b"0\r\n\r\n")
+
+    with client_of(*[script] * 4) as client:
+        assert client.warm(4) == 4
+        jobs = [gevent.spawn(client.ask, asked(id=i), due_s=0.0) for i in range(4)]
+        gevent.joinall(jobs, timeout=30)
+        assert [(job.value.id, job.value.state) for job in jobs] == [(i, "ok") for i in range(4)]
+
+
+def test_an_idle_connection_that_the_server_closed_is_not_used() -> None:
+    closed = threading.Event()
+
+    def closing(peer: Peer) -> None:
+        good(peer)
+        peer.conn.shutdown(socket.SHUT_RDWR)
+        closed.set()
+
+    with client_of(closing, good) as client:
+        client.ask(asked(), due_s=0.0)
+        assert closed.wait(30)
+        row = client.ask(asked(), due_s=0.0)
+    assert (row.state, row.reason) == ("ok", "")
+
+
+def crossing(peer: Peer) -> None:
+    """Answers once; of the next request it reads all and closes, as when the close had crossed it."""
+    good(peer)
+    peer.read_request()
+
+
+def silent(peer: Peer) -> None:
+    peer.read_request()
+
+
+@pytest.fixture
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How soon a close comes is the machine's affair; the tests that need it say so."""
+    monkeypatch.setattr("loadtest.client.RACE_S", 30.0)
+
+
+@pytest.mark.usefixtures("slow_machine")
+def test_a_close_that_crosses_the_request_is_repaired_once_and_noted() -> None:
+    with client_of(crossing, good) as client:
+        assert client.ask(asked(), due_s=0.0).reason == ""
+        row = client.ask(asked(), due_s=0.0)
+    assert (row.state, row.reason, row.text) == ("ok", NOTE_RESENT, "ab")
+
+
+def test_a_close_that_comes_too_late_for_a_race_is_the_targets_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.client.RACE_S", 0.0)
+    with client_of(crossing) as client:
+        client.ask(asked(), due_s=0.0)
+        row = client.ask(asked(), due_s=0.0)
+    assert (row.state, row.reason) == ("truncated", "the connection ended before any answer")
+
+
+@pytest.mark.usefixtures("slow_machine")
+def test_the_repair_itself_is_not_repaired() -> None:
+    with client_of(crossing, silent) as client:
+        client.ask(asked(), due_s=0.0)
+        row = client.ask(asked(), due_s=0.0)
+    assert (row.state, row.reason) == ("truncated", f"{NOTE_RESENT}; the connection ended before any answer")
+
+
+@pytest.mark.usefixtures("slow_machine")
+def test_nothing_is_resent_on_a_fresh_connection_or_after_a_byte_came() -> None:
+    row = ask(silent)
+    assert (row.state, row.reason) == ("truncated", "the connection ended before any answer")
+
+    def script(peer: Peer) -> None:
+        good(peer)
+        peer.read_request()
+        peer.conn.sendall(b"H")
+
+    with client_of(script) as client:
+        client.ask(asked(), due_s=0.0)
+        row = client.ask(asked(), due_s=0.0)
+    assert (row.state, row.reason, row.status) == ("truncated", "the connection ended inside the answer", 0)
+
+
+JSON_503 = "HTTP/1.1 503 Service Unavailable\nContent-Type: application/json\nRetry-After: 7\nContent-Length: 30\n"
+DATES = "Date: Thu, 20 Nov 2025 10:00:00 GMT\nRetry-After: Thu, 20 Nov 2025 10:00:30 GMT\n"
+HTML = "Content-Type: text/html\nContent-Length: 12\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "reason", "retry_after_s"),
+    [
+        (JSON_503, b'{"error": {"message": "full"}}', "503: full", 7.0),
+        (f"HTTP/1.1 429 Too Many\n{DATES}Content-Length: 0\n", b"", "429: ", 30.0),
+        ("HTTP/1.1 429 Too Many\nRetry-After: soon\nContent-Length: 0\n", b"", "429: ", None),
+        (
+            "HTTP/1.1 307 X\nLocation: /v2\nContent-Length: 0\n",
+            b"",
+            "307: redirects to /v2; name the final address as the target",
+            None,
+        ),
+        (f"HTTP/1.1 200 OK\n{HTML}", b"<html> hi >\n", "200: asked for a stream, got text/html: <html> hi >", None),
+        (f"HTTP/1.1 502 Bad Gateway\n{HTML}", b"<h1>bad</h1>", "502: <h1>bad</h1>", None),
+    ],
+)
+def test_other_answers_are_http_errors_and_say_what_came(
+    head: str, body: bytes, reason: str, retry_after_s: float | None
+) -> None:
+    row = ask(lambda peer: peer.answer(head, body))
+    assert (row.state, row.reason, row.retry_after_s) == ("http_error", reason, retry_after_s)
+    assert row.status == int(reason[:3])
+    assert (row.first_s, row.chunks) == (None, [])
+
+
+def test_gzip_is_refused() -> None:
+    body = gzip.compress(event("a") + DONE)
+    row = ask(lambda peer: peer.answer(f"{SSE}Content-Encoding: gzip\nContent-Length: {len(body)}\n", body))
+    assert (row.state, row.status, "Content-Encoding gzip" in row.reason) == ("http_error", 200, True)
+
+
+def test_a_stream_and_a_whole_body_are_not_taken_for_each_other() -> None:
+    whole = f"HTTP/1.1 200 OK\nContent-Type: application/json\nContent-Length: {len(WHOLE)}\n"
+    assert ask(lambda peer: peer.answer(whole, WHOLE)).state == "http_error"
+    assert ask(lambda peer: peer.answer(SSE, event("a"), DONE), stream=False).state == "http_error"
+
+
+def test_something_that_is_not_http_is_named() -> None:
+    row = ask(lambda peer: peer.answer("SSH-2.0-OpenSSH_9.6"))
+    assert (row.state, row.status, row.reason.startswith("not HTTP: ")) == ("http_error", 0, True)
+
+
+def test_a_chunked_trailer_and_the_end_of_an_http_1_0_body_end_the_answer() -> None:
+    trailer = b"0\r\nServer-Timing: x\r\n\r\n"
+
+    def script(peer: Peer) -> None:
+        peer.answer(CHUNKED, chunk(event("a") + DONE)[:9], chunk(event("a") + DONE)[9:], trailer)
+        peer.answer(SSE.replace("1.1", "1.0"), event("b"), DONE)
+
+    with client_of(script) as client:
+        rows = [client.ask(asked(), due_s=0.0) for _ in range(2)]
+    assert [(row.state, row.text) for row in rows] == [("ok", "a"), ("ok", "b")]
+
+
+def test_data_after_the_answer_costs_the_connection_and_nothing_else() -> None:
+    extra = b"0\r\n\r\nHTTP/1.1 500 Whoever asked\r\nContent-Length: 0\r\n\r\n"
+    with client_of(lambda peer: peer.answer(CHUNKED, chunk(event("a") + DONE), extra), good) as client:
+        rows = [client.ask(asked(), due_s=0.0) for _ in range(2)]
+    assert [(row.state, row.status, row.text) for row in rows] == [("ok", 200, "a"), ("ok", 200, "ab")]
+
+
+def test_an_error_event_and_a_cut_stream_keep_what_came_before() -> None:
+    error = b'data: {"error": {"message": "engine died"}}\n\n'
+    row = ask(lambda peer: peer.answer(CHUNKED, chunk(event("a") + error + DONE), b"0\r\n\r\n"))
+    assert (row.state, row.reason, row.text) == ("stream_error", "engine died", "a")
+    row = ask(lambda peer: peer.answer(CHUNKED, chunk(event("a")), b"0\r\n\r\n"))
+    assert (row.state, row.reason, row.text) == ("truncated", "the stream ended without [DONE]", "a")
+    row = ask(lambda peer: peer.answer(CHUNKED, chunk(event("a"))))
+    assert (row.state, row.reason, row.text) == ("truncated", "the connection ended inside the answer", "a")
+    row = ask(lambda peer: peer.answer(CHUNKED, chunk(event("a") + DONE)))  # all was said
+    assert (row.state, row.text) == ("ok", "a")
+
+
+def stuck(peer: Peer) -> None:
+    peer.answer(CHUNKED, chunk(event("a")))
+    assert peer.gone()
+
+
+def test_a_timeout_counts_from_due_and_a_cancellation_from_sending_and_both_close_the_connection() -> None:
+    with client_of(stuck, stuck) as client:
+        late = client.ask(asked(timeout_s=101.0), due_s=-100.0)
+        gone = client.ask(asked(cancel_after_s=1.0), due_s=0.0)
+    assert (late.state, late.reason) == ("timeout", "no complete answer within 101 s after due")
+    assert (gone.state, gone.reason) == ("cancelled", "went away after 1 s")
+    for row in (late, gone):
+        assert (row.status, row.text, len(row.chunks)) == (200, "a", 1)
+        assert row.end_s is not None
+        assert row.last_s is not None
+        assert row.end_s > row.last_s
+
+
+def test_a_killed_greenlet_still_returns_its_row() -> None:
+    asking = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        asking.set()
+        assert peer.gone()
+
+    with client_of(script) as client:
+        job = gevent.spawn(client.ask, asked(), due_s=0.0)
+        while not asking.is_set():
+            gevent.sleep(0.001)  # lets the greenlet run
+        job.kill()
+        assert (job.value.state, job.value.reason) == ("timeout", "unfinished when the drain ended")
+
+
+def test_what_was_never_sent_or_never_connected_says_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    client = Client(Target(url), worker=0, epoch=time.perf_counter(), id_prefix="x-")
+    assert client.warm(2) == 0
+    row = client.ask(asked(), due_s=0.0)
+    assert (row.state, "refused" in row.reason.lower(), row.connected_s) == ("connect_error", True, None)
+    row = client.ask(asked(timeout_s=1.0), due_s=-5.0)
+    assert (row.state, row.sent_s, row.end_s) == ("never_sent", None, None)
+    assert row.reason.startswith("the generator came to it 5.")
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://h", "http://", "http://h:99999", "http://h/?x=1", "http://h\r\nx", "http://u:p@h"]
+)
+def test_a_bad_address_is_named(url: str) -> None:
+    with pytest.raises(UsageError, match="is not like http://host:8000"):
+        Target(url)
+
+
+def test_the_path_goes_behind_the_prefix_and_v1_is_not_said_twice() -> None:
+    lines: list[str] = []
+
+    def script(peer: Peer) -> None:
+        lines.append(peer.read_request()[0])
+
+    server = Server(script, script)
+    for base in ("/route/v1/", ""):
+        Client(Target(server.url + base), worker=0, epoch=time.perf_counter(), id_prefix="x-").ask(asked(), due_s=0.0)
+    server.join()
+    assert lines == ["POST /route/v1/completions HTTP/1.1", "POST /v1/completions HTTP/1.1"]
+
+
+def twice(peer: Peer) -> None:
+    good(peer)
+    good(peer)
+
+
+def certificate_for_loopback(folder: Path) -> Path:
+    """Return a PEM file with a key and a certificate that signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    certificate = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    both = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain) + certificate.public_bytes(pem)
+    (folder / "both.pem").write_bytes(both)
+    return folder / "both.pem"
+
+
+def test_tls_is_verified_and_its_connections_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate := certificate_for_loopback(tmp_path))
+    server = Server(silent, twice, tls=context)
+    target = Target(server.url.replace("http:", "https:"))
+    client = Client(target, worker=0, epoch=time.perf_counter(), id_prefix="x-")
+    row = client.ask(asked(), due_s=0.0)
+    assert (row.state, "certificate verify failed" in row.reason) == ("connect_error", True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    client = Client(target, worker=0, epoch=time.perf_counter(), id_prefix="x-")
+    assert client.warm(1) == 1
+    rows = [client.ask(asked(), due_s=0.0) for _ in range(2)]
+    assert [(row.state, row.text) for row in rows] == [("ok", "ab"), ("ok", "ab")]
+    client.close()
+    server.join()
+
+
+# ---- preflight
+
+
+def page(value: object, status: str = "200 OK", kind: str = "application/json") -> Script:
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    head = f"HTTP/1.1 {status}\nContent-Type: {kind}\nServer: test\nContent-Length: {len(body)}\nConnection: close\n"
+    return lambda peer: peer.answer(head, body)
+
+
+MODELS = page({"object": "list", "data": [{"id": "tiny"}, {"id": "big"}]})
+NO_PAGE = page({"detail": "Not Found"}, "404 Not Found")
+
+
+def preflight_of(*pages: Script, model: str = "") -> tuple[str, dict[str, Any]]:
+    server = Server(*pages)
+    try:
+        return preflight(Target(server.url), model)
+    finally:
+        server.join()
+
+
+def test_preflight_returns_the_model_and_what_the_target_is() -> None:
+    info = {"server": "test", "models": ["tiny", "big"]}
+    assert preflight_of(MODELS, page({"version": "0.32.0"})) == ("tiny", {**info, "version": "0.32.0"})
+    assert preflight_of(MODELS, NO_PAGE, model="big") == ("big", info)
+    name, found = preflight_of(NO_PAGE, NO_PAGE, model="mine")
+    assert (name, found["models"], "nobody checked" in found["note"]) == ("mine", None, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "model", "message"),
+    [
+        (MODELS, "large", "model: 'large' is not served at .*; it serves tiny, big"),
+        (NO_PAGE, "", "model: .* answers 404, so the model must be named"),
+        (page(b"<html>Hello</html>", kind="text/html; charset=utf-8"), "", "target: .* HTML, not the OpenAI API"),
+        (page({"error": "no"}, "401 Unauthorized"), "", "--api-key: .* answers 401: no; give the target's key"),
+        (page({"error": {"message": "starting"}}, "503 X"), "", "target: .* answers 503: starting"),
+        (page({"data": []}), "", "target: .* lists no model yet"),
+        (page([1]), "", "target: .* does not answer as the OpenAI API does"),
+        (page({}, "307 X"), "", "target: .* redirects to nowhere"),
+    ],
+)
+def test_preflight_refuses_what_cannot_be_tested(answer: Script, model: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        preflight_of(answer, model=model)
+
+
+def test_preflight_names_a_target_that_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(UsageError, match=r"target: .*/v1/models: .*; is the server up"):
+        preflight(Target(url), "")
+
+
+# ---- T3: the fault of Locust's own reader
+
+LOCUST = """
+import sys, time
+from locust.contrib.fasthttp import FastHttpSession
+from locust.env import Environment
+session = FastHttpSession(base_url=sys.argv[1], request_event=Environment().events.request, user=None)
+lines = session.iter_lines("/v1/completions", method="POST", data=b"{}")
+print(*[time.perf_counter() for line in lines if line.startswith("data: {")])
+"""
+NUM_EVENTS, GAP_S = 40, 0.02
+
+
+def paced(peer: Peer) -> None:
+    peer.answer(CHUNKED)
+    never = threading.Event()
+    for _ in range(NUM_EVENTS):
+        never.wait(GAP_S)  # the known gap
+        peer.conn.sendall(chunk(event("a")))
+    peer.conn.sendall(chunk(DONE) + b"0\r\n\r\n")
+
+
+def num_apart(times: list[float]) -> int:
+    """How many events were seen apart from the one before, by half of the true gap or more."""
+    return sum(after - before > GAP_S / 2 for before, after in pairwise(times))
+
+
+def test_locusts_own_reader_sees_few_of_the_gaps_that_ours_sees() -> None:
+    ours = ask(paced)
+    server = Server(paced)
+    output = subprocess.run([sys.executable, "-c", LOCUST, server.url], capture_output=True, text=True, timeout=120, check=True)
+    server.join()
+    locusts = [float(word) for word in output.stdout.split()]
+    assert (sum(n for _, n in ours.chunks), len(locusts)) == (NUM_EVENTS, NUM_EVENTS)
+    # 1024 bytes at a time are about 16 events: 40 events can be seen in 3 groups.
+    assert num_apart(locusts) <= 8
+    assert num_apart([ms / 1000 for ms, _ in ours.chunks]) >= 15  # 39 on a quiet machine
+
+
+def test_gevents_patches_are_not_needed_and_not_applied() -> None:
+    assert not gevent.monkey.is_module_patched("socket")
