@@ -108,7 +108,7 @@ class Answer:
         self._envelope = {"id": f"truth-{number}", "object": kind, "created": created, "model": law.model}
 
     def steps(self) -> Iterator[Step]:
-        """Yield the writes in their order; one that is due before the one ahead of it comes right after that."""
+        """Yield the writes in their order; one that is due before the one ahead of it is due with that."""
         accepted, failure = self._timing.accepted_s, self._failure
         if failure.kind == "drop":
             yield accepted, b"", 0

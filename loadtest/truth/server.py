@@ -47,13 +47,14 @@ class Alarm:
         self._spec = _Itimerspec()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._firing = False
         self._loop = loop
         loop.add_reader(self._fd, self._fire)
 
     def at(self, due: float, callback: Callable[[], None]) -> None:
         entry = (due, next(self._order), callback)
         heapq.heappush(self._due, entry)
-        if self._due[0] is entry:
+        if self._due[0] is entry and not self._firing:
             self._arm()
 
     def close(self) -> None:
@@ -65,13 +66,17 @@ class Alarm:
         self._libc.timerfd_settime(self._fd, 1, ctypes.byref(self._spec), None)  # 1: absolute; in the past: at once
 
     def _fire(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # armed anew since it went off
-            os.read(self._fd, 8)
+        self._firing = True
         now = time.monotonic()  # once: what gets due meanwhile waits until sockets were read
-        while self._due and self._due[0][0] <= now:
-            heapq.heappop(self._due)[2]()
-        if self._due:
-            self._arm()
+        try:
+            while self._due and self._due[0][0] <= now:
+                heapq.heappop(self._due)[2]()
+        finally:
+            self._firing = False
+            if self._due:
+                self._arm()  # which also resets the timer
+            else:
+                os.read(self._fd, 8)
 
 
 class Exchange:
@@ -82,6 +87,7 @@ class Exchange:
         self._connection = connection
         self._steps = steps
         self._step = next(steps, None)
+        self._due = 0.0  # of the write ahead: none is due before it
         self._entry = entry
         self._ended = False
 
@@ -89,14 +95,14 @@ class Exchange:
         """Make all writes that are due, and come back when the next one is."""
         while self._step is not None and not self._ended:
             due, data, num_tokens = self._step
-            due += self._server.origin_s
+            self._due = max(self._due, due + self._server.origin_s)
             now = time.monotonic()
-            if due > now:
-                self._server.alarm.at(due, self.advance)
+            if self._due > now:
+                self._server.alarm.at(self._due, self.advance)
                 return
             self._connection.write(data)
             if self._entry is not None:
-                self._entry.note_write(due, now, num_tokens)
+                self._entry.note_write(self._due, now, num_tokens)
             self._step = next(self._steps, None)
         if not self._ended:
             entry, framing = self._entry, self._server.law.framing
@@ -232,7 +238,8 @@ class Server:
             asked = parse(entry.path, body, self.law)
         except Refused as refused:
             entry.outcome, (entry.status, message) = "status", refused.args
-            return iter([(arrival_s, whole(entry.status, error_body(entry.status, message)), 0)])
+            accepted_s = self._laws.timing(key, arrival_s=arrival_s, num_chunks=0).accepted_s
+            return iter([(accepted_s, whole(entry.status, error_body(entry.status, message)), 0)])
         failure = self._laws.failure(key, entry.number)
         num_chunks = -(-len(asked.tokens) // self.law.tokens_per_chunk)
         if failure is not None:

@@ -1,0 +1,408 @@
+"""The law server: laws against scipy and closed forms, queue and stalls by hand, every failure on the wire and on the log."""
+
+import ast
+import json
+import math
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from scipy import stats
+
+import loadtest.truth
+from loadtest.errors import UsageError
+from loadtest.truth.laws import Laws, Timing
+from loadtest.truth.server import running
+from loadtest.truth.settings import Law, load_law
+
+FAST: dict[str, Any] = {"ttft": {"law": "constant", "s": 0.01}, "gap": {"law": "constant", "s": 0.001}}
+# One client, since each makes a TLS context; no connection is used twice.
+HTTP = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0))
+USAGE = {"include_usage": True, "continuous_usage_stats": True}
+
+
+def law_of(**fields: Any) -> Law:
+    return Law.model_validate({**FAST, **fields})
+
+
+def timing_of(*, arrival_s: float, num_chunks: int = 1, **fields: Any) -> Timing:
+    return Laws(law_of(**fields), seed=1).timing("r", arrival_s=arrival_s, num_chunks=num_chunks)
+
+
+def log_of(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the requests in order of arrival, and the totals."""
+    *entries, totals = [json.loads(line) for line in path.read_text().splitlines()]
+    assert totals["kind"] == "totals"
+    return sorted(entries, key=lambda entry: entry["number"]), totals
+
+
+def ask(url: str, path: str = "/v1/completions", request_id: str = "r", **fields: Any) -> httpx.Response:
+    prompt = {"messages": [{"role": "user", "content": "one two"}]} if "chat" in path else {"prompt": "one two"}
+    return HTTP.post(url + path, json={"max_tokens": 5, **prompt, **fields}, headers={"X-Request-Id": request_id})
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the events of a stream that ended as it should."""
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def metrics_of(url: str) -> dict[str, float]:
+    """Return the samples; a label ``finished_reason`` or ``le`` is part of the name."""
+    samples = [s for family in text_string_to_metric_families(HTTP.get(url + "/metrics").text) for s in family.samples]
+    return {" ".join([s.name, *(v for k, v in s.labels.items() if k in ("finished_reason", "le"))]): s.value for s in samples}
+
+
+def test_it_shares_no_code_with_the_client() -> None:
+    for file in Path(loadtest.truth.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                assert not any(name.name.startswith("loadtest") for name in node.names), file
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("loadtest"):
+                assert node.module == "loadtest.errors" or str(node.module).startswith("loadtest.truth."), file
+
+
+@pytest.mark.parametrize(
+    ("law", "expected"),
+    [
+        ({"law": "exponential", "mean_s": 0.3}, stats.expon(scale=0.3)),
+        ({"law": "lognormal", "mean_s": 0.3, "cv": 0.5}, stats.lognorm(s=math.sqrt(math.log(1.25)), scale=0.3 / math.sqrt(1.25))),
+    ],
+)
+@pytest.mark.parametrize("part", ["ttft", "gap", "service"])
+def test_draws_follow_their_law(part: str, law: dict[str, Any], expected: Any) -> None:
+    laws = Laws(law_of(**{part: law}), seed=7)
+    timings = [laws.timing(f"r{i}", arrival_s=0, num_chunks=2) for i in range(5000)]
+    pick: dict[str, Callable[[Timing], float]] = {
+        "ttft": lambda t: t.made_s[0],
+        "gap": lambda t: t.made_s[1] - t.made_s[0],
+        "service": lambda t: t.made_s[1],
+    }
+    assert stats.kstest([pick[part](timing) for timing in timings], expected.cdf).pvalue > 0.01
+
+
+def test_gaps_of_one_request_follow_their_law_and_are_independent() -> None:
+    """One row in a hundred is rejected by right: 20 rows, at most one rejection at 1 % (as T1 of the method)."""
+    laws = Laws(law_of(gap={"law": "exponential", "mean_s": 0.02}), seed=1)
+    rows = [np.diff(laws.timing(f"r{i}", arrival_s=0, num_chunks=5001).made_s) for i in range(20)]
+    assert sum(stats.kstest(gaps, stats.expon(scale=0.02).cdf).pvalue < 0.01 for gaps in rows) <= 1
+    assert sum(stats.spearmanr(gaps[1:], gaps[:-1]).pvalue < 0.01 for gaps in rows) <= 1
+
+
+def test_a_two_point_law_has_two_points() -> None:
+    laws = Laws(law_of(ttft={"law": "two-point", "low_s": 0.1, "high_s": 0.3, "high_probability": 0.2}), seed=7)
+    draws = [laws.timing(f"r{i}", arrival_s=0, num_chunks=1).made_s[0] for i in range(5000)]
+    assert set(draws) == {0.1, 0.3}
+    assert stats.binomtest(draws.count(0.3), 5000, 0.2).pvalue > 0.01
+
+
+def test_draws_depend_on_seed_and_request_only() -> None:
+    law = law_of(ttft={"law": "exponential", "mean_s": 1}, gap={"law": "exponential", "mean_s": 1})
+    first, second = Laws(law, seed=1), Laws(law, seed=1)
+    there = {name: first.timing(name, arrival_s=0, num_chunks=4).made_s for name in "abc"}
+    back = {name: second.timing(name, arrival_s=0, num_chunks=9).made_s[:4] for name in "cba"}
+    assert there == back
+    assert there["a"] != there["b"]
+    assert Laws(law, seed=2).timing("a", arrival_s=0, num_chunks=4).made_s != there["a"]
+
+
+def test_requests_beyond_the_slots_wait_in_order_of_arrival() -> None:
+    laws = Laws(law_of(slots=2, service={"law": "constant", "s": 1.0}), seed=1)
+    timings = [laws.timing(str(at), arrival_s=at, num_chunks=2) for at in (0.0, 0.25, 0.5, 0.75, 5.0)]
+    # Two slots: 0-1 and 0.25-1.25; then 1-2 and 1.25-2.25; the last finds both free.
+    assert [t.start_s for t in timings] == [0.0, 0.25, 1.0, 1.25, 5.0]
+    assert [t.sent_s for t in timings] == [[0.5, 1.0], [0.75, 1.25], [1.5, 2.0], [1.75, 2.25], [5.5, 6.0]]
+
+
+def test_a_queue_of_one_exponential_slot_waits_as_long_as_the_formula_says() -> None:
+    laws = Laws(law_of(slots=1, service={"law": "exponential", "mean_s": 1.0}), seed=3)
+    arrivals = np.cumsum(np.random.default_rng(3).exponential(2.0, 40_000))
+    waits = [t.start_s - t.arrival_s for t in (laws.timing(str(at), arrival_s=at, num_chunks=1) for at in arrivals)]
+    assert np.mean(waits) == pytest.approx(1.0, rel=0.06)  # rho / (mu - lambda) = 0.5 / 0.5
+    assert np.mean(np.asarray(waits) == 0) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arrival_s", "accepted_s", "sent_s"),
+    [
+        (9.0, 9.0, [9.5, 9.75]),
+        (9.25, 9.25, [9.75, 15.0]),  # the second chunk was due when the stall began
+        (9.75, 9.75, [15.25, 15.5]),
+        (12.0, 15.0, [15.5, 15.75]),
+        (15.0, 15.0, [15.5, 15.75]),
+        (19.75, 19.75, [21.25, 21.5]),
+    ],
+)
+def test_in_a_stall_the_servers_clock_stands_still(arrival_s: float, accepted_s: float, sent_s: list[float]) -> None:
+    times = {"ttft": {"law": "constant", "s": 0.5}, "gap": {"law": "constant", "s": 0.25}}
+    timing = timing_of(arrival_s=arrival_s, num_chunks=2, stalls=[{"at_s": 10, "for_s": 5}, {"at_s": 20, "for_s": 1}], **times)
+    assert (timing.accepted_s, timing.sent_s) == (accepted_s, sent_s)
+
+
+@pytest.mark.parametrize(
+    ("shape", "at_s", "factor"), [("linear", 0, 3), ("linear", 5, 2), ("linear", 10, 1), ("step", 9.5, 3), ("step", 10, 1)]
+)
+def test_warm_up_slows_what_starts_in_it(shape: str, at_s: float, factor: float) -> None:
+    timing = timing_of(arrival_s=at_s, num_chunks=2, warm_up={"for_s": 10, "factor": 3, "shape": shape})
+    assert timing.made_s == pytest.approx([at_s + factor * 0.01, at_s + factor * 0.011])
+
+
+def test_the_edge_delays_every_chunk_and_takes_no_slot() -> None:
+    laws = Laws(law_of(slots=1, edge={"law": "constant", "s": 0.5}), seed=1)
+    timings = [laws.timing(str(k), arrival_s=0, num_chunks=2) for k in range(2)]
+    assert [t.start_s for t in timings] == pytest.approx([0.0, 0.011])
+    assert timings[1].sent_s == pytest.approx([0.521, 0.522])
+
+
+def test_failures_hit_every_kth_request_or_a_share_that_depends_on_the_request() -> None:
+    laws = Laws(law_of(failures=[{"kind": "drop", "every": 3}, {"kind": "html", "probability": 0.1}]), seed=5)
+    kinds = [(failure := laws.failure(f"r{n}", n)) and failure.kind for n in range(1, 6001)]
+    assert [n for n, kind in enumerate(kinds, 1) if kind == "drop"] == list(range(3, 6001, 3))
+    assert stats.binomtest(kinds.count("html"), 4000, 0.1).pvalue > 0.01
+    others = [(failure := laws.failure(f"r{n}", 1)) and failure.kind for n in range(1, 6001)]
+    assert [n for n, kind in enumerate(kinds) if kind == "html"] == [
+        n for n, kind in enumerate(others) if kind == "html" and (n + 1) % 3
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ttfb: {law: constant, s: 1}", "ttfb"),
+        ("ttft: {law: constant, s: -1}", "ttft.constant.s"),
+        ("stalls: [{at_s: 1, for_s: 5}, {at_s: 2, for_s: 1}]", "the one at 2 begins before the one at 1 has ended"),
+        ("failures: [{kind: drop}]", "give either every or probability, got every 0 and probability 0"),
+        ("split: 0", "split 0 is below 1"),
+        ("a: [", "law.yaml"),
+    ],
+)
+def test_a_wrong_law_file_names_the_key(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "law.yaml").write_text(text)
+    with pytest.raises(UsageError) as error:
+        load_law(tmp_path / "law.yaml")
+    assert message in str(error.value)
+
+
+def test_a_completion_streams_its_tokens_with_usage_and_logs_what_it_did(tmp_path: Path) -> None:
+    with running(law_of(tokens_per_chunk=2), log=tmp_path / "log") as url:
+        *events, last = events_of(ask(url, stream=True, stream_options=USAGE, prompt=[5, 6, 7]))
+        plain = ask(url, prompt=[5, 6, 7]).json()
+    assert [event["usage"]["completion_tokens"] for event in events] == [2, 4, 5]
+    assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, "length"]
+    assert (last["choices"], last["usage"]) == ([], {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8})
+    text = "".join(event["choices"][0]["text"] for event in events)
+    assert (plain["choices"][0]["text"], len(text.split()), plain["usage"]) == (text, 5, last["usage"])
+    (entry, other), totals = log_of(tmp_path / "log")
+    assert entry["text_sha256"] == other["text_sha256"] == sha256(text.encode()).hexdigest()
+    assert [num for _, num in entry["writes"]] == [2, 2, 1]
+    assert (entry["scheduled_first_s"], entry["scheduled_last_s"]) == pytest.approx((0.01, 0.012))
+    assert entry["scheduled_first_s"] <= entry["sent_first_s"] < entry["sent_last_s"] <= entry["ended_s"]
+    assert (totals["ok"], totals["generation_tokens"], totals["origin_s"]) == (2, 10, entry["arrival_s"])
+
+
+def test_a_chat_begins_with_the_role_and_usage_comes_only_when_asked_for(tmp_path: Path) -> None:
+    with running(law_of(), log=tmp_path / "log") as url:
+        bare = events_of(ask(url, "/v1/chat/completions", stream=True))
+        asked = events_of(ask(url, "/v1/chat/completions", stream=True, stream_options={"include_usage": True}))
+        message = ask(url, "/v1/chat/completions").json()["choices"][0]["message"]
+    assert bare[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(event["choices"][0]["delta"]["content"] for event in bare) == message["content"]
+    assert ["usage" in event for event in bare] == [False] * 6
+    assert ["usage" in event for event in asked] == [False] * 6 + [True]
+
+
+def test_generate_repeats_the_prompt_and_the_text_so_far(tmp_path: Path) -> None:
+    with running(law_of(), log=tmp_path / "log") as url:
+        response = ask(url, "/generate", stream=True)
+        lines = [json.loads(line)["text"][0] for line in response.text.splitlines()]
+        assert ask(url, "/generate").json() == {"text": [lines[-1]]}
+    assert (response.headers["content-type"], len(lines)) == ("application/x-ndjson", 5)
+    assert lines[0].startswith("one two")
+    assert all(after.startswith(before) for before, after in pairwise(lines))
+
+
+def test_token_k_depends_on_the_prompt_and_k_only(tmp_path: Path) -> None:
+    def text(seed: int, request_id: str, **fields: Any) -> str:
+        with running(law_of(), log=tmp_path / "log", seed=seed) as url:
+            return str(ask(url, request_id=request_id, **fields).json()["choices"][0]["text"])
+
+    long = text(1, "a", max_tokens=40)
+    assert long.split()[:7] == text(2, "b", max_tokens=7).split()
+    assert long != text(1, "a", max_tokens=40, prompt="one three")
+
+
+@pytest.mark.parametrize("framing", ["chunked", "chunked-trailer", "close"])
+@pytest.mark.parametrize(("split", "coalesce"), [("bytes", 1), (7, 2), (1, 3)])
+def test_cut_and_joined_writes_carry_the_same_answer(tmp_path: Path, framing: str, split: str | int, coalesce: int) -> None:
+    law = law_of(framing=framing, split=split, coalesce=coalesce, text="multi-byte", tokens_per_chunk=3)
+    with running(law, log=tmp_path / "log") as url:
+        text = "".join(event["choices"][0]["text"] for event in events_of(ask(url, stream=True, max_tokens=10)))
+        assert len(text.encode()) > len(text) == 10
+        assert ask(url, max_tokens=10).json()["choices"][0]["text"] == text
+    entry = log_of(tmp_path / "log")[0][0]
+    assert [num for _, num in entry["writes"]] == {1: [3, 3, 3, 1], 2: [6, 4], 3: [9, 1]}[coalesce]
+    assert entry["scheduled_first_s"] == pytest.approx(0.01 + (coalesce - 1) * 0.001)  # when the last one joined is due
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("failure", "seen", "outcome"),
+    [
+        ({"kind": "drop"}, "without sending a response", "dropped"),
+        ({"kind": "truncate"}, "without sending complete message body", "truncated"),
+        ({"kind": "error-event"}, "failed by law", "error_event"),
+        ({"kind": "status", "status": 429, "retry_after_s": 3}, "429 3", "status"),
+        ({"kind": "html"}, "<html>", "html"),
+        ({"kind": "slow-headers", "delay_s": 0.05}, "length", "ok"),
+    ],
+)
+def test_every_second_request_fails_as_told(
+    tmp_path: Path, failure: dict[str, Any], seen: str, outcome: str, stream: bool
+) -> None:
+    with running(law_of(failures=[{**failure, "every": 2, "after_tokens": 2}]), log=tmp_path / "log") as url:
+        assert ask(url, stream=stream).status_code == 200
+        try:
+            answer = ask(url, stream=stream)
+            said = f"{answer.status_code} {answer.headers.get('retry-after')} {answer.text}"
+        except httpx.RemoteProtocolError as exc:
+            said = str(exc)
+        assert ask(url, stream=stream).status_code == 200
+    assert seen in said
+    entries, totals = log_of(tmp_path / "log")
+    assert [entry["outcome"] for entry in entries] == ["ok", outcome, "ok"]
+    assert [entry["injected"] for entry in entries] == ["", failure["kind"], ""]
+    sent = {"truncated": 2, "error_event": 2 if stream else 0, "ok": 5}.get(outcome, 0)
+    assert (entries[1]["tokens_sent"], totals["generation_tokens"]) == (sent, 10 + sent)
+
+
+def test_metrics_are_the_sums_of_the_log(tmp_path: Path) -> None:
+    law = law_of(
+        slots=1,
+        edge={"law": "constant", "s": 0.01},
+        failures=[{"kind": "duplicate", "every": 3}, {"kind": "error-event", "every": 5}],
+    )
+    with running(law, log=tmp_path / "log") as url:
+        for number in range(6):
+            ask(url, request_id=f"r{number}", stream=number % 2 == 0)
+        seen = metrics_of(url)
+    entries, _ = log_of(tmp_path / "log")
+    assert [entry["request_id"] for entry in entries] == ["r0", "r1", "r2", "r2", "r3", "r4", "r5", "r5"]
+    ok = [entry for entry in entries if entry["outcome"] == "ok"]
+    counted = {"length": 7, "error": 1, "abort": 0}
+    assert {reason: seen[f"vllm:request_success_total {reason}"] for reason in counted} == counted
+    assert seen["vllm:prompt_tokens_total"] == sum(entry["prompt_tokens"] for entry in ok) == 14
+    assert seen["vllm:generation_tokens_total"] == sum(entry["tokens_sent"] for entry in entries) == 35
+    for part in ("queue", "prefill", "decode"):
+        assert seen[f"vllm:request_{part}_time_seconds_sum"] == pytest.approx(sum(entry[f"{part}_s"] for entry in ok))
+        assert seen[f"vllm:request_{part}_time_seconds_count"] == 7
+    assert seen["vllm:time_to_first_token_seconds_sum"] == pytest.approx(
+        sum(entry["queue_s"] + entry["prefill_s"] for entry in ok)
+    )
+    for entry in ok:
+        parts = [entry[f"{part}_s"] for part in ("queue", "prefill", "edge")]
+        due = entry["scheduled_first_s"] if entry["stream"] else entry["scheduled_last_s"] - entry["decode_s"]
+        assert due == pytest.approx(sum(parts))
+    assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"], seen["vllm:kv_cache_usage_perc"]) == (0, 0, 0)
+
+
+def test_a_live_queue_is_what_its_logged_arrivals_make_it(tmp_path: Path) -> None:
+    body = b'{"prompt":[1],"max_tokens":1}'
+    request = b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with running(law_of(slots=2, service={"law": "constant", "s": 0.2}), log=tmp_path / "log") as url:
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        clients = [socket.create_connection(address) for _ in range(5)]
+        for client in clients:
+            client.sendall(request)
+        while (seen := metrics_of(url))["vllm:num_requests_running"] + seen["vllm:num_requests_waiting"] < 5:
+            assert not seen["vllm:request_success_total length"], "the first ended before the last came"
+        assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (2, 3)
+        assert seen["vllm:kv_cache_usage_perc"] == pytest.approx(2 / 100_000)
+        for client in clients:
+            assert client.recv(10_000).startswith(b"HTTP/1.1 200")
+            client.close()
+    entries, _ = log_of(tmp_path / "log")
+    free = [0.0, 0.0]
+    for entry in entries:
+        start = max(entry["arrival_s"], free[0])
+        free = sorted([free[1], start + 0.2])
+        assert entry["queue_s"] == pytest.approx(start - entry["arrival_s"], abs=1e-6)
+        assert entry["scheduled_last_s"] == pytest.approx(start + 0.2 - entry["arrival_s"], abs=1e-6)
+
+
+def test_a_client_that_goes_away_is_logged_as_such(tmp_path: Path) -> None:
+    with running(law_of(gap={"law": "constant", "s": 60}), log=tmp_path / "log") as url:
+        body = {"prompt": "a", "max_tokens": 3, "stream": True}
+        with HTTP.stream("POST", url + "/v1/completions", json=body) as response:
+            assert b'"text"' in next(response.iter_raw())
+        deadline = time.monotonic() + 30
+        while not metrics_of(url)["vllm:request_success_total abort"]:
+            assert time.monotonic() < deadline
+    ((entry,), _) = log_of(tmp_path / "log")
+    assert (entry["outcome"], entry["tokens_sent"]) == ("client_gone", 1)
+
+
+def test_requests_on_one_connection_are_answered_in_order_until_it_is_closed_without_a_word(tmp_path: Path) -> None:
+    def request(name: str) -> bytes:
+        body = json.dumps({"prompt": name, "max_tokens": 2}).encode()
+        return b"POST /v1/completions HTTP/1.1\r\nX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+            name.encode(),
+            len(body),
+            body,
+        )
+
+    with running(law_of(answers_per_connection=2), log=tmp_path / "log") as url:
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=30) as client:
+            client.sendall(request("a") + request("b") + request("c"))
+            received = b"".join(iter(lambda: client.recv(65536), b""))
+        assert received.count(b"HTTP/1.1 200") == 2
+        assert ask(url, request_id="d").status_code == 200
+    entries, _ = log_of(tmp_path / "log")
+    assert [(entry["request_id"], entry["connection"]) for entry in entries] == [("a", 1), ("b", 1), ("d", 2)]
+
+
+def test_what_cannot_be_answered_gets_a_status(tmp_path: Path) -> None:
+    with running(law_of(), log=tmp_path / "log") as url:
+        assert [
+            ask(url, **fields).status_code for fields in ({"model": "other"}, {"max_tokens": -1}, {"prompt": [[1], [2]]})
+        ] == [404, 400, 400]
+        assert HTTP.post(url + "/v1/completions", content=b"{").status_code == 400
+        assert HTTP.get(url + "/v1/completions").status_code == HTTP.post(url + "/v1/other").status_code == 404
+        assert HTTP.get(url + "/v1/models").json()["data"][0]["id"] == "truth"
+        assert HTTP.get(url + "/version").json() == {"version": "truth"}
+        assert HTTP.get(url + "/healthz").status_code == 200
+    entries, totals = log_of(tmp_path / "log")
+    assert [(entry["outcome"], entry["status"]) for entry in entries] == [("status", code) for code in (404, 400, 400, 400)]
+    assert totals["status"] == 4
+
+
+def test_the_command_serves_until_a_signal_and_ends_its_log_with_totals(tmp_path: Path) -> None:
+    (tmp_path / "law.yaml").write_text(json.dumps(FAST | {"gap": {"law": "constant", "s": 60}}))
+    options = f"--port 0 --law {tmp_path}/law.yaml --log {tmp_path}/log"
+    command = [sys.executable, "-m", "loadtest.truth"]
+    with subprocess.Popen([*command, *options.split()], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().removeprefix("listening on ").strip()
+        assert ask(url, max_tokens=1).status_code == 200
+        with HTTP.stream("POST", url + "/v1/completions", json={"prompt": "a", "max_tokens": 2, "stream": True}) as response:
+            received = response.iter_raw()  # a lost iterator would close the connection
+            assert b'"text"' in next(received)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(timeout=30) == 0
+    entries, totals = log_of(tmp_path / "log")
+    assert [entry["outcome"] for entry in entries] == ["ok", "shutdown"]
+    assert (totals["ok"], totals["shutdown"]) == (1, 1)
+    wrong = subprocess.run([*command, *options.replace("law.yaml", "none").split()], capture_output=True, text=True, check=False)
+    none = f"{tmp_path}/none"
+    assert (wrong.returncode, wrong.stderr) == (2, f"error: {none}: [Errno 2] No such file or directory: '{none}'\n")
