@@ -1,9 +1,7 @@
 """`loadtest.client` over real sockets, against servers that do what a script of the test says. T17 of the self-tests."""
 
-import datetime
 import gzip
 import hashlib
-import ipaddress
 import json
 import socket
 import ssl
@@ -11,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -20,84 +18,10 @@ from typing import Any
 import gevent
 import gevent.monkey
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
-from loadtest.client import NOTE_RESENT, Asked, Client, Target, preflight
-from loadtest.errors import UsageError
+from loadtest.client import NOTE_RESENT, Asked, Client, Target
 from loadtest.records import Row, ScheduledRequest
-
-Script = Callable[["Peer"], None]
-
-
-class Peer:
-    """The server's end of one connection."""
-
-    def __init__(self, conn: socket.socket) -> None:
-        self.conn = conn
-        self._file = conn.makefile("rb")
-
-    def read_request(self) -> tuple[str, dict[str, str], bytes]:
-        """Return the request line, the headers in lower case and the body; an empty line when the client went away."""
-        line = self._file.readline().decode().strip()
-        headers = dict(field.decode().strip().lower().split(": ", 1) for field in iter(self._file.readline, b"\r\n") if field)
-        return line, headers, self._file.read(int(headers.get("content-length", "0")))
-
-    def gone(self) -> bool:
-        """Wait until the client closes its end."""
-        try:
-            return self._file.read(1) == b""
-        except ConnectionResetError:
-            return True
-
-    def answer(self, head: str, *body: bytes) -> None:
-        """Read a request, then send what is given."""
-        self.read_request()
-        self.send(head, *body)
-
-    def send(self, head: str, *body: bytes) -> None:
-        self.conn.sendall(head.replace("\n", "\r\n").encode() + b"\r\n" + b"".join(body))
-
-
-class Server:
-    """Runs ``scripts[i]`` on the i-th connection, each in a thread, and closes it afterwards."""
-
-    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None) -> None:
-        self.errors: list[BaseException] = []
-        self._tls = tls
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept, args=(scripts,), daemon=True)]
-        self._threads[0].start()
-
-    def _accept(self, scripts: tuple[Script, ...]) -> None:
-        for script in scripts:
-            conn = self._listener.accept()[0]
-            self._threads.append(threading.Thread(target=self._serve, args=(script, conn), daemon=True))
-            self._threads[-1].start()
-        self._listener.close()
-
-    def _serve(self, script: Script, conn: socket.socket) -> None:
-        if self._tls is not None:
-            try:
-                conn = self._tls.wrap_socket(conn, server_side=True)
-            except ssl.SSLError:  # the client refused
-                conn.close()
-                return
-        with conn:
-            try:
-                script(peer := Peer(conn))
-                peer._file.close()
-            except Exception as exc:
-                self.errors.append(exc)
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(timeout=30)
-            assert not thread.is_alive()
-        assert self.errors == []
+from tests.loadtest.scripted import Peer, Script, Server, certificate_for_loopback
 
 
 @contextmanager
@@ -387,14 +311,6 @@ def test_what_was_never_sent_or_never_connected_says_why() -> None:
     assert row.reason.startswith("the generator came to it 5.")
 
 
-@pytest.mark.parametrize(
-    "url", ["localhost:8000", "ftp://h", "http://", "http://h:99999", "http://h/?x=1", "http://h\r\nx", "http://u:p@h"]
-)
-def test_a_bad_address_is_named(url: str) -> None:
-    with pytest.raises(UsageError, match="is not like http://host:8000"):
-        Target(url)
-
-
 def test_the_path_goes_behind_the_prefix_and_v1_is_not_said_twice() -> None:
     lines: list[str] = []
 
@@ -413,20 +329,6 @@ def twice(peer: Peer) -> None:
     good(peer)
 
 
-def certificate_for_loopback(folder: Path) -> Path:
-    """Return a PEM file with a key and a certificate that signed itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
-    certificate = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    both = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain) + certificate.public_bytes(pem)
-    (folder / "both.pem").write_bytes(both)
-    return folder / "both.pem"
-
-
 def test_tls_is_verified_and_its_connections_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate := certificate_for_loopback(tmp_path))
@@ -443,62 +345,6 @@ def test_tls_is_verified_and_its_connections_are_used_again(tmp_path: Path, monk
     client.close()
     server.join()
 
-
-# ---- preflight
-
-
-def page(value: object, status: str = "200 OK", kind: str = "application/json") -> Script:
-    body = value if isinstance(value, bytes) else json.dumps(value).encode()
-    head = f"HTTP/1.1 {status}\nContent-Type: {kind}\nServer: test\nContent-Length: {len(body)}\nConnection: close\n"
-    return lambda peer: peer.answer(head, body)
-
-
-MODELS = page({"object": "list", "data": [{"id": "tiny"}, {"id": "big"}]})
-NO_PAGE = page({"detail": "Not Found"}, "404 Not Found")
-
-
-def preflight_of(*pages: Script, model: str = "") -> tuple[str, dict[str, Any]]:
-    server = Server(*pages)
-    try:
-        return preflight(Target(server.url), model)
-    finally:
-        server.join()
-
-
-def test_preflight_returns_the_model_and_what_the_target_is() -> None:
-    info = {"server": "test", "models": ["tiny", "big"]}
-    assert preflight_of(MODELS, page({"version": "0.32.0"})) == ("tiny", {**info, "version": "0.32.0"})
-    assert preflight_of(MODELS, NO_PAGE, model="big") == ("big", info)
-    name, found = preflight_of(NO_PAGE, NO_PAGE, model="mine")
-    assert (name, found["models"], "nobody checked" in found["note"]) == ("mine", None, True)
-
-
-@pytest.mark.parametrize(
-    ("answer", "model", "message"),
-    [
-        (MODELS, "large", "model: 'large' is not served at .*; it serves tiny, big"),
-        (NO_PAGE, "", "model: .* answers 404, so the model must be named"),
-        (page(b"<html>Hello</html>", kind="text/html; charset=utf-8"), "", "target: .* HTML, not the OpenAI API"),
-        (page({"error": "no"}, "401 Unauthorized"), "", "--api-key: .* answers 401: no; give the target's key"),
-        (page({"error": {"message": "starting"}}, "503 X"), "", "target: .* answers 503: starting"),
-        (page({"data": []}), "", "target: .* lists no model yet"),
-        (page([1]), "", "target: .* does not answer as the OpenAI API does"),
-        (page({}, "307 X"), "", "target: .* redirects to nowhere"),
-    ],
-)
-def test_preflight_refuses_what_cannot_be_tested(answer: Script, model: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        preflight_of(answer, model=model)
-
-
-def test_preflight_names_a_target_that_is_not_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with pytest.raises(UsageError, match=r"target: .*/v1/models: .*; is the server up"):
-        preflight(Target(url), "")
-
-
-# ---- T3: the fault of Locust's own reader
 
 LOCUST = """
 import sys, time

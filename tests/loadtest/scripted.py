@@ -1,0 +1,98 @@
+"""An HTTP server whose every connection does what a script of the test says."""
+
+import datetime
+import ipaddress
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+Script = Callable[["Peer"], None]
+
+
+class Peer:
+    """The server's end of one connection."""
+
+    def __init__(self, conn: socket.socket) -> None:
+        self.conn = conn
+        self._file = conn.makefile("rb")
+
+    def read_request(self) -> tuple[str, dict[str, str], bytes]:
+        """Return the request line, the headers in lower case and the body; an empty line when the client went away."""
+        line = self._file.readline().decode().strip()
+        headers = dict(field.decode().strip().lower().split(": ", 1) for field in iter(self._file.readline, b"\r\n") if field)
+        return line, headers, self._file.read(int(headers.get("content-length", "0")))
+
+    def gone(self) -> bool:
+        """Wait until the client closes its end."""
+        try:
+            return self._file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def answer(self, head: str, *body: bytes) -> None:
+        """Read a request, then send what is given."""
+        self.read_request()
+        self.send(head, *body)
+
+    def send(self, head: str, *body: bytes) -> None:
+        self.conn.sendall(head.replace("\n", "\r\n").encode() + b"\r\n" + b"".join(body))
+
+
+class Server:
+    """Runs ``scripts[i]`` on the i-th connection, each in a thread, and closes it afterwards."""
+
+    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None) -> None:
+        self.errors: list[BaseException] = []
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept, args=(scripts,), daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self, scripts: tuple[Script, ...]) -> None:
+        for script in scripts:
+            conn = self._listener.accept()[0]
+            self._threads.append(threading.Thread(target=self._serve, args=(script, conn), daemon=True))
+            self._threads[-1].start()
+        self._listener.close()
+
+    def _serve(self, script: Script, conn: socket.socket) -> None:
+        if self._tls is not None:
+            try:
+                conn = self._tls.wrap_socket(conn, server_side=True)
+            except ssl.SSLError:  # the client refused
+                conn.close()
+                return
+        with conn:
+            try:
+                script(peer := Peer(conn))
+                peer._file.close()
+            except Exception as exc:
+                self.errors.append(exc)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+        assert self.errors == []
+
+
+def certificate_for_loopback(folder: Path) -> Path:
+    """Return a PEM file with a key and a certificate that signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    certificate = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    both = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain) + certificate.public_bytes(pem)
+    (folder / "both.pem").write_bytes(both)
+    return folder / "both.pem"
