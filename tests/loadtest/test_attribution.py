@@ -1,0 +1,83 @@
+"""The parts of an answer's time, from sums that a server with known parts would have (T13)."""
+
+import pytest
+
+from loadtest.attribution import Attribution, attribution
+from loadtest.records import Row, ServerSample
+
+PARTS = {"lag": 0.002, "connect": 0.001, "queue": 0.1, "prefill": 0.2, "edge": 0.03, "decode": 1.0, "flush": 0.004}
+
+
+def row(number: int, due_s: float, parts: dict[str, float] = PARTS) -> Row:
+    sent_s = due_s + parts["lag"]
+    connected_s = sent_s + parts["connect"]
+    first_s = connected_s + parts["queue"] + parts["prefill"] + parts["edge"]
+    end_s = first_s + parts["decode"] + parts["flush"]
+    return Row(number, 0, due_s, "ok", sent_s=sent_s, connected_s=connected_s, first_s=first_s, last_s=first_s, end_s=end_s)
+
+
+def scrape(t_s: float, served: list[tuple[Row, dict[str, float]]]) -> ServerSample:
+    """Return sums over what had ended by then, after a first life of the server of 7 s in each part and 3 requests."""
+    ended = [parts for each, parts in served if each.end_s is not None and each.end_s <= t_s]
+    values: dict[str, float] = {}
+    for part in ("queue", "prefill", "decode"):
+        values |= {f"{part}_s_sum": 7 + sum(parts[part] for parts in ended), f"{part}_s_count": 3.0 + len(ended)}
+    return ServerSample(t_s, "metrics", values)
+
+
+def served(parts: dict[str, float] = PARTS) -> list[tuple[Row, dict[str, float]]]:
+    """Return 50 slow answers in the first 5 s, then 100 with the given parts."""
+    slow = dict.fromkeys(PARTS, 0.5)
+    return [(row(n, n / 10, slow), slow) for n in range(50)] + [(row(n, 10 + n / 10, parts), parts) for n in range(50, 150)]
+
+
+def found(window: tuple[float, float] = (10.0, 40.0), parts: dict[str, float] = PARTS) -> Attribution:
+    answers = served(parts)
+    result = attribution([scrape(t, answers) for t in (0.0, 9.0, 12.0, 20.0, 39.0, 45.0)], [each for each, _ in answers], window)
+    assert result is not None
+    return result
+
+
+def test_the_parts_are_those_of_the_server_and_the_rest_is_edge() -> None:
+    result = found()
+    assert result.parts() == pytest.approx(PARTS, rel=0.001)
+    assert sum(result.parts().values()) == pytest.approx(result.e2e_s, rel=1e-9)
+    assert result.ttft_s == pytest.approx(0.333, rel=0.001)
+    assert (result.window_s, result.num_client, result.num_server, result.note) == ((12.0, 39.0), 100, 100, "")
+
+
+def test_mixed_answers_are_averaged() -> None:
+    answers = served()
+    for index in range(50, 150, 2):
+        parts = PARTS | {"queue": 0.3, "edge": 0.05}
+        answers[index] = (row(index, answers[index][0].due_s, parts), parts)
+    result = attribution([scrape(t, answers) for t in (12.0, 39.0)], [each for each, _ in answers], (0.0, 50.0))
+    assert result is not None
+    assert result.parts() == pytest.approx(PARTS | {"queue": 0.2, "edge": 0.04}, rel=0.001)
+
+
+def test_a_server_that_claims_more_than_the_client_saw_leaves_a_negative_rest() -> None:
+    answers = served()
+    samples = [scrape(12.0, answers), scrape(39.0, answers)]
+    samples[1].values["prefill_s_sum"] += 100 * 0.1
+    result = attribution(samples, [each for each, _ in answers], (0.0, 50.0))
+    assert result is not None
+    assert result.edge_s == pytest.approx(0.03 - 0.1, abs=1e-6)
+
+
+def test_requests_that_only_one_side_knows_are_told() -> None:
+    answers = served()
+    samples = [scrape(12.0, answers), scrape(39.0, answers)]
+    result = attribution(samples, [each for each, _ in answers][:140], (0.0, 50.0))
+    assert result is not None
+    assert result.note == "the server counted 100 requests, the client 90"
+
+
+def test_nothing_is_attributed_without_scrapes_parts_or_answers() -> None:
+    answers = served()
+    rows = [each for each, _ in answers]
+    samples = [scrape(t, answers) for t in (12.0, 39.0)]
+    assert attribution(samples, rows, (0.0, 30.0)) is None  # one scrape
+    assert attribution(samples, rows[:50], (0.0, 50.0)) is None
+    assert attribution([ServerSample(t, "metrics", {"running": 1.0}) for t in (12.0, 39.0)], rows, (0.0, 50.0)) is None
+    assert attribution([samples[0], ServerSample(39.0, "metrics", samples[0].values)], rows, (0.0, 50.0)) is None
