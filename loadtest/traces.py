@@ -23,6 +23,7 @@ from loadtest.errors import UsageError
 from loadtest.records import ScheduledRequest
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+BlockId = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Number = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 
 
@@ -58,7 +59,7 @@ class _Mooncake(msgspec.Struct):
     timestamp: Number
     input_length: Count
     output_length: Count
-    hash_ids: tuple[int, ...] = ()
+    hash_ids: tuple[BlockId, ...] = ()
     session_id: str | int = ""
 
     def request(self) -> ScheduledRequest:
@@ -72,7 +73,7 @@ class _Scheduled(msgspec.Struct):
     input_tokens: Count
     output_tokens: Count
     session: str = ""
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[BlockId, ...] = ()
 
     def request(self) -> ScheduledRequest:
         return ScheduledRequest(0, self.due_s, self.cls, self.input_tokens, self.output_tokens, self.session, self.blocks)
@@ -158,7 +159,7 @@ def _objects(path: Path, file: Iterable[str]) -> Iterator[tuple[int, dict[str, A
         if text.strip():
             try:
                 yield number, msgspec.json.decode(text, type=dict[str, Any])
-            except msgspec.DecodeError as exc:
+            except (msgspec.DecodeError, RecursionError) as exc:
                 raise _wrong(path, number, text.strip(), exc) from exc
 
 

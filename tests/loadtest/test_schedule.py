@@ -119,10 +119,7 @@ LOGNORMAL = stats.lognorm(np.log(5) ** 0.5, scale=100 / 5**0.5)  # mean 100, cv 
 @pytest.mark.parametrize(
     ("law", "untruncated"),
     [
-        *(
-            (Length.model_construct(dist="exponential", mean=128, max=cap), stats.expon(scale=128))
-            for cap in (32, 128, 512, 1536)
-        ),
+        *((Length(dist="exponential", mean=128, max=cap), stats.expon(scale=128)) for cap in (32, 128, 512, 1536)),
         (Length(dist="lognormal", mean=100, cv=2, min=5, max=700), LOGNORMAL),
         (Length(dist="uniform", mean=1, min=3, max=40), stats.uniform(2.5, 38)),
     ],

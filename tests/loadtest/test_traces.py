@@ -126,6 +126,8 @@ def test_dequantised_times_are_seeded_spread_over_their_step_and_in_the_file_s_o
         (MOONCAKE.replace("600", "-600"), ":2", "Expected `int` >= 0 - at `$.input_length`"),
         (MOONCAKE.replace("600", "2000000"), ":2", "Expected `int` <= 1000000"),
         (MOONCAKE + '{"timestamp": 4', ":5", "Input data was truncated"),
+        (MOONCAKE + '{"a":' + "[" * 100_000, ":5", "maximum recursion depth"),
+        (MOONCAKE.replace("99", "9" * 30), ":2", "Expected `int` <= 9223372036854775807 - at `$.hash_ids[1]`"),
         (MOONCAKE + "[]\n", ":5", "Expected `object`, got `array`"),
         (MOONCAKE + '{"timestamp": 4}\n', ":5", "missing required field `input_length`"),
         (
