@@ -18,7 +18,7 @@ DASHES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbePoint:
     """One point of a saturation search."""
 
     rate: float
@@ -156,7 +156,7 @@ def mark_events(axes: Sequence[Axes], events: Sequence[RunEvent]) -> None:
         axes[0].annotate(words, (event.t_s, 1.0), (2, 3 + 10 * level), color=MUTED if quiet else INK, **place)
 
 
-def plot_latency_against_load(ax: Axes, probes: Sequence[Probe], *, limit_s: float | None, metric: str) -> None:
+def plot_latency_against_load(ax: Axes, probes: Sequence[ProbePoint], *, limit_s: float | None, metric: str) -> None:
     """Draw the latency that the SLO names at each offered rate; the marks say how the probe was judged."""
     _probe_marks(ax, [(p, p.latency_s) for p in probes if p.latency_s is not None])
     ax.set(xlabel="offered requests/s", ylabel=metric, yscale="log", xlim=(0, None))
@@ -165,7 +165,7 @@ def plot_latency_against_load(ax: Axes, probes: Sequence[Probe], *, limit_s: flo
         limit_line(ax, limit_s, horizontal=True)
 
 
-def plot_goodput_against_load(ax: Axes, probes: Sequence[Probe]) -> None:
+def plot_goodput_against_load(ax: Axes, probes: Sequence[ProbePoint]) -> None:
     """Draw completed and good requests per second; on the diagonal nothing is lost."""
     ordered = sorted(probes, key=lambda p: p.rate)
     top = max(p.rate for p in probes)
@@ -184,7 +184,7 @@ def plot_goodput_against_load(ax: Axes, probes: Sequence[Probe]) -> None:
     ax.legend(loc="best")
 
 
-def _probe_marks(ax: Axes, points: Sequence[tuple[Probe, float]], *, name: str = "") -> None:
+def _probe_marks(ax: Axes, points: Sequence[tuple[ProbePoint, float]], *, name: str = "") -> None:
     marks = {"pass": ("o", SERIES[2]), "fail": ("X", SERIES[1]), "undecided": ("D", SERIES[4]), "invalid": ("v", MUTED)}
     for verdict, (mark, color) in marks.items():
         chosen = [(p.rate, y) for p, y in points if p.verdict == verdict]
@@ -195,12 +195,16 @@ def _probe_marks(ax: Axes, points: Sequence[tuple[Probe, float]], *, name: str =
         ax.legend(loc="best")
 
 
-def mark_capacity(ax: Axes, low: float, high: float, *, knee: float | None) -> None:
-    """Shade the interval of the capacity, and mark the knee."""
-    ax.axvspan(low, high, color=SERIES[0], alpha=0.18, linewidth=0, label=f"capacity {low:.3g} to {high:.3g}/s")
+def mark_capacity(ax: Axes, low: float | None, high: float | None, *, knee: float | None) -> None:
+    """Shade the interval of the capacity, to the axis's end where it has none, and mark the knee."""
+    left, right = ax.get_xlim()
+    words = f"capacity {'below' if low is None else f'{low:.3g}'} to {'beyond' if high is None else f'{high:.3g}'}/s"
+    ax.axvspan(
+        left if low is None else low, right if high is None else high, color=SERIES[0], alpha=0.18, linewidth=0, label=words
+    )
     if knee is not None:
         ax.axvline(knee, color=SERIES[3], linewidth=1.2, linestyle="-.", label=f"knee {knee:.3g}/s")
-    ax.legend(loc="best")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2, ncols=2)
 
 
 def plot_waterfall(ax: Axes, parts: Mapping[str, float]) -> None:

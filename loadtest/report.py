@@ -5,21 +5,27 @@ escaped by the template; an invalid run gets gates and diagnostics, and no numbe
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import msgspec
 
 from loadtest import __name__ as package
 from loadtest.analysis import analyse
 from loadtest.audit import KINDS as FINDINGS
 from loadtest.audit import AuditResult, audit
-from loadtest.figures import KINDS, Drawn, RunData, draw_all, read_run
+from loadtest.autoscale import Autoscaling, StepResult
+from loadtest.compare import compare
+from loadtest.errors import InvalidRun
+from loadtest.figure_kinds import KINDS, comparison_kinds
+from loadtest.figures import Drawn, RunData, draw_all, read_run
+from loadtest.recorder import write_json
 from loadtest.records import Manifest
+from loadtest.report_search import search_context
 from loadtest.scenario import Length, RequestClass
-from loadtest.summary import Distribution, Gate, Quantile, Summary
+from loadtest.summary import Distribution, Gate, Summary
+from loadtest.wording import interval, ratio, share
 
 VERDICTS = {
     "pass": ("pass", "Pass: every limit of the SLO is kept"),
@@ -55,13 +61,41 @@ def write_report(run: Path, *, other: Path | None = None) -> Path:
     Raises:
         UsageError: The folder holds no run, or a record cannot be read.
     """
+    context = search_context(run) if (run / "saturate.json").exists() else _run_context(run, other)
+    page = run / "report.html"
+    page.write_text(_render(context | {"folder": run.name}), encoding="utf-8")
+    return page
+
+
+def _run_context(run: Path, other: Path | None) -> dict[str, Any]:
     summary = analyse(run)
     data = read_run(run, summary)
-    (run / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
-    drawn = {figure.name: figure for figure in draw_all(KINDS, data, run / "figures")}
-    page = run / "report.html"
-    page.write_text(_render(_context(run, data, drawn, audit(run))), encoding="utf-8")
-    return page
+    write_json(run / "summary.json", summary)
+    scaled = data.autoscaling()
+    if scaled is not None:
+        write_json(run / "autoscale.json", scaled)
+    drawn = draw_all(KINDS, data, run / "figures", events=data.records.events, headline=summary.verdict != "invalid")
+    context = _context(data, {figure.name: figure for figure in drawn}, audit(run), scaled)
+    return context | ({"comparison": _comparison(run, data, other)} if other is not None else {})
+
+
+def _comparison(run: Path, data: RunData, other: Path) -> dict[str, Any]:
+    try:
+        found = compare(run, other)
+    except InvalidRun as exc:
+        return {"other": other.name, "lines": [f"There is nothing to compare: {exc}."]}
+    kinds = comparison_kinds(read_run(other, analyse(other)), found)
+    paired = f"paired: {found.num_common} requests of one schedule" if found.paired else "not paired"
+    claims = {"a faster": "this run is faster", "b faster": "the other run is faster"}
+    lines = [f"Over all ratios together: {claims.get(found.verdict, found.verdict)} ({paired})."]
+    shares = (("output tokens per second", found.throughput_ratio), ("goodput", found.goodput_ratio))
+    lines += [f"Ratio of {words}: {value:.3f}." for words, value in shares if value is not None]
+    rows = [
+        (f"{r.metric.upper()} p{r.q * 100:g}", ratio(r.ratio), f"[{ratio(r.low)}, {ratio(r.high)}]", claims.get(r.claim, r.claim))
+        for r in found.ratios
+    ]
+    figures = draw_all(kinds, data, run / "figures")
+    return {"other": other.name, "lines": [*lines, *found.threats], "rows": rows, "figures": figures}
 
 
 def _render(context: Mapping[str, Any]) -> str:
@@ -74,7 +108,7 @@ def _render(context: Mapping[str, Any]) -> str:
     )
 
 
-def _context(run: Path, data: RunData, drawn: dict[str, Drawn], audited: AuditResult) -> dict[str, Any]:
+def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scaled: Autoscaling | None) -> dict[str, Any]:
     summary, manifest = data.summary, data.records.manifest
     valid = summary.verdict != "invalid"
     health = [drawn.pop(name) for name in ("health",) if name in drawn]
@@ -96,9 +130,9 @@ def _context(run: Path, data: RunData, drawn: dict[str, Drawn], audited: AuditRe
         "numbers": list(_numbers(summary)) if valid else [],
         "number_notes": list(_number_notes(summary)) if valid else [],
         "figures": list(drawn.values()),
+        "autoscaling": [_step(step) for step in scaled.steps] if valid and scaled else [],
         "threats": summary.threats,
         "command": shlex.join(manifest.command),
-        "folder": run.name,
     }
 
 
@@ -122,7 +156,10 @@ def _workload(data: RunData) -> Iterator[tuple[str, str]]:
     arrival = scenario.arrival.model_dump(mode="json")
     loop = "closed loop" if data.summary.loop == "closed" else "open loop"
     yield "scenario", f"{scenario.name}, seed {scenario.seed}"
-    yield "arrivals", f"{arrival.pop('law')} ({loop}): " + ", ".join(f"{name} {value}" for name, value in arrival.items())
+    numbers = (
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in arrival.items() if name != "law"
+    )
+    yield "arrivals", f"{scenario.arrival.law}, {loop}: {', '.join(numbers)}"
     for cls in scenario.requests:
         yield f"requests: {cls.name}", _class_words(cls)
     yield "scheduled", f"{manifest.num_scheduled} requests over {scenario.duration_s:g} s, SHA-256 {manifest.schedule_sha256}"
@@ -205,25 +242,15 @@ def _number_notes(summary: Summary) -> Iterator[str]:
         yield "Output tokens: " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in summary.tokens.items()) + "."
 
 
-def interval(quantile: Quantile) -> str:
-    """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
-    if quantile.value_s is None:
-        if quantile.censored_s is None:
-            return "n too small"
-        return "∞ (failed)" if quantile.censored_s == float("inf") else f"≥ {seconds([quantile.censored_s])[0]}"
-    value, *bounds = seconds([quantile.value_s, quantile.low_s, quantile.high_s])
-    return f"{value} [{bounds[0]}, {bounds[1]}]"
-
-
-def seconds(values: Sequence[float | None]) -> list[str]:
-    """Return the values in the unit that fits the first one, which alone names it; three digits at least, – for None."""
-    first = abs(values[0] or 0.0)
-    unit, scale = ("s", 1.0) if first >= 10 else ("ms", 1e3) if first >= 1e-3 else ("µs", 1e6)
-    digits = 0 if first * scale >= 100 else 1 if first * scale >= 10 else 2
-    words = ["–" if value is None else "∞" if value == float("inf") else f"{value * scale:.{digits}f}" for value in values]
-    return [f"{words[0]} {unit}", *words[1:]]
-
-
-def share(value: float) -> str:
-    """Return such as ``99.12 %``."""
-    return f"{value * 100:.4g} %"
+def _step(result: StepResult) -> tuple[str, ...]:
+    step = result.step
+    times = (result.detection_s, result.provisioning_s, result.settled_s, result.recovery_s)
+    words = f"{step.at_s:g} s: {step.from_rate:g} to {step.to_rate:g}/s" if step.at_s else f"at first: {step.from_rate:g}/s"
+    replica_s = (result.replica_s, result.over_provisioned_replica_s)
+    counts = (result.num_requests, result.num_violating, result.num_lost, result.num_oscillations)
+    return (
+        words,
+        *("–" if t is None else f"{t:g} s" for t in times),
+        *map(str, counts),
+        *("–" if r is None else f"{r:g}" for r in replica_s),
+    )

@@ -70,7 +70,8 @@ def write_lines(path: Path, records: Records) -> None:
 
 
 def _row(rng: np.random.Generator, request: ScheduledRequest, due_s: float, slow: float, lag_s: float) -> Row:
-    sent = due_s + lag_s * float(rng.exponential()) + (33 - due_s if 30 < due_s < 33 and request.id % 3 == 0 else 0)
+    sent = due_s + lag_s * float(rng.exponential())
+    stall_ms = (33 - due_s) * 1e3 if 30 < due_s < 33 and request.id % 3 == 0 else 0.0
     row = Row(
         id=request.id,
         worker=request.id % 2,
@@ -86,7 +87,7 @@ def _row(rng: np.random.Generator, request: ScheduledRequest, due_s: float, slow
         row.end_s = due_s + 120 if row.state == "timeout" else sent + 0.02
         row.status, row.retry_after_s = (429, 1.0) if row.state == "http_error" else (200, None)
         return row
-    first_ms = slow * float(rng.lognormal(np.log(120 + request.input_tokens / 4), 0.35))
+    first_ms = stall_ms + slow * float(rng.lognormal(np.log(120 + request.input_tokens / 4), 0.35))
     times, left = [(first_ms, 1)], request.output_tokens - 1
     while left > 0:
         tokens = min(left, 1 + int(rng.random() < 0.2))

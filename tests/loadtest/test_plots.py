@@ -14,7 +14,7 @@ from matplotlib.text import Annotation
 
 from loadtest import plots, plots_load
 from loadtest.plots import Sample
-from loadtest.plots_load import Probe
+from loadtest.plots_load import ProbePoint
 from loadtest.records import RunEvent
 
 
@@ -109,7 +109,7 @@ def test_gaps_name_their_stalls_and_chunks_their_mean() -> None:
     gaps = np.array([0.0, 0.02, 0.02, 0.05, 2.0])
     ax, _ = drawn(lambda ax: plots.plot_gaps(ax, gaps, stall_s=1.0))
     assert legend(ax) == ["chunk gaps (n=5)", "stall: above 1 s (n=1)"]
-    assert sum(bar.get_height() for bar in cast(Any, ax.patches)) == 5
+    assert cast(Any, ax.patches[0]).get_data().values.sum() == 5
     ax, _ = drawn(lambda ax: plots.plot_tokens_per_chunk(ax, np.array([1, 1, 4, 90])))
     assert [round(bar.get_height(), 2) for bar in cast(Any, ax.patches)] == [0.5, 0, 0, 0.25] + [0] * 12 + [0.25]
     assert legend(ax) == ["chunks (n=4), mean 24.00 tokens"]
@@ -170,7 +170,7 @@ def test_a_waterfall_lets_a_negative_residual_go_back() -> None:
 
 
 def test_probes_are_marked_by_their_verdict() -> None:
-    probes = [Probe(r, v, r * 0.9, r, 0.1 * r, 100) for r, v in ((1, "pass"), (2, "pass"), (4, "fail"), (3, "undecided"))]
+    probes = [ProbePoint(r, v, r * 0.9, r, 0.1 * r, 100) for r, v in ((1, "pass"), (2, "pass"), (4, "fail"), (3, "undecided"))]
 
     def draw(ax: Axes) -> None:
         plots_load.plot_goodput_against_load(ax, probes)

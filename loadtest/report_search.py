@@ -1,0 +1,109 @@
+"""What the report says of a search for the capacity: SEARCH/saturate.json (`loadtest.search.Capacity`) and one run per probe below it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadtest.analysis import analyse
+from loadtest.errors import UsageError
+from loadtest.figure_kinds import LOAD_KINDS, Found
+from loadtest.figures import draw_all
+from loadtest.plots_load import ProbePoint
+from loadtest.records import Manifest, read_manifest
+from loadtest.scenario import parse_scenario
+from loadtest.search import Capacity, Probe
+from loadtest.slo import Limit
+from loadtest.summary import Quantile, Summary
+from loadtest.wording import interval
+
+
+def search_context(search: Path) -> dict[str, Any]:
+    """Return what the page says of the search; draws its figures.
+
+    Raises:
+        UsageError: saturate.json cannot be read, or a probe's folder is missing.
+    """
+    try:
+        capacity = msgspec.json.decode((search / "saturate.json").read_bytes(), type=Capacity)
+    except (OSError, msgspec.DecodeError) as exc:
+        raise UsageError(str(search / "saturate.json"), str(exc)) from exc
+    runs = dict(_runs(search))
+    missing = [probe.ask.seed for probe in capacity.probes if probe.ask.seed not in runs]
+    if missing or not runs:
+        raise UsageError(str(search), f"the runs of {len(missing)} probes are missing, the first with seed {missing[:1]}")
+    manifest, _ = next(iter(runs.values()))
+    limit = parse_scenario(manifest.scenario).slo.limits[0]
+    points, rows = [], []
+    for probe in capacity.probes:
+        summary = runs[probe.ask.seed][1]
+        points.append(_point(probe, summary, capacity, limit))
+        rows.append(_row(probe, points[-1], summary, limit))
+    found = Found(points, f"{limit.metric.upper()} p{limit.quantile * 100:g}", limit.limit_s, capacity.low, capacity.high)
+    head = ("rate", "purpose", "verdict of the rate", "n", "completed/s", "goodput/s", found.metric, "steady")
+    return {
+        "title": f"Capacity: {manifest.scenario['name']}",
+        "subtitle": f"{manifest.model} at {manifest.target}",
+        "verdict": _verdict(capacity),
+        "probes": {"head": head, "rows": rows},
+        "load_figures": draw_all(LOAD_KINDS, found, search / "figures"),
+        "threats": sorted({threat for _, summary in runs.values() for threat in summary.threats}),
+    }
+
+
+def _runs(search: Path) -> Iterator[tuple[int, tuple[Manifest, Summary]]]:
+    """Yield the runs below the folder by the seed, which each probe has of its own."""
+    for folder in sorted(path.parent for path in search.glob("*/manifest.json")):
+        manifest, summary = read_manifest(folder), folder / "summary.json"
+        if summary.exists():
+            yield int(manifest.scenario["seed"]), (manifest, msgspec.json.decode(summary.read_bytes(), type=Summary))
+        else:
+            yield int(manifest.scenario["seed"]), (manifest, analyse(folder))
+
+
+def _quantile(summary: Summary, limit: Limit) -> Quantile | None:
+    distribution = summary.distributions.get(limit.metric)
+    return next((q for q in distribution.quantiles if q.q == limit.quantile), None) if distribution else None
+
+
+def _point(probe: Probe, summary: Summary, capacity: Capacity, limit: Limit) -> ProbePoint:
+    verdict = next((rate.verdict for rate in capacity.rates if rate.rate == probe.ask.rate), "undecided")
+    quantile, done = _quantile(summary, limit), summary.throughput
+    return ProbePoint(
+        rate=probe.ask.rate,
+        verdict=verdict if probe.valid else "invalid",
+        goodput=done.goodput if done else 0.0,
+        completed=done.completed if done else 0.0,
+        latency_s=quantile.value_s if quantile else None,
+        n=sum(summary.states.values()),
+    )
+
+
+def _row(probe: Probe, point: ProbePoint, summary: Summary, limit: Limit) -> list[str]:
+    quantile = _quantile(summary, limit)
+    steady = {True: "yes", False: "no", None: "not known"}[summary.steady]
+    numbers = [str(point.n), f"{point.completed:.2f}", f"{point.goodput:.2f}", interval(quantile) if quantile else ""]
+    return [
+        f"{point.rate:.3g}/s",
+        probe.ask.purpose,
+        point.verdict,
+        *(numbers if probe.valid else [numbers[0], "", "", ""]),
+        steady,
+    ]
+
+
+def _verdict(capacity: Capacity) -> dict[str, Any]:
+    low, high = (None if rate is None else f"{rate:.3g}" for rate in (capacity.low, capacity.high))
+    lines = [
+        f"Highest rate that passed: {capacity.winner:.4g}/s, {'confirmed' if capacity.confirmed else 'NOT confirmed'} with fresh seeds."
+        if capacity.winner is not None
+        else "No rate passed.",
+    ]
+    if capacity.generator_limited:
+        lines.append("The generator was sick at a rate that the target might have kept: the capacity may be higher.")
+    if capacity.rate is None:
+        return {"tone": "undecided", "words": "The capacity lies outside the rates that were tried", "lines": lines}
+    interval = f"{low or 'below all that was tried'} to {high or 'beyond all that was tried'}"
+    tone = "pass" if capacity.confirmed else "undecided"
+    return {"tone": tone, "words": f"Capacity {capacity.rate:.3g} requests/s, 95 % interval {interval}", "lines": lines}

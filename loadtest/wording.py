@@ -1,0 +1,34 @@
+"""Numbers as the report writes them."""
+
+from collections.abc import Sequence
+
+from loadtest.summary import Quantile
+
+
+def interval(quantile: Quantile) -> str:
+    """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
+    if quantile.value_s is None:
+        if quantile.censored_s is None:
+            return "n too small"
+        return "∞ (failed)" if quantile.censored_s == float("inf") else f"≥ {seconds([quantile.censored_s])[0]}"
+    value, *bounds = seconds([quantile.value_s, quantile.low_s, quantile.high_s])
+    return f"{value} [{bounds[0]}, {bounds[1]}]"
+
+
+def seconds(values: Sequence[float | None]) -> list[str]:
+    """Return the values in the unit that fits the first one, which alone names it; three digits at least, – for None."""
+    first = abs(values[0] or 0.0)
+    unit, scale = ("s", 1.0) if first >= 10 else ("ms", 1e3) if first >= 1e-3 else ("µs", 1e6)
+    digits = 0 if first * scale >= 100 else 1 if first * scale >= 10 else 2
+    words = ["–" if value is None else "∞" if value == float("inf") else f"{value * scale:.{digits}f}" for value in values]
+    return [f"{words[0]} {unit}", *words[1:]]
+
+
+def share(value: float) -> str:
+    """Return such as ``99.12 %``."""
+    return f"{value * 100:.4g} %"
+
+
+def ratio(value: float | None) -> str:
+    """Return such as ``0.873``, – for None."""
+    return "–" if value is None else f"{value:.3f}"
