@@ -6,6 +6,7 @@ Exit status: 0 pass, 1 SLO missed, 2 usage, 3 invalid run, 4 audit mismatch, 5 u
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from loadtest.errors import AuditMismatch, LoadtestError, UsageError
+from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
 from loadtest.scenario import Scenario, load_scenario, parse_scenario
 from loadtest.target import Target
 
@@ -224,6 +225,9 @@ def main() -> None:
     except LoadtestError as exc:
         typer.secho(f"error: {exc}", fg="red", err=True)
         sys.exit(exc.exit_code)
+    except Exception:  # the root: Python would end with 1 here too
+        traceback.print_exc()
+        sys.exit(ExitCode.INVALID)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def _standalone(environment: Any, api_key: str) -> Any:
 def obey_stdin(master: Master | None) -> None:
     """Follow the owner's orders; when it is gone, end."""
     gevent.os.make_nonblocking(0)
-    orders = {"interrupt": master.interrupt, "lost": master.lose} if master else {}
+    orders = {"interrupt": master.interrupt, "lost": master.lost} if master else {}
     rest = b""
     while data := gevent.os.nb_read(0, 4096):
         *lines, rest = (rest + data).split(b"\n")

@@ -79,6 +79,12 @@ class Master:
             self._run.interrupted = reason
             logger.warning("the run ends: %s", reason)
 
+    def lost(self, problem: str) -> None:
+        """The owner saw a worker's process end: nothing more comes of it."""
+        if self._running:
+            self._run.num_lost += 1
+        self.lose(problem)
+
     def lose(self, problem: str) -> None:
         """End the run soon: it is invalid because of the problem."""
         if self._running and not self._run.interrupted:
@@ -146,8 +152,8 @@ class Master:
         self.interrupt("stopped by hand")
         self._run.ended_s = self._run.now()
         self._runner.send_message("lt-stop", {"reason": "the run was interrupted", "at_s": self._run.ended_s})
-        until = time.perf_counter() + END_S
-        while time.perf_counter() < until and self._run.ledger.num_ended() < self.num_workers:
+        until, run = time.perf_counter() + END_S, self._run
+        while time.perf_counter() < until and run.ledger.num_ended() < min(self.num_workers, run.num_workers - run.num_lost):
             gevent.sleep(0.05)
 
     def _finish(self, **_: Any) -> None:
@@ -178,6 +184,7 @@ class _Running:
         self.begun_at = time.perf_counter()
         self.epoch: float | None = None
         self.ready: set[int] = set()
+        self.num_lost = 0
         self.problems: list[str] = []
         self.interrupted = ""
         self.ended_s: float | None = None

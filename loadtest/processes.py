@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -66,8 +67,10 @@ class Generator:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Return when all are gone. Those that were told to end may; without a master nobody told the workers."""
+        until = time.perf_counter() + (0.0 if self._children[0].status else END_S)
         for child in self._children:
-            child.end()
+            child.end(until)
 
     def wait(self, signals: list[str], *, on_start: Sequence[Callable[[float], None]], each: Callable[[], None]) -> None:
         """Return when the master has ended. ``on_start`` get the epoch in Unix time, ``each`` is called every 0.1 s.
@@ -153,9 +156,9 @@ class Child:
         how = f"signal {signal.Signals(-status).name}" if status is not None and status < 0 else f"exit status {status}"
         return ": ".join([how, *[line for line in self._lines if line][-1:]])
 
-    def end(self) -> None:
-        """Return when it is gone: it has been told to end, and is killed if it does not."""
-        if not self.ended(END_S):
+    def end(self, until: float) -> None:
+        """Return when it is gone; what has not ended by ``until`` (``time.perf_counter()``) is killed."""
+        if not self.ended(max(0.0, until - time.perf_counter())):
             self._process.kill()
             self._process.wait()
         self._reader.join(1.0)

@@ -149,6 +149,7 @@ class Progress:
 def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
     """Print how the run went: of an invalid one the reasons and no figures."""
     console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, 110)  # a table that is cut off would hide figures
     states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in summary.states.items())
     note = " (interrupted)" if manifest.state == "interrupted" else ""
     console.print(f"{_WORDS[summary.verdict]}{note}  {summary.scenario}, {summary.loop} loop: {states or 'no requests'}")

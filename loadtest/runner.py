@@ -28,7 +28,6 @@ from loadtest.progress import Progress, print_verdict
 from loadtest.recorder import Recorder, as_lines, claim, write_json, write_manifest
 from loadtest.records import Manifest, RunEvent, read_manifest
 from loadtest.relay import Relay
-from loadtest.report import write_report
 from loadtest.scenario import Scenario
 from loadtest.schedule import Schedule, make_schedule
 from loadtest.summary import Summary
@@ -135,15 +134,19 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
         InvalidRun: The disk is full.
     """
     manifest = read_manifest(out)
+    page = out
     try:
-        page = write_report(out) if report else None
-        if not report:
+        if report:
+            from loadtest.report import write_report  # matplotlib loads for a second or two: not before a run, nor in a probe
+
+            page = write_report(out)
+        else:
             write_json(out / "summary.json", analyse(out))
     except OSError as exc:
         raise InvalidRun([*manifest.problems, f"the results cannot be written to {out}: {exc.strerror}"]) from exc
     summary = msgspec.json.decode((out / "summary.json").read_bytes(), type=Summary)
     if not quiet:
-        print_verdict(summary, manifest, page or out)
+        print_verdict(summary, manifest, page)
     return exit_code(summary, manifest)
 
 
