@@ -18,7 +18,7 @@ Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Constant(_Part):
@@ -40,7 +40,7 @@ class Gamma(_Part):
 
     law: Literal["gamma"]
     rate: Rate
-    cv: float = Field(gt=0, le=20)
+    cv: float = Field(ge=0.01, le=20)
 
 
 class OnOff(_Part):
@@ -140,9 +140,7 @@ class Length(_Part):
     def _ordered(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
-        if (
-            self.dist in ("constant", "lognormal") and not self.min <= self.mean <= self.max
-        ):  # exponential: usual to cut far below it
+        if self.dist == "constant" and not self.min <= self.mean <= self.max:  # others are usually cut far below their mean
             raise ValueError(f"mean {self.mean:g} is outside min {self.min} .. max {self.max}")
         return self
 
