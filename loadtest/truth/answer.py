@@ -73,14 +73,14 @@ def parse(path: str, body: bytes, law: Law) -> Asked:
         options = fields.get("stream_options") or {}
         num_prompt = _num_tokens([message["content"] for message in prompt] if form == "chat" else [prompt])
         model = fields.get("model") or law.model
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        usage: Any = "every" if options.get("continuous_usage_stats") else "last" if options.get("include_usage") else "none"
+        digest = shake_128(_encode(prompt)).digest(min(max(max_tokens, 0), 1_000_000))  # byte k does not depend on its length
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
         raise Refused(400, f"cannot be read: {exc!r}") from exc
     if model != law.model:
         raise Refused(404, f"The model `{model}` does not exist.")
     if not 1 <= max_tokens <= 1_000_000 or not num_prompt:
         raise Refused(400, f"max_tokens {max_tokens} with a prompt of {num_prompt} tokens")
-    usage: Any = "every" if options.get("continuous_usage_stats") else "last" if options.get("include_usage") else "none"
-    digest = shake_128(_encode(prompt)).digest(max_tokens)  # byte k does not depend on max_tokens
     words = _WORDS[law.text]
     text = prompt if form == "generate" and isinstance(prompt, str) else ""
     return Asked(form, bool(fields.get("stream")), text, num_prompt, [words[byte] for byte in digest], usage)

@@ -142,6 +142,8 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._transport.close()
+        if self._exchange is None and self._waiting:
+            self._begin()
 
     def on_message_begin(self) -> None:
         self._url, self._request_id, self._body = b"", "", bytearray()
@@ -159,8 +161,6 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         method, path = self._parser.get_method().decode(), self._url.split(b"?")[0].decode("latin-1")
         self._waiting.append((method, path, self._request_id, bytes(self._body), self._parser.should_keep_alive()))
-        if self._exchange is None:
-            self._begin()
 
     def _begin(self) -> None:
         method, path, request_id, body, self._keep_alive = self._waiting.pop(0)

@@ -1,6 +1,7 @@
 """The law server: laws against scipy and closed forms, queue and stalls by hand, every failure on the wire and on the log."""
 
 import ast
+import contextlib
 import json
 import math
 import signal
@@ -63,6 +64,14 @@ def metrics_of(url: str) -> dict[str, float]:
     """Return the samples; a label ``finished_reason`` or ``le`` is part of the name."""
     samples = [s for family in text_string_to_metric_families(HTTP.get(url + "/metrics").text) for s in family.samples]
     return {" ".join([s.name, *(v for k, v in s.labels.items() if k in ("finished_reason", "le"))]): s.value for s in samples}
+
+
+def wait_for(url: str, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """Return the first samples that fulfil it."""
+    deadline = time.monotonic() + 60
+    while not condition(seen := metrics_of(url)):
+        assert time.monotonic() < deadline, seen
+    return seen
 
 
 def test_it_shares_no_code_with_the_client() -> None:
@@ -318,27 +327,21 @@ def test_metrics_are_the_sums_of_the_log(tmp_path: Path) -> None:
 
 
 def test_a_live_queue_is_what_its_logged_arrivals_make_it(tmp_path: Path) -> None:
-    body = b'{"prompt":[1],"max_tokens":1}'
-    request = b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    with running(law_of(slots=2, service={"law": "constant", "s": 0.2}), log=tmp_path / "log") as url:
-        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        clients = [socket.create_connection(address) for _ in range(5)]
-        for client in clients:
+    request = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 29\r\n\r\n{"prompt":[1],"max_tokens":1}'
+    law = law_of(slots=2, service={"law": "constant", "s": 60}, kv_tokens=40)
+    with running(law, log=tmp_path / "log") as url, contextlib.ExitStack() as stack:
+        for _ in range(5):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))))
             client.sendall(request)
-        while (seen := metrics_of(url))["vllm:num_requests_running"] + seen["vllm:num_requests_waiting"] < 5:
-            assert not seen["vllm:request_success_total length"], "the first ended before the last came"
-        assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (2, 3)
-        assert seen["vllm:kv_cache_usage_perc"] == pytest.approx(2 / 100_000)
-        for client in clients:
-            assert client.recv(10_000).startswith(b"HTTP/1.1 200")
-            client.close()
+        seen = wait_for(url, lambda seen: seen["vllm:num_requests_running"] + seen["vllm:num_requests_waiting"] == 5)
+    assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (2, 3)
+    assert seen["vllm:kv_cache_usage_perc"] == 2 / 40
     entries, _ = log_of(tmp_path / "log")
-    free = [0.0, 0.0]
-    for entry in entries:
-        start = max(entry["arrival_s"], free[0])
-        free = sorted([free[1], start + 0.2])
-        assert entry["queue_s"] == pytest.approx(start - entry["arrival_s"], abs=1e-6)
-        assert entry["scheduled_last_s"] == pytest.approx(start + 0.2 - entry["arrival_s"], abs=1e-6)
+    at = [entry["arrival_s"] for entry in entries]
+    starts = [at[0], at[1], at[0] + 60, at[1] + 60, at[0] + 120]
+    assert [entry["queue_s"] for entry in entries] == pytest.approx(
+        [start - arrival for start, arrival in zip(starts, at, strict=True)]
+    )
 
 
 def test_a_client_that_goes_away_is_logged_as_such(tmp_path: Path) -> None:
@@ -346,9 +349,7 @@ def test_a_client_that_goes_away_is_logged_as_such(tmp_path: Path) -> None:
         body = {"prompt": "a", "max_tokens": 3, "stream": True}
         with HTTP.stream("POST", url + "/v1/completions", json=body) as response:
             assert b'"text"' in next(response.iter_raw())
-        deadline = time.monotonic() + 30
-        while not metrics_of(url)["vllm:request_success_total abort"]:
-            assert time.monotonic() < deadline
+        wait_for(url, lambda seen: seen["vllm:request_success_total abort"] == 1)
     ((entry,), _) = log_of(tmp_path / "log")
     assert (entry["outcome"], entry["tokens_sent"]) == ("client_gone", 1)
 
