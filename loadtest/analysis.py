@@ -23,7 +23,7 @@ from loadtest.summary import Distribution, Gate, LimitResult, Quantile, Summary,
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 METHOD = "order statistics at n_eff"
-NOT_ESTIMABLE = "no upper bounds: the run is too short beside its own slow swings"
+NOT_ESTIMABLE = "no intervals: the run is too short beside its own slow swings"
 MAX_DRIFT = 0.05
 """Share of the mean by which latency or backlog may change over a steady window, whatever its significance."""
 MAX_LITTLE_GAP = 0.02
@@ -181,7 +181,7 @@ def _quantile(low: Floats, high: Floats, q: float, resolved: bool) -> Quantile:
     return Quantile(
         q=q,
         value_s=at_most if known else None,
-        low_s=lower if math.isfinite(lower) else None,
+        low_s=lower if resolved and math.isfinite(lower) else None,
         high_s=upper if resolved and math.isfinite(upper) else None,
         censored_s=None if known else at_least,
     )

@@ -1,9 +1,9 @@
 """The search for the highest rate that keeps an SLO, as a state machine: it asks for probes and is given their counts. Pure.
 
 A probe is a run at one rate with its own seed. Each rate is judged by the sequential rule of `stats.sequential_verdict` after at
-most four looks: pass, fail, or undecided, which asks for more requests. The rate doubles until it does not pass, is then bisected
-in its logarithm, and the winner is confirmed with fresh seeds, as is a rate 5 % above it. Where the share of good requests crosses
-its quantile is an interval from all probes: an isotonic fit, and a bootstrap over the probes.
+most four looks: pass, fail, or undecided, which asks for more requests. The rate doubles until it fails. Bisection of its logarithm
+then tells pass from undecided, and undecided from fail. The winner is confirmed with fresh seeds, as is a rate 5 % above it. Where
+the share of good requests crosses its quantile is an interval from all probes: an isotonic fit, and a bootstrap over the probes.
 """
 
 import math
@@ -77,7 +77,7 @@ class SearchSettings:
     quantiles: tuple[float, ...]
     step: float = 0.03
     """Bisect until neighbouring rates differ by this share."""
-    max_requests: int = 40_000
+    max_requests: int = 20_000
     """Per rate, over all looks."""
     max_rate: float = 100_000.0
     num_confirm: int = 5
@@ -112,14 +112,16 @@ class Search:
         last = self.probes[-1].ask
         if last.purpose == "search" and self._wants_more(last.rate):
             return self._ask(last.rate, "search")
+        top = max(self._rates())
+        if not any(self.verdict(rate) == "fail" or self._is_sick(rate) for rate in self._rates()):
+            return self._ask(top * 2, "search") if top * 2 <= self._settings.max_rate else None
         low, high = self._bracket()
-        if high is None:
-            assert low is not None  # the first rate either passed or did not
-            return self._ask(low * 2, "search") if low * 2 <= self._settings.max_rate else None
+        assert high is not None  # one failed
         if low is None:
             return self._ask(high / 2, "search") if high > self._settings.start_rate / 1000 else None
-        if high / low > 1 + self._settings.step:
-            return self._ask(math.sqrt(low * high), "search")
+        for below, above in ((low, high), self._last_undecided()):
+            if above / below > 1 + self._settings.step:
+                return self._ask(math.sqrt(below * above), "search")
         for rate in (low, low * 1.05):
             if len(self._valid(rate, "confirm")) < self._settings.num_confirm and not self._is_sick(rate):
                 return self._ask(rate, "confirm")
@@ -181,11 +183,17 @@ class Search:
         return self._judge(probes) if len(probes) >= self._settings.num_confirm else None
 
     def _bracket(self) -> tuple[float | None, float | None]:
-        """Return the highest rate that passed below the lowest that did not; undecided to the end is not passed."""
-        tried = [rate for rate in self._rates() if self._valid(rate, "search") or self._is_sick(rate)]
-        high = min((rate for rate in tried if self.verdict(rate) != "pass"), default=None)
-        low = max((rate for rate in tried if high is None or rate < high), default=None)
-        return low, high
+        """Return the highest rate that passed below the lowest that failed, and the next one above it that did not pass."""
+        tried = {rate: self.verdict(rate) for rate in self._rates() if self._valid(rate, "search") or self._is_sick(rate)}
+        ends = [rate for rate, verdict in tried.items() if verdict == "fail" or self._is_sick(rate)]
+        passed = [rate for rate, verdict in tried.items() if verdict == "pass" and rate < min(ends, default=math.inf)]
+        low = max(passed, default=None)
+        return low, min((rate for rate in tried if low is None or rate > low), default=None)
+
+    def _last_undecided(self) -> tuple[float, float]:
+        """Return the lowest rate that failed and the next one below it: between them the share of good requests drops."""
+        above = min(rate for rate in self._rates() if self.verdict(rate) == "fail" or self._is_sick(rate))
+        return max((rate for rate in self._rates() if rate < above), default=above), above
 
     def _wants_more(self, rate: float) -> bool:
         if self._is_sick(rate):
