@@ -129,12 +129,14 @@ class Master:
     def _on_rows(self, msg: Any, **_: Any) -> None:
         if not self._running:
             return
-        batch = Batch(**msg.data)
-        self._run.ledger.add(batch)
+        run, batch = self._run, Batch(**msg.data)
+        run.ledger.add(batch)
+        if run.disk_full:
+            return
         try:
-            if not self._run.problems:
-                self._run.recorder.add(batch)
+            run.recorder.add(batch)
         except OSError as exc:
+            run.disk_full = True
             self.lose(f"the records cannot be written: {exc.strerror}")
 
     def _on_end(self, msg: Any, **_: Any) -> None:
@@ -185,6 +187,7 @@ class _Running:
         self.epoch: float | None = None
         self.ready: set[int] = set()
         self.num_lost = 0
+        self.disk_full = False
         self.problems: list[str] = []
         self.interrupted = ""
         self.ended_s: float | None = None
