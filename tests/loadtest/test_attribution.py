@@ -1,9 +1,16 @@
 """The parts of an answer's time, from sums that a server with known parts would have (T13)."""
 
+from pathlib import Path
+
 import pytest
 
 from loadtest.attribution import Attribution, attribution
-from loadtest.records import Row, ServerSample
+from loadtest.records import Row, ServerSample, read_lines
+from loadtest.runner import run
+from loadtest.scenario import parse_scenario
+from loadtest.target import Target
+from loadtest.truth.server import running
+from loadtest.truth.settings import Law
 
 PARTS = {"lag": 0.002, "connect": 0.001, "queue": 0.1, "prefill": 0.2, "edge": 0.03, "decode": 1.0, "flush": 0.004}
 
@@ -81,3 +88,32 @@ def test_nothing_is_attributed_without_scrapes_parts_or_answers() -> None:
     assert attribution(samples, rows[:50], (0.0, 50.0)) is None
     assert attribution([ServerSample(t, "metrics", {"running": 1.0}) for t in (12.0, 39.0)], rows, (0.0, 50.0)) is None
     assert attribution([samples[0], ServerSample(39.0, "metrics", samples[0].values)], rows, (0.0, 50.0)) is None
+
+
+@pytest.mark.slow
+def test_the_parts_that_the_law_server_scripts_are_found_in_a_real_run(tmp_path: Path) -> None:
+    times = {name: {"law": "constant", "s": s} for name, s in (("ttft", 0.3), ("gap", 0.05), ("edge", 0.25))}
+    law = Law.model_validate({**times, "slots": 4})
+    asked = {"input_tokens": {"mean": 10}, "output_tokens": {"mean": 9}}
+    # Bursts: 8 requests for 4 slots of 0.3 + 8 x 0.05 s, every 2 s; half of them wait for 0.7 s.
+    due = tmp_path / "bursts.jsonl"
+    due.write_text("".join(f'{{"timestamp": {2000 * n}, "input_length": 10, "output_length": 9}}\n' * 8 for n in range(8)))
+    scenario = {
+        "name": "parts",
+        "arrival": {"law": "trace", "file": str(due)},
+        "requests": [asked],
+        "duration_s": 18,
+        "warmup_s": 0,
+    }
+    with running(law, log=tmp_path / "truth.jsonl") as url:
+        run(parse_scenario(scenario), Target(url), tmp_path / "run", quiet=True, report=False)
+    samples = list(read_lines(tmp_path / "run" / "server.jsonl", ServerSample))
+    result = attribution(samples, list(read_lines(tmp_path / "run" / "rows.jsonl", Row)), (-5.0, 60.0))
+    assert result is not None
+    assert (result.num_client, result.num_server) == (64, 64)
+    # Each request of a burst arrives a little after the one before it, so those that wait do so a little less.
+    assert result.queue_s == pytest.approx(0.35, rel=0.05)
+    assert result.prefill_s == pytest.approx(0.3, rel=0.05)
+    assert result.decode_s == pytest.approx(0.4, rel=0.05)
+    assert result.edge_s == pytest.approx(0.25, rel=0.1)  # and what this machine adds on both sides
+    assert result.flush_s == pytest.approx(0, abs=0.02)

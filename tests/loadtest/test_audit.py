@@ -1,6 +1,7 @@
 """The auditor, over runs written record by record with every fault at known ids."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ import pytest
 from loadtest.audit import FINALS, KINDS, AuditResult, audit
 from loadtest.errors import UsageError
 from loadtest.records import Manifest, Row, ScheduledRequest, ServerSample
+from loadtest.runner import run as execute
 from loadtest.scenario import parse_scenario
 from loadtest.schedule import Schedule, make_schedule
+from loadtest.target import Target
+from loadtest.truth.server import running
+from loadtest.truth.settings import Law
 
 NUM = 1000
 EPOCH_UNIX_S = 1.7e9
@@ -283,3 +288,37 @@ def test_findings_are_listed_up_to_the_limit_and_printed(run: Run) -> None:
 def test_another_schedule_than_the_manifests_is_a_finding(run: Run) -> None:
     run.manifest.num_scheduled = NUM + 1
     assert run.audited().counts == {"schedule": 1}
+
+
+@pytest.mark.slow
+def test_what_the_law_server_breaks_is_found_in_a_real_run(tmp_path: Path) -> None:
+    kinds = {"drop": 50, "duplicate": 23, "truncate": 29, "error-event": 31, "html": 43}
+    failures: list[dict[str, Any]] = [{"kind": kind, "every": every} for kind, every in kinds.items()]
+    failures += [{"kind": "status", "every": 37}, {"kind": "status", "every": 41, "status": 429, "retry_after_s": None}]
+    # A fresh connection for each request: one that the server drops on a used connection would be sent again.
+    law = Law.model_validate({"ttft": {"law": "constant", "s": 0.05}, "answers_per_connection": 1, "failures": failures})
+    asked = {"input_tokens": {"mean": 10}, "output_tokens": {"dist": "uniform", "min": 5, "max": 15}}
+    scenario = {
+        "name": "broken",
+        "arrival": {"law": "constant", "rate": 40},
+        "requests": [asked],
+        "duration_s": 10,
+        "warmup_s": 1,
+    }
+    folder, log = tmp_path / "run", tmp_path / "truth.jsonl"
+    with running(law, log=log) as url:
+        execute(parse_scenario(scenario), Target(url), folder, quiet=True, report=False)
+    told = [entry for entry in map(msgspec.json.decode, log.read_bytes().splitlines()) if entry["kind"] == "request"]
+    injected = Counter((entry["injected"], entry["status"]) for entry in told)
+    result = audit(folder, server_log=log)
+    assert result.num_scheduled == 400
+    assert injected["drop", 0] == 400 // 50  # the law counts arrivals, the first failure that hits is taken
+    assert result.counts == {
+        "truncated": injected["drop", 0] + injected["truncate", 200],
+        "bad-answer": injected["html", 200],
+        "no-retry-after": injected["status", 429],
+        "server-duplicate": injected["duplicate", 200] // 2,
+    }
+    assert (result.states["rejected"], result.states["error"]) == (injected["status", 503], injected["error-event", 200])
+    assert result.states["complete"] == injected["", 200]
+    assert audit(folder).server.startswith("counters: requests_ok")
