@@ -25,7 +25,7 @@ class _Part(BaseModel):
 class Constant(_Part):
     """Always ``s``."""
 
-    law: Literal["constant"]
+    law: Literal["constant"] = "constant"
     s: Seconds
 
     def quantile(self, u: float) -> float:
@@ -34,7 +34,7 @@ class Constant(_Part):
 
 
 class Exponential(_Part):
-    law: Literal["exponential"]
+    law: Literal["exponential"] = "exponential"
     mean_s: Seconds
 
     def quantile(self, u: float) -> float:
@@ -44,7 +44,7 @@ class Exponential(_Part):
 class Lognormal(_Part):
     """``cv`` is the standard deviation over the mean of the times themselves, not of their logarithms."""
 
-    law: Literal["lognormal"]
+    law: Literal["lognormal"] = "lognormal"
     mean_s: Seconds
     cv: float = Field(gt=0, le=20)
 
@@ -56,7 +56,7 @@ class Lognormal(_Part):
 class TwoPoint(_Part):
     """``high_s`` with probability ``high_probability``, else ``low_s``."""
 
-    law: Literal["two-point"]
+    law: Literal["two-point"] = "two-point"
     low_s: Seconds
     high_s: Seconds
     high_probability: Probability
@@ -109,13 +109,13 @@ class Law(_Part):
     """The whole file. A streamed answer's first chunk is due queue + ttft + edge after arrival, further ones a gap each."""
 
     model: str = "truth"
-    ttft: Distribution = Constant(law="constant", s=0.1)
+    ttft: Distribution = Constant(s=0.1)
     """From the start in a slot to the first chunk: the prefill."""
-    gap: Distribution = Constant(law="constant", s=0.02)
+    gap: Distribution = Constant(s=0.02)
     """Between chunks, one draw for each."""
     service: Distribution | None = None
     """Replaces ttft and gap by one draw for the whole answer; its chunks are due at equal distances, the last at the end."""
-    edge: Distribution = Constant(law="constant", s=0)
+    edge: Distribution = Constant(s=0)
     """Added to every chunk of a request, one draw for all: outside the slot and not in /metrics, as a proxy in front would be."""
     slots: int = Field(default=0, ge=0, le=10_000)
     """Requests served at a time; others wait in order of arrival. 0: no limit. A client that goes away keeps its slot until the
