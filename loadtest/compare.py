@@ -30,6 +30,10 @@ class Ratio(msgspec.Struct, frozen=True):
     """95 % interval."""
     claim: Claim
 
+    def __str__(self) -> str:
+        known = "" if self.ratio is None else f" x{self.ratio:.3f} ({self.low:.3f} .. {self.high:.3f})"
+        return f"{self.metric} p{self.q * 100:g}{known}: {self.claim}"
+
 
 class Comparison(msgspec.Struct, frozen=True):
     """Two runs. The verdict is over all ratios together: each at 1 - 5 % / number of ratios, so that chance claims one in 20 times."""
@@ -46,6 +50,19 @@ class Comparison(msgspec.Struct, frozen=True):
     goodput_ratio: float | None
     verdict: Claim
     threats: list[str]
+
+    def lines(self) -> list[str]:
+        """Return it as text for a terminal."""
+        pairing = f"{self.num_common} requests, each with itself" if self.paired else "different requests"
+        return [
+            f"{self.a} / {self.b}: {self.verdict} ({pairing})",
+            *(str(ratio) for ratio in self.ratios),
+            *(f"{name} x{value:.3f}" for name, value in self._rates() if value is not None),
+            *self.threats,
+        ]
+
+    def _rates(self) -> list[tuple[str, float | None]]:
+        return [("output tokens/s", self.throughput_ratio), ("goodput", self.goodput_ratio)]
 
 
 def compare(a: Path, b: Path) -> Comparison:

@@ -205,12 +205,14 @@ def drift_interval(at: Floats, values: Floats, confidence: float = 0.99) -> tupl
     The batches' own scatter around the line gives its error, widened by the correlation that is left between neighbours.
     """
     x, y = _batch_means(at, NUM_BATCHES), _batch_means(values, NUM_BATCHES)
-    fit = law.linregress(x, y)
-    left = y - fit.intercept - fit.slope * x
+    x, y = x - x.mean(), y - y.mean()
+    slope = float(x @ y / (x @ x))
+    left = y - slope * x
+    error = math.sqrt(float(left @ left) / (NUM_BATCHES - 2) / float(x @ x))
     r = min(0.9, max(0.0, lag1(left)))
-    half = float(law.t.ppf((1 + confidence) / 2, NUM_BATCHES - 2) * fit.stderr) * math.sqrt((1 + r) / (1 - r))
+    half = float(law.t.ppf((1 + confidence) / 2, NUM_BATCHES - 2)) * error * math.sqrt((1 + r) / (1 - r))
     span = float(at[-1] - at[0])
-    return (float(fit.slope) - half) * span, (float(fit.slope) + half) * span
+    return (slope - half) * span, (slope + half) * span
 
 
 def little_gap(begin: Floats, end: Floats, window: tuple[float, float]) -> float:
