@@ -1,5 +1,6 @@
 """A run that Locust's own command or web UI starts: `loadtest.runner` around it, in Locust's process."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ class Standalone:
     def __init__(self, environment: Any, api_key: str) -> None:
         self._environment = environment
         self._options = environment.parsed_options
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per scrape
         self._target = Target(environment.host or "", api_key)
 
     def open_run(self) -> Path:
