@@ -53,6 +53,7 @@ class StaticBatching:
     def __init__(self) -> None:
         # Serve calls `reconfigure` before the first request.
         self._settings: StaticSettings | None = None
+        self._busy = False
         self._engine: SimulatedEngine | TransformersEngine
 
     def reconfigure(self, values: Mapping[str, Any]) -> None:
@@ -113,7 +114,11 @@ class StaticBatching:
         self._gate.started()
         settings, batch = self._settings, [request for _, request in members]
         steps = num_steps(settings.form, [r.max_tokens for r in batch], settings.max_output_tokens)
-        result = await self._engine.run(batch, steps)
+        self._busy = True
+        try:
+            result = await self._engine.run(batch, steps)
+        finally:
+            self._busy = False
         eos = self._engine.tokenizer.eos_token_id
         answers = []
         for request, place in zip(batch, result.token_ids, strict=True):
@@ -139,7 +144,8 @@ class StaticBatching:
     async def settings(self) -> Response:
         assert self._settings is not None
         own = self._settings
-        return _json({**own.model_dump(mode="json"), "batch_size": own.batch_size, "waiting": self._gate.num_waiting})
+        state = {"batch_size": own.batch_size, "waiting": self._gate.num_waiting, "busy": self._busy}
+        return _json({**own.model_dump(mode="json"), **state})
 
     @app.get("/batches")
     async def batches(self) -> Response:

@@ -1,0 +1,196 @@
+"""Static against continuous batching: Anyscale's study (2023) rebuilt, with fair baselines beside its own. docs/benchmarks.md.
+
+    python -m benchmarks.batching --real                           SmolLM2-135M on the CPU, an eighth of the study's lengths
+    python -m benchmarks.batching --profile a100-40gb-llama-13b    both sides on the simulated accelerator
+    python -m benchmarks.batching --draw SETUP                     tables and figures again, from the records on disk
+
+(a) a burst for each cap of the output length, (b) latencies at two rates, (c) throughput against the offered rate. The load is
+`loadtest`'s: one seeded schedule per experiment, the same requests for every system, latencies from the due time.
+Records, JSON and figures are left in results/batching/SETUP.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.batching_figures import draw
+from benchmarks.batching_records import Run
+from benchmarks.batching_servers import StaticServer, fleet, static_server
+from benchmarks.batching_setups import (
+    CONTINUOUS,
+    SETUPS,
+    STATIC,
+    Setup,
+    burst,
+    poisson,
+    quick,
+    static_run_s,
+    static_values,
+)
+from loadtest.records import ScheduledRequest
+from loadtest.runner import run
+from loadtest.scenario import Scenario
+from loadtest.schedule import make_schedule
+from loadtest.target import Target
+
+NAIVE_SHARE = 4
+"""The naive server gets one request of a burst in so many: its throughput does not depend on how many wait."""
+LATENCY_CAP = 1536
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One load on one system. Rates and seconds are the setup's own; the loadtest's are ``time_scale`` times as long."""
+
+    kind: str
+    """burst, latency, rate"""
+    system: str
+    cap: int
+    qps: float = 0.0
+    num: int = 0
+    window_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.kind}-{self.system.replace(' ', '-')}-{self.qps:g}qps"
+            if self.qps
+            else f"{self.kind}-{self.system}-{self.cap}"
+        )
+
+    def scenario(self, setup: Setup, time_scale: float) -> Scenario:
+        match self.kind:
+            case "burst" | "capacity":
+                return burst(setup, self.cap, self.num, latency_inputs=self.kind == "capacity")
+            case "latency":
+                return poisson(setup, self.qps, self.num / self.qps, time_scale=time_scale, drain=True)
+            case _:
+                return poisson(setup, self.qps, self.window_s, time_scale=time_scale, drain=False)
+
+
+class Bench:
+    """Runs experiments of one setup and keeps a list of what ran."""
+
+    def __init__(self, setup: Setup, folder: Path) -> None:
+        self.setup, self.folder = setup, folder
+        self.runs: list[dict[str, Any]] = []
+
+    def measure(self, experiment: Experiment, url: str, time_scale: float, **facts: Any) -> Path:
+        """Load the server at ``url``; return the folder with the records."""
+        out = self.folder / experiment.name.replace(" ", "-")
+        scenario = experiment.scenario(self.setup, time_scale)
+        code = run(scenario, Target(url), out, quiet=True, report=False)
+        summary = json.loads((out / "summary.json").read_text())
+        bad = [gate["text"] for gate in summary["gates"] if not gate["ok"]]
+        entry = {**experiment.__dict__, "folder": out.name, "time_scale": time_scale, "exit_code": int(code), "problems": bad}
+        self.runs.append({**entry, **facts})
+        (self.folder / "runs.json").write_text(json.dumps({"setup": self.setup.name, "runs": self.runs}, indent=1))
+        print(f"{self.setup.name} {experiment.name}: {'INVALID: ' + '; '.join(bad) if bad else 'done'}", flush=True)
+        return out
+
+    def continuous(self) -> float:
+        """Run all of the fleet's experiments; return the CPU's capacity in requests/s, 1 on a simulated accelerator."""
+        setup, unit = self.setup, 1.0
+        with fleet(setup, self.folder) as url:
+            _warm(url, setup)
+            for cap in setup.caps:
+                self.measure(Experiment("burst", CONTINUOUS, cap, num=setup.num_burst), url, setup.time_scale)
+            if setup.profile is None:
+                out = self.measure(Experiment("capacity", CONTINUOUS, LATENCY_CAP, num=setup.num_burst), url, 1.0)
+                unit = Run(out, 1.0).requests_per_s / 8.0  # the study's saturates around 8
+            for qps in setup.qps:
+                experiment = Experiment("latency", CONTINUOUS, LATENCY_CAP, qps=qps * unit, num=setup.num_latency)
+                self.measure(experiment, url, setup.time_scale, nominal_qps=qps)
+            for rate in setup.rates:
+                experiment = Experiment("rate", CONTINUOUS, LATENCY_CAP, qps=rate * unit, window_s=setup.window_s)
+                self.measure(experiment, url, setup.time_scale, nominal_qps=rate)
+        return unit
+
+    def static(self, unit: float) -> None:
+        """Run all experiments of the three static servers, one after the other on one process."""
+        setup = self.setup
+        first = static_values(setup, "naive", setup.caps[0], setup.cap(setup.caps[0]), 1.0)
+        with static_server(first, self.folder) as static:
+            _warm(static.url, setup)
+            for system in STATIC:
+                share = NAIVE_SHARE if system == "naive" else 1
+                for cap in setup.caps:
+                    self._static(static, Experiment("burst", system, cap, num=setup.num_burst // share), setup.num_burst)
+                for qps in setup.qps:
+                    experiment = Experiment("latency", system, LATENCY_CAP, qps=qps * unit, num=setup.num_latency)
+                    self._static(static, experiment, nominal_qps=qps)
+                capacity = self._static_capacity(system)
+                for rate in setup.static_rates:
+                    window_s = max(setup.window_s, 6 * setup.batch_size(system, LATENCY_CAP) / capacity)
+                    experiment = Experiment("rate", system, LATENCY_CAP, qps=rate * capacity, window_s=window_s)
+                    self._static(static, experiment, nominal_qps=rate * capacity / unit)
+
+    def _static(self, static: StaticServer, experiment: Experiment, num_all: int = 0, **facts: Any) -> None:
+        setup, system, cap = self.setup, experiment.system, experiment.cap
+        requests = make_schedule(experiment.scenario(setup, 1.0)).requests
+        everybody = make_schedule(burst(setup, cap, num_all)).requests if num_all else requests
+        global_max = max(r.output_tokens for r in everybody)
+        planned_s = self._planned_s(requests, system, cap, global_max)
+        length_s = experiment.window_s or max(planned_s, experiment.num / experiment.qps if experiment.qps else 0.0)
+        # In whole thousandths, which YAML, JSON and the server's settings carry unchanged.
+        time_scale = max(0.001, round(setup.static_run_s / length_s, 3)) if setup.profile else 1.0
+        static.set(static_values(setup, system, cap, global_max, time_scale))
+        batch = setup.batch_size(system, cap)
+        known = {"batch_size": batch, "global_max": global_max, "planned_s": planned_s}
+        out = self.measure(experiment, static.url, time_scale, **known, **facts)
+        (out / "batches.json").write_bytes(static.batches())
+
+    def _planned_s(self, requests: Sequence[ScheduledRequest], system: str, cap: int, global_max: int) -> float:
+        if self.setup.profile is None:
+            return 0.0
+        lengths = [(r.input_tokens, r.output_tokens) for r in requests]
+        size = self.setup.batch_size(system, cap)
+        form = "paper" if system == "paper static" else "fair"
+        return static_run_s(self.setup.profile, lengths, form=form, batch_size=size, global_max=global_max)  # type: ignore[arg-type]
+
+    def _static_capacity(self, system: str) -> float:
+        """Return requests/s with the latency experiment's lengths: by the timing model, on the CPU by the burst just measured."""
+        if self.setup.profile is None:
+            folder = next(r["folder"] for r in self.runs if (r["kind"], r["system"], r["cap"]) == ("burst", system, LATENCY_CAP))
+            return Run(self.folder / folder, 1.0).requests_per_s
+        requests = make_schedule(burst(self.setup, LATENCY_CAP, 400, latency_inputs=True)).requests
+        return len(requests) / self._planned_s(requests, system, LATENCY_CAP, max(r.output_tokens for r in requests))
+
+
+def _warm(url: str, setup: Setup) -> None:
+    """A few requests that are not counted."""
+    for size in (1, setup.input_tokens):
+        body = {"model": setup.name, "prompt": [100] * size, "max_tokens": setup.cap(32)}
+        httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", action="store_true", help="the embedded model on this CPU")
+    parser.add_argument("--profile", nargs="+", default=[], choices=sorted(n for n, s in SETUPS.items() if s.profile))
+    parser.add_argument("--quick", action="store_true", help="a look: two caps, few requests; under 3 minutes per setup")
+    parser.add_argument("--draw", nargs="+", default=[], choices=sorted(SETUPS), help="only draw what was measured before")
+    parser.add_argument("--out", type=Path, default=Path("results/batching"))
+    arguments = parser.parse_args()
+    chosen = [*(["smollm2-135m-cpu"] if arguments.real else []), *arguments.profile]
+    if not chosen and not arguments.draw:
+        chosen = list(SETUPS)
+    change: Callable[[Setup], Setup] = quick if arguments.quick else lambda setup: setup
+    for name in chosen:
+        folder = arguments.out / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        bench = Bench(change(SETUPS[name]), folder)
+        bench.static(bench.continuous())
+    for name in (*chosen, *arguments.draw):
+        print(draw(change(SETUPS[name]), arguments.out / name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Tables and figures of the batching benchmark, from the records on disk alone."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.batching_records import Run, read_runs
+from benchmarks.batching_setups import CONTINUOUS, PAPER_BATCH, SYSTEMS, Setup
+from benchmarks.batching_theory import LengthLaw, plain_multiple, rows_of
+from loadtest import stats
+from loadtest.plots import GRID, INK, MUTED, SERIES, STYLE, Sample, plot_cdf
+
+Entry = dict[str, Any]
+Runs = Sequence[tuple[Entry, Run]]
+COLOUR = dict(zip(SYSTEMS, (SERIES[3], SERIES[1], SERIES[4], SERIES[0]), strict=True))
+PUBLISHED = ((4, "FasterTransformer"), (8, "TGI, Ray Serve"), (23, "vLLM"))
+"""Multiples over naive static at cap 1,536 in the study."""
+
+
+def draw(setup: Setup, folder: Path) -> str:
+    """Write the figures as PNG and SVG and report.json into the folder; return the tables as Markdown."""
+    runs = read_runs(folder)
+    report = {"burst": burst_table(setup, runs), "latency": latency_table(runs), "rate": rate_table(runs)}
+    (folder / "report.json").write_text(json.dumps(report, indent=1))
+    style: Any = STYLE  # matplotlib types the keys one by one
+    with mpl.rc_context(style):
+        figure, (left, right) = _figure(2, height=3.6)
+        plot_multiples(left, setup, report["burst"])
+        plot_kv(right, setup, report["burst"])
+        _save(figure, folder / "throughput")
+        rates = sorted({entry["nominal_qps"] for entry, _ in runs if entry["kind"] == "latency"})
+        figure, axes = _figure(len(rates) + bool(report["rate"]), height=3.8)
+        for ax, qps in zip(axes, rates, strict=False):
+            plot_latencies(ax, [(e, r) for e, r in runs if e["kind"] == "latency" and e["nominal_qps"] == qps], setup, qps)
+        if report["rate"]:
+            plot_rates(axes[-1], report["rate"], setup)
+        _save(figure, folder / "latency")
+        figure, axes = _figure(3, height=4.2, sharex=True)
+        plot_occupancy(axes, setup, runs, cap=512 if 512 in setup.caps else setup.caps[-1])
+        _save(figure, folder / "occupancy")
+    return _markdown(setup, report)
+
+
+def _figure(columns: int, *, height: float, **options: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(11, height), layout="constrained")
+    return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    for kind, options in (("png", {"dpi": 110}), ("svg", {"metadata": {"Date": None}})):
+        figure.savefig(path.with_suffix(f".{kind}"), **options)
+
+
+def burst_table(setup: Setup, runs: Runs) -> list[Entry]:
+    """Return one row per cap and system: throughput, its multiple over paper static, and what first principles say."""
+    rows = []
+    bursts = {(e["cap"], e["system"]): (e, run) for e, run in runs if e["kind"] == "burst"}
+    for cap in setup.caps:
+        law = LengthLaw(setup.mean_tokens, setup.cap(cap))
+        base = bursts[cap, "paper static"][1].total_tokens_per_s
+        for system in SYSTEMS:
+            entry, run = bursts[cap, system]
+            batch = entry.get("batch_size") or run.num_running()
+            row = {"cap": setup.cap(cap), "study_cap": cap, "system": system, "batch": batch, "num": len(run.rows)}
+            row |= {"failed": len(run.rows) - len(run.answered), "time_scale": entry["time_scale"], "problems": entry["problems"]}
+            row |= {"output_tokens_per_s": run.output_tokens_per_s, "total_tokens_per_s": run.total_tokens_per_s}
+            row |= {"multiple": run.total_tokens_per_s / base, "kv": run.kv(setup.kv_tokens, simulated=bool(setup.profile))}
+            row |= {"equal_steps": 1.0, "waste": 1.0}
+            if system != CONTINUOUS:
+                row["waste"] = law.waste(int(batch), setup.num_burst if system == "paper static" else None)
+            if system != "paper static":
+                bounds = (PAPER_BATCH[cap], setup.num_burst)
+                row["equal_steps"] = plain_multiple(law, batch, *bounds, own_max=system != CONTINUOUS)
+            row["seconds"], row["planned_s"] = run.length_s, entry.get("planned_s") or None
+            rows.append(row)
+    return rows
+
+
+def latency_table(runs: Runs) -> list[Entry]:
+    """Return one row per rate and system: medians with intervals, in seconds."""
+    rows = []
+    for entry, run in runs:
+        if entry["kind"] == "latency":
+            row = {"qps": entry["qps"], "nominal_qps": entry["nominal_qps"], "system": entry["system"], "num": len(run.rows)}
+            row |= {"e2e_s": run.median_s("e2e"), "ttft_s": run.median_s("ttft"), "failed": len(run.rows) - len(run.answered)}
+            rows.append({**row, "time_scale": entry["time_scale"], "problems": entry["problems"]})
+    return sorted(rows, key=lambda r: (r["nominal_qps"], SYSTEMS.index(r["system"])))
+
+
+def rate_table(runs: Runs) -> list[Entry]:
+    """Return one row per system and offered rate."""
+    rows = []
+    for entry, run in runs:
+        if entry["kind"] == "rate":
+            output, total = run.window_tokens_per_s(entry["window_s"])
+            offered = {"qps": entry["qps"], "output_tokens_per_s": output, "total_tokens_per_s": total}
+            rows.append({"system": entry["system"], **offered, "problems": entry["problems"]})
+    return sorted(rows, key=lambda r: (SYSTEMS.index(r["system"]), r["qps"]))
+
+
+def plot_multiples(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
+    """Throughput over paper static on a log scale; diamonds are first principles, lines the study's."""
+    for index, system in enumerate(SYSTEMS):
+        rows = [row for row in table if row["system"] == system]
+        at = np.arange(len(rows)) + (index - 1.5) * 0.2
+        bars = ax.bar(at, [r["multiple"] for r in rows], 0.19, color=COLOUR[system], label=system, bottom=0)
+        ax.bar_label(bars, [f"{r['multiple']:.1f}" if r["multiple"] < 10 else f"{r['multiple']:.0f}" for r in rows], fontsize=7)
+        if system in ("fair static", CONTINUOUS):
+            label = "if every step took the same time" if system == CONTINUOUS else None
+            ax.plot(at, [r["equal_steps"] for r in rows], "D", color=INK, markersize=4, fillstyle="none", label=label)
+    caps = sorted({row["study_cap"] for row in table})
+    if 1536 in caps:
+        for multiple, who in PUBLISHED:
+            ax.hlines(multiple, len(caps) - 1.45, len(caps) - 0.55, color=MUTED, linestyle=":", linewidth=1)
+            ax.annotate(f"{who} {multiple}x (published)", (len(caps) - 1.45, multiple), (-2, 0), **_BESIDE)
+    ax.set(yscale="log", ylabel="tokens/s over paper static", xlabel="cap of the output length [tokens]")
+    ax.set_xticks(range(len(caps)), [str(setup.cap(c)) for c in caps])
+    ax.set_ylim(0.25, 60)
+    ax.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
+    ax.minorticks_off()
+    ax.axhline(1, color=MUTED, linewidth=1)
+    ax.legend(loc="upper left", ncols=2)
+    ax.set_title(f"{setup.name}: burst of {setup.num_burst}, prompt and output tokens")
+
+
+_BESIDE: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "ha": "right", "va": "center"}
+
+
+def plot_kv(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
+    """KV memory while requests wait: used, reserved in vain, free."""
+    for index, system in enumerate(SYSTEMS):
+        rows = [row for row in table if row["system"] == system]
+        at = np.arange(len(rows)) + (index - 1.5) * 0.2
+        reserved = np.array([r["kv"]["reserved"] for r in rows]) * 100
+        used = np.array([r["kv"]["used"] for r in rows]) * 100
+        ax.bar(at, reserved, 0.19, color=COLOUR[system], alpha=0.3)
+        ax.bar(at, used, 0.19, color=COLOUR[system], label=system)
+        for x, top, share in zip(at, reserved, 1 - used / reserved, strict=True):
+            ax.annotate(f"{share:.0%}", (x, top), (0, 2), textcoords="offset points", fontsize=7, ha="center")
+    ax.set_xticks(range(len(setup.caps)), [str(setup.cap(c)) for c in setup.caps])
+    ax.set(xlabel="cap of the output length [tokens]", ylabel="share of the KV memory [%]", ylim=(0, 118))
+    ax.legend(loc="upper left", ncols=4)
+    ax.set_title(
+        "KV memory: used, and wasted (light; number: share of what is reserved)\npublished waste: static 60 to 80 %, vLLM under 4 %"
+    )
+
+
+def plot_latencies(ax: Axes, runs: Runs, setup: Setup, qps: float) -> None:
+    """End-to-end latency from the due time, one curve per system."""
+    for entry, run in sorted(runs, key=lambda pair: SYSTEMS.index(pair[0]["system"])):
+        values = run.latencies_s("e2e")
+        known = np.sort(values[np.isfinite(values)])
+        label = f"{entry['system']}, median {run.median_s('e2e')[0]:.1f} s"
+        sample = Sample(label, known, values.size - known.size, stats.effective_size(values, 0.5))
+        plot_cdf(ax, sample, color=SERIES.index(COLOUR[entry["system"]]))
+    offered = f"{qps:g} requests/s" if setup.profile else f"{runs[0][0]['qps']:.2f} requests/s ({qps:g}/8 of capacity)"
+    ax.set(xlabel=f"latency at {offered}, from due time to end")
+
+
+def plot_rates(ax: Axes, table: Sequence[Entry], setup: Setup) -> None:
+    """Throughput against the offered rate, both on log scales."""
+    for system in SYSTEMS:
+        rows = [row for row in table if row["system"] == system]
+        ax.plot([r["qps"] for r in rows], [r["total_tokens_per_s"] for r in rows], "o-", color=COLOUR[system], label=system)
+    per_request = setup.input_tokens / 2 + LengthLaw(setup.mean_tokens, setup.cap(1536)).expected_max(1)
+    line = np.array([min(row["qps"] for row in table), max(row["qps"] for row in table)])
+    ax.plot(line, line * per_request, "--", color=MUTED, linewidth=1, label="all that is offered")
+    ax.set(xscale="log", yscale="log", xlabel="offered [requests/s]", ylabel="prompt and output tokens/s")
+    ax.legend(loc="upper left")
+
+
+def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) -> None:
+    """Who runs in which place of the batch when, from the timestamps of servers (static) and client (continuous)."""
+    found = {e["system"]: run for e, run in runs if e["kind"] == "burst" and e["cap"] == cap}
+    panels = {s: _static_bars(found[s]) for s in ("paper static", "fair static")} | {
+        CONTINUOUS: _continuous_bars(found[CONTINUOUS])
+    }
+    until = min(2.2 * panels["paper static"][0][3], max(end for *_, end in panels[CONTINUOUS]))
+    for ax, (system, bars) in zip(axes, panels.items(), strict=True):
+        inside = [bar for bar in bars if bar[1] < until]
+        for number, (row, start, own, end) in enumerate(inside):
+            ax.barh(row, end - start, left=start, height=0.85, color=GRID)
+            ax.barh(row, own - start, left=start, height=0.85, color=SERIES[number % len(SERIES)])
+        useful = sum(min(own, until) - start for _, start, own, _ in inside)
+        places = max(row for row, *_ in inside) + 1
+        ax.set(xlim=(0, until), xlabel="seconds", ylim=(places - 0.4, -0.6))
+        ax.grid(visible=False)
+        done = sum(own <= until for _, _, own, _ in inside)
+        ax.set_title(f"{system}: {places} places, {useful / places / until:.0%} in use, {done} answers")
+    axes[0].set_ylabel(f"place in the batch, {setup.name}, cap {setup.cap(cap)}")
+
+
+def _static_bars(run: Run) -> list[tuple[int, float, float, float]]:
+    """Return (place, start, own end, end of the batch) in the setup's seconds from the first batch."""
+    batches = [b for b in run.batches if len(b.members) > 1 or len(run.batches) == 1]
+    first, scale = batches[0].started_unix_s, run.time_scale
+    bars = []
+    for batch in batches:
+        start, ends = (batch.started_unix_s - first) / scale, batch.step_ends_s
+        for place, member in enumerate(batch.members):
+            bars.append((place, start, start + ends[member.output_tokens - 1] / scale, start + ends[-1] / scale))
+    return bars
+
+
+def _continuous_bars(run: Run) -> list[tuple[int, float, float, float]]:
+    """The client sees no prefill: a bar begins with the first token."""
+    lives = sorted(run.lives(), key=lambda life: life.first_s)
+    first = min(row.due_s for row in run.rows) / run.time_scale
+    rows = rows_of([(life.first_s, life.end_s) for life in lives])
+    return [(row, x.first_s - first, x.end_s - first, x.end_s - first) for row, x in zip(rows, lives, strict=True)]
+
+
+def _markdown(setup: Setup, report: dict[str, list[Entry]]) -> str:
+    lines = [f"### {setup.name}", ""]
+    heads = ["cap", "system", "batch", "requests", "output tok/s", "total tok/s", "x paper static", "equal steps", "waste"]
+    lines += _head([*heads, "KV reserved", "KV used of it", "time_scale"])
+    for r in report["burst"]:
+        figures = f"{r['output_tokens_per_s']:.1f} | {r['total_tokens_per_s']:.0f} | {r['multiple']:.2f} | {r['equal_steps']:.1f}"
+        kv = f"{r['kv']['reserved']:.0%} | {r['kv']['used'] / r['kv']['reserved']:.1%}"
+        mark = " (INVALID)" if r["problems"] else ""
+        row = f"| {r['cap']} | {r['system']}{mark} | {r['batch']:.0f} | {r['num']} | {figures} | {r['waste']:.2f} | {kv}"
+        lines.append(f"{row} | {r['time_scale']:g} |")
+    lines += ["", *_head(["requests/s", "system", "requests", "median latency s (95 %)", "median TTFT s (95 %)", "time_scale"])]
+    for r in report["latency"]:
+        middle = " | ".join("{:.2f} ({:.2f}-{:.2f})".format(*r[name]) for name in ("e2e_s", "ttft_s"))
+        mark = " (INVALID)" if r["problems"] else ""
+        lines.append(f"| {r['qps']:.3g} | {r['system']}{mark} | {r['num']} | {middle} | {r['time_scale']:g} |")
+    lines += ["", *_head(["system", "offered requests/s", "output tok/s", "total tok/s"])]
+    for r in report["rate"]:
+        mark = " (INVALID)" if r["problems"] else ""
+        figures = f"{r['output_tokens_per_s']:.0f} | {r['total_tokens_per_s']:.0f}"
+        lines.append(f"| {r['system']}{mark} | {r['qps']:.2f} | {figures} |")
+    return "\n".join([*lines, ""])
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
