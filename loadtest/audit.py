@@ -19,7 +19,7 @@ from rich.table import Table
 
 from loadtest.errors import UsageError
 from loadtest.records import Manifest, Row, ScheduledRequest, ServerSample, State, read_lines, read_manifest
-from loadtest.scenario import RequestClass, parse_scenario
+from loadtest.scenario import RequestClass, Scenario, parse_scenario
 from loadtest.schedule import read_schedule
 
 Final = Literal["complete", "error", "rejected", "cancelled", "never_sent", "allowed", "mismatch"]
@@ -27,6 +27,8 @@ FINALS: tuple[Final, ...] = ("complete", "error", "rejected", "cancelled", "neve
 REJECTIONS = (429, 503)
 CLOCKS_S = 1.0
 """The server's wall clock may differ that much from ours."""
+CUT_S = 1.0
+"""A cut is noticed at most that long after its end."""
 COUNTER_DELAY_S = 1.0
 """A server counts an answer at most that long after its end."""
 
@@ -146,13 +148,15 @@ def audit(
         reference: Folder of an undisturbed run of the same schedule on the same model; texts of requests with temperature 0
             must be equal. Without it texts are not compared.
         server_log: JSONL file with a line per request that the server read; without it the counters in server.jsonl are used.
-        allow: States that are expected in this run and no finding, such as truncated under a fault that cuts connections.
+        allow: States that are expected in this run and no finding, such as timeout far above the capacity. Connections that a fault
+            ``cut-link`` of the scenario ended are always expected.
         max_listed: Findings listed per kind.
     Raises:
         UsageError: A folder or file cannot be read, or the reference ran another schedule or model.
     """
     manifest = read_manifest(run)
-    classes = {cls.name: cls for cls in parse_scenario(manifest.scenario).requests}
+    scenario = parse_scenario(manifest.scenario)
+    classes = {cls.name: cls for cls in scenario.requests}
     schedule = read_schedule(run / "schedule.jsonl")
     found = _Audit(max_listed)
     if (schedule.sha256, len(schedule.requests)) != (manifest.schedule_sha256, manifest.num_scheduled):
@@ -164,19 +168,21 @@ def audit(
         )
     planned = {request.id: request for request in schedule.requests}
     rows = _rows_by_id(run, planned, found)
+    expected = {row.id for row in rows.values() if row.state in allow or _cut_by_us(row, scenario)}
     for request_id, row in rows.items():
         request = planned[request_id]
-        _check_end(row, found, allow)
+        if request_id not in expected:
+            _check_end(row, found)
         if row.state == "ok":
             _check_tokens(row, request, classes[request.cls], found)
     num_compared = 0 if reference is None else _compare_texts(manifest, rows, reference, classes, planned, found)
     if server_log is not None:
-        server = _check_log(manifest, rows, planned, server_log, fields, found)
+        server = _check_log(manifest, rows, planned, server_log, fields, found, expected)
     else:
         server = _check_counters(run, list(rows.values()), planned, found)
     return AuditResult(
         len(planned),
-        _finals(planned, rows, found, allow),
+        _finals(planned, rows, found, expected),
         dict(found.counts),
         found.findings,
         num_compared,
@@ -204,9 +210,14 @@ def _rows_by_id(run: Path, planned: Mapping[int, ScheduledRequest], found: _Audi
     return rows
 
 
-def _check_end(row: Row, found: _Audit, allow: frozenset[State]) -> None:
-    if row.state in allow:
-        return
+def _cut_by_us(row: Row, scenario: Scenario) -> bool:
+    """Whether a fault of the scenario explains that the connection ended; one that kills a process does not: a fleet hides it."""
+    cuts = [(fault.at_s, fault.at_s + fault.for_s + CUT_S) for fault in scenario.faults if fault.action == "cut-link"]
+    ended = row.state in ("truncated", "connect_error")
+    return ended and any(begin_s <= (row.end_s or 0.0) <= end_s for begin_s, end_s in cuts)
+
+
+def _check_end(row: Row, found: _Audit) -> None:
     if row.state in ("timeout", "truncated", "connect_error"):
         found.add(row.state.replace("_", "-"), row.id, row.reason)
     elif row.status in REJECTIONS and row.state == "http_error" and row.retry_after_s is None:
@@ -261,6 +272,7 @@ def _check_log(
     path: Path,
     fields: LogFields,
     found: _Audit,
+    expected: set[int],
 ) -> str:
     ours = f"lt-{manifest.schedule_sha256[:8]}-"
     begin_s = manifest.epoch_unix_s - CLOCKS_S
@@ -281,7 +293,7 @@ def _check_log(
         elif len(lines) > 1:
             found.add("server-duplicate", request_id, f"{len(lines)} times, {row.state} for the client {row.reason}".rstrip())
         elif not lines:
-            if row.state != "connect_error":
+            if row.state != "connect_error" and request_id not in expected:
                 found.add("server-missing", request_id, f"{row.state} for the client")
         elif row.state == "ok":
             _check_answer(row, lines[0], fields, found)
@@ -322,17 +334,20 @@ def _check_counters(run: Path, rows: Sequence[Row], planned: Mapping[int, Schedu
     return "counters: " + (", ".join(checked) or "none of those needed")
 
 
-def _finals(planned: Iterable[int], rows: Mapping[int, Row], found: _Audit, allow: frozenset[State]) -> dict[str, int]:
+def _finals(planned: Iterable[int], rows: Mapping[int, Row], found: _Audit, expected: set[int]) -> dict[str, int]:
     """Return how many ids ended how; a finding makes a mismatch of whatever it was."""
     states: dict[str, int] = dict.fromkeys(FINALS, 0)
     for request_id in planned:
-        states["mismatch" if request_id in found.touched else _final(rows[request_id], allow)] += 1
+        if request_id in found.touched:
+            states["mismatch"] += 1
+        elif request_id in expected:
+            states["allowed"] += 1
+        else:
+            states[_final(rows[request_id])] += 1
     return states
 
 
-def _final(row: Row, allow: frozenset[State]) -> Final:
-    if row.state in allow:
-        return "allowed"
+def _final(row: Row) -> Final:
     if row.state == "http_error" and row.status in REJECTIONS:
         return "rejected"
     return _BY_STATE[row.state]

@@ -165,6 +165,20 @@ def test_expected_states_are_no_findings(run: Run) -> None:
     assert (result.ok, result.states) == (True, states(complete=NUM - 5, allowed=5))
 
 
+def test_connections_that_our_own_fault_cut_are_expected_and_others_are_not(tmp_path: Path) -> None:
+    cut = {"at_s": 10, "action": "cut-link", "for_s": 3}
+    run = Run(tmp_path / "run", {"faults": [cut, {"at_s": 30, "action": "kill", "process": "x"}]})
+    run.change([0, 1], "truncated", end_s=10.001)
+    run.change([2], "connect_error", end_s=12.9)
+    run.change([3], "timeout", end_s=11.0)  # a cut is noticed
+    run.change([4], "truncated", end_s=9.9)
+    run.change([5], "truncated", end_s=30.1)
+    run.log = [entry for entry in run.logged() if int(entry["request_id"].rpartition("-")[2]) not in (1, 2)]
+    result = run.audited()
+    assert result.counts == {"timeout": 1, "truncated": 2}
+    assert result.states == states(complete=NUM - 6, allowed=3, mismatch=3)
+
+
 def test_lengths_are_compared_with_what_was_asked_only_if_eos_is_ignored(tmp_path: Path) -> None:
     def short(folder: str, ignore_eos: bool) -> dict[str, int]:
         run = Run(tmp_path / folder, {"requests": [{"ignore_eos": ignore_eos, "output_tokens": {"mean": 20}}]})
