@@ -70,6 +70,44 @@ def run(
 
 
 @app.command()
+def saturate(
+    scenario: ScenarioFile,
+    target: TargetUrl,
+    slo: Annotated[str, typer.Option("--slo", help="Limits, or a preset: ttft_p99=500ms,itl_p99=80ms.")] = "",
+    start_rate: Annotated[float, typer.Option(help="Of the first probe; 0: the scenario's.")] = 0.0,
+    step: Annotated[float, typer.Option(help="Bisect until rates differ by this share.")] = 0.03,
+    max_requests: Annotated[int, typer.Option(help="Per rate.")] = 20_000,
+    max_probes: Annotated[int, typer.Option(help="In all.")] = 80,
+    out: Out = None,
+    api_key_file: KeyFile = None,
+    model: Model = None,
+    sets: Set = None,
+    workers: Workers = None,
+    seed: Seed = None,
+) -> None:
+    """Search the highest rate that keeps an SLO, and state it as an interval.
+
+    Example: serve-app-loadtest saturate chat-qps-4 --target http://127.0.0.1:8000 --slo ttft_p99=500ms,itl_p99=80ms
+    """
+    from loadtest.runner import default_out
+    from loadtest.saturate import saturate as search_capacity
+    from loadtest.search import SearchSettings
+
+    loaded = scenario_of(scenario, sets, model=model, workers=workers, seed=seed, slo=slo or None)
+    settings = SearchSettings(
+        start_rate=start_rate or getattr(loaded.arrival, "rate", 1.0),
+        quantiles=tuple(limit.quantile for limit in loaded.slo.limits),
+        step=step,
+        max_requests=max_requests,
+        max_probes=max_probes,
+        seed=loaded.seed,
+    )
+    asked = Target(target, api_key(api_key_file))
+    where = out or default_out(loaded)
+    raise typer.Exit(search_capacity(loaded, asked, where, settings, command=_command(), say=typer.echo))
+
+
+@app.command()
 def replay(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV or JSONL file of recorded requests.")],
     target: TargetUrl,
@@ -99,11 +137,11 @@ def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a run.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Folder of a run of the same schedule.")],
 ) -> None:
-    """Compare two runs of one schedule: ratios B / A with intervals; those that exclude 1 are differences.
+    """Compare two runs of one schedule: ratios A / B with intervals; those that exclude 1 are differences.
 
     Example: serve-app-loadtest compare results/before results/after
     """
-    from loadtest.analysis import compare as compare_runs
+    from loadtest.compare import compare as compare_runs
 
     typer.echo("\n".join(compare_runs(a, b).lines()))
 
@@ -155,9 +193,12 @@ def _run(scenario: Scenario, target: str, out: Path | None, api_key_file: Path |
     from loadtest.runner import default_out
     from loadtest.runner import run as run_scenario
 
-    command = ["serve-app-loadtest", *sys.argv[1:]]
-    where = out or default_out(scenario)
-    raise typer.Exit(run_scenario(scenario, Target(target, api_key(api_key_file)), where, command=command, report=report))
+    asked = Target(target, api_key(api_key_file))
+    raise typer.Exit(run_scenario(scenario, asked, out or default_out(scenario), command=_command(), report=report))
+
+
+def _command() -> list[str]:
+    return ["serve-app-loadtest", *sys.argv[1:]]
 
 
 def api_key(file: Path | None) -> str:

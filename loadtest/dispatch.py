@@ -12,6 +12,7 @@ All of it are Locust's custom messages. A worker has one user, the dispatcher; L
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -163,11 +164,11 @@ class Load:
         while not self._stopped.is_set() and (item := self._next_built()):
             request, asked = item
             due_s = self._now()
+            if due_s >= self._scenario.duration_s:
+                self._built.appendleft(item)
+                return self._give_up_rest(math.inf, "the duration was over before a client was free")
             self._in_flight[request.id] = (request, due_s)
-            if due_s < self._scenario.duration_s:
-                self._ask(request, asked, due_s)
-            else:
-                self._give_up_one(request, due_s, "the duration was over before a client was free")
+            self._ask(request, asked, due_s)
 
     def _ask(self, request: ScheduledRequest, asked: Asked, due_s: float) -> None:
         self._num_sent += 1
@@ -177,7 +178,7 @@ class Load:
         self._take(request, row)
 
     def _take(self, request: ScheduledRequest, row: Row) -> None:
-        self._in_flight.pop(request.id)
+        self._in_flight.pop(request.id, None)
         self._rows.append(row)
         self._num_rows += 1
         # For Locust's own tables and charts, which round; no figure of ours comes from them.
@@ -190,14 +191,22 @@ class Load:
             self._fire(request_type="TTFT", response_time=(row.first_s - row.due_s) * 1e3, response_length=0, **event)
 
     def _give_up(self) -> None:
-        for request, due_s in list(self._in_flight.values()):  # killed before they began
+        """Give a row to what was begun but not sent, and to what was due before the stop."""
+        for request, due_s in list(self._in_flight.values()):
             self._give_up_one(request, due_s, self._stop_reason)
-        while item := self._next_built():
-            request, _ = item
-            if request.due_s is None or request.due_s > self._stop_s:
+        self._give_up_rest(self._stop_s, self._stop_reason)
+
+    def _give_up_rest(self, until_s: float, reason: str) -> None:
+        """Give a row to what is left and due before ``until_s``; of a closed loop all of it, or nothing after a stop."""
+        rest = [request for request, _ in self._built] + list(self._to_build)
+        self._built.clear()
+        for number, request in enumerate(rest):
+            due_s = request.due_s if request.due_s is not None else self._now()
+            if due_s >= until_s:
                 return
-            self._in_flight[request.id] = (request, request.due_s)
-            self._give_up_one(request, request.due_s, self._stop_reason)
+            self._give_up_one(request, due_s, reason)
+            if number % 100 == 99:
+                gevent.sleep(0)
 
     def _give_up_one(self, request: ScheduledRequest, due_s: float, reason: str) -> None:
         self._take(request, Row(id=request.id, worker=self._plan.worker, due_s=due_s, state="never_sent", reason=reason))

@@ -130,8 +130,8 @@ def as_lines(records: Sequence[msgspec.Struct]) -> bytes:
     return _ENCODER.encode_lines(records)
 
 
-def claim(out: Path) -> None:
-    """Make the folder of a run, and see that nobody else has it.
+def claim(out: Path, *, marker: str = "manifest.json") -> None:
+    """Make the folder of a run, with an empty ``marker`` in it, and see that nobody else has it.
 
     Raises:
         UsageError: There is something in it, or it cannot be made.
@@ -139,7 +139,7 @@ def claim(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not any(out.iterdir()):
-            (out / "manifest.json").touch(exist_ok=False)  # of two runs that start together one fails here
+            (out / marker).touch(exist_ok=False)  # of two runs that start together one fails here
             return
     except FileExistsError:
         pass
