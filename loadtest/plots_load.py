@@ -159,6 +159,10 @@ def mark_events(axes: Sequence[Axes], events: Sequence[RunEvent]) -> None:
 def plot_latency_against_load(ax: Axes, probes: Sequence[ProbePoint], *, limit_s: float | None, metric: str) -> None:
     """Draw the latency that the SLO names at each offered rate; the marks say how the probe was judged."""
     _probe_marks(ax, [(p, p.latency_s) for p in probes if p.latency_s is not None])
+    beyond = [p.rate for p in probes if p.latency_s is None and p.verdict != "invalid"]
+    if beyond:
+        label = f"beyond all measured (probes={len(beyond)})"
+        ax.plot(beyond, [0.97] * len(beyond), "^", color=INK, markersize=5, transform=ax.get_xaxis_transform(), label=label)
     ax.set(xlabel="offered requests/s", ylabel=metric, yscale="log", xlim=(0, None))
     seconds_axis(ax.yaxis)
     if limit_s is not None:

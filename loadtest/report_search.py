@@ -1,5 +1,6 @@
 """What the report says of a search for the capacity: SEARCH/saturate.json (`loadtest.search.Capacity`) and one run per probe below it."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,14 @@ def search_context(search: Path) -> dict[str, Any]:
         points.append(_point(probe, summary, capacity, limit))
         rows.append(_row(probe, points[-1], summary, limit))
     found = Found(points, f"{limit.metric.upper()} p{limit.quantile * 100:g}", limit.limit_s, capacity.low, capacity.high)
-    head = ("rate", "purpose", "verdict of the rate", "n", "completed/s", "goodput/s", found.metric, "steady")
+    head = ("rate", "purpose", "verdict of the rate", "steady", "n", "completed/s", "goodput/s", found.metric)
     return {
         "title": f"Capacity: {manifest.scenario['name']}",
         "subtitle": f"{manifest.model} at {manifest.target}",
         "verdict": _verdict(capacity),
         "probes": {"head": head, "rows": rows},
         "load_figures": draw_all(LOAD_KINDS, found, search / "figures"),
+        "command": shlex.join(manifest.command),
         "threats": sorted({threat for _, summary in runs.values() for threat in summary.threats}),
     }
 
@@ -83,14 +85,10 @@ def _point(probe: Probe, summary: Summary, capacity: Capacity, limit: Limit) -> 
 def _row(probe: Probe, point: ProbePoint, summary: Summary, limit: Limit) -> list[str]:
     quantile = _quantile(summary, limit)
     steady = {True: "yes", False: "no", None: "not known"}[summary.steady]
-    numbers = [str(point.n), f"{point.completed:.2f}", f"{point.goodput:.2f}", interval(quantile) if quantile else ""]
-    return [
-        f"{point.rate:.3g}/s",
-        probe.ask.purpose,
-        point.verdict,
-        *(numbers if probe.valid else [numbers[0], "", "", ""]),
-        steady,
-    ]
+    words = [f"{point.rate:.3g}/s", probe.ask.purpose, point.verdict, steady, str(point.n)]
+    if not probe.valid:
+        return [*words, "", "", ""]
+    return [*words, f"{point.completed:.2f}", f"{point.goodput:.2f}", interval(quantile) if quantile else ""]
 
 
 def _verdict(capacity: Capacity) -> dict[str, Any]:
