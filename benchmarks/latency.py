@@ -1,0 +1,168 @@
+"""Latency under open-loop load: the fleet beside a bare ``vllm serve``, and our load generator beside vLLM's own.
+
+``make bench-latency`` measures simulated accelerators. First QPS 1 and QPS 4 with mixed lengths, both servers in turn on the same
+schedule: a table, and the CDFs of both in one figure. Then ``vllm bench serve`` and ``serve-app-loadtest`` in turn against the bare
+server, with the same rate and lengths: the figures whose definitions agree should.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.overhead import PROFILE, simulated
+from benchmarks.targets import VLLM, Target, environment, source_of, started
+from loadtest.analysis import analyse
+from loadtest.compare import compare
+from loadtest.errors import ExitCode
+from loadtest.figures import read_run
+from loadtest.plots import plot_cdf
+from loadtest.runner import run
+from loadtest.scenario import Scenario, parse_scenario
+from loadtest.summary import Summary
+from loadtest.target import Target as LoadTarget
+from serve_app.config import ModelSettings
+
+QPS = (1, 4)
+METRICS = ("ttft", "tpot", "e2e")
+CHECK_RATE, CHECK_REQUESTS, CHECK_TOKENS = 8.0, 400, 64
+"""Of the cross-check: requests per second, requests, and tokens of prompt and answer."""
+CHECK_S = CHECK_REQUESTS / CHECK_RATE
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=180.0, help="of each run at QPS 1 and 4, after a warm-up of 10 s")
+    parser.add_argument("--rounds", type=int, default=3, help="of the cross-check")
+    parser.add_argument("--out", type=Path, default=Path("results/latency"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        model = simulated(Path(name))
+        with started(model, ["bare", "fleet-1"], Path(name)) as targets:
+            for qps in QPS:
+                runs = [_run(mixed(qps, arguments.seconds), target, arguments.out) for target in targets]
+                print(f"\n{latency_table(qps, runs)}\n\n{chr(10).join(compare(runs[1], runs[0]).lines())}", flush=True)
+                draw(qps, runs, arguments.out)
+            print(f"\n{cross_check(targets[0], model, arguments.rounds, arguments.out)}")
+
+
+def mixed(qps: float, seconds: float) -> Scenario:
+    """Prompts of 1 to 512 tokens, answers of exponential length: the latency test of the static batching study."""
+    lengths = {
+        "input_tokens": {"dist": "uniform", "max": 512},
+        "output_tokens": {"dist": "exponential", "mean": 128, "max": 500},
+    }
+    return _scenario(f"qps-{qps:g}", qps, seconds + 10, 10.0, lengths)
+
+
+def _scenario(name: str, rate: float, duration_s: float, warmup_s: float, lengths: dict[str, Any], seed: int = 1) -> Scenario:
+    values = {"name": name, "seed": seed, "arrival": {"law": "poisson", "rate": rate}, "requests": [lengths]}
+    return parse_scenario({**values, "duration_s": duration_s, "warmup_s": warmup_s, "keep_text": False})
+
+
+def _run(scenario: Scenario, target: Target, out: Path) -> Path:
+    """Run it once and return the folder.
+
+    Raises:
+        RuntimeError: The generator was sick; nothing may be concluded.
+    """
+    folder = out / f"{scenario.name}-{target.name}"
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = out / f"{scenario.name}-{target.name}-{number}"
+    if run(scenario, LoadTarget(target.url), folder, command=["make", "bench-latency"]) is ExitCode.INVALID:
+        raise RuntimeError(f"the run {folder} is invalid; its report says why")
+    return folder
+
+
+def latency_table(qps: float, runs: Sequence[Path]) -> str:
+    """Return Markdown: medians and tails with their intervals, in ms from the due time."""
+    rows = [f"| QPS {qps:g} | n | failed | metric | p50 | p90 | p95 | p99 |", "|---|---|---|---|---|---|---|---|"]
+    for folder in runs:
+        summary = analyse(folder)
+        for metric in METRICS:
+            d = summary.distributions[metric]
+            cells = " | ".join(_cell(d.quantiles, q) for q in (0.5, 0.9, 0.95, 0.99))
+            rows.append(f"| {folder.name} | {d.n} | {d.num_failed} | {metric} | {cells} |")
+    return "\n".join(rows)
+
+
+def _cell(quantiles: Sequence[Any], q: float) -> str:
+    found = next(each for each in quantiles if each.q == q)
+    if found.value_s is None or found.high_s is None:
+        return "not estimable"
+    return f"{found.value_s * 1000:.1f} [{found.low_s * 1000:.1f}, {found.high_s * 1000:.1f}]"
+
+
+def draw(qps: float, runs: Sequence[Path], out: Path) -> None:
+    """Draw the CDFs of all runs, one panel per metric, into ``cdf-qps-<qps>.png``."""
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    for ax, metric in zip(figure.subplots(1, len(METRICS)), METRICS, strict=True):
+        for color, folder in enumerate(runs):
+            name = "bare vLLM" if folder.name.endswith("bare") else "serve-app, 1 replica"
+            plot_cdf(ax, read_run(folder, analyse(folder)).sample(metric, label=name), color=color)
+        ax.set_title(f"{metric.upper()} at QPS {qps:g}")
+    figure.suptitle(f"Poisson arrivals, simulated accelerator {PROFILE}", fontsize=10)
+    figure.savefig(out / f"cdf-qps-{qps:g}.png", dpi=110)
+
+
+def cross_check(target: Target, model: ModelSettings, rounds: int, out: Path) -> str:
+    """Load the server with both generators in turn and return Markdown: medians over the rounds and their ratio."""
+    theirs, ours = [], []
+    for seed in range(rounds):
+        theirs.append(_vllm_bench(target, model, seed, out))
+        exact = {"input_tokens": {"mean": CHECK_TOKENS}, "output_tokens": {"mean": CHECK_TOKENS}}
+        ours.append(_figures(analyse(_run(_scenario("cross-check", CHECK_RATE, CHECK_S, 0.0, exact, seed), target, out))))
+    rows = ["| figure | vllm bench serve | serve-app-loadtest | ratio |", "|---|---|---|---|"]
+    for name in ours[0]:
+        a, b = (statistics.median(each[name] for each in side) for side in (theirs, ours))
+        rows.append(f"| {name} | {a:.2f} | {b:.2f} | {b / a:.3f} |")
+    return "\n".join(rows)
+
+
+def _vllm_bench(target: Target, model: ModelSettings, seed: int, out: Path) -> dict[str, float]:
+    result = out / f"vllm-bench-{seed}.json"
+    command = [*VLLM, "bench", "serve", "--base-url", target.url, "--model", model.name, "--tokenizer", source_of(model)]
+    command += ["--dataset-name", "random", "--random-input-len", str(CHECK_TOKENS), "--random-output-len", str(CHECK_TOKENS)]
+    command += ["--ignore-eos", "--num-prompts", str(CHECK_REQUESTS), "--request-rate", str(CHECK_RATE), "--seed", str(seed)]
+    command += ["--num-warmups", "0", "--disable-tqdm", "--percentile-metrics", "ttft,tpot,itl,e2el"]
+    command += ["--save-result", "--result-filename", str(result)]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment(model)})
+    found = json.loads(result.read_text())
+    requests = found["completed"] / found["duration"]
+    return {
+        "requests/s": requests,
+        "output tokens/s": found["output_throughput"],
+        "mean TTFT ms": found["mean_ttft_ms"],
+        "median TTFT ms": found["median_ttft_ms"],
+        "mean TPOT ms": found["mean_tpot_ms"],
+        "median E2E ms": found["median_e2el_ms"],
+    }
+
+
+def _figures(summary: Summary) -> dict[str, float]:
+    """Return ours by their definitions: latencies from sending, rates over arrivals and the drain after them."""
+    found, throughput = summary.distributions, summary.throughput
+    assert throughput is not None
+    median = {name: next(q.value_s or 0.0 for q in found[name].quantiles if q.q == 0.5) * 1000 for name in found}
+    return {
+        "requests/s": throughput.completed,
+        "output tokens/s": throughput.output_tokens,
+        "mean TTFT ms": (found["send_ttft"].mean_s or 0.0) * 1000,
+        "median TTFT ms": median["send_ttft"],
+        "mean TPOT ms": (found["tpot"].mean_s or 0.0) * 1000,
+        "median E2E ms": median["send_e2e"],
+    }
+
+
+if __name__ == "__main__":
+    main()
