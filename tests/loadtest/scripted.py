@@ -1,17 +1,24 @@
-"""An HTTP server whose every connection does what a script of the test says."""
+"""An HTTP server whose every connection does what a script of the test says, and a client of it."""
 
 import datetime
 import ipaddress
+import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from loadtest.client import Asked, Client, Target
+from loadtest.records import Row, ScheduledRequest
 
 Script = Callable[["Peer"], None]
 
@@ -82,6 +89,44 @@ class Server:
             thread.join(timeout=30)
             assert not thread.is_alive()
         assert self.errors == []
+
+
+@contextmanager
+def client_of(*scripts: Script, **target: str) -> Iterator[Client]:
+    """A client of a server with these scripts; at the end all of them must have run to their end."""
+    server = Server(*scripts)
+    client = Client(Target(server.url, **target), worker=3, epoch=time.perf_counter(), id_prefix="lt-0badcafe-")
+    yield client
+    client.close()
+    server.join()
+
+
+def asked(*, id: int = 7, path: str = "/v1/completions", stream: bool = True, **kwargs: Any) -> Asked:
+    request = ScheduledRequest(id=id, due_s=0.0, cls="default", input_tokens=3, output_tokens=2)
+    return Asked(request=request, path=path, stream=stream, **{"timeout_s": 30.0, "body": b'{"x":1}', **kwargs})
+
+
+def ask(*scripts: Script, **kwargs: Any) -> Row:
+    with client_of(*scripts) as client:
+        return client.ask(asked(**kwargs), due_s=0.0)
+
+
+def event(text: str) -> bytes:
+    return b"data: " + json.dumps({"id": "cmpl-9", "choices": [{"index": 0, "text": text}]}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+SSE = "HTTP/1.1 200 OK\nContent-Type: text/event-stream\n"
+CHUNKED = SSE + "Transfer-Encoding: chunked\n"
+WHOLE = json.dumps({"id": "cmpl-1", "choices": [{"text": "hi"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}).encode()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def good(peer: Peer) -> None:
+    peer.answer(CHUNKED, chunk(event("a")), chunk(event("b") + DONE), b"0\r\n\r\n")
 
 
 def certificate_for_loopback(folder: Path) -> Path:

@@ -2,64 +2,33 @@
 
 import gzip
 import hashlib
-import json
+import resource
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import gevent
 import gevent.monkey
 import pytest
 
-from loadtest.client import NOTE_RESENT, Asked, Client, Target
-from loadtest.records import Row, ScheduledRequest
-from tests.loadtest.scripted import Peer, Script, Server, certificate_for_loopback
-
-
-@contextmanager
-def client_of(*scripts: Script, **target: str) -> Iterator[Client]:
-    """A client of a server with these scripts; at the end all of them must have run to their end."""
-    server = Server(*scripts)
-    client = Client(Target(server.url, **target), worker=3, epoch=time.perf_counter(), id_prefix="lt-0badcafe-")
-    yield client
-    client.close()
-    server.join()
-
-
-def asked(*, id: int = 7, path: str = "/v1/completions", stream: bool = True, **kwargs: Any) -> Asked:
-    request = ScheduledRequest(id=id, due_s=0.0, cls="default", input_tokens=3, output_tokens=2)
-    return Asked(request=request, path=path, body=b'{"x":1}', stream=stream, **{"timeout_s": 30.0, **kwargs})
-
-
-def ask(*scripts: Script, **kwargs: Any) -> Row:
-    with client_of(*scripts) as client:
-        return client.ask(asked(**kwargs), due_s=0.0)
-
-
-def event(text: str) -> bytes:
-    return b"data: " + json.dumps({"id": "cmpl-9", "choices": [{"index": 0, "text": text}]}).encode() + b"\n\n"
-
-
-DONE = b"data: [DONE]\n\n"
-SSE = "HTTP/1.1 200 OK\nContent-Type: text/event-stream\n"
-CHUNKED = SSE + "Transfer-Encoding: chunked\n"
-WHOLE = json.dumps({"id": "cmpl-1", "choices": [{"text": "hi"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}).encode()
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-def good(peer: Peer) -> None:
-    peer.answer(CHUNKED, chunk(event("a")), chunk(event("b") + DONE), b"0\r\n\r\n")
+from loadtest.client import NOTE_RESENT, Client, Target
+from tests.loadtest.scripted import (
+    CHUNKED,
+    DONE,
+    SSE,
+    WHOLE,
+    Peer,
+    Server,
+    ask,
+    asked,
+    certificate_for_loopback,
+    chunk,
+    client_of,
+    event,
+    good,
+)
 
 
 def test_what_goes_out_and_what_a_good_row_holds() -> None:
@@ -241,9 +210,28 @@ def test_a_chunked_trailer_and_the_end_of_an_http_1_0_body_end_the_answer() -> N
         peer.answer(CHUNKED, chunk(event("a") + DONE)[:9], chunk(event("a") + DONE)[9:], trailer)
         peer.answer(SSE.replace("1.1", "1.0"), event("b"), DONE)
 
+    with client_of(script, lambda peer: peer.answer("HTTP/1.0 200 OK\n", WHOLE)) as client:
+        rows = [client.ask(asked(stream=stream), due_s=0.0) for stream in (True, True, False)]
+    assert [(row.state, row.text) for row in rows] == [("ok", "a"), ("ok", "b"), ("ok", "hi")]
+
+
+def test_a_connection_that_is_to_be_closed_is_closed() -> None:
+    closed = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.answer(f"HTTP/1.1 200 OK\nConnection: close\nContent-Length: {len(WHOLE)}\n", WHOLE)
+        assert peer.gone()
+        closed.set()
+
     with client_of(script) as client:
-        rows = [client.ask(asked(), due_s=0.0) for _ in range(2)]
-    assert [(row.state, row.text) for row in rows] == [("ok", "a"), ("ok", "b")]
+        assert client.ask(asked(stream=False), due_s=0.0).state == "ok"
+        assert closed.wait(30)  # before the client closes its pool
+
+
+def test_an_answer_to_a_body_that_nobody_read_is_seen() -> None:
+    too_large = "HTTP/1.1 413 Too Large\nContent-Length: 9\n"
+    row = ask(lambda peer: peer.send(too_large, b"too large"), body=bytes(32 * 1024 * 1024))
+    assert (row.state, row.reason) == ("http_error", "413: too large")
 
 
 def test_data_after_the_answer_costs_the_connection_and_nothing_else() -> None:
@@ -265,6 +253,12 @@ def test_an_error_event_and_a_cut_stream_keep_what_came_before() -> None:
     assert (row.state, row.text) == ("ok", "a")
 
 
+def run_until(reached: threading.Event) -> None:
+    """Let greenlets run until a server's thread has come to a point."""
+    while not reached.is_set():
+        gevent.sleep(0.001)
+
+
 def stuck(peer: Peer) -> None:
     peer.answer(CHUNKED, chunk(event("a")))
     assert peer.gone()
@@ -283,6 +277,32 @@ def test_a_timeout_counts_from_due_and_a_cancellation_from_sending_and_both_clos
         assert row.end_s > row.last_s
 
 
+def test_an_answer_that_was_complete_too_late_is_a_timeout_even_when_no_timer_could_run() -> None:
+    asking, busy, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        asking.set()
+        assert busy.wait(30)
+        peer.send(CHUNKED, chunk(event("a") + DONE), b"0\r\n\r\n")
+        answered.set()
+
+    with client_of(script) as client:
+        job = gevent.spawn(client.ask, asked(timeout_s=2.0), due_s=0.0)
+        run_until(asking)
+        busy.set()
+        assert answered.wait(30)
+        deadline = time.perf_counter() + 2.0
+        while time.perf_counter() < deadline:
+            pass
+        assert job.get(timeout=30).state == "timeout"
+
+
+def test_the_timeout_of_a_caller_goes_through() -> None:
+    with client_of(stuck) as client, pytest.raises(gevent.Timeout), gevent.Timeout(0.5):
+        client.ask(asked(), due_s=0.0)
+
+
 def test_a_killed_greenlet_still_returns_its_row() -> None:
     asking = threading.Event()
 
@@ -293,10 +313,20 @@ def test_a_killed_greenlet_still_returns_its_row() -> None:
 
     with client_of(script) as client:
         job = gevent.spawn(client.ask, asked(), due_s=0.0)
-        while not asking.is_set():
-            gevent.sleep(0.001)  # lets the greenlet run
+        run_until(asking)
         job.kill()
         assert (job.value.state, job.value.reason) == ("timeout", "unfinished when the drain ended")
+
+
+def test_a_limit_of_this_process_is_not_the_targets_fault() -> None:
+    client = Client(Target("http://127.0.0.1:9"), worker=0, epoch=time.perf_counter(), id_prefix="x-")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # files that are open stay open
+    try:
+        row = client.ask(asked(), due_s=0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (row.state, row.sent_s, "Too many open files" in row.reason) == ("never_sent", None, True)
 
 
 def test_what_was_never_sent_or_never_connected_says_why() -> None:
@@ -344,43 +374,6 @@ def test_tls_is_verified_and_its_connections_are_used_again(tmp_path: Path, monk
     assert [(row.state, row.text) for row in rows] == [("ok", "ab"), ("ok", "ab")]
     client.close()
     server.join()
-
-
-LOCUST = """
-import sys, time
-from locust.contrib.fasthttp import FastHttpSession
-from locust.env import Environment
-session = FastHttpSession(base_url=sys.argv[1], request_event=Environment().events.request, user=None)
-lines = session.iter_lines("/v1/completions", method="POST", data=b"{}")
-print(*[time.perf_counter() for line in lines if line.startswith("data: {")])
-"""
-NUM_EVENTS, GAP_S = 40, 0.02
-
-
-def paced(peer: Peer) -> None:
-    peer.answer(CHUNKED)
-    never = threading.Event()
-    for _ in range(NUM_EVENTS):
-        never.wait(GAP_S)  # the known gap
-        peer.conn.sendall(chunk(event("a")))
-    peer.conn.sendall(chunk(DONE) + b"0\r\n\r\n")
-
-
-def num_apart(times: list[float]) -> int:
-    """How many events were seen apart from the one before, by half of the true gap or more."""
-    return sum(after - before > GAP_S / 2 for before, after in pairwise(times))
-
-
-def test_locusts_own_reader_sees_few_of_the_gaps_that_ours_sees() -> None:
-    ours = ask(paced)
-    server = Server(paced)
-    output = subprocess.run([sys.executable, "-c", LOCUST, server.url], capture_output=True, text=True, timeout=120, check=True)
-    server.join()
-    locusts = [float(word) for word in output.stdout.split()]
-    assert (sum(n for _, n in ours.chunks), len(locusts)) == (NUM_EVENTS, NUM_EVENTS)
-    # 1024 bytes at a time are about 16 events: 40 events can be seen in 3 groups.
-    assert num_apart(locusts) <= 8
-    assert num_apart([ms / 1000 for ms, _ in ours.chunks]) >= 15  # 39 on a quiet machine
 
 
 def test_gevents_patches_are_not_needed_and_not_applied() -> None:

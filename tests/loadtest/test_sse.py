@@ -116,6 +116,11 @@ def test_a_total_that_comes_only_with_the_empty_last_event_is_not_laid_on_it() -
     assert (parsed.chunks, parsed.output_tokens) == ([(1.0, 1), (2.0, 1)], 4)
 
 
+def test_the_text_is_that_of_the_first_choice() -> None:
+    both = [{"index": 1, "text": "x"}, {"index": 0, "text": "a"}]
+    assert parse_stream([(1.0, event({"choices": both}) + DONE)]).text == "a"
+
+
 def test_one_event_with_all_tokens_counts_them_all() -> None:
     assert parse_stream([(1.0, completion("abcd", total=4, finish="length") + DONE)]).chunks == [(1.0, 4)]
 
