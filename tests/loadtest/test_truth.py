@@ -277,7 +277,7 @@ def test_every_second_request_fails_as_told(
     tmp_path: Path, failure: dict[str, Any], seen: str, outcome: str, stream: bool
 ) -> None:
     with running(law_of(failures=[{**failure, "every": 2, "after_tokens": 2}]), log=tmp_path / "log") as url:
-        assert ask(url, stream=stream).status_code == 200
+        words = ask(url).json()["choices"][0]["text"].split()
         try:
             answer = ask(url, stream=stream)
             said = f"{answer.status_code} {answer.headers.get('retry-after')} {answer.text}"
@@ -290,11 +290,14 @@ def test_every_second_request_fails_as_told(
     assert [entry["injected"] for entry in entries] == ["", failure["kind"], ""]
     sent = {"truncated": 2, "error_event": 2 if stream else 0, "ok": 5}.get(outcome, 0)
     assert (entries[1]["tokens_sent"], totals["generation_tokens"]) == (sent, 10 + sent)
+    assert (entries[1]["queue_s"] is None) == (outcome in ("dropped", "status", "html"))  # never got to a slot
+    assert entries[1]["text_sha256"] == sha256("".join(f" {word}" for word in words[:sent]).encode()).hexdigest()
 
 
 def test_metrics_are_the_sums_of_the_log(tmp_path: Path) -> None:
     law = law_of(
         slots=1,
+        stalls=[{"at_s": 0, "for_s": 0.05}],
         edge={"law": "constant", "s": 0.01},
         failures=[{"kind": "duplicate", "every": 3}, {"kind": "error-event", "every": 5}],
     )
@@ -312,6 +315,7 @@ def test_metrics_are_the_sums_of_the_log(tmp_path: Path) -> None:
     for part in ("queue", "prefill", "decode"):
         assert seen[f"vllm:request_{part}_time_seconds_sum"] == pytest.approx(sum(entry[f"{part}_s"] for entry in ok))
         assert seen[f"vllm:request_{part}_time_seconds_count"] == 7
+    assert seen["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.05)  # of the first, in the stall
     assert seen["vllm:time_to_first_token_seconds_sum"] == pytest.approx(
         sum(entry["queue_s"] + entry["prefill_s"] for entry in ok)
     )
