@@ -28,10 +28,12 @@ class Queue(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"M/M/{self.servers} rho {self.load:g}" if self.servers else "lognormal i.i.d."
 
-    def latencies(self, n: int, rng: np.random.Generator, *, warmup: int = 20_000) -> Floats:
-        """Return the time in the system of ``n`` customers in the order of arrival, after ``warmup`` others."""
+    def latencies(self, n: int, rng: np.random.Generator) -> Floats:
+        """Return the time in the system of ``n`` customers in the order of arrival, in the steady state."""
         if not self.servers:
             return rng.lognormal(0.0, 1.0, n)
+        # Fifteen relaxation times from empty: each is 1 / (1 - sqrt(rho))^2 service times of one server.
+        warmup = math.ceil(15 * self.load / (1 - math.sqrt(self.load)) ** 2) + 20 * self.servers
         gaps = rng.exponential(1 / (self.load * self.servers), n + warmup)
         return fifo(np.cumsum(gaps), rng.exponential(1.0, n + warmup), self.servers)[warmup:]
 
@@ -94,25 +96,26 @@ def coverage_table(
 
 def _rows(queue: Queue, n: int, num_runs: int, replicates: int, seed: int) -> Iterator[Coverage]:
     seen: dict[tuple[float, str], list[tuple[bool, bool]]] = {}
+    truths = {q: queue.quantile(q) for q in QUANTILES}
     for run in range(num_runs):
         rng = np.random.Generator(np.random.Philox([seed, run]))
         runs = [queue.latencies(n, rng) for _ in range(max(1, replicates))]
-        for q in QUANTILES:
-            truth = queue.quantile(q)
-            for method, low, high in _intervals(runs, q):
+        resolved = stats.resolved(runs[0])
+        for q, truth in truths.items():
+            for method, low, high in _intervals(runs, q, resolved):
                 seen.setdefault((q, method), []).append((low <= truth <= high, math.isfinite(high - low)))
     for (q, method), hits in seen.items():
         covered, two_sided = np.array(hits).mean(axis=0)
         yield Coverage(str(queue), n, q, method, float(covered), float(two_sided), num_runs)
 
 
-def _intervals(runs: list[Floats], q: float) -> Iterator[tuple[str, float, float]]:
+def _intervals(runs: list[Floats], q: float, resolved: bool) -> Iterator[tuple[str, float, float]]:
     values = runs[0]
     ordered = np.sort(values)
     yield "i.i.d. order statistics", *stats.order_interval(ordered, ordered, q, values.size)
     low, high = stats.order_interval(ordered, ordered, q, stats.effective_size(values, q))
     yield "at n_eff", low, high
-    yield "at n_eff, unresolved refused", *((low, high) if stats.resolved(values) else (-math.inf, math.inf))
+    yield "at n_eff, unresolved refused", *((low, high) if resolved else (-math.inf, math.inf))
     if len(runs) > 1:
         yield f"{len(runs)} replicates", *stats.replicate_interval(runs, q)[1:]
 

@@ -24,6 +24,7 @@ LEVELS = (0.5, 0.9)
 """Where dependence is measured beside the asked percentile: exceedances of a p99 alone are too rare to show it."""
 MAX_BATCH_CORRELATION = 0.4
 """Of neighbouring twentieths of a run. Independent ones exceed it in 1 % of the runs."""
+_WIDEN = float(law.norm.ppf(0.975) / law.t.ppf(0.975, NUM_BATCHES - 1)) ** 2
 
 
 def rank(n: int, q: float) -> int:
@@ -72,13 +73,12 @@ def effective_share(inside: npt.NDArray[np.bool_]) -> float:
 
     It is lowered by (z/t)^2, so that an interval made with z and this size is as wide as one with t and the batches' own variance.
     """
-    widen = float(law.norm.ppf(0.975) / law.t.ppf(0.975, NUM_BATCHES - 1)) ** 2
     if inside.size < 2 * NUM_BATCHES:
-        return widen
+        return _WIDEN
     series = inside.astype(np.float64)
     share = float(series.mean())
     spread = float(_batch_means(series, NUM_BATCHES).var(ddof=1)) * (series.size // NUM_BATCHES)
-    return widen * (min(1.0, share * (1 - share) / spread) if spread > 0 else 1.0)
+    return _WIDEN * (min(1.0, share * (1 - share) / spread) if spread > 0 else 1.0)
 
 
 def effective_size(values: Floats, q: float, limit: float | None = None) -> float:
