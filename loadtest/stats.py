@@ -192,9 +192,9 @@ def transient_length(values: Floats) -> int:
     ranks = np.asarray(law.rankdata(values), dtype=np.float64) if values.size else values
     cut = mser5(ranks)
     rest = ranks[cut:]
-    if cut == 0 or rest.size < 2 * NUM_BATCHES:
-        return 0
-    variance = float(_batch_means(rest, NUM_BATCHES).var(ddof=1)) * (rest.size // NUM_BATCHES)
+    if cut < 2 * NUM_BATCHES or rest.size < 2 * NUM_BATCHES:
+        return 0  # a few odd ones at the start prove nothing
+    variance = max(float(_batch_means(rest, NUM_BATCHES).var(ddof=1)) * (rest.size // NUM_BATCHES), float(rest.var()))
     error = math.sqrt(variance * (1 / cut + 1 / rest.size))
     return cut if abs(float(ranks[:cut].mean() - rest.mean())) > 4 * error else 0
 

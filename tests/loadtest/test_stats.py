@@ -166,6 +166,13 @@ def test_failed_requests_at_the_start_are_a_transient_too() -> None:
     assert stats.transient_length(np.array([])) == 0
 
 
+def test_a_few_odd_requests_at_the_start_are_no_transient() -> None:
+    values = np.ones(1000)
+    values[8] = math.inf
+    assert stats.mser5(np.asarray(law.rankdata(values))) == 10
+    assert stats.transient_length(values) == 0
+
+
 def test_a_drift_is_found_and_noise_is_none() -> None:
     at, noise = np.arange(2000, dtype=np.float64), rng(11).normal(10, 1, 2000)
     low, high = stats.drift_interval(at, noise + at / 1000)
