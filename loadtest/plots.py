@@ -102,6 +102,11 @@ def percent_axis(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{share * 100:.4g} %"))
 
 
+def legend_above(ax: Axes, *, columns: int = 1) -> None:
+    """Put the legend above the axis, where no curve can run under it."""
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2, ncols=columns)
+
+
 def thinned(size: int) -> NDArray[np.int64]:
     """Return at most `MAX_POINTS` + 100 indices of a sorted array, both ends and each of the largest 100 included."""
     if size <= MAX_POINTS:
@@ -124,7 +129,7 @@ def plot_cdf(ax: Axes, sample: Sample, *, color: int = 0, limit_s: float | None 
     ax.set(xscale="log", ylim=(0, 1.02), ylabel="share of requests")
     percent_axis(ax.yaxis)
     seconds_axis(ax.xaxis)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2)  # above: no curve runs there
+    legend_above(ax)
     if limit_s is None:
         return None
     limit_line(ax, limit_s)
@@ -198,7 +203,7 @@ def plot_gaps(ax: Axes, gaps_s: Floats, *, stall_s: float) -> None:
     ax.set(xscale="log", yscale="log", xlabel="gap between two chunks", ylabel="number of gaps", ylim=(0.7, None))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
     seconds_axis(ax.xaxis)
-    ax.legend(loc="upper right")
+    legend_above(ax)
 
 
 def plot_tokens_per_chunk(ax: Axes, tokens: NDArray[np.int64]) -> None:
@@ -206,10 +211,10 @@ def plot_tokens_per_chunk(ax: Axes, tokens: NDArray[np.int64]) -> None:
     counts = np.bincount(np.minimum(tokens, 17), minlength=2)[1:]
     x = np.arange(1, counts.size + 1)
     ax.bar(x, counts / max(tokens.size, 1), color=SERIES[2], label=f"chunks (n={tokens.size}), mean {tokens.mean():.2f} tokens")
-    ax.set(xlabel="tokens in a chunk", ylabel="share of chunks", ylim=(0, 1.15))
+    ax.set(xlabel="tokens in a chunk", ylabel="share of chunks", ylim=(0, 1.02))
     ax.set_xticks(x, [str(i) if i < 17 else ">16" for i in x])
     percent_axis(ax.yaxis)
-    ax.legend(loc="upper right")
+    legend_above(ax)
 
 
 def plot_gap_qq(ax: Axes, planned_s: Floats, sent_s: Floats) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from loadtest.plots import INK, MUTED, SERIES, Floats, limit_line, percent_axis, seconds_axis
+from loadtest.plots import INK, MUTED, SERIES, Floats, legend_above, limit_line, percent_axis, seconds_axis
 from loadtest.records import RunEvent
 
 DASHES = ("-", "--", ":", "-.")
@@ -80,7 +80,7 @@ def plot_gauges(
 def plot_share(ax: Axes, name: str, times_s: Floats, share: Floats) -> None:
     """Draw one share of 0..1 over time."""
     ax.plot(times_s, share, color=SERIES[3], label=name)
-    ax.set(ylabel="share", ylim=(0, 1.05))
+    ax.set(ylabel="share", ylim=(0, max(0.05, 1.05 * float(share.max(initial=0.0)))))
     percent_axis(ax.yaxis)
     legend_right(ax)
 
@@ -208,7 +208,7 @@ def mark_capacity(ax: Axes, low: float | None, high: float | None, *, knee: floa
     )
     if knee is not None:
         ax.axvline(knee, color=SERIES[3], linewidth=1.2, linestyle="-.", label=f"knee {knee:.3g}/s")
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.2, ncols=2)
+    legend_above(ax, columns=2)
 
 
 def plot_waterfall(ax: Axes, parts: Mapping[str, float]) -> None:

@@ -115,7 +115,7 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
     return {
         "title": f"Load test: {summary.scenario}",
         "subtitle": f"{manifest.model} at {manifest.target}",
-        "verdict": _verdict(summary, manifest),
+        "verdict": _verdict(summary, manifest, audited),
         "slo": [(r.limit, r.verdict, share(r.attained), f"{share(r.low)} – {share(r.high)}") for r in summary.slo]
         if valid
         else [],
@@ -136,12 +136,14 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
     }
 
 
-def _verdict(summary: Summary, manifest: Manifest) -> dict[str, Any]:
+def _verdict(summary: Summary, manifest: Manifest, audited: AuditResult) -> dict[str, Any]:
     tone, words = VERDICTS[summary.verdict]
     if summary.verdict == "pass" and not summary.slo:
         words = "Valid run; the scenario has no SLO to judge it by"
     lines = [f"{gate.name}: {gate.text}" for gate in summary.gates if not gate.ok] if summary.verdict == "invalid" else []
     lines += manifest.problems
+    if not audited.ok:
+        lines.append(f"Audit: {sum(audited.counts.values())} findings, listed below.")
     if manifest.state != "finished":
         lines.append("The run did not come to its end; what it recorded until then is below.")
     if summary.loop == "closed":
@@ -171,7 +173,8 @@ def _workload(data: RunData) -> Iterator[tuple[str, str]]:
     yield "accelerator", _accelerator(manifest)
     for name, words in (("target says", manifest.target_info), ("versions", manifest.versions), ("machine", manifest.machine)):
         if words:
-            yield name, ", ".join(f"{key}: {value}" for key, value in words.items())
+            listed = ((key, ", ".join(map(str, value)) if isinstance(value, list) else value) for key, value in words.items())
+            yield name, "; ".join(f"{key}: {value}" for key, value in listed)
     yield "generator", f"{manifest.workers} worker processes"
 
 

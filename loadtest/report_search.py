@@ -1,6 +1,7 @@
 """What the report says of a search for the capacity: SEARCH/saturate.json (`loadtest.search.Capacity`) and one run per probe below it."""
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,22 +36,24 @@ def search_context(search: Path) -> dict[str, Any]:
     if missing or not runs:
         raise UsageError(str(search), f"the runs of {len(missing)} probes are missing, the first with seed {missing[:1]}")
     manifest, _ = next(iter(runs.values()))
-    limit = parse_scenario(manifest.scenario).slo.limits[0]
+    slo = parse_scenario(manifest.scenario).slo
+    limit = slo.limits[0]
     points, rows = [], []
     for probe in capacity.probes:
         summary = runs[probe.ask.seed][1]
         points.append(_point(probe, summary, capacity, limit))
         rows.append(_row(probe, points[-1], summary, limit))
+    threats = Counter(threat for _, summary in runs.values() for threat in summary.threats)
     found = Found(points, f"{limit.metric.upper()} p{limit.quantile * 100:g}", limit.limit_s, capacity.low, capacity.high)
     head = ("rate", "purpose", "verdict of the rate", "steady", "n", "completed/s", "goodput/s", found.metric)
     return {
         "title": f"Capacity: {manifest.scenario['name']}",
-        "subtitle": f"{manifest.model} at {manifest.target}",
+        "subtitle": f"{manifest.model} at {manifest.target}, SLO {slo}",
         "verdict": _verdict(capacity),
         "probes": {"head": head, "rows": rows},
         "load_figures": draw_all(LOAD_KINDS, found, search / "figures"),
         "command": shlex.join(manifest.command),
-        "threats": sorted({threat for _, summary in runs.values() for threat in summary.threats}),
+        "threats": [f"{threat} ({num} of {len(runs)} probes)" for threat, num in sorted(threats.items())],
     }
 
 

@@ -16,8 +16,12 @@ def interval(quantile: Quantile) -> str:
 
 
 def seconds(values: Sequence[float | None]) -> list[str]:
-    """Return the values in the unit that fits the first one, which alone names it; three digits at least, – for None."""
-    first = abs(values[0] or 0.0)
+    """Return the values in the unit that fits the first one, or the largest if that is 0; three digits at least, – for None.
+
+    The first alone names the unit.
+    """
+    finite = [abs(value) for value in values if value is not None and value < float("inf")]
+    first = abs(values[0] or 0.0) or max(finite, default=0.0)
     unit, scale = ("s", 1.0) if first >= 10 else ("ms", 1e3) if first >= 1e-3 else ("µs", 1e6)
     digits = 0 if first * scale >= 100 else 1 if first * scale >= 10 else 2
     words = ["–" if value is None else "∞" if value == float("inf") else f"{value * scale:.{digits}f}" for value in values]
@@ -26,7 +30,7 @@ def seconds(values: Sequence[float | None]) -> list[str]:
 
 def share(value: float) -> str:
     """Return such as ``99.12 %``."""
-    return f"{value * 100:.4g} %"
+    return f"{value * 100:.2f} %"
 
 
 def ratio(value: float | None) -> str:

@@ -243,5 +243,6 @@ def test_percentiles_are_written_with_their_interval(quantile: Quantile, words: 
 
 
 def test_the_first_value_names_the_unit_of_all() -> None:
-    assert seconds([0.0, 9.9994]) == ["0.00 µs", "9999400.00"]
-    assert seconds([9.9994, 10.2]) == ["9999 ms", "10200"]
+    assert seconds([0.0, 0.0, 0.0116]) == ["0.0 ms", "0.0", "11.6"]
+    assert seconds([0.0]) == ["0.00 µs"]
+    assert seconds([9.9994, 10.2, None]) == ["9999 ms", "10200", "–"]
