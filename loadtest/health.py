@@ -170,7 +170,7 @@ def _arrivals(sent: Sequence[Row], scenario: Scenario) -> Gate:
     due_gaps, left_gaps = np.diff(due[::step]), np.diff(left[::step])
     if len(due_gaps) < 10:
         return Gate(name, True, None, 1, "not judged: needs at least ten gaps")
-    value = gap_distance(due_gaps, left_gaps, tolerance_s=lag_limit_s(sent, scenario, 0.99))
+    value = gap_distance(due_gaps, left_gaps, tolerance_s=LAG_FLOOR_S[0.99])
     limit = 1.63 * math.sqrt(2 / len(due_gaps))  # two-sample Kolmogorov-Smirnov at 1 %
     text = f"gaps over {step} arrivals, sent against scheduled: distance {value:.3f}, limit {limit:.3f} (n={len(due_gaps)})"
     return Gate(name, value <= limit, value, limit, text)

@@ -1,0 +1,204 @@
+"""Gates on made-up runs: a healthy one passes all, each illness fails the gate that is about it."""
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ks_2samp
+
+from loadtest.health import Monitor, gap_distance, gates
+from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
+from loadtest.scenario import Scenario, parse_scenario
+
+DURATION_S = 60.0
+
+
+@dataclass(frozen=True)
+class Made:
+    scenario: Scenario
+    manifest: Manifest
+    schedule: list[ScheduledRequest]
+    rows: list[Row]
+    samples: list[HealthSample]
+
+    def failing(self) -> set[str]:
+        found = gates(self.samples, self.rows, self.schedule, self.scenario, self.manifest)
+        return {gate.name for gate in found if not gate.ok}
+
+
+def a_run(arrival: dict[str, Any] | None = None, *, ttft_s: float = 0.1, num_workers: int = 2) -> Made:
+    """60 s at 40 requests/s; sent 0.3 to 2 ms late, as an idle machine does."""
+    scenario = parse_scenario({"name": "made", "arrival": arrival or {"law": "poisson", "rate": 40}})
+    rng = np.random.default_rng(7)
+    num = int(40 * DURATION_S)
+    even = (arrival or {}).get("law") == "constant"
+    due = np.arange(num) / 40 if even else np.sort(rng.uniform(0, DURATION_S, num))
+    lag = rng.uniform(0.0003, 0.002, num)
+    schedule = [ScheduledRequest(i, float(due[i]), "default", 10, 10) for i in range(num)]
+    rows = [a_row(request, float(lag[request.id]), ttft_s, request.id % num_workers) for request in schedule]
+    samples = [a_sample(float(t), worker) for t in range(1, 61) for worker in range(num_workers)]
+    manifest = Manifest(
+        state="finished", scenario={}, schedule_sha256="", num_scheduled=num, target="", model="", epoch_unix_s=1.0, command=[],
+        workers=num_workers, ended_s=62.0,
+    )  # fmt: skip
+    return Made(scenario, manifest, schedule, rows, samples)
+
+
+def a_row(request: ScheduledRequest, lag_s: float, ttft_s: float, worker: int = 0) -> Row:
+    assert request.due_s is not None
+    sent_s = request.due_s + lag_s
+    return Row(request.id, worker, request.due_s, "ok", sent_s=sent_s, first_s=sent_s + ttft_s, end_s=sent_s + 2 * ttft_s)
+
+
+def a_sample(t_s: float, worker: int, **changes: Any) -> HealthSample:
+    sample = HealthSample(t_s, worker, cpu=0.3, lag_max_s=0.004, gc_s=0.0, in_flight=8, num_sent=0, num_rows=0)
+    return msgspec.structs.replace(sample, **changes)
+
+
+def with_sample(made: Made, t_s: int, **changes: Any) -> Made:
+    samples = [msgspec.structs.replace(s, **changes) if s.t_s == t_s and s.worker == 1 else s for s in made.samples]
+    return replace(made, samples=samples)
+
+
+def with_lags(made: Made, lags_s: Sequence[float], ttft_s: float = 0.1) -> Made:
+    rows = [a_row(request, lag_s, ttft_s, request.id % 2) for request, lag_s in zip(made.schedule, lags_s, strict=True)]
+    return replace(made, rows=rows)
+
+
+@pytest.mark.parametrize("law", ["poisson", "constant"])
+def test_a_healthy_run_fails_no_gate(law: str) -> None:
+    assert a_run({"law": law, "rate": 40}).failing() == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "gate"),
+    [
+        ({"lag_max_s": 0.29}, "loop stalls"),
+        ({"gc_s": 0.2}, "garbage collection"),
+        ({"throttled": 3}, "CPU throttling"),
+    ],
+)
+def test_one_bad_second_of_one_worker_fails_its_gate(changes: dict[str, float], gate: str) -> None:
+    assert with_sample(a_run(), 30, **changes).failing() == {gate}
+
+
+def test_a_bad_second_of_the_warm_up_does_not_count() -> None:
+    assert with_sample(a_run(), 3, lag_max_s=0.29, cpu=1.0).failing() == set()
+
+
+def test_a_worker_that_uses_all_of_its_core_makes_the_run_invalid() -> None:
+    made = a_run()
+    busy = [msgspec.structs.replace(s, cpu=0.97) if s.worker == 1 and s.t_s >= 50 else s for s in made.samples]
+    assert replace(made, samples=busy).failing() == {"CPU p95"}
+
+
+def test_a_generator_at_half_the_needed_speed_is_late_and_bunches_nothing_away() -> None:
+    made = a_run()
+    late = [r.due_s or 0.0 for r in made.schedule]  # the request due at t leaves at 2 t
+    assert with_lags(made, late).failing() >= {"lag p50", "lag p99", "delivered arrivals", "health samples"}
+
+
+def test_requests_that_leave_in_bunches_are_not_the_arrivals_that_were_asked_for() -> None:
+    made = a_run(ttft_s=10.0)  # so slow a target that the lag itself is allowed
+    bunched = [0.4 - (r.due_s or 0.0) % 0.4 for r in made.schedule]
+    assert with_lags(made, bunched, ttft_s=10.0).failing() == {"delivered arrivals"}
+
+
+@pytest.mark.parametrize(("ttft_s", "failing"), [(0.1, {"lag p99"}), (2.0, set())])
+def test_a_lag_counts_beside_what_is_measured(ttft_s: float, failing: set[str]) -> None:
+    made = a_run()
+    lags = [0.03 if r.id % 50 == 0 else 0.001 for r in made.schedule]  # 2 % of the requests leave 30 ms late
+    assert with_lags(made, lags, ttft_s).failing() == failing
+
+
+def test_a_row_too_few_too_many_or_unknown_is_found() -> None:
+    made = a_run()
+    stranger = msgspec.structs.replace(made.rows[0], id=99_999)
+    for rows in (made.rows[1:], [*made.rows, made.rows[5]], [*made.rows, stranger]):
+        assert replace(made, rows=rows).failing() == {"every request accounted for"}
+
+
+def test_an_interrupted_run_answers_for_what_was_due_before() -> None:
+    made = a_run()
+    manifest = msgspec.structs.replace(made.manifest, state="interrupted", ended_s=30.0)
+    rows = [row for row in made.rows if row.due_s < 30.0]
+    samples = [sample for sample in made.samples if sample.t_s <= 30.0]
+    interrupted = replace(made, manifest=manifest, rows=rows, samples=samples)
+    assert interrupted.failing() == set()
+    assert replace(interrupted, rows=rows[:-1]).failing() == {"every request accounted for"}
+
+
+def test_a_worker_without_samples_for_some_seconds_is_missed() -> None:
+    made = a_run()
+    holed = [s for s in made.samples if not (s.worker == 1 and 20 < s.t_s < 26)]
+    assert replace(made, samples=holed).failing() == {"health samples"}
+    assert replace(made, samples=[s for s in made.samples if s.worker == 0]).failing() == {"health samples"}
+
+
+@pytest.mark.parametrize("changes", [{"problems": ["worker 1 was lost"]}, {"state": "running"}])
+def test_what_only_the_running_generator_saw_makes_the_run_invalid(changes: dict[str, Any]) -> None:
+    made = a_run()
+    manifest = msgspec.structs.replace(made.manifest, **changes)
+    assert replace(made, manifest=manifest).failing() == {"generator complete"}
+
+
+def test_a_closed_loop_has_no_arrivals_to_deliver() -> None:
+    made = a_run({"law": "closed", "concurrency": 8, "max_requests": 2400})
+    assert made.failing() == set()
+
+
+@pytest.mark.filterwarnings("ignore:ks_2samp")
+@given(
+    a=st.lists(st.floats(0, 10), min_size=2, max_size=40),
+    b=st.lists(st.floats(0, 10), min_size=2, max_size=40),
+)
+def test_without_tolerance_the_distance_is_kolmogorov_smirnovs(a: list[float], b: list[float]) -> None:
+    assert gap_distance(np.array(a), np.array(b), tolerance_s=0.0) == pytest.approx(ks_2samp(a, b).statistic)
+
+
+def test_with_tolerance_equal_gaps_may_jitter() -> None:
+    jittered = np.full(100, 0.1) + np.random.default_rng(1).normal(0, 0.001, 100)
+    assert gap_distance(np.full(100, 0.1), jittered, tolerance_s=0.0) > 0.4
+    assert gap_distance(np.full(100, 0.1), jittered, tolerance_s=0.01) == 0.0
+
+
+class Sleeper:
+    """Instead of sleeping it does, once each, what would be done meanwhile; then it ends the monitor's loop."""
+
+    def __init__(self, *work: Any) -> None:
+        self.work = list(work)
+
+    def __call__(self, _: float) -> None:
+        if not self.work:
+            raise StopIteration
+        self.work.pop(0)()
+
+
+def spin(duration_s: float) -> None:
+    until = time.perf_counter() + duration_s
+    while time.perf_counter() < until:
+        pass
+
+
+def test_the_monitor_sees_a_held_up_timer_and_the_garbage_collector() -> None:
+    epoch = time.perf_counter()
+    monitor = Monitor(3, epoch=epoch, sleep=Sleeper(lambda: spin(0.06), gc.collect, lambda: spin(0.02)))
+    with pytest.raises(StopIteration):
+        monitor.run()
+    assert gc.isenabled()
+    sample = monitor.sample(in_flight=4, num_sent=10, num_rows=6)
+    assert (sample.worker, sample.in_flight, sample.num_sent, sample.num_rows) == (3, 4, 10, 6)
+    assert sample.lag_max_s >= 0.05
+    assert sample.gc_s > 0
+    assert sample.cpu > 0
+    assert sample.rss_bytes > 1_000_000
+    assert 0 < sample.t_s <= time.perf_counter() - epoch
+    again = monitor.sample(in_flight=0, num_sent=10, num_rows=10)
+    assert (again.lag_max_s, again.gc_s) == (0.0, 0.0)
