@@ -148,6 +148,9 @@ def test_each_figure_is_there_as_svg_and_png(run: Path) -> None:
         "health",
     }
     assert names <= shown
+    rows = rows_of(run)
+    legend = f"TTFT (n={len(rows)}, failed={sum(row['state'] != 'ok' for row in rows)})"
+    assert legend in (run / "figures" / "cdf-ttft.svg").read_text()
     assert sorted(path.name for path in (run / "figures").iterdir()) == sorted(
         f"{n}.{kind}" for n in names for kind in ("svg", "png")
     )
