@@ -1,0 +1,120 @@
+"""The command line: what reaches the scenario, and one clear line for each mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from loadtest.cli import api_key, app, overrides, scenario_of
+from loadtest.errors import LoadtestError, UsageError
+from loadtest.scenario import Poisson
+
+SCENARIO = """
+name: tiny
+arrival: {law: poisson, rate: 4}
+requests: [{name: a, output_tokens: {mean: 8}}, {name: b}]
+duration_s: 20
+"""
+COMMANDS = ["plan", "run", "compare", "saturate", "replay", "audit", "report", "selftest"]
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def failure(*args: str) -> str:
+    result = CliRunner().invoke(app, list(args))
+    assert isinstance(result.exception, LoadtestError), result.output
+    return str(result.exception)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_an_example(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: serve-app-loadtest {command}" in " ".join(result.output.split())
+
+
+def test_options_and_settings_replace_what_the_file_says(scenario: Path) -> None:
+    sets = ["arrival.rate=9", "requests.0.output_tokens.mean=16", "slo=ttft_p99=500ms"]
+    loaded = scenario_of(scenario, sets, workers=3, seed=7, model=None)
+    assert isinstance(loaded.arrival, Poisson)
+    assert (loaded.arrival.rate, loaded.workers, loaded.seed, loaded.model) == (9.0, 3, 7, "")
+    assert [cls.output_tokens.mean for cls in loaded.requests] == [16, 64]
+    assert [str(limit) for limit in loaded.slo.limits] == ["ttft_p99=500ms"]
+
+
+def test_a_scenario_that_comes_with_the_package_goes_by_its_name() -> None:
+    assert scenario_of(Path("chat-qps-4"), None).name == "chat-qps-4"
+
+
+def test_settings_leave_the_values_they_were_read_from_alone() -> None:
+    values: dict[str, Any] = {"arrival": {"law": "poisson", "rate": 4}}
+    assert overrides(values, ["arrival.rate=8", "arrival.law=gamma"]) == {"arrival": {"law": "gamma", "rate": 8}}
+    assert values == {"arrival": {"law": "poisson", "rate": 4}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("rate", "'rate' is not like duration_s=60"),
+        ("arrival.rat=3", "arrival.poisson.rat: Extra inputs are not permitted"),
+        ("requests.x.name=3", "'requests.x.name=3': invalid literal"),
+        ("requests.7.name=z", "'requests.7.name=z': list index out of range"),
+        ("seed.x=3", "'seed.x=3'"),
+        ("seed=[", "'seed=['"),
+    ],
+)
+def test_a_wrong_setting_is_named(scenario: Path, setting: str, problem: str) -> None:
+    scenario.write_text(SCENARIO + "seed: 4\n")
+    assert problem in failure("plan", str(scenario), "--set", setting)
+
+
+def test_plan_names_what_will_happen(scenario: Path) -> None:
+    result = CliRunner().invoke(app, ["plan", str(scenario), "--set", "arrival.law=constant"])
+    assert result.exit_code == 0
+    assert "requests    80" in result.output
+    assert "sha256" in result.output
+
+
+def test_a_capacity_needs_limits_and_a_law_with_one_rate(scenario: Path, tmp_path: Path) -> None:
+    common = ["--target", "http://127.0.0.1:1", "--out", str(tmp_path / "out")]
+    assert failure("saturate", str(scenario), *common).startswith("--slo: needs at least one limit")
+    sets = ["--set", "arrival={law: burst, max_requests: 3}", "--slo", "ttft_p90=1s"]
+    assert failure("saturate", str(scenario), *common, *sets).startswith("arrival.law: 'burst' has no one rate")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
+    said = failure("replay", str(tmp_path / "no.csv"), "--target", "http://127.0.0.1:1", "--out", str(tmp_path / "out"))
+    assert f"{tmp_path / 'no.csv'}" in said
+
+
+def test_the_key_comes_from_the_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    monkeypatch.setenv("LOADTEST_API_KEY", "other")
+    assert api_key(tmp_path / "key") == "secret"
+    assert api_key(None) == "other"
+    with pytest.raises(UsageError, match="No such file"):
+        api_key(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "line"),
+    [
+        (["run", "none.yaml", "--target", "http://127.0.0.1:1"], 2, "error: none.yaml: [Errno 2]"),
+        (["audit", "nowhere"], 2, "error: nowhere: holds no run"),
+        (["plan"], 2, "Missing argument"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(args: list[str], code: int, line: str, tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-m", "loadtest.cli", *args], capture_output=True, text=True, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert line in ended.stderr
+    assert "Traceback" not in ended.stderr
