@@ -94,7 +94,10 @@ def preflight(target: Target, model: str) -> tuple[str, dict[str, Any]]:
         elif model and model not in served:
             raise UsageError("model", f"{model!r} is not served at {target.root}; it serves {', '.join(served)}")
         with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # many servers have no such page
-            info["version"] = str(http.get(f"{target.root}/version").raise_for_status().json()["version"])
+            said = http.get(f"{target.root}/version").raise_for_status().json()
+            info["version"] = str(said["version"])
+            if "serve_app" in said:  # which says when its engines are simulated
+                info["simulated"] = str(said.get("simulated", {}).get(model or (served or [""])[0], ""))
         return model or (served or [""])[0], info
 
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect, Request
@@ -49,7 +50,7 @@ class AppLimits:
 class IngressApp:
     """``await app(scope, receive, send)``. ``streams`` is the number of requests being answered."""
 
-    def __init__(self, front_ends: Mapping[str, FrontEnd], limits: AppLimits, *, version: Mapping[str, str]) -> None:
+    def __init__(self, front_ends: Mapping[str, FrontEnd], limits: AppLimits, *, version: Mapping[str, Any]) -> None:
         self.streams = 0
         self.draining = False
         self._front_ends = dict(front_ends)

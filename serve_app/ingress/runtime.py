@@ -32,7 +32,7 @@ class IngressRuntime:
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models}
         metrics.register(front.client.fleet for front in fronts.values())
         limits = AppLimits(max_body_bytes=settings.ingress.max_body_bytes)
-        app = IngressApp(fronts, limits, version={"version": VLLM_VERSION, "serve_app": VERSION})
+        app = IngressApp(fronts, limits, version=_version(settings))
         return cls(app, Listener(app, settings.ingress), fronts)
 
     @staticmethod
@@ -61,3 +61,13 @@ class IngressRuntime:
 
     def describe(self) -> dict[str, Any]:
         return {name: front.client.fleet.describe() for name, front in self.front_ends.items()}
+
+
+def _version(settings: Settings) -> dict[str, Any]:
+    """Return what `/version` says. Simulated engines are named: figures measured on them must say so."""
+    simulated = {
+        model.name: f"{profile if isinstance(profile := s.profile, str) else 'custom profile'}, time_scale {s.time_scale:g}"
+        for model in settings.models
+        if (s := model.simulated) is not None
+    }
+    return {"version": VLLM_VERSION, "serve_app": VERSION, **({"simulated": simulated} if simulated else {})}
