@@ -52,13 +52,23 @@ def test_the_textbook_interval_does_not_cover_and_near_the_knee_the_p99_is_left_
 
 
 @pytest.mark.slow
-def test_the_published_table() -> None:
-    for row in coverage_table(200, cases=(*CASES, (Queue(1, 0.5), 10_000), (Queue(1, 0.8), 10_000), (Queue(32, 0.8), 10_000))):
+@pytest.mark.parametrize("case", [*CASES, *((queue, 10_000) for queue, _ in CASES)], ids=str)
+def test_the_published_table(case: tuple[Queue, int]) -> None:
+    for row in coverage_table(200, cases=(case,)):
         assert row.covered >= 0.9 or row.method == "i.i.d. order statistics", row
 
 
 @pytest.mark.slow
-def test_replicates_cover_where_one_run_can_say_nothing() -> None:
+@pytest.mark.parametrize(("load", "n"), [(0.9, 2000), (0.9, 10_000), (0.95, 2000), (0.95, 10_000)])
+def test_near_the_knee_the_tail_holds_and_the_median_is_known_not_to(load: float, n: int) -> None:
+    """Fewer than ten relaxation times of M/M/32. The floors of p50 and p90 are below 95 % because the measured coverage is."""
+    rows = coverage_table(200, cases=((Queue(32, load), n),), seed=8)
+    floors = {0.5: 0.75, 0.9: 0.85, 0.99: 0.95}
+    assert all(by_method(rows, q)[DEFAULT].covered >= floor for q, floor in floors.items()), rows
+
+
+@pytest.mark.slow
+def test_replicates_have_two_sides_where_one_run_has_none() -> None:
     rows = coverage_table(60, cases=((Queue(1, 0.5), 10_000), (Queue(1, 0.8), 10_000)), replicates=10)
     replicated = [row for row in rows if row.method == "10 replicates"]
-    assert all(row.covered >= 0.88 and row.two_sided == 1 for row in replicated), replicated
+    assert all(row.covered >= 0.85 and row.two_sided == 1 for row in replicated), replicated
