@@ -74,7 +74,8 @@ def fingerprint(scenario: Scenario) -> str:
     tokenizer = ""
     if scenario.tokenizer and any(c.prompt == "text" for c in scenario.requests):
         tokenizer = hashlib.sha256("\n".join(_words(scenario.tokenizer)).encode()).hexdigest()
-    parts = {"seed": scenario.seed, "classes": [c.model_dump(mode="json", exclude_defaults=True) for c in scenario.requests], "tokenizer": tokenizer}
+    classes = [c.model_dump(mode="json", exclude_defaults=True) for c in scenario.requests]
+    parts = {"seed": scenario.seed, "classes": classes, "tokenizer": tokenizer}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

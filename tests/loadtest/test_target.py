@@ -40,13 +40,6 @@ def preflight_of(*pages: Script, model: str = "") -> tuple[str, dict[str, Any]]:
 def test_preflight_returns_the_model_and_what_the_target_is() -> None:
     info = {"server": "test", "models": ["tiny", "big"]}
     assert preflight_of(MODELS, page({"version": "0.32.0"})) == ("tiny", {**info, "version": "0.32.0"})
-
-
-def test_serve_app_says_whether_its_engines_are_simulated() -> None:
-    ours = {"version": "0.32.0", "serve_app": "0.1.0"}
-    assert preflight_of(MODELS, page(ours))[1]["simulated"] == ""
-    said = {**ours, "simulated": {"tiny": "a10g-llama-8b, time_scale 1"}}
-    assert preflight_of(MODELS, page(said))[1]["simulated"] == "a10g-llama-8b, time_scale 1"
     assert preflight_of(MODELS, NO_PAGE, model="big") == ("big", info)
     name, found = preflight_of(NO_PAGE, NO_PAGE, model="mine")
     assert (name, found["models"], "nobody checked" in found["note"]) == ("mine", None, True)
@@ -75,3 +68,10 @@ def test_preflight_names_a_target_that_is_not_there() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(UsageError, match=r"target: .*/v1/models: .*; is the server up"):
         preflight(Target(url), "")
+
+
+def test_serve_app_says_whether_its_engines_are_simulated() -> None:
+    ours = {"version": "0.32.0", "serve_app": "0.1.0"}
+    assert preflight_of(MODELS, page(ours))[1]["simulated"] == ""
+    said = {**ours, "simulated": {"tiny": "a10g-llama-8b, time_scale 1"}}
+    assert preflight_of(MODELS, page(said))[1]["simulated"] == "a10g-llama-8b, time_scale 1"
