@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check model lock bench-overhead clean
+.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest clean
 
 BIN := .venv/bin
 TORCH := torch==2.13.0+cpu
@@ -36,6 +36,16 @@ model: .venv ## fetch the embedded model (once)
 
 bench-overhead: .venv ## the fleet beside a bare vLLM server: throughput, latency, CPU per token (15 minutes)
 	$(BIN)/python -m benchmarks.overhead
+
+bench-latency: .venv ## open-loop latency of the fleet and a bare server, and our generator beside vLLM's (25 minutes)
+	$(BIN)/python -m benchmarks.latency
+
+bench-batching: model ## static against continuous batching: throughput, latency, KV memory (40 minutes)
+	$(BIN)/python -m benchmarks.batching
+
+selftest-loadtest: .venv ## the load generator against a server of known laws: all of it, with the slow tests (30 minutes)
+	$(BIN)/serve-app-loadtest selftest --out results/selftest
+	$(BIN)/pytest tests/loadtest
 
 lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \
