@@ -11,7 +11,7 @@ EMBEDDED_MODEL := smollm2-135m-instruct
 CONFIG ?= examples/cpu.yaml
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C stops
 	$(BIN)/serve-app up -f $(CONFIG)
