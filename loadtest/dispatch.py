@@ -16,6 +16,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -113,22 +114,24 @@ class Load:
         self._started.wait()
         if self._stopped.is_set():
             return self._say_end()
-        self._client = Client(self._target, worker=self._plan.worker, epoch=self._epoch, id_prefix=self._plan.id_prefix)
         self._monitor = Monitor(self._plan.worker, epoch=self._epoch, sleep=gevent.sleep)
         helpers = [gevent.spawn(self._monitor.run), gevent.spawn(self._report)]
-        work = gevent.spawn(self._work)
         try:
-            gevent.wait([work, self._stopped], count=1)
-            if self._stopped.is_set():
-                work.kill()
-                self._group.kill()
-                self._give_up()
-            work.get()  # raises what ended it
+            with closing(self._new_client()) as self._client:
+                work = gevent.spawn(self._work)
+                gevent.wait([work, self._stopped], count=1)
+                if self._stopped.is_set():
+                    work.kill()
+                    self._group.kill()
+                    self._give_up()
+                work.get()  # raises what ended it
         finally:
             gevent.killall(helpers)
-            self._client.close()
             self._hand_over(last=True)
             self._say_end()
+
+    def _new_client(self) -> Client:
+        return Client(self._target, worker=self._plan.worker, epoch=self._epoch, id_prefix=self._plan.id_prefix)
 
     def _work(self) -> None:
         arrival = self._scenario.arrival
@@ -281,10 +284,16 @@ def install_worker(environment: Any, api_key: str) -> Callable[[], None]:
     planned = Event()
 
     def on_plan(msg: Any, **_: Any) -> None:
-        plan = msgspec.json.decode(msg.data, type=Plan)
-        loads[:] = [Load(plan, api_key=api_key, send=environment.runner.send_message, fire=environment.events.request.fire)]
+        send, fire = environment.runner.send_message, environment.events.request.fire
+        try:
+            plan = msgspec.json.decode(msg.data, type=Plan)
+            loads[:] = [Load(plan, api_key=api_key, send=send, fire=fire)]
+        except Exception as exc:  # the root of this worker: the master must not wait for it
+            logger.exception("the plan cannot be followed")
+            send("lt-failed", f"a worker cannot start: {type(exc).__name__}: {exc}")
+            return
         planned.set()
-        environment.runner.send_message("lt-ready", plan.worker)
+        send("lt-ready", plan.worker)
 
     def on_epoch(msg: Any, **_: Any) -> None:
         loads[-1].start(Epoch(**msg.data).here())

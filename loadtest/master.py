@@ -49,7 +49,8 @@ class Master:
         self._hooks = hooks
         self._running = self._refused = False
         self._run: _Running
-        for name, listener in {"lt-ready": self._on_ready, "lt-rows": self._on_rows, "lt-end": self._on_end}.items():
+        listeners = {"lt-ready": self._on_ready, "lt-failed": self._on_failed, "lt-rows": self._on_rows, "lt-end": self._on_end}
+        for name, listener in listeners.items():
             self._runner.register_message(name, listener)
         environment.events.test_start.add_listener(self._begin)
         environment.events.test_stopping.add_listener(self._wind_up)
@@ -125,6 +126,10 @@ class Master:
             epoch = run.start()
             self._runner.send_message("lt-epoch", msgspec.structs.asdict(epoch))
             self._hooks.on_start(epoch.unix_s)
+
+    def _on_failed(self, msg: Any, **_: Any) -> None:
+        self._run.num_lost += 1
+        self.lose(msg.data)
 
     def _on_rows(self, msg: Any, **_: Any) -> None:
         if not self._running:

@@ -28,10 +28,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def caught_signals() -> Iterator[list[str]]:
     """Collect the names of SIGINT and SIGTERM instead of ending from them. Outside the main thread they cannot be caught."""
     caught: list[str] = []
+    first_at = 0.0
+
+    def catch(number: int, _: object) -> None:
+        nonlocal first_at
+        first_at = first_at or time.perf_counter()
+        if not caught or time.perf_counter() - first_at > 1.0:  # some senders signal the process and then its group
+            caught.append(signal.Signals(number).name)
+
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    before = {number: signal.signal(number, lambda n, _: caught.append(signal.Signals(n).name)) for number in _SIGNALS}
+    before = {number: signal.signal(number, catch) for number in _SIGNALS}
     try:
         yield caught
     finally:
@@ -61,6 +69,7 @@ class Generator:
         self._out = out
         self._children: list[Child] = []
         self._told: set[str] = set()
+        self._at_once = False
 
     def __enter__(self) -> Self:
         self._children = [Child(command, self._environment) for command in self._commands]
@@ -68,7 +77,7 @@ class Generator:
 
     def __exit__(self, *_: object) -> None:
         """Return when all are gone. Those that were told to end may; without a master nobody told the workers."""
-        until = time.perf_counter() + (0.0 if self._children[0].status else END_S)
+        until = time.perf_counter() + (0.0 if self._children[0].status or self._at_once else END_S)
         for child in self._children:
             child.end(until)
 
@@ -93,6 +102,7 @@ class Generator:
             if signals:
                 self._tell(f"interrupt {signals[0]}")
             if len(signals) > 1 or (signals and not started):
+                self._at_once = True
                 return
             each()
 

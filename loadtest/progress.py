@@ -152,6 +152,8 @@ def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
     console.width = max(console.width, 110)  # a table that is cut off would hide figures
     states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in summary.states.items())
     note = " (interrupted)" if manifest.state == "interrupted" else ""
+    if summary.verdict == "pass" and not summary.slo:
+        note += " (there is no SLO to judge by)"
     console.print(f"{_WORDS[summary.verdict]}{note}  {summary.scenario}, {summary.loop} loop: {states or 'no requests'}")
     if summary.verdict == "invalid":
         for gate in summary.gates:
@@ -193,5 +195,5 @@ def _cell(quantile: Quantile) -> str:
         return "?" if seconds is None else f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
 
     if quantile.value_s is None:
-        return ">= " + ms(quantile.censored_s) if quantile.censored_s is not None else "-"
+        return ">= " + ms(quantile.censored_s) if quantile.censored_s is not None else "failed"
     return f"{ms(quantile.value_s)} ({ms(quantile.low_s)}..{ms(quantile.high_s)})"
