@@ -26,9 +26,9 @@ from loadtest.observe import Observer
 from loadtest.processes import Generator, caught_signals
 from loadtest.progress import Progress, print_verdict
 from loadtest.recorder import Recorder, as_lines, claim, write_json, write_manifest
-from loadtest.records import Manifest, RunEvent, read_manifest
+from loadtest.records import Manifest, Row, RunEvent, read_lines, read_manifest
 from loadtest.relay import Relay
-from loadtest.scenario import Scenario
+from loadtest.scenario import Scenario, parse_scenario
 from loadtest.schedule import Schedule, make_schedule
 from loadtest.summary import Summary
 from loadtest.target import Target, preflight
@@ -136,6 +136,7 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
     manifest = read_manifest(out)
     page = out
     try:
+        count_tokens(out, parse_scenario(manifest.scenario).tokenizer)
         if report:
             from loadtest.report import write_report  # matplotlib loads for a second or two: not before a run, nor in a probe
 
@@ -148,6 +149,22 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
     if not quiet:
         print_verdict(summary, manifest, page)
     return exit_code(summary, manifest)
+
+
+def count_tokens(out: Path, tokenizer: str) -> None:
+    """Count the tokens of each answer's text; after the run, because the generator has no time for it."""
+    rows_file = out / "rows.jsonl"
+    if not tokenizer or not rows_file.exists():
+        return
+    from tokenizers import Tokenizer  # most scenarios need none
+
+    counter = Tokenizer.from_file(tokenizer)
+    rows = list(read_lines(rows_file, Row))
+    for row in rows:
+        row.retokenized = len(counter.encode(row.text, add_special_tokens=False).ids) if row.text else None
+    part = rows_file.with_suffix(".part")
+    part.write_bytes(as_lines(rows))
+    part.replace(rows_file)
 
 
 def exit_code(summary: Summary, manifest: Manifest) -> ExitCode:

@@ -17,11 +17,14 @@ import msgspec
 import psutil
 import pytest
 import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from loadtest.errors import ExitCode, UsageError
-from loadtest.recorder import claim
+from loadtest.recorder import as_lines, claim
 from loadtest.records import Manifest, Row, read_lines, read_manifest
-from loadtest.runner import exit_code, run
+from loadtest.runner import count_tokens, exit_code, run
 from loadtest.scenario import Scenario, parse_scenario
 from loadtest.schedule import Schedule, read_schedule
 from loadtest.summary import Summary
@@ -166,6 +169,7 @@ def test_an_interrupted_run_keeps_and_reports_what_was_sent(target: Target, tmp_
     assert psutil.wait_procs(children, timeout=WITHIN_S)[1] == []
 
 
+@pytest.mark.slow
 def test_a_generator_whose_owner_is_killed_ends_too(target: Target, tmp_path: Path) -> None:
     command = Command(target, tmp_path, a_scenario(workers=2, duration_s=60))
     command.until(command.has_rows)
@@ -199,6 +203,18 @@ def test_an_unreachable_target_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Connection refused"):
         run(parse_scenario(a_scenario()), Target("http://127.0.0.1:1"), tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_answers_are_counted_with_the_tokenizer_where_there_is_a_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"one": 0, "two": 1, "?": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    rows = [Row(k, 0, 0.0, "ok", text=text) for k, text in enumerate(["one two", "", "two two three one"])]
+    (tmp_path / "rows.jsonl").write_bytes(as_lines(rows))
+    count_tokens(tmp_path, str(tmp_path / "tokenizer.json"))
+    counted = list(read_lines(tmp_path / "rows.jsonl", Row))
+    assert [row.retokenized for row in counted] == [2, None, 4]
+    assert [row.text for row in counted] == [row.text for row in rows]
 
 
 @pytest.mark.parametrize(
