@@ -15,9 +15,11 @@ ray/serve/schema.py (ServeInstanceDetails).
 import importlib
 import json
 import math
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -100,6 +102,14 @@ def pod_values(pods: Iterable[Any]) -> dict[str, float]:
     return values
 
 
+def ray_token() -> str:
+    """Return the token for Ray's dashboard from where Ray itself looks for it: environment, named file, the user's file."""
+    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+        return token
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    return file.read_text().strip() if file.is_file() else ""
+
+
 class Observer:
     """Asks the sources that a scenario names. Blocks: call it from a thread (or a greenlet), not from an event loop."""
 
@@ -125,8 +135,8 @@ class Observer:
             samples.append(_sampled(t_s, "kubernetes", self._pods))
         return samples
 
-    def _get(self, url: str) -> str:
-        return self._http.get(url, follow_redirects=True).raise_for_status().text
+    def _get(self, url: str, headers: Mapping[str, str] | None = None) -> str:
+        return self._http.get(url, headers=headers, follow_redirects=True).raise_for_status().text
 
     def _metrics(self) -> dict[str, float]:
         values = metrics_values(self._get(self._metrics_url))
@@ -136,7 +146,8 @@ class Observer:
 
     def _serve(self) -> dict[str, float]:
         url = f"{self._observe.ray_dashboard_url.rstrip('/')}/api/serve/applications/"
-        return serve_values(json.loads(self._get(url)))
+        token = ray_token()
+        return serve_values(json.loads(self._get(url, {"Authorization": f"Bearer {token}"} if token else None)))
 
     def _pods(self) -> dict[str, float]:
         if self._list_pods is None:

@@ -187,7 +187,9 @@ def connect(address: str, namespace: str, token: str = "") -> None:
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="error", configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as exc:
-        raise ClusterFailed(problem=f"no Ray cluster answers at {address}: {exc}", hint="") from exc
+        tokenless = "RAY_AUTH_MODE" not in os.environ
+        hint = "if the cluster was started with Ray's token authentication, set RAY_AUTH_MODE=token" if tokenless else ""
+        raise ClusterFailed(problem=f"no Ray cluster answers at {address}: {exc}", hint=hint) from exc
 
 
 def interrupt(pid: int) -> None:

@@ -5,12 +5,13 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from loadtest.observe import Observer, metrics_values, pod_values, serve_values
+from loadtest.observe import Observer, metrics_values, pod_values, ray_token, serve_values
 from loadtest.records import ServerSample
 from loadtest.scenario import Observe
 
@@ -211,3 +212,13 @@ def test_pods_without_a_cluster_are_an_error_of_their_source(monkeypatch: pytest
     [sample] = sampled(Observe(metrics_url="none", kubernetes_selector="app=x"), "http://127.0.0.1:1")
     assert sample.source == "kubernetes"
     assert "kube" in sample.error  # the package is missing, or there is no configuration
+
+
+def test_rays_token_is_looked_for_where_ray_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert ray_token() == ""
+    (tmp_path / "token").write_text("from a file\n")
+    assert ray_token() == "from a file"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "from the environment")
+    assert ray_token() == "from the environment"
