@@ -92,7 +92,7 @@ class Load:
         self._stopped = Event()
         self._stop_reason, self._stop_s = "", 0.0
         self._driving = False
-        self._rows: list[Row] = []
+        self._lines: list[bytes] = []
         self._outbox: deque[Batch] = deque()
         self._num_sent = self._num_rows = self._num_batches = 0
         self._build_ahead()
@@ -182,7 +182,7 @@ class Load:
 
     def _take(self, request: ScheduledRequest, row: Row) -> None:
         self._in_flight.pop(request.id, None)
-        self._rows.append(row)
+        self._lines.append(as_lines([row]))  # now, not all of a second's rows at once
         self._num_rows += 1
         # For Locust's own tables and charts, which round; no figure of ours comes from them.
         failed = None if row.state in ("ok", "cancelled") else RuntimeError(f"{row.state} {row.status or ''}".strip())
@@ -263,8 +263,8 @@ class Load:
 
     def _hand_over(self, *, last: bool = False) -> None:
         sample = self._monitor.sample(in_flight=len(self._in_flight), num_sent=self._num_sent, num_rows=self._num_rows)
-        rows, self._rows = self._rows, []
-        self._outbox.append(Batch(self._plan.worker, self._num_batches, len(rows), as_lines(rows), as_lines([sample])))
+        lines, self._lines = self._lines, []
+        self._outbox.append(Batch(self._plan.worker, self._num_batches, len(lines), b"".join(lines), as_lines([sample])))
         self._num_batches += 1
         for _ in range(LAST_TRIES if last else 1):
             try:
