@@ -148,7 +148,7 @@ def claim(out: Path, *, marker: str = "manifest.json") -> None:
     raise UsageError(str(out), "is not empty, and two runs in one folder would mix; take another --out or remove it")
 
 
-def write_json(path: Path, record: msgspec.Struct) -> None:
+def write_json(path: Path, record: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
     """Replace the file in one step: readers see the old one or the new one."""
     part = path.with_suffix(".part")
     part.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
