@@ -1,0 +1,185 @@
+"""Is everything asked once and accounted for, and does a sick generator say so? T6-T8 and T14."""
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from loadtest.audit import audit
+from loadtest.errors import ExitCode
+from loadtest.records import HealthSample, read_lines
+from loadtest.selftest.bench import Bench, Observed, Point, fault, judged, poisson
+from loadtest.stats import Floats, arrival_tests
+
+RATIO = 15.0
+"""CPU time of the worker per token of a stream, beside that of decoding the JSON of one."""
+
+
+def t6_arrivals(bench: Bench) -> Iterator[Point]:
+    """One schedule is delivered whole by any number of workers.
+
+    1 and 3 workers: the server saw each scheduled id once; the gaps pass the health gate, and the tests of a Poisson process at 0.1 %
+    (gaps, dispersion, correlation). Arrivals made as GuideLLM does, the same in each process, must fail them.
+    """
+    rate, duration_s = 50, 6 if bench.quick else 30
+    hashes = set()
+    for workers in (1, 3):
+        observed = bench.run({}, poisson(rate, duration_s, workers=workers))
+        hashes.add(observed.manifest.schedule_sha256)
+        seen_ids = sorted(request_id for request_id, _ in observed.told)
+        scheduled = list(range(observed.manifest.num_scheduled))
+        seen = f"{len(set(seen_ids))} ids of {len(scheduled)}, {len(seen_ids) - len(set(seen_ids))} twice"
+        yield judged(f"{workers} workers: ids", seen, "each once", seen_ids == scheduled)
+        sent = np.sort([row.sent_s for row in observed.rows if row.sent_s is not None])
+        gate = next(gate for gate in observed.summary.gates if gate.name == "delivered arrivals")
+        p = least_p(sent * rate)
+        seen = f"distance {gate.value:.3f} (gate {gate.limit:.3f}), least p {p:.3f}"
+        yield judged(f"{workers} workers: arrivals", seen, "gate ok, p > 0.001", gate.ok and p > 0.001, timing=True)
+    yield judged("schedule of 1 and 3 workers", f"{len(hashes)} hashes", "1", len(hashes) == 1)
+    one = np.cumsum(np.random.Generator(np.random.Philox(1)).exponential(3 / rate, 200))
+    p = least_p(np.sort(np.concatenate([one, one, one])) * rate)
+    yield judged("three processes of one seed", f"least p {p:.1e}", "p < 0.001", p < 0.001)
+
+
+def least_p(passed: Floats) -> float:
+    tests = arrival_tests(passed)
+    return min(tests.gaps_p, tests.dispersion_p, tests.lag1_p)
+
+
+def t7_audit(bench: Bench) -> Iterator[Point]:
+    """The audit finds each fault of the server, and nothing else.
+
+    1 % each (quick: about 1.4 %) of dropped connections, duplicates, truncated streams and error events: counts as the law has them.
+    """
+    num, every = (300, 70) if bench.quick else (2000, 100)
+    kinds = {"drop": every, "duplicate": every + 1, "truncate": every + 2, "error-event": every + 3}
+    failures = [{"kind": kind, "every": each, "after_tokens": 2} for kind, each in kinds.items()]
+    # A connection for each request: one that is dropped on a used connection is rightly sent again.
+    settings = {"ttft": {"law": "constant", "s": 0.05}, "answers_per_connection": 1, "failures": failures}
+    observed = bench.run(settings, poisson(60, num / 60, output_tokens=5))
+    injected = Counter(
+        next((kind for kind, each in kinds.items() if number % each == 0), "") for number in range(1, len(observed.rows) + 1)
+    )
+    result = audit(observed.folder, server_log=observed.log)
+    expected = {"truncated": injected["drop"] + injected["truncate"], "server-duplicate": injected["duplicate"]}
+    yield judged("findings", str(result.counts), str(expected), result.counts == expected)
+    yield judged(
+        "error events",
+        str(result.states["error"]),
+        str(injected["error-event"]),
+        result.states["error"] == injected["error-event"],
+    )
+    yield judged("complete", str(result.states["complete"]), str(injected[""]), result.states["complete"] == injected[""])
+
+
+KILL_WORKER = """
+import psutil, sys
+next(p for p in psutil.Process(int(sys.argv[1])).children() if "--worker" in p.cmdline()).kill()
+"""
+
+
+def t7_killed(bench: Bench) -> Iterator[Point]:
+    """A generator that loses a process ends with exit status 3.
+
+    SIGKILL to one of two workers, and to their master, in mid-run.
+    """
+    kills = {
+        "worker": fault(2, "command", command=[sys.executable, "-c", KILL_WORKER, str(os.getpid())]),
+        "master": fault(2, "kill", "--expect-workers"),
+    }
+    for name, kill in kills.items():
+        observed = bench.once({}, poisson(30, 20, workers=2, faults=[kill]))
+        yield sick(f"SIGKILL of a {name}", observed, "generator complete")
+
+
+def sick(case: str, observed: Observed, gate: str) -> Point:
+    failed = observed.failed_gates
+    seen = f"exit status {observed.code}; " + (failed.get(gate) or ", ".join(failed) or "all gates ok")
+    return judged(case, seen, f"exit status 3 by {gate}", observed.code is ExitCode.INVALID and gate in failed)
+
+
+HOG = """
+import os, psutil, sys, time
+worker = next(p for p in psutil.Process(int(sys.argv[1])).children() if "locustfile" in " ".join(p.cmdline()))
+worker.nice(19)
+for process in (worker, psutil.Process()):
+    process.cpu_affinity(process.cpu_affinity()[:1])
+for _ in range(3):
+    os.fork()
+until = time.monotonic() + 2
+while time.monotonic() < until:
+    pass
+"""
+
+
+def t8_sick(bench: Bench) -> Iterator[Point]:
+    """A sick generator says so.
+
+    SIGSTOP for 300 ms; (full) eight processes that keep its core busy for 2 s; (full) twice the requests per second that its CPU can
+    make by what 200/s cost: exit status 3, and the gate that is meant for it is among those that failed.
+    """
+    observed = bench.once({}, poisson(40, 5, faults=[fault(2, "stop", "locustfile", for_s=0.3)]))
+    yield sick("SIGSTOP for 300 ms", observed, "loop stalls")
+    if not bench.quick:
+        hog = fault(2, "command", command=[sys.executable, "-c", HOG, str(os.getpid())])
+        yield sick("CPU hog", bench.once({}, poisson(40, 5, faults=[hog])), "lag p99")
+        rate = 2 / cpu_s_per(bench.run({}, poisson(200, 3)), "requests")
+        yield sick(f"{rate:.0f} requests/s", bench.once({}, poisson(rate, 1, timeout_s=5)), "lag p50")
+
+
+def cpu_s_per(observed: Observed, what: str) -> float:
+    """Return the worker's CPU time for each of its requests, or each token."""
+    samples = list(read_lines(observed.folder / "health.jsonl", HealthSample))
+    ends = [0.0, *(sample.t_s for sample in samples)]
+    used = sum(sample.cpu * (end - begin) for sample, begin, end in zip(samples, ends, ends[1:], strict=False))
+    return used / (len(observed.rows) if what == "requests" else sum(row.output_tokens or 0 for row in observed.rows))
+
+
+def t8_healthy(bench: Bench) -> Iterator[Point]:
+    """A healthy generator is never called sick.
+
+    One run (full: three) on this machine as it is. (Fifty runs: tests/loadtest/test_health.py.)
+    """
+    for _ in range(1 if bench.quick else 3):
+        observed = bench.once({}, poisson(40, 4 if bench.quick else 10, output_tokens=16))
+        failed = "; ".join(observed.failed_gates.values())
+        yield judged("healthy", failed or f"valid; {observed.lateness()}", "valid", not failed, timing=True)
+
+
+def t14_throughput(bench: Bench) -> Iterator[Point]:
+    """One worker takes 80 requests/s of 128 streamed tokens.
+
+    The run is valid, all answers are complete, and the CPU of the worker stays below 85 % of a core at its p95. (full) A token costs
+    at most 20 % more CPU, beside decoding the JSON of one, than when `RATIO` was measured.
+    """
+    before = decode_s()
+    observed = bench.run({}, poisson(80, 8 if bench.quick else 20, output_tokens=128))
+    num_ok, num = len(observed.pairs), len(observed.rows)
+    yield judged("complete", f"{num_ok} of {num}", "all", num_ok == num)
+    cpu = next(gate for gate in observed.summary.gates if gate.name == "CPU p95")
+    cost_s = cpu_s_per(observed, "tokens")
+    throughput = observed.summary.throughput
+    tokens_per_s = throughput.output_tokens if throughput else 0.0
+    seen = f"{cpu.value:.0%}; {tokens_per_s:.0f} tokens/s, {cost_s * 1e6:.1f} us CPU a token; {observed.lateness()}"
+    yield judged("CPU", seen, f"< {cpu.limit:.0%}", cpu.ok, timing=True)
+    if not bench.quick:
+        ratio = cost_s / min(before, decode_s())
+        seen = f"{ratio:.1f} times decoding its JSON"
+        yield judged("cost of a token", seen, f"<= {RATIO} + 20 %", ratio <= 1.2 * RATIO, timing=True)
+
+
+def decode_s() -> float:
+    """Return the CPU time of decoding the JSON of a token's event: a measure of this machine's speed now."""
+    event = b'{"id":"truth-1","object":"text_completion","created":1,"model":"truth","choices":[{"index":0,"text":" bel","logprobs":null}]}'
+    decoder, num = msgspec.json.Decoder(), 20_000
+    took = []
+    for _ in range(5):
+        begin = time.process_time()
+        for _ in range(num):
+            decoder.decode(event)
+        took.append(time.process_time() - begin)
+    return min(took) / num
