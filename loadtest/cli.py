@@ -60,13 +60,18 @@ def run(
     sets: Set = None,
     workers: Workers = None,
     seed: Seed = None,
+    below_pid: Annotated[int | None, typer.Option(help="Faults may touch processes below this one.")] = None,
     report: Annotated[bool, typer.Option(help="Write the HTML page.")] = True,
 ) -> None:
     """Run a scenario against a target; records, summary and report are in one folder afterwards.
 
     Example: serve-app-loadtest run chat-qps-4 --target http://127.0.0.1:8000 --set slo=ttft_p99=500ms
     """
-    _run(scenario_of(scenario, sets, model=model, workers=workers, seed=seed), target, out, api_key_file, report)
+    from loadtest.faults import below
+
+    loaded = scenario_of(scenario, sets, model=model, workers=workers, seed=seed)
+    loaded = loaded.model_copy(update={"faults": below(loaded.faults, below_pid)})
+    _run(loaded, target, out, api_key_file, report)
 
 
 @app.command()

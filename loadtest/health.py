@@ -73,7 +73,7 @@ def _complete(manifest: Manifest) -> Gate:
     problems = list(manifest.problems)
     if manifest.state == "running":
         problems.append("the generator ended without saying how")
-    text = "; ".join(problems) or f"all {manifest.workers} workers were there from start to end"
+    text = "; ".join(problems) or f"all worker processes ({manifest.workers}) were there from start to end"
     return Gate("generator complete", not problems, len(problems), 0, text)
 
 

@@ -188,6 +188,7 @@ class Fault(_Part):
     command: tuple[str, ...] = ()
     """Of ``command``: program and arguments, for example kubectl."""
     for_s: Seconds = 5.0
+    """How long a process stands still or a link stays cut; a command has at least a minute."""
     name: str = ""
 
 
