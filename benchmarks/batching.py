@@ -27,6 +27,7 @@ from benchmarks.batching_setups import (
     SETUPS,
     STATIC,
     Setup,
+    alone,
     burst,
     poisson,
     quick,
@@ -49,7 +50,7 @@ class Experiment:
     """One load on one system. Rates and seconds are the setup's own; the loadtest's are ``time_scale`` times as long."""
 
     kind: str
-    """burst, latency, rate"""
+    """burst, capacity (a burst with the latency experiment's inputs), alone, latency, rate"""
     system: str
     cap: int
     qps: float = 0.0
@@ -68,6 +69,8 @@ class Experiment:
         match self.kind:
             case "burst" | "capacity":
                 return burst(setup, self.cap, self.num, latency_inputs=self.kind == "capacity")
+            case "alone":
+                return alone(setup, self.cap, self.num)
             case "latency":
                 return poisson(setup, self.qps, self.num / self.qps, time_scale=time_scale, drain=True)
             case _:
@@ -83,7 +86,7 @@ class Bench:
 
     def measure(self, experiment: Experiment, url: str, time_scale: float, **facts: Any) -> Path:
         """Load the server at ``url``; return the folder with the records."""
-        out = self.folder / experiment.name.replace(" ", "-")
+        out = self.folder / experiment.name
         scenario = experiment.scenario(self.setup, time_scale)
         code = run(scenario, Target(url), out, quiet=True, report=False)
         summary = json.loads((out / "summary.json").read_text())
@@ -102,6 +105,7 @@ class Bench:
             for cap in setup.caps:
                 self.measure(Experiment("burst", CONTINUOUS, cap, num=setup.num_burst), url, setup.time_scale)
             if setup.profile is None:
+                self.measure(Experiment("alone", CONTINUOUS, LATENCY_CAP, num=setup.num_burst // NAIVE_SHARE), url, 1.0)
                 out = self.measure(Experiment("capacity", CONTINUOUS, LATENCY_CAP, num=setup.num_burst), url, 1.0)
                 unit = Run(out, 1.0).requests_per_s / 8.0  # the study's saturates around 8
             for qps in setup.qps:
@@ -127,7 +131,8 @@ class Bench:
                     self._static(static, experiment, nominal_qps=qps)
                 capacity = self._static_capacity(system)
                 for rate in setup.static_rates:
-                    window_s = max(setup.window_s, 6 * setup.batch_size(system, LATENCY_CAP) / capacity)
+                    batches, least = (6, 0) if setup.profile is None else (15, 60)  # simulated time costs nothing
+                    window_s = max(setup.window_s, max(batches * setup.batch_size(system, LATENCY_CAP), least) / capacity)
                     experiment = Experiment("rate", system, LATENCY_CAP, qps=rate * capacity, window_s=window_s)
                     self._static(static, experiment, nominal_qps=rate * capacity / unit)
 
@@ -177,6 +182,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a look: two caps, few requests; under 3 minutes per setup")
     parser.add_argument("--draw", nargs="+", default=[], choices=sorted(SETUPS), help="only draw what was measured before")
     parser.add_argument("--out", type=Path, default=Path("results/batching"))
+    parser.add_argument("--figures", type=Path, help="also copy the PNG there, as batching-SETUP-NAME.png")
     arguments = parser.parse_args()
     chosen = [*(["smollm2-135m-cpu"] if arguments.real else []), *arguments.profile]
     if not chosen and not arguments.draw:
@@ -190,6 +196,8 @@ def main() -> None:
         bench.static(bench.continuous())
     for name in (*chosen, *arguments.draw):
         print(draw(change(SETUPS[name]), arguments.out / name))
+        for figure in (arguments.out / name).glob("*.png") if arguments.figures else ():
+            shutil.copy(figure, arguments.figures / f"batching-{name}-{figure.name}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from benchmarks.batching_records import Run, read_runs
 from benchmarks.batching_setups import CONTINUOUS, PAPER_BATCH, SYSTEMS, Setup
@@ -26,7 +27,8 @@ PUBLISHED = ((4, "FasterTransformer"), (8, "TGI, Ray Serve"), (23, "vLLM"))
 def draw(setup: Setup, folder: Path) -> str:
     """Write the figures as PNG and SVG and report.json into the folder; return the tables as Markdown."""
     runs = read_runs(folder)
-    report = {"burst": burst_table(setup, runs), "latency": latency_table(runs), "rate": rate_table(runs)}
+    tables = {"burst": burst_table(setup, runs), "latency": latency_table(runs), "rate": rate_table(runs)}
+    report: dict[str, Any] = {**tables, "alone": alone_words(runs)}
     (folder / "report.json").write_text(json.dumps(report, indent=1))
     style: Any = STYLE  # matplotlib types the keys one by one
     with mpl.rc_context(style):
@@ -35,20 +37,22 @@ def draw(setup: Setup, folder: Path) -> str:
         plot_kv(right, setup, report["burst"])
         _save(figure, folder / "throughput")
         rates = sorted({entry["nominal_qps"] for entry, _ in runs if entry["kind"] == "latency"})
-        figure, axes = _figure(len(rates) + bool(report["rate"]), height=3.8)
-        for ax, qps in zip(axes, rates, strict=False):
+        figure, axes = _figure(len(rates), height=4.0)
+        for ax, qps in zip(axes, rates, strict=True):
             plot_latencies(ax, [(e, r) for e, r in runs if e["kind"] == "latency" and e["nominal_qps"] == qps], setup, qps)
-        if report["rate"]:
-            plot_rates(axes[-1], report["rate"], setup)
         _save(figure, folder / "latency")
+        if report["rate"]:
+            figure, axes = _figure(1, height=3.6, width=6)
+            plot_rates(axes[0], report["rate"], setup)
+            _save(figure, folder / "rates")
         figure, axes = _figure(3, height=4.2, sharex=True)
         plot_occupancy(axes, setup, runs, cap=512 if 512 in setup.caps else setup.caps[-1])
         _save(figure, folder / "occupancy")
     return _markdown(setup, report)
 
 
-def _figure(columns: int, *, height: float, **options: Any) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(11, height), layout="constrained")
+def _figure(columns: int, *, height: float, width: float = 11, **options: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
 
 
@@ -82,6 +86,17 @@ def burst_table(setup: Setup, runs: Runs) -> list[Entry]:
     return rows
 
 
+def alone_words(runs: Runs) -> list[str]:
+    """Return a line on what of the multiple is the engine's, not batching's: both servers with one request at a time."""
+    found = [run for entry, run in runs if entry["kind"] == "alone"]
+    naive = [run for entry, run in runs if (entry["kind"], entry["system"], entry["cap"]) == ("burst", "naive", 1536)]
+    if not found or not naive:
+        return []
+    engine, transformers = found[0].output_tokens_per_s, naive[0].output_tokens_per_s
+    rates = f"vLLM {engine:.1f} output tok/s, Transformers {transformers:.1f}"
+    return [f"The same requests one at a time: {rates}, so {engine / transformers:.2f}x is the engine's own, without batching."]
+
+
 def latency_table(runs: Runs) -> list[Entry]:
     """Return one row per rate and system: medians with intervals, in seconds."""
     rows = []
@@ -104,6 +119,15 @@ def rate_table(runs: Runs) -> list[Entry]:
     return sorted(rows, key=lambda r: (SYSTEMS.index(r["system"]), r["qps"]))
 
 
+_ABOVE: dict[str, Any] = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1),
+    "frameon": False,
+    "borderaxespad": 0,
+    "columnspacing": 1.0,
+}
+
+
 def plot_multiples(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
     """Throughput over paper static on a log scale; diamonds are first principles, lines the study's."""
     for index, system in enumerate(SYSTEMS):
@@ -112,24 +136,22 @@ def plot_multiples(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
         bars = ax.bar(at, [r["multiple"] for r in rows], 0.19, color=COLOUR[system], label=system, bottom=0)
         ax.bar_label(bars, [f"{r['multiple']:.1f}" if r["multiple"] < 10 else f"{r['multiple']:.0f}" for r in rows], fontsize=7)
         if system in ("fair static", CONTINUOUS):
-            label = "if every step took the same time" if system == CONTINUOUS else None
+            label = "equal steps (theory)" if system == CONTINUOUS else None
             ax.plot(at, [r["equal_steps"] for r in rows], "D", color=INK, markersize=4, fillstyle="none", label=label)
-    caps = sorted({row["study_cap"] for row in table})
-    if 1536 in caps:
-        for multiple, who in PUBLISHED:
-            ax.hlines(multiple, len(caps) - 1.45, len(caps) - 0.55, color=MUTED, linestyle=":", linewidth=1)
-            ax.annotate(f"{who} {multiple}x (published)", (len(caps) - 1.45, multiple), (-2, 0), **_BESIDE)
+    for multiple, who in PUBLISHED:
+        ax.axhline(multiple, color=MUTED, linestyle=":", linewidth=1)
+        ax.annotate(
+            f"{who} at cap 1,536: {multiple}x (published)", (-0.5, multiple), (0, 1), textcoords="offset points", fontsize=7
+        )
+    caps = setup.caps
     ax.set(yscale="log", ylabel="tokens/s over paper static", xlabel="cap of the output length [tokens]")
     ax.set_xticks(range(len(caps)), [str(setup.cap(c)) for c in caps])
-    ax.set_ylim(0.25, 60)
+    ax.set_ylim(0.25, 70)
     ax.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
     ax.minorticks_off()
     ax.axhline(1, color=MUTED, linewidth=1)
-    ax.legend(loc="upper left", ncols=2)
-    ax.set_title(f"{setup.name}: burst of {setup.num_burst}, prompt and output tokens")
-
-
-_BESIDE: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "ha": "right", "va": "center"}
+    ax.legend(ncols=5, **_ABOVE)
+    ax.set_title(f"{setup.name}: burst of {setup.num_burst}, prompt and output tokens", pad=20)
 
 
 def plot_kv(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
@@ -172,7 +194,10 @@ def plot_rates(ax: Axes, table: Sequence[Entry], setup: Setup) -> None:
     line = np.array([min(row["qps"] for row in table), max(row["qps"] for row in table)])
     ax.plot(line, line * per_request, "--", color=MUTED, linewidth=1, label="all that is offered")
     ax.set(xscale="log", yscale="log", xlabel="offered [requests/s]", ylabel="prompt and output tokens/s")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.legend(loc="upper left")
+    ax.set_title(f"{setup.name}: throughput against offered load")
 
 
 def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) -> None:
@@ -181,42 +206,46 @@ def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) 
     panels = {s: _static_bars(found[s]) for s in ("paper static", "fair static")} | {
         CONTINUOUS: _continuous_bars(found[CONTINUOUS])
     }
-    until = min(2.2 * panels["paper static"][0][3], max(end for *_, end in panels[CONTINUOUS]))
+    length = 2.2 * min(end - start for _, start, _, end in panels["paper static"])
     for ax, (system, bars) in zip(axes, panels.items(), strict=True):
-        inside = [bar for bar in bars if bar[1] < until]
+        # From a quarter of the run on: everybody has arrived, and nobody misses somebody to take a free place.
+        begin = min(start for _, start, *_ in bars if start >= max(end for *_, end in bars) / 4)
+        inside = [(row, *(min(max(t - begin, 0.0), length) for t in times)) for row, *times in bars]
+        inside = [bar for bar in inside if bar[1] < bar[3]]
         for number, (row, start, own, end) in enumerate(inside):
             ax.barh(row, end - start, left=start, height=0.85, color=GRID)
             ax.barh(row, own - start, left=start, height=0.85, color=SERIES[number % len(SERIES)])
-        useful = sum(min(own, until) - start for _, start, own, _ in inside)
+        useful = sum(own - start for _, start, own, _ in inside)
         places = max(row for row, *_ in inside) + 1
-        ax.set(xlim=(0, until), xlabel="seconds", ylim=(places - 0.4, -0.6))
+        done = sum(0 < own < length for _, _, own, _ in inside)
+        ax.set(xlim=(0, length), xlabel="seconds", ylim=(places - 0.4, -0.6))
         ax.grid(visible=False)
-        done = sum(own <= until for _, _, own, _ in inside)
-        ax.set_title(f"{system}: {places} places, {useful / places / until:.0%} in use, {done} answers")
+        ax.set_title(f"{system}: {places} places, {useful / places / length:.0%} in use, {done} answers")
     axes[0].set_ylabel(f"place in the batch, {setup.name}, cap {setup.cap(cap)}")
 
 
-def _static_bars(run: Run) -> list[tuple[int, float, float, float]]:
-    """Return (place, start, own end, end of the batch) in the setup's seconds from the first batch."""
-    batches = [b for b in run.batches if len(b.members) > 1 or len(run.batches) == 1]
-    first, scale = batches[0].started_unix_s, run.time_scale
-    bars = []
-    for batch in batches:
-        start, ends = (batch.started_unix_s - first) / scale, batch.step_ends_s
+Bar = tuple[int, float, float, float]
+"""Place, start, own end, end of the batch, in the setup's seconds from the first due time."""
+
+
+def _static_bars(run: Run) -> list[Bar]:
+    """From the server's timestamps."""
+    epoch, scale, bars = run.manifest.epoch_unix_s, run.time_scale, list[Bar]()
+    for batch in run.batches:
+        start, ends = (batch.started_unix_s - epoch) / scale, batch.step_ends_s
         for place, member in enumerate(batch.members):
             bars.append((place, start, start + ends[member.output_tokens - 1] / scale, start + ends[-1] / scale))
     return bars
 
 
-def _continuous_bars(run: Run) -> list[tuple[int, float, float, float]]:
-    """The client sees no prefill: a bar begins with the first token."""
+def _continuous_bars(run: Run) -> list[Bar]:
+    """From the client's; it sees no prefill: a bar begins with the first token."""
     lives = sorted(run.lives(), key=lambda life: life.first_s)
-    first = min(row.due_s for row in run.rows) / run.time_scale
     rows = rows_of([(life.first_s, life.end_s) for life in lives])
-    return [(row, x.first_s - first, x.end_s - first, x.end_s - first) for row, x in zip(rows, lives, strict=True)]
+    return [(row, x.first_s, x.end_s, x.end_s) for row, x in zip(rows, lives, strict=True)]
 
 
-def _markdown(setup: Setup, report: dict[str, list[Entry]]) -> str:
+def _markdown(setup: Setup, report: dict[str, Any]) -> str:
     lines = [f"### {setup.name}", ""]
     heads = ["cap", "system", "batch", "requests", "output tok/s", "total tok/s", "x paper static", "equal steps", "waste"]
     lines += _head([*heads, "KV reserved", "KV used of it", "time_scale"])
@@ -226,7 +255,12 @@ def _markdown(setup: Setup, report: dict[str, list[Entry]]) -> str:
         mark = " (INVALID)" if r["problems"] else ""
         row = f"| {r['cap']} | {r['system']}{mark} | {r['batch']:.0f} | {r['num']} | {figures} | {r['waste']:.2f} | {kv}"
         lines.append(f"{row} | {r['time_scale']:g} |")
-    lines += ["", *_head(["requests/s", "system", "requests", "median latency s (95 %)", "median TTFT s (95 %)", "time_scale"])]
+    lines += [
+        "",
+        *report["alone"],
+        "",
+        *_head(["requests/s", "system", "requests", "median latency s (95 %)", "median TTFT s (95 %)", "time_scale"]),
+    ]
     for r in report["latency"]:
         middle = " | ".join("{:.2f} ({:.2f}-{:.2f})".format(*r[name]) for name in ("e2e_s", "ttft_s"))
         mark = " (INVALID)" if r["problems"] else ""

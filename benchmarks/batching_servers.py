@@ -28,23 +28,33 @@ class StaticServer:
     """A running ``python -m serve_app.static_batching``."""
 
     file: Path
+    log: Path
     url: str = f"http://127.0.0.1:{STATIC_PORT}"
     process: psutil.Process = field(init=False)
 
     def set(self, values: dict[str, Any]) -> None:
-        """Give it other settings once its last batch has ended; return when it has them.
+        """Give it other settings once its last batch has ended; return when Serve routes requests to it again.
+
+        The replica has them seconds earlier, and until Serve has seen that, requests wait in its router.
 
         Raises:
             TimeoutError: It does not take them.
         """
         self._wait_for({"busy": False, "waiting": 0})
         self.file.write_text(yaml.safe_dump(values))
+        said = self._num_changes()
         self.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + _IDLE_S
+        while self._num_changes() == said and time.monotonic() < deadline:
+            time.sleep(0.1)
         self._wait_for({name: value for name, value in values.items() if name != "simulated"} | _flat(values))
 
     def batches(self) -> bytes:
         """Return what every batch did since the last `set`, as JSON."""
         return httpx.get(f"{self.url}/batches", timeout=60).content
+
+    def _num_changes(self) -> int:
+        return self.log.read_text(errors="replace").count("serving at")
 
     def _wait_for(self, wanted: dict[str, Any]) -> None:
         deadline = time.monotonic() + _IDLE_S
@@ -63,11 +73,11 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def static_server(values: dict[str, Any], folder: Path) -> Iterator[StaticServer]:
     """Start it with these settings; it has a Ray cluster of its own."""
-    static = StaticServer(folder / "static.yaml")
+    static = StaticServer(folder / "static.yaml", folder / "static.log")
     static.file.write_text(yaml.safe_dump(values))
     command = [sys.executable, "-m", "serve_app.static_batching", str(static.file), "--port", str(STATIC_PORT)]
     env = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with server(command, f"{static.url}/settings", log=folder / "static.log", environment=env, start_s=_START_S) as process:
+    with server(command, f"{static.url}/settings", log=static.log, environment=env, start_s=_START_S) as process:
         static.process = process
         yield static
 

@@ -46,7 +46,7 @@ class Setup:
     static_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
     """Of a static server's own capacity."""
     window_s: float = 45.0
-    """Of a static server at least as long as six batches take."""
+    """Of a static server longer: at least 6 batches, simulated ones 15 and 60 requests."""
 
     @property
     def kv_tokens(self) -> int:
@@ -102,6 +102,13 @@ def quick(setup: Setup) -> Setup:
 def burst(setup: Setup, cap: int, num: int, *, latency_inputs: bool = False) -> Scenario:
     """Everything at once."""
     return _scenario(setup, {"law": "burst", "max_requests": num}, cap, latency_inputs=latency_inputs, drain_s=_FOREVER_S)
+
+
+def alone(setup: Setup, cap: int, num: int) -> Scenario:
+    """One after the other: with it, engines can be told apart from batching."""
+    return _scenario(
+        setup, {"law": "closed", "concurrency": 1, "max_requests": num}, cap, latency_inputs=False, drain_s=_FOREVER_S
+    )
 
 
 def poisson(setup: Setup, rate: float, duration_s: float, *, time_scale: float, drain: bool) -> Scenario:

@@ -1,6 +1,6 @@
 """``python -m serve_app.static_batching FILE --port P``: a Ray cluster of its own, the server on it, until Ctrl-C.
 
-SIGHUP makes it read FILE again; `GET /settings` shows when it has. A refused file changes nothing.
+SIGHUP makes it read FILE again, and say so when Serve has taken it over. A refused file changes nothing.
 """
 
 import argparse
@@ -41,8 +41,10 @@ def _serve(file: Path, port: int) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     serve.run(build(load_static(file).model_dump(mode="json")), name="static", route_prefix="/")
-    print(f"serving at http://127.0.0.1:{port}", flush=True)
-    while signals.get() == signal.SIGHUP:
+    while True:
+        print(f"serving at http://127.0.0.1:{port}", flush=True)
+        if signals.get() != signal.SIGHUP:
+            break
         try:
             serve.run(build(load_static(file).model_dump(mode="json")), name="static", route_prefix="/")
         except ServingError as exc:

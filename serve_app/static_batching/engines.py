@@ -14,6 +14,9 @@ from serve_app.simulated.vocabulary import source_for
 from serve_app.static_batching.batches import closed_at, step_ends_s
 from serve_app.static_batching.settings import StaticSettings
 
+CATCH_UP_S = 10.0
+"""Real seconds by which a busy host may fall behind the simulated accelerator without making it slower; a suspended one does."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
@@ -67,9 +70,8 @@ class SimulatedEngine:
         assert profile is not None
         wait_s = settings.batch_wait_s * scale
         started_at = closed_at([r.arrived_at for r in batch], self._free_at, batch_size=settings.batch_size, wait_s=wait_s)
-        # A suspended machine is not caught up: no batch begins earlier than it takes before now.
         ends = [end * scale for end in step_ends_s(profile, [len(r.prompt_ids) for r in batch], steps)]
-        started_at = max(started_at, time.perf_counter() - ends[-1])
+        started_at = max(started_at, time.perf_counter() - CATCH_UP_S)
         self._free_at = started_at + ends[-1]
         token_ids = await asyncio.to_thread(self._tokens, batch)
         await asyncio.sleep(self._free_at - time.perf_counter())
