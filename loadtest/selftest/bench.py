@@ -101,9 +101,13 @@ class Observed:
         return next(at.value_s for at in self.summary.distributions[metric].quantiles if at.q == q)
 
     def lateness(self) -> str:
-        """Return both sides' delays for people."""
-        parts = {"client - server": self.late_s, "of it the answer's way": self.answer_late_s, "server late": self.server_late_s}
-        return "; ".join(f"{name} p50 {ms(quantile(x, 0.5))}, p99 {ms(quantile(x, 0.99))}" for name, x in parts.items()) + " ms"
+        """Return both sides' delays for people, in ms as p50 p99."""
+
+        def both(late_s: Floats) -> str:
+            return f"{ms(quantile(late_s, 0.5))} {ms(quantile(late_s, 0.99))}"
+
+        way = both(self.answer_late_s)
+        return f"client - server {both(self.late_s)} ms (way back {way}); server late {both(self.server_late_s)} ms"
 
 
 class Bench:

@@ -82,18 +82,17 @@ next(p for p in psutil.Process(int(sys.argv[1])).children() if "--worker" in p.c
 """
 
 
-def t7_killed(bench: Bench) -> Iterator[Point]:
+def t7_killed(bench: Bench, process: str) -> Iterator[Point]:
     """A generator that loses a process ends with exit status 3.
 
-    SIGKILL to one of two workers, and to their master, in mid-run.
+    SIGKILL to one of two workers, or to their master, in mid-run.
     """
-    kills = {
-        "worker": fault(2, "command", command=[sys.executable, "-c", KILL_WORKER, str(os.getpid())]),
-        "master": fault(2, "kill", "--expect-workers"),
-    }
-    for name, kill in kills.items():
-        observed = bench.once({}, poisson(30, 20, workers=2, faults=[kill]))
-        yield sick(f"SIGKILL of a {name}", observed, "generator complete")
+    if process == "master":
+        kill = fault(2, "kill", "--expect-workers")
+    else:
+        kill = fault(2, "command", command=[sys.executable, "-c", KILL_WORKER, str(os.getpid())])
+    observed = bench.once({}, poisson(30, 20, workers=2, faults=[kill]))
+    yield sick(f"SIGKILL of a {process}", observed, "generator complete")
 
 
 def sick(case: str, observed: Observed, gate: str) -> Point:
@@ -116,19 +115,19 @@ while time.monotonic() < until:
 """
 
 
-def t8_sick(bench: Bench) -> Iterator[Point]:
+def t8_sick(bench: Bench, case: str) -> Iterator[Point]:
     """A sick generator says so.
 
-    SIGSTOP for 300 ms; (full) eight processes that keep its core busy for 2 s; (full) twice the requests per second that its CPU can
-    make by what 200/s cost: exit status 3, and the gate that is meant for it is among those that failed.
+    SIGSTOP for 300 ms; eight processes that keep its core busy for 2 s; twice the requests per second that its CPU can make by what
+    200/s cost: exit status 3, and the gate that is meant for it is among those that failed.
     """
-    observed = bench.once({}, poisson(40, 5, faults=[fault(2, "stop", "locustfile", for_s=0.3)]))
-    yield sick("SIGSTOP for 300 ms", observed, "loop stalls")
-    if not bench.quick:
-        hog = fault(2, "command", command=[sys.executable, "-c", HOG, str(os.getpid())])
-        yield sick("CPU hog", bench.once({}, poisson(40, 5, faults=[hog])), "lag p99")
+    if case == "overload":
         rate = 2 / cpu_s_per(bench.run({}, poisson(200, 3)), "requests")
         yield sick(f"{rate:.0f} requests/s", bench.once({}, poisson(rate, 1, timeout_s=5)), "lag p50")
+        return
+    hog = fault(2, "command", command=[sys.executable, "-c", HOG, str(os.getpid())])
+    injected, gate = (hog, "lag p99") if case == "CPU hog" else (fault(2, "stop", "locustfile", for_s=0.3), "loop stalls")
+    yield sick(case, bench.once({}, poisson(40, 5, faults=[injected])), gate)
 
 
 def cpu_s_per(observed: Observed, what: str) -> float:
@@ -139,15 +138,14 @@ def cpu_s_per(observed: Observed, what: str) -> float:
     return used / (len(observed.rows) if what == "requests" else sum(row.output_tokens or 0 for row in observed.rows))
 
 
-def t8_healthy(bench: Bench) -> Iterator[Point]:
+def t8_healthy(bench: Bench, case: str) -> Iterator[Point]:
     """A healthy generator is never called sick.
 
-    One run (full: three) on this machine as it is. (Fifty runs: tests/loadtest/test_health.py.)
+    Three runs (quick: one) on this machine as it is.
     """
-    for _ in range(1 if bench.quick else 3):
-        observed = bench.once({}, poisson(40, 4 if bench.quick else 10, output_tokens=16))
-        failed = "; ".join(observed.failed_gates.values())
-        yield judged("healthy", failed or f"valid; {observed.lateness()}", "valid", not failed, timing=True)
+    observed = bench.once({}, poisson(40, 4 if bench.quick else 10, output_tokens=16))
+    failed = "; ".join(observed.failed_gates.values())
+    yield judged(f"{case} run", f"{failed or 'valid'}; {observed.lateness()}", "valid", not failed, timing=True)
 
 
 def t14_throughput(bench: Bench) -> Iterator[Point]:

@@ -27,24 +27,27 @@ def ks_distance(values: Floats, cdf: Callable[[Floats], Floats], *, offset_s: fl
     return max(0.0, float(above.max()), float(below.max()))
 
 
-def t1_laws(bench: Bench) -> Iterator[Point]:
+_LOG_VARIANCE = np.log(2)  # where cv is 1
+LAWS: dict[str, tuple[dict[str, float], Any]] = {
+    "lognormal": ({"cv": 1.0}, law.lognorm(np.sqrt(_LOG_VARIANCE), scale=0.1 * np.exp(-_LOG_VARIANCE / 2))),
+    "exponential": ({}, law.expon(scale=0.1)),
+}
+
+
+def t1_laws(bench: Bench, name: str) -> Iterator[Point]:
     """TTFT follows the server's law.
 
     Kolmogorov-Smirnov distance below 1.63 / sqrt(n), which is 1 %, from the law or a shift of it by up to 2 ms. The server's own
     delay against its schedule is taken off.
     """
-    num, variance = 600 if bench.quick else 5000, np.log(2)  # of the logarithm, where cv is 1
-    laws: dict[str, tuple[dict[str, float], Any]] = {
-        "lognormal": ({"cv": 1.0}, law.lognorm(np.sqrt(variance), scale=0.1 * np.exp(-variance / 2))),
-        "exponential": ({}, law.expon(scale=0.1)),
-    }
-    for name, (more, truth) in list(laws.items())[: 1 if bench.quick else None]:
-        observed = bench.run({"ttft": {"law": name, "mean_s": 0.1, **more}}, poisson(120, num / 120))
-        took = observed.late_s + np.array([e.sent_first_s or 0.0 for _, e in observed.pairs])
-        distance = ks_distance(took - observed.server_late_s, truth.cdf, offset_s=OFFSET_S)
-        limit = 1.63 / took.size**0.5
-        seen = f"D {distance:.4f}, n {took.size}; {observed.lateness()}"
-        yield judged(f"{name} law", seen, f"D < {limit:.4f}", distance < limit, timing=True)
+    num = 600 if bench.quick else 5000
+    more, truth = LAWS[name]
+    observed = bench.run({"ttft": {"law": name, "mean_s": 0.1, **more}}, poisson(120, num / 120))
+    took = observed.late_s + np.array([e.sent_first_s or 0.0 for _, e in observed.pairs])
+    distance = ks_distance(took - observed.server_late_s, truth.cdf, offset_s=OFFSET_S)
+    limit = 1.63 / took.size**0.5
+    seen = f"D {distance:.4f}, n {took.size}; {observed.lateness()}"
+    yield judged(f"{name} law", seen, f"D < {limit:.4f}", distance < limit, timing=True)
 
 
 def t2_two_points(bench: Bench) -> Iterator[Point]:
@@ -78,26 +81,24 @@ CHUNKS: dict[str, dict[str, Any]] = {
 }
 
 
-def t3_chunks(bench: Bench) -> Iterator[Point]:
+def t3_chunks(bench: Bench, name: str) -> Iterator[Point]:
     """Known chunk times, 100 ms + k x 20 ms, are seen however they are packed.
 
     Token counts exact, by usage and by chunks. TTFT and gaps between chunks are off from the server's actual ones by at most 2 ms at
-    the p50 and 5 ms at the p99. (Locust's own reader fails this: tests/loadtest/test_locust_reader.py.)
+    the p50 and 5 ms at the p99.
     """
-    for name, settings in list(CHUNKS.items())[: 1 if bench.quick else None]:
-        rate, duration_s = (3, 10) if "byte by" in name else (20, 4 if bench.quick else 8)
-        times = {"ttft": {"law": "constant", "s": 0.1}, "gap": {"law": "constant", "s": 0.02}}
-        observed = bench.run(times | settings, poisson(rate, duration_s, output_tokens=64))
-        counts = [(r.output_tokens, sum(n for _, n in r.chunks)) for r in observed.rows]
-        num_wrong = sum(count != (64, 64) for count in counts)
-        yield judged(f"{name}: counts", f"{num_wrong} of {len(counts)} answers wrong", "0", num_wrong == 0)
-        gaps = np.concatenate([gap_errors_s(*pair) for pair in observed.pairs])
-        errors = {"TTFT": np.abs(observed.late_s), "gap": np.abs(gaps)}
-        found = {what: (quantile(x, 0.5), quantile(x, 0.99)) for what, x in errors.items()}
-        seen = "; ".join(f"{what} off by p50 {ms(p50)}, p99 {ms(p99)}" for what, (p50, p99) in found.items())
-        ok = all(p50 <= P50_S and p99 <= P99_S for p50, p99 in found.values())
-        late = f" ms; server late p99 {ms(quantile(observed.server_late_s, 0.99))} ms"
-        yield judged(f"{name}: times", seen + late, "2.00, 5.00 ms", ok, timing=True)
+    rate, duration_s = (3, 10) if "byte by" in name else (20, 4 if bench.quick else 8)
+    times = {"ttft": {"law": "constant", "s": 0.1}, "gap": {"law": "constant", "s": 0.02}}
+    observed = bench.run(times | CHUNKS[name], poisson(rate, duration_s, output_tokens=64))
+    counts = [(r.output_tokens, sum(n for _, n in r.chunks)) for r in observed.rows]
+    num_wrong = sum(count != (64, 64) for count in counts)
+    yield judged(f"{name}: counts", f"{num_wrong} of {len(counts)} answers wrong", "0", num_wrong == 0)
+    gaps = np.concatenate([gap_errors_s(*pair) for pair in observed.pairs])
+    errors = {"TTFT": np.abs(observed.late_s), "gap": np.abs(gaps)}
+    found = {what: (quantile(x, 0.5), quantile(x, 0.99)) for what, x in errors.items()}
+    seen = "; ".join(f"{what} off by {ms(p50)} {ms(p99)} ms" for what, (p50, p99) in found.items())
+    ok = all(p50 <= P50_S and p99 <= P99_S for p50, p99 in found.values())
+    yield judged(f"{name}: times", f"{seen}; {observed.lateness()}", "2, 5 ms", ok, timing=True)
 
 
 def gap_errors_s(row: Row, told: Entry) -> Floats:
@@ -107,7 +108,7 @@ def gap_errors_s(row: Row, told: Entry) -> Floats:
     return np.asarray(np.diff(seen) - np.diff([at for at, _ in told.writes]))
 
 
-def t4_stall(bench: Bench) -> Iterator[Point]:
+def t4_stall(bench: Bench, loop: str) -> Iterator[Point]:
     """A server that freezes shows in an open loop and hides in a closed one.
 
     50 requests/s, a freeze of a sixth of the run (5 of 30 s): the p95 from due times is within 10 % of what the schedule and the law
@@ -116,28 +117,31 @@ def t4_stall(bench: Bench) -> Iterator[Point]:
     duration_s = 6.0 if bench.quick else 30.0
     at_s, for_s = duration_s / 2, duration_s / 6
     settings = {"ttft": {"law": "constant", "s": 0.05}, "stalls": [{"at_s": at_s, "for_s": for_s}]}
-    observed = bench.run(settings, scenario_of({"law": "constant", "rate": 50}, duration_s))
+    arrival = {"law": "constant", "rate": 50} if loop == "open" else {"law": "closed", "concurrency": 3, "max_requests": 100_000}
+    observed = bench.run(settings, scenario_of(arrival, duration_s))
+    p95_s = observed.percentile("ttft", 0.95) or np.nan
+    if loop == "closed":
+        worst_s = max((row.first_s or 0.0) - (row.sent_s or 0.0) for row, _ in observed.pairs)
+        yield judged("closed loop", f"p95 {p95_s:.3f} s, largest {worst_s:.3f} s", "p95 < 0.1 s", p95_s < 0.1, timing=True)
+        return
     due = np.array([row.due_s for row in observed.rows])
-    origin = due.min()  # the law counts from the first request
-    frozen = (due >= origin + at_s - 0.05) & (due < origin + at_s + for_s)
-    waits = np.where(frozen, np.minimum(origin + at_s + for_s - due, for_s), 0.0)
-    exact, seen = quantile(waits + 0.05, 0.95), observed.percentile("ttft", 0.95) or np.nan
-    yield judged("open loop, p95 TTFT", f"{seen:.3f} s", f"{exact:.3f} s +- 10 %", abs(seen / exact - 1) < 0.1, timing=True)
-    closed = bench.run(settings, scenario_of({"law": "closed", "concurrency": 3, "max_requests": 100_000}, duration_s))
-    p95, worst = closed.percentile("ttft", 0.95) or np.nan, max((r.first_s or 0.0) - (r.sent_s or 0.0) for r, _ in closed.pairs)
-    yield judged("closed loop hides it", f"p95 {p95:.3f} s, largest {worst:.3f} s", "p95 < 0.1 s", p95 < 0.1)
+    end = due.min() + at_s + for_s  # of the freeze: the law counts from the first request
+    frozen = (due >= end - for_s - 0.05) & (due < end)
+    exact_s = quantile(np.where(frozen, np.minimum(end - due, for_s), 0.0) + 0.05, 0.95)
+    seen = f"p95 {p95_s:.3f} s; {observed.lateness()}"
+    yield judged("open loop", seen, f"{exact_s:.3f} s +- 10 %", abs(p95_s / exact_s - 1) < 0.1, timing=True)
 
 
-def t10_warm_up(bench: Bench) -> Iterator[Point]:
+def t10_warm_up(bench: Bench, case: str) -> Iterator[Point]:
     """A slow start is cut off, and nothing else.
 
     Five times as slow for 20 s: the cut is found within 5 s of that. Of a steady server less than 5 % is cut.
     """
     settings: dict[str, Any] = {"ttft": {"law": "lognormal", "mean_s": 0.05, "cv": 0.5}}
-    slow = bench.run(settings | {"warm_up": {"for_s": 20, "factor": 5, "shape": "step"}}, poisson(20, 60)).summary
-    yield judged("slow for 20 s", f"cut at {slow.warmup_cut_s:.1f} s", "15..25 s", 15 <= slow.warmup_cut_s <= 25, timing=True)
-    steady = bench.run(settings, poisson(40, 40)).summary
-    yield judged("steady", f"cut at {steady.warmup_cut_s:.1f} s", "< 2 s (5 %)", steady.warmup_cut_s < 2, timing=True)
+    slow = {} if case == "steady" else {"warm_up": {"for_s": 20, "factor": 5, "shape": "step"}}
+    low_s, high_s = (0, 3) if case == "steady" else (15, 25)
+    cut_s = bench.run(settings | slow, poisson(20, 60)).summary.warmup_cut_s
+    yield judged(case, f"cut at {cut_s:.1f} s of 60 s", f"{low_s}..{high_s} s", low_s <= cut_s <= high_s, timing=True)
 
 
 def t11_timeouts(bench: Bench) -> Iterator[Point]:
