@@ -2,7 +2,7 @@
 
 ``make bench-latency`` measures simulated accelerators. First QPS 1 and QPS 4 with mixed lengths, both servers in turn on the same
 schedule: a table, and the CDFs of both in one figure. Then ``vllm bench serve`` and ``serve-app-loadtest`` in turn against the bare
-server, with the same rate and lengths: the figures whose definitions agree should.
+server, 400 requests of the same lengths at equal gaps: the figures whose definitions agree should.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from loadtest.analysis import analyse
 from loadtest.compare import compare
 from loadtest.errors import ExitCode
 from loadtest.figures import read_run
+from loadtest.metrics import read_records
 from loadtest.plots import plot_cdf
 from loadtest.runner import run
 from loadtest.scenario import Scenario, parse_scenario
-from loadtest.summary import Summary
 from loadtest.target import Target as LoadTarget
 from serve_app.config import ModelSettings
 
@@ -63,8 +63,10 @@ def mixed(qps: float, seconds: float) -> Scenario:
     return _scenario(f"qps-{qps:g}", qps, seconds + 10, 10.0, lengths)
 
 
-def _scenario(name: str, rate: float, duration_s: float, warmup_s: float, lengths: dict[str, Any], seed: int = 1) -> Scenario:
-    values = {"name": name, "seed": seed, "arrival": {"law": "poisson", "rate": rate}, "requests": [lengths]}
+def _scenario(
+    name: str, rate: float, duration_s: float, warmup_s: float, lengths: dict[str, Any], seed: int = 1, law: str = "poisson"
+) -> Scenario:
+    values = {"name": name, "seed": seed, "arrival": {"law": law, "rate": rate}, "requests": [lengths]}
     return parse_scenario({**values, "duration_s": duration_s, "warmup_s": warmup_s, "keep_text": False})
 
 
@@ -121,7 +123,7 @@ def cross_check(target: Target, model: ModelSettings, rounds: int, out: Path) ->
     for seed in range(rounds):
         theirs.append(_vllm_bench(target, model, seed, out))
         exact = {"input_tokens": {"mean": CHECK_TOKENS}, "output_tokens": {"mean": CHECK_TOKENS}}
-        ours.append(_figures(analyse(_run(_scenario("cross-check", CHECK_RATE, CHECK_S, 0.0, exact, seed), target, out))))
+        ours.append(_figures(_run(_scenario("cross-check", CHECK_RATE, CHECK_S, 0.0, exact, seed, law="constant"), target, out)))
     rows = ["| figure | vllm bench serve | serve-app-loadtest | ratio |", "|---|---|---|---|"]
     for name in ours[0]:
         a, b = (statistics.median(each[name] for each in side) for side in (theirs, ours))
@@ -134,6 +136,7 @@ def _vllm_bench(target: Target, model: ModelSettings, seed: int, out: Path) -> d
     command = [*VLLM, "bench", "serve", "--base-url", target.url, "--model", model.name, "--tokenizer", source_of(model)]
     command += ["--dataset-name", "random", "--random-input-len", str(CHECK_TOKENS), "--random-output-len", str(CHECK_TOKENS)]
     command += ["--ignore-eos", "--num-prompts", str(CHECK_REQUESTS), "--request-rate", str(CHECK_RATE), "--seed", str(seed)]
+    command += ["--burstiness", "1e6"]  # equal gaps: with random ones the two would send different loads
     command += ["--num-warmups", "0", "--disable-tqdm", "--percentile-metrics", "ttft,tpot,itl,e2el"]
     command += ["--save-result", "--result-filename", str(result)]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment(model)})
@@ -149,14 +152,14 @@ def _vllm_bench(target: Target, model: ModelSettings, seed: int, out: Path) -> d
     }
 
 
-def _figures(summary: Summary) -> dict[str, float]:
+def _figures(run: Path) -> dict[str, float]:
     """Return ours by their definitions: latencies from sending, rates over arrivals and the drain after them."""
-    found, throughput = summary.distributions, summary.throughput
-    assert throughput is not None
+    found, rows = analyse(run).distributions, read_records(run).rows
+    span_s = max(row.end_s or 0.0 for row in rows) - min(row.due_s for row in rows)
     median = {name: next(q.value_s or 0.0 for q in found[name].quantiles if q.q == 0.5) * 1000 for name in found}
     return {
-        "requests/s": throughput.completed,
-        "output tokens/s": throughput.output_tokens,
+        "requests/s": sum(row.state == "ok" for row in rows) / span_s,
+        "output tokens/s": sum(row.output_tokens or 0 for row in rows) / span_s,
         "mean TTFT ms": (found["send_ttft"].mean_s or 0.0) * 1000,
         "median TTFT ms": median["send_ttft"],
         "mean TPOT ms": (found["tpot"].mean_s or 0.0) * 1000,
