@@ -37,6 +37,8 @@ CPU_SHARE = 0.85
 GC_S = 0.050
 HOLE_S = 3.0
 """Longest time between two samples of a worker, which come each second."""
+STOPPED = "the run was interrupted"
+"""`Row.reason` of what an interruption left unsent."""
 GAP_SPAN_S = 0.1
 """Delivered arrivals are compared over so many arrivals that they span this: about what a server feels as a burst."""
 
@@ -54,6 +56,7 @@ def gates(
     return [
         _complete(manifest),
         _accounted(rows, schedule, manifest),
+        _sent(rows, scenario, manifest),
         *(_lag(sent, scenario, q) for q in LAG_FLOOR_S),
         _stalls(measured, scenario),
         _cpu(measured),
@@ -88,6 +91,16 @@ def _accounted(rows: Sequence[Row], schedule: Sequence[ScheduledRequest], manife
     double = sum(n - 1 for n in times.values())
     text = f"{missing} of {len(asked)} scheduled requests without a row, {double} with several, {unknown} rows of unknown ids"
     return Gate("every request accounted for", not missing + double + unknown, missing + double + unknown, 0, text)
+
+
+def _sent(rows: Sequence[Row], scenario: Scenario, manifest: Manifest) -> Gate:
+    """Nothing was held back that the target should have felt. Excused: the rest of an interrupted run, and of a closed loop's list."""
+    until_s = scenario.duration_s if isinstance(scenario.arrival, Closed) else math.inf
+    unsent = [r for r in rows if r.state == "never_sent" and _start_s(scenario) <= r.due_s < until_s]
+    if manifest.state == "interrupted":
+        unsent = [r for r in unsent if r.reason != STOPPED]
+    text = f"{len(unsent)} requests were never sent" + (f", the first because: {unsent[0].reason}" if unsent else "")
+    return Gate("every request sent", not unsent, len(unsent), 0, text)
 
 
 def lag_limit_s(sent: Sequence[Row], scenario: Scenario, q: float) -> float:

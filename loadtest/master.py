@@ -14,6 +14,7 @@ import msgspec
 
 from loadtest.dispatch import Epoch, Plan, boot_id
 from loadtest.errors import ExitCode, LoadtestError
+from loadtest.health import STOPPED
 from loadtest.recorder import Batch, End, Ledger, Recorder, write_manifest
 from loadtest.records import Manifest, RunEvent, read_manifest
 from loadtest.scenario import Scenario
@@ -158,7 +159,7 @@ class Master:
             return
         self.interrupt("stopped by hand")
         self._run.ended_s = self._run.now()
-        self._runner.send_message("lt-stop", {"reason": "the run was interrupted", "at_s": self._run.ended_s})
+        self._runner.send_message("lt-stop", {"reason": STOPPED, "at_s": self._run.ended_s})
         until, run = time.perf_counter() + END_S, self._run
         while time.perf_counter() < until and run.ledger.num_ended() < min(self.num_workers, run.num_workers - run.num_lost):
             gevent.sleep(0.05)

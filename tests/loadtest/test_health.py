@@ -135,6 +135,33 @@ def test_an_interrupted_run_answers_for_what_was_due_before() -> None:
     assert replace(interrupted, rows=rows[:-1]).failing() == {"every request accounted for"}
 
 
+def with_unsent(made: Made, due_s: float, reason: str) -> Made:
+    first = next(row for row in made.rows if row.due_s >= due_s)
+    unsent = Row(first.id, first.worker, first.due_s, "never_sent", reason=reason)
+    return replace(made, rows=[unsent if row is first else row for row in made.rows])
+
+
+def test_one_request_that_could_not_be_sent_makes_the_run_invalid_unless_it_was_of_the_warm_up() -> None:
+    reason = "OSError: [Errno 24] Too many open files"
+    assert with_unsent(a_run(), 20.0, reason).failing() == {"every request sent"}
+    assert with_unsent(a_run(), 1.0, reason).failing() == set()
+
+
+def test_of_an_interrupted_run_only_what_it_left_may_be_unsent() -> None:
+    made = a_run()
+    interrupted = replace(made, manifest=msgspec.structs.replace(made.manifest, state="interrupted", ended_s=60.0))
+    assert with_unsent(interrupted, 59.0, "the run was interrupted").failing() == set()
+    assert with_unsent(interrupted, 59.0, "no buffer space").failing() == {"every request sent"}
+    assert with_unsent(made, 59.0, "the run was interrupted").failing() == {"every request sent"}
+
+
+@pytest.mark.parametrize(("due_s", "failing"), [(60.5, set()), (59.5, {"every request sent"})])
+def test_a_closed_loop_need_not_get_through_its_list(due_s: float, failing: set[str]) -> None:
+    made = a_run({"law": "closed", "concurrency": 8, "max_requests": 2400})
+    last = Row(2399, 0, due_s, "never_sent", reason="no client was free")
+    assert replace(made, rows=[*made.rows[:-1], last]).failing() == failing
+
+
 def test_a_worker_without_samples_for_some_seconds_is_missed() -> None:
     made = a_run()
     holed = [s for s in made.samples if not (s.worker == 1 and 20 < s.t_s < 26)]
