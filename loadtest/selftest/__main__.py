@@ -16,7 +16,7 @@ def main() -> None:
 
 @app.command()
 def coverage(
-    runs: Annotated[int, typer.Option(help="Simulated runs of each queue.")] = 200,
+    runs: Annotated[int, typer.Option(help="Simulated runs of each queue.")] = 300,
     replicates: Annotated[int, typer.Option(help="Also intervals from so many runs together; 0: not.")] = 0,
 ) -> None:
     """Print how often the intervals hold the closed form of a queue, as Markdown."""

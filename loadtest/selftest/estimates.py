@@ -22,15 +22,21 @@ PRINTED = "at n_eff, unresolved refused"
 def t5_coverage(bench: Bench) -> Iterator[Point]:
     """The 95 % intervals of percentiles hold the closed form of a queue.
 
-    In 90 % of 200 simulated runs at each percentile of each queue. Quick: in that share of 100 runs that an interval of 95 % misses
-    with 1 %, of two queues.
+    At loads up to 0.8 in 90 % of 200 simulated runs, at each percentile; at 0.9 and 0.95 that of the p99 (one run cannot tell the
+    median there, docs/loadtest.md). Quick: 100 runs of two queues, each share no less than 1 % of them would be with 95 %.
     """
     num, cases = (100, (CASES[0], CASES[2])) if bench.quick else (200, CASES)
     limit = 0.95 - 2.33 * math.sqrt(0.95 * 0.05 / num) if bench.quick else 0.9
     rows = [row for row in coverage_table(num, cases=cases) if row.method == PRINTED]
-    worst = min(rows, key=lambda row: row.covered)
-    seen = f"least {worst.covered:.1%}: {worst.queue}, n {worst.n}, p{worst.q * 100:g}; of {len(rows)} rows"
-    yield judged(f"coverage in {num} simulated runs", seen, f">= {limit:.1%}", worst.covered >= limit)
+    far = {str(queue) for queue, _ in cases if queue.load <= 0.8}
+    for case, some in (
+        ("up to load 0.8", [row for row in rows if row.queue in far]),
+        ("p99 near the knee", [row for row in rows if row.queue not in far and row.q == 0.99]),
+    ):
+        worst = min(some, key=lambda row: row.covered, default=None)
+        if worst is not None:
+            seen = f"least {worst.covered:.1%} of {num}: {worst.queue}, n {worst.n}, p{worst.q * 100:g}; of {len(some)} rows"
+            yield judged(case, seen, f">= {limit:.1%}", worst.covered >= limit)
 
 
 def t5_live(bench: Bench) -> Iterator[Point]:
@@ -40,7 +46,7 @@ def t5_live(bench: Bench) -> Iterator[Point]:
     or up to 3 ms more, which is what network and timers add.
     """
     held, seen = 0, []
-    for queue, mean_s, duration_s in ((Queue(1, 0.5), 0.03, 60), (Queue(1, 0.8), 0.03, 60), (Queue(32, 0.8), 0.5, 50)):
+    for queue, mean_s, duration_s in ((Queue(1, 0.5), 0.02, 60), (Queue(1, 0.8), 0.012, 75), (Queue(32, 0.8), 0.5, 50)):
         settings = {"service": {"law": "exponential", "mean_s": mean_s}, "slots": queue.servers}
         observed = bench.run(settings, poisson(queue.load * queue.servers / mean_s, duration_s, warmup_s=5))
         for at in observed.summary.distributions["send_ttft"].quantiles:
