@@ -134,8 +134,10 @@ class Client:
             answer.cut_state = "never_sent" if row.connected_s is None else "truncated"
             answer.cut = f"{type(exc).__name__}: {exc}"
         finally:
+            # These break reference cycles: the garbage collector is off during a run. A timer that was raised holds this frame.
             timer.close()
-            answer.parser = None  # breaks a reference cycle: the garbage collector is off during a run
+            timer.__traceback__ = None
+            answer.parser = None
         row.end_s = self._now()
         self._judge(row, asked, answer)
         if row.state == "never_sent":

@@ -1,5 +1,6 @@
 """`loadtest.client` over real sockets, against servers that do what a script of the test says. T17 of the self-tests."""
 
+import gc
 import gzip
 import hashlib
 import resource
@@ -14,6 +15,7 @@ import gevent.monkey
 import pytest
 
 from loadtest.client import NOTE_RESENT, Client, Target
+from loadtest.http_answer import HttpAnswer
 from tests.loadtest.scripted import (
     CHUNKED,
     DONE,
@@ -316,6 +318,36 @@ def test_a_killed_greenlet_still_returns_its_row() -> None:
         run_until(asking)
         job.kill()
         assert (job.value.state, job.value.reason) == ("timeout", "unfinished when the drain ended")
+
+
+def test_requests_that_end_early_leave_nothing_for_the_garbage_collector() -> None:
+    asking = threading.Event()
+
+    def last(peer: Peer) -> None:
+        peer.read_request()
+        asking.set()
+        assert peer.gone()
+
+    def answers() -> int:
+        return sum(isinstance(item, HttpAnswer) for item in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = answers()
+        with client_of(*[stuck] * 6, last) as client:
+            limits: list[dict[str, float]] = [{"timeout_s": 2.0}, {"cancel_after_s": 0.5}] * 3
+            jobs = [gevent.spawn(client.ask, asked(**limit), due_s=0.0) for limit in limits]
+            gevent.joinall(jobs)
+            assert sorted(job.value.state for job in jobs) == ["cancelled"] * 3 + ["timeout"] * 3
+            job = gevent.spawn(client.ask, asked(), due_s=0.0)
+            run_until(asking)
+            job.kill()
+            assert job.value.state == "timeout"
+        del jobs, job
+        assert answers() == before
+    finally:
+        gc.enable()
 
 
 def test_a_limit_of_this_process_is_not_the_targets_fault() -> None:
