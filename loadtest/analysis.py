@@ -14,7 +14,7 @@ import numpy as np
 
 from loadtest import stats
 from loadtest.health import gates
-from loadtest.metrics import METRICS, Item, Records, bounds_s, gaps_s, num_output_tokens, read_records
+from loadtest.metrics import METRICS, Item, Records, item_bounds, limit_value_s, metric_bounds, num_output_tokens, read_records
 from loadtest.records import Row
 from loadtest.scenario import Burst, Closed, Trace
 from loadtest.slo import Limit
@@ -116,7 +116,7 @@ def _cut_s(records: Records, items: Sequence[Item]) -> float:
         return 0.0
     cut_s = records.scenario.warmup_s
     for metric in ("e2e", "ttft") if records.even else ():
-        kept = [(item, bounds) for item in items if (bounds := _bounds(records, item, metric)) is not None]
+        kept = [(item, bounds) for item in items if (bounds := item_bounds(records, item, metric)) is not None]
         length = stats.transient_length(np.array([bounds[1] for _, bounds in kept]))
         if length:
             cut_s = max(cut_s, kept[length][0].due_s)
@@ -136,23 +136,9 @@ def slo_counts(run: Path) -> list[tuple[float, float]]:
     return counts
 
 
-def _bounds(records: Records, item: Item, metric: str) -> tuple[float, float] | None:
-    stream = records.streams.get(item.request.cls, True)
-    return bounds_s(item.request, item.row, metric, closed=records.closed, stream=stream)
-
-
-def metric_bounds(records: Records, items: Sequence[Item], metric: str) -> tuple[Floats, Floats]:
-    """Return the lower and upper bounds of the metric, in the order of the items; those without the metric are left out."""
-    bounds = [pair for item in items if (pair := _bounds(records, item, metric)) is not None]
-    low, high = np.array(bounds, dtype=np.float64).reshape(-1, 2).T
-    return low, high
-
-
 def distributions_of(records: Records, items: Sequence[Item]) -> dict[str, Distribution]:
     """Return the distribution of each metric that the requests have."""
-    found = {metric: metric_bounds(records, items, metric) for metric in METRICS}
-    gaps = np.concatenate([np.empty(0), *(gaps_s(item.row) for item in items if item.row is not None)])
-    found["gap"] = gaps, gaps
+    found = {metric: metric_bounds(records, items, metric) for metric in (*METRICS, "itl")}
     return {metric: distribution(metric, low, high) for metric, (low, high) in found.items() if low.size}
 
 
@@ -188,7 +174,7 @@ def _quantile(low: Floats, high: Floats, q: float, resolved: bool) -> Quantile:
 
 
 def limit_result(limit: Limit, low: Floats, high: Floats) -> LimitResult:
-    """Judge one limit of the SLO over all requests that have the metric. A pass needs a run long enough to show its slow swings."""
+    """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings."""
     if not high.size:
         return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0)
     attained = float((high <= limit.limit_s).mean())
@@ -228,11 +214,16 @@ def _throughput(records: Records, items: Sequence[Item], window: tuple[float, fl
 
 
 def is_good(records: Records, item: Item) -> bool:
-    """Return whether the request was answered inside all limits of the SLO; a metric that it does not have is kept."""
+    """Return whether the request was answered inside all limits of the SLO; a metric that it does not have is kept.
+
+    A limit of ITL at p99, say, is kept by a request whose own p99 of gaps is inside.
+    """
     if item.row is None or item.row.state != "ok":
         return False
-    bounds = ((limit, _bounds(records, item, limit.metric)) for limit in records.scenario.slo.limits)
-    return all(pair is None or pair[1] <= limit.limit_s for limit, pair in bounds)
+    stream = records.streams.get(item.request.cls, True)
+    limits = records.scenario.slo.limits
+    values = (limit_value_s(item.request, item.row, limit, closed=records.closed, stream=stream) for limit in limits)
+    return all(value is None or value <= limit.limit_s for value, limit in zip(values, limits, strict=True))
 
 
 def _tokens(rows: Sequence[Row]) -> dict[str, int]:
@@ -302,7 +293,7 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
             manifest.target_info.get("simulated")
         ),
         f"{len(scenario.faults)} faults were injected on purpose.": bool(scenario.faults),
-        f"{num_cancelled} requests were left before their end by this side; they have no tpot, itl or e2e.": num_cancelled > 0,
+        f"{num_cancelled} requests were left before their end by this side; they have no tpot or e2e.": num_cancelled > 0,
         f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,
     }
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from loadtest.records import Row, ServerSample
 from loadtest.scenario import Arrival, FlashCrowd, OnOff, Scenario, Step
+from loadtest.slo import Limit
 
 Grid = NDArray[np.float64]
-ValueOf = Callable[[Row, str], float | None]
+ValueOf = Callable[[Row, Limit], float | None]
 
 CALM_S = 10
 """The SLO is recovered when it is kept over the next so many seconds, and over all the rest of the step."""
@@ -101,7 +102,7 @@ def analyse_autoscale(
 
     Args:
         rows: All of the run, in any order.
-        value_s: Gives a row's latency metric in seconds: infinite for a failed one, None where there is none (cancelled).
+        value_s: Gives what a row is held against a limit with, in seconds: infinite for a failed one, None where there is none (cancelled).
         replica_rate: Requests per second that one replica serves within the SLO, from a saturation search.
     """
     users = _Users(rows, scenario, value_s, size=_num_seconds(samples, rows))
@@ -136,7 +137,7 @@ class _Users:
         self.size = size
         rows = [row for row in rows if row.state != "cancelled"]
         limits = scenario.slo.limits
-        inside = [[(value_s(row, limit.metric) or 0.0) <= limit.limit_s for row in rows] for limit in limits]
+        inside = [[(value_s(row, limit) or 0.0) <= limit.limit_s for row in rows] for limit in limits]
         if not limits:
             inside = [[row.state == "ok" for row in rows]]
         self._quantiles = [limit.quantile for limit in limits] or [0.99]

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from loadtest import stats
-from loadtest.analysis import analyse, metric_bounds
+from loadtest.analysis import analyse
 from loadtest.errors import InvalidRun
-from loadtest.metrics import Item, Records, bounds_s, read_records
+from loadtest.metrics import Item, Records, item_bounds, metric_bounds, read_records
 from loadtest.stats import Floats
 from loadtest.summary import Summary
 
@@ -41,7 +41,7 @@ class Comparison(msgspec.Struct, frozen=True):
     a: str
     b: str
     paired: bool
-    """Both had the same schedule, and each request is compared with itself."""
+    """Both had the same schedule, and each request is compared with itself; of itl all gaps with all gaps, which is less sharp."""
     num_common: int
     """Requests due in both windows; 0 unless paired."""
     ratios: list[Ratio]
@@ -81,10 +81,11 @@ def compare(a: Path, b: Path) -> Comparison:
     items = _items(runs, summaries, paired)
     ratios, strict = [], []
     for metric in METRICS:
-        values = _paired_values(runs, items, metric) if paired else _values(runs, items, metric)
+        by_request = paired and metric != "itl"
+        values = _paired_values(runs, items, metric) if by_request else _values(runs, items, metric)
         for q in QUANTILES if all(v.size for v in values) else ():
-            ratios.append(_ratio(metric, q, values, paired, stats.CONFIDENCE))
-            strict.append(_ratio(metric, q, values, paired, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
+            ratios.append(_ratio(metric, q, values, by_request, stats.CONFIDENCE))
+            strict.append(_ratio(metric, q, values, by_request, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
     return Comparison(
         a=a.name,
         b=b.name,
@@ -117,10 +118,7 @@ def _paired_values(runs: tuple[Records, Records], items: tuple[list[Item], list[
     """Return the upper bounds of the requests that have the metric in both runs."""
     pairs = []
     for first, second in zip(*items, strict=True):
-        bounds = [
-            bounds_s(item.request, item.row, metric, closed=run.closed, stream=run.streams.get(item.request.cls, True))
-            for run, item in zip(runs, (first, second), strict=True)
-        ]
+        bounds = [item_bounds(run, item, metric) for run, item in zip(runs, (first, second), strict=True)]
         if bounds[0] is not None and bounds[1] is not None:
             pairs.append((bounds[0][1], bounds[1][1]))
     both = np.array(pairs, dtype=np.float64).reshape(-1, 2)

@@ -18,9 +18,10 @@ from matplotlib.figure import Figure
 
 from loadtest import plots, plots_load
 from loadtest.autoscale import Autoscaling, analyse_autoscale
-from loadtest.metrics import Item, Records, read_records, value_s
+from loadtest.metrics import Item, Records, item_bounds, limit_value_s, metric_bounds, read_records
 from loadtest.plots import Floats, Sample
 from loadtest.records import Row, RunEvent, ServerSample, read_lines
+from loadtest.slo import Limit
 from loadtest.summary import Summary
 
 Draw = Callable[[Axes], object]
@@ -51,9 +52,9 @@ class RunData:
         return [item.row for item in self.window if item.row is not None]
 
     def value_s(self, item: Item, metric: str) -> float | None:
-        """Return as `loadtest.metrics.value_s`."""
-        stream = self.records.streams.get(item.request.cls, True)
-        return value_s(item.request, item.row, metric, closed=self.records.closed, stream=stream)
+        """Return the metric of one request, infinite unless measured; None: it has none."""
+        bounds = item_bounds(self.records, item, metric)
+        return None if bounds is None else bounds[1]
 
     def autoscaling(self) -> Autoscaling | None:
         """Return how the target followed its load; None: nobody told its replicas."""
@@ -61,13 +62,17 @@ class RunData:
             return None
         by_id = {item.request.id: item for item in self.items}
         rows = [item.row for item in self.items if item.row is not None]
-        return analyse_autoscale(
-            self.server, rows, self.records.scenario, lambda row, metric: self.value_s(by_id[row.id], metric)
-        )
+
+        def held_against(row: Row, limit: Limit) -> float | None:
+            request = by_id[row.id].request
+            stream = self.records.streams.get(request.cls, True)
+            return limit_value_s(request, row, limit, closed=self.records.closed, stream=stream)
+
+        return analyse_autoscale(self.server, rows, self.records.scenario, held_against)
 
     def sample(self, metric: str, *, label: str = "") -> Sample:
         """Return the metric over the window; requests without it although they should have one are the failed ones."""
-        values = np.array([value for item in self.window if (value := self.value_s(item, metric)) is not None])
+        _, values = metric_bounds(self.records, self.window, metric)
         known = np.sort(values[np.isfinite(values)])
         distribution = self.summary.distributions.get(metric)
         n_eff = distribution.n_eff if distribution else 0.0

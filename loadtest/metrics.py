@@ -6,6 +6,7 @@ token came: to its user it failed.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +16,13 @@ import numpy as np
 
 from loadtest.records import HealthSample, Manifest, Row, RunEvent, ScheduledRequest, read_lines, read_manifest
 from loadtest.scenario import Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
-from loadtest.stats import Floats
+from loadtest.slo import Limit
+from loadtest.stats import Floats, quantile
 
-METRICS = ("ttft", "tpot", "itl", "e2e", "send_ttft", "send_e2e", "lag")
+METRICS = ("ttft", "tpot", "max_itl", "e2e", "send_ttft", "send_e2e", "lag")
+"""One value a request. ITL is not: each of its gaps between tokens counts (`metric_bounds`)."""
+WITHIN = ("tpot", "itl", "max_itl")
+"""Between the tokens of one answer."""
 FAILED = (math.inf, math.inf)
 
 T = TypeVar("T")
@@ -89,45 +94,77 @@ def _optional(path: Path, kind: type[T]) -> list[T]:
     return list(read_lines(path, kind)) if path.exists() else []
 
 
-def value_s(request: ScheduledRequest, row: Row | None, metric: str, *, closed: bool, stream: bool) -> float | None:
-    """Return the upper of `bounds_s`: infinite unless measured."""
-    bounds = bounds_s(request, row, metric, closed=closed, stream=stream)
+def metric_bounds(records: Records, items: Sequence[Item], metric: str) -> tuple[Floats, Floats]:
+    """Return the lower and upper bounds of the metric, in the order of the items; those without the metric are left out.
+
+    Of ``itl`` each gap of each request; a request that failed or timed out adds an infinite one to those that were seen.
+    """
+    if metric == "itl":
+        gaps = np.concatenate([np.empty(0), *(_itl_s(records, item) for item in items)])
+        return gaps, gaps
+    bounds = [pair for item in items if (pair := item_bounds(records, item, metric)) is not None]
+    low, high = np.array(bounds, dtype=np.float64).reshape(-1, 2).T
+    return low, high
+
+
+def _itl_s(records: Records, item: Item) -> Floats:
+    if not _has_gaps(item.request, records.streams.get(item.request.cls, True)):
+        return np.empty(0)
+    seen = np.empty(0) if item.row is None else gaps_s(item.row)
+    failed = item.row is None or item.row.state not in ("ok", "cancelled")
+    return np.append(seen, math.inf) if failed else seen
+
+
+def _has_gaps(request: ScheduledRequest, stream: bool) -> bool:
+    return stream and request.output_tokens > 1
+
+
+def item_bounds(records: Records, item: Item, metric: str, *, q: float = 1.0) -> tuple[float, float] | None:
+    """Return as `bounds_s`."""
+    stream = records.streams.get(item.request.cls, True)
+    return bounds_s(item.request, item.row, metric, q=q, closed=records.closed, stream=stream)
+
+
+def limit_value_s(request: ScheduledRequest, row: Row | None, limit: Limit, *, closed: bool, stream: bool) -> float | None:
+    """Return what the request itself is held against the limit with: infinite unless measured. None: it keeps the limit."""
+    bounds = bounds_s(request, row, limit.metric, q=limit.quantile, closed=closed, stream=stream)
     return None if bounds is None else bounds[1]
 
 
 def bounds_s(
-    request: ScheduledRequest, row: Row | None, metric: str, *, closed: bool, stream: bool
+    request: ScheduledRequest, row: Row | None, metric: str, *, closed: bool, stream: bool, q: float = 1.0
 ) -> tuple[float, float] | None:
     """Return at least and at most how long it took, or None: such a request has no such metric. To the nanosecond.
 
-    Without the metric are: answers of one token (tpot, itl), answers that are no stream (tpot, itl), and requests that we left on
-    purpose (all but lag and ttft).
+    Without the metric are: answers of one token (tpot, itl, max_itl), answers that are no stream (as well), and requests that we
+    left on purpose (all but lag and ttft). They are in no distribution, and they keep every limit of it.
 
     Args:
         row: None: nothing is known of the request, which counts as failed.
-        metric: One of `METRICS`.
+        metric: One of `METRICS`, or itl.
         closed: Latencies count from sending, for a closed loop has no due time.
         stream: Whether its class asks for a stream.
+        q: Which quantile of the request's own gaps, for itl.
     """
-    if metric in ("tpot", "itl") and (not stream or request.output_tokens < 2):
+    if metric in WITHIN and not _has_gaps(request, stream):
         return None
     if row is None or row.sent_s is None:
         return FAILED
-    found = _bounds_s(row, row.sent_s, metric, closed)
+    found = _bounds_s(row, row.sent_s, metric, closed, q)
     # Differences of times late in a run end in noise of the floating point, which ranks would take for a trend.
     return None if found is None else (round(found[0], 9), round(found[1], 9))
 
 
-def _bounds_s(row: Row, sent_s: float, metric: str, closed: bool) -> tuple[float, float] | None:
+def _bounds_s(row: Row, sent_s: float, metric: str, closed: bool, q: float) -> tuple[float, float] | None:
     if metric == "lag":
         return sent_s - row.due_s, sent_s - row.due_s
     begin_s = sent_s if closed or metric.startswith("send_") else row.due_s
     if row.state == "ok":
-        value = _measured_s(row, metric, begin_s)
+        value = _measured_s(row, metric, begin_s, q)
         return None if value is None else (value, value)
     if row.state == "cancelled":
         return _until_cancelled_s(row, begin_s) if metric.endswith("ttft") else None
-    if row.state == "timeout" and metric not in ("tpot", "itl") and row.end_s is not None:
+    if row.state == "timeout" and metric not in WITHIN and row.end_s is not None:
         return row.end_s - begin_s, math.inf
     return FAILED
 
@@ -151,20 +188,21 @@ def gaps_s(row: Row) -> Floats:
     return gaps[1:]
 
 
-def _measured_s(row: Row, metric: str, begin_s: float) -> float | None:
+def _measured_s(row: Row, metric: str, begin_s: float, q: float) -> float | None:
     if metric.endswith("ttft"):
         # An answer that is no stream shows nothing before its end.
         seen_s = row.first_s if row.first_s is not None else row.end_s
         return None if seen_s is None else seen_s - begin_s
     if metric.endswith("e2e"):
         return None if row.end_s is None else row.end_s - begin_s
-    if metric == "itl":
+    if metric in ("itl", "max_itl"):
         gaps = gaps_s(row)
-        return float(gaps.max()) if gaps.size else None
-    if row.first_s is None or row.last_s is None or not row.chunks:
-        return None
-    num_later = num_output_tokens(row) - row.chunks[0][1]
-    return (row.last_s - row.first_s) / num_later if num_later > 0 else None
+        return quantile(gaps, 1.0 if metric == "max_itl" else q) if gaps.size else None
+    # TPOT: by MLPerf and vLLM (E2E - TTFT) / (tokens - 1), with the last token's time for E2E.
+    num_later = num_output_tokens(row) - 1
+    return (
+        (row.last_s - row.first_s) / num_later if row.first_s is not None and row.last_s is not None and num_later > 0 else None
+    )
 
 
 def _until_cancelled_s(row: Row, begin_s: float) -> tuple[float, float]:

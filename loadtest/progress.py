@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from loadtest.metrics import value_s
+from loadtest.metrics import limit_value_s
 from loadtest.records import HealthSample, Manifest, Row
 from loadtest.scenario import Closed, Scenario
 from loadtest.schedule import Schedule
@@ -74,7 +74,7 @@ class Figures:
     def _is_good(self, row: Row) -> bool:
         request = self._requests[row.id]
         stream = self._streams[request.cls]
-        values = [(limit, value_s(request, row, limit.metric, closed=self._closed, stream=stream)) for limit in self._limits]
+        values = [(limit, limit_value_s(request, row, limit, closed=self._closed, stream=stream)) for limit in self._limits]
         return row.state == "ok" and all(value is None or value <= limit.limit_s for limit, value in values)
 
     @property
@@ -169,7 +169,8 @@ def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
 def _print_figures(console: Console, summary: Summary) -> None:
     for result in summary.slo:
         interval = f"{result.low:.2%} .. {result.high:.2%}"
-        console.print(f"  {result.limit}: {result.verdict}, {result.attained:.2%} of the requests inside ({interval})")
+        what = "gaps" if result.limit.startswith("itl_") else "requests"
+        console.print(f"  {result.limit}: {result.verdict}, {result.attained:.2%} of the {what} inside ({interval})")
     if summary.throughput:
         t = summary.throughput
         console.print(
@@ -178,7 +179,7 @@ def _print_figures(console: Console, summary: Summary) -> None:
     table = Table("ms (95 % interval)", "n", "n_eff", "p50", "p90", "p99", box=None, padding=(0, 2), header_style="dim")
     for column in table.columns:
         column.no_wrap = True
-    for metric in ("ttft", "tpot", "itl", "e2e", "send_ttft", "lag"):
+    for metric in ("ttft", "tpot", "itl", "max_itl", "e2e", "send_ttft", "lag"):
         if distribution := summary.distributions.get(metric):
             table.add_row(*_table_row(distribution))
     console.print(table)

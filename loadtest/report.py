@@ -37,15 +37,15 @@ TONES = {"ok": "pass", "pass": "pass", "fail": "fail", "FAILED": "fail", "undeci
 PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 GROUPS = {
     "since due: what a user waits, the generator's own lag included": ("ttft", "e2e"),
-    "within an answer": ("tpot", "itl", "gap"),
+    "within an answer": ("tpot", "itl", "max_itl"),
     "since sending: for comparison with other tools": ("send_ttft", "send_e2e", "lag"),
 }
 WORDS = {
     "ttft": "TTFT",
     "e2e": "E2E",
     "tpot": "TPOT, per token after the first",
-    "itl": "ITL, largest gap of a request",
-    "gap": "each gap between two tokens (0 inside a chunk)",
+    "itl": "ITL, each gap between two tokens (0 inside a chunk)",
+    "max_itl": "largest ITL of a request",
     "send_ttft": "TTFT since sending",
     "send_e2e": "E2E since sending",
     "lag": "lag: due to sending",

@@ -7,12 +7,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from loadtest.errors import UsageError
 
-Metric = Literal["ttft", "tpot", "itl", "e2e"]
-"""TTFT and E2E count from the due time. ITL of a request is its largest gap between tokens; TPOT its mean."""
+Metric = Literal["ttft", "tpot", "itl", "max_itl", "e2e"]
+"""TTFT and E2E count from the due time. TPOT of a request is its mean gap between tokens, max_itl its largest; ITL is each gap."""
 
 
 class Limit(BaseModel):
-    """``quantile`` of all scheduled requests must have ``metric`` <= ``limit_s``; failed ones count as over it."""
+    """``quantile`` of all scheduled requests must have ``metric`` <= ``limit_s``; failed ones count as over it.
+
+    Of itl it is ``quantile`` of all gaps, and a failed request is one gap over it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +66,7 @@ PRESETS = {
 }
 """Server-scenario limits of MLPerf Inference (rules of 2026-07)."""
 
-_TERM = re.compile(r"(?P<metric>[a-z0-9]+)_p(?P<percent>[0-9.]+)=(?P<value>[0-9.]+)(?P<unit>ms|s)")
+_TERM = re.compile(r"(?P<metric>[a-z0-9_]+)_p(?P<percent>[0-9.]+)=(?P<value>[0-9.]+)(?P<unit>ms|s)")
 
 
 def parse_slo(text: str) -> Slo:

@@ -19,10 +19,10 @@ class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One latency metric over all requests that were due in the window, failed ones as infinite."""
+    """One latency metric over all requests that were due in the window (itl: over their gaps), failed ones as infinite."""
 
     metric: str
-    """ttft, tpot, itl, e2e from the due time; send_ttft, send_e2e from sending; lag; gap: of each chunk."""
+    """ttft, e2e from the due time; send_ttft, send_e2e from sending; lag; tpot, max_itl of a request; itl: each gap between tokens."""
     n: int
     num_failed: int
     """Of n: failed, timed out, rejected; they stay inside as the largest values."""
@@ -52,7 +52,7 @@ class LimitResult(msgspec.Struct, frozen=True):
     limit: str
     verdict: Literal["pass", "fail", "undecided"]
     attained: float
-    """Share of the scheduled requests inside the limit."""
+    """Share of the scheduled requests (of itl: of the gaps) inside the limit."""
     low: float
     high: float
     """Its 95 % interval."""

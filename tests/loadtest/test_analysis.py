@@ -63,19 +63,19 @@ def quantile(summary: Summary, metric: str, q: float) -> Quantile:
 def test_every_latency_of_a_run_of_equal_answers(tmp_path: Path) -> None:
     summary = analyse(write_run(tmp_path / "run", 1000))
     seen = {metric: quantile(summary, metric, 0.5).value_s for metric in summary.distributions}
-    # TPOT: 0.4 s over the three tokens after the first chunk. Gaps: 0.1, 0.3 and 0 for the second token of the last chunk.
+    # TPOT: 0.4 s over the three tokens after the first. Gaps: 0.1, 0.3 and 0 for the second token of the last chunk.
     expected = {
         "ttft": 1.0,
         "tpot": 0.4 / 3,
-        "itl": 0.3,
+        "max_itl": 0.3,
         "e2e": 1.5,
         "send_ttft": 0.999,
         "send_e2e": 1.499,
         "lag": 0.001,
-        "gap": 0.1,
+        "itl": 0.1,
     }
     assert seen == pytest.approx(expected)
-    assert summary.distributions["gap"].n == 3000
+    assert summary.distributions["itl"].n == 3000
     assert (summary.verdict, summary.loop, summary.window_s) == ("pass", "open", (0.0, 100.0))
     assert summary.states == {"ok": 1000}
     assert summary.tokens == {"usage": 4000, "chunks": 4000, "tokenizer": 0, "disagree": 0}
@@ -113,10 +113,28 @@ def test_timeouts_and_failures_stay_in_every_distribution(tmp_path: Path) -> Non
 def test_a_failed_request_is_infinitely_slow(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 1000, lambda row: ended(row, "http_error", row.due_s) if row.id % 10 == 0 else row)
     summary = analyse(run)
-    for metric in ("ttft", "tpot", "itl", "e2e"):
+    for metric in ("ttft", "tpot", "max_itl", "e2e"):
         assert summary.distributions[metric].num_failed == 100
         assert quantile(summary, metric, 0.9).value_s is not None
         assert quantile(summary, metric, 0.95).censored_s == math.inf
+    itl = summary.distributions["itl"]
+    assert (itl.n, itl.num_failed) == (900 * 3 + 100, 100)  # a failed one is one gap
+    assert quantile(summary, "itl", 0.95).value_s == pytest.approx(0.3)  # rank 2660 of 2700 that came
+    assert quantile(summary, "itl", 0.99).censored_s == math.inf
+
+
+def test_a_limit_of_itl_is_over_all_gaps_and_goodput_over_those_of_each_request(tmp_path: Path) -> None:
+    """A third of the gaps is 0.3 s: 66 % of them are within 0.2 s, and of each request its median, but not its p90."""
+    run = write_run(tmp_path / "run", 1000, slo="itl_p60=200ms,max_itl_p50=1s")
+    summary = analyse(run)
+    assert [(r.limit, r.verdict, r.attained) for r in summary.slo] == [
+        ("itl_p60=200ms", "pass", pytest.approx(2 / 3)), ("max_itl_p50=1000ms", "pass", 1.0),
+    ]  # fmt: skip
+    goodput = [
+        found.goodput if (found := analyse(write_run(tmp_path / slo, 1000, slo=slo)).throughput) else None
+        for slo in ("itl_p60=200ms", "itl_p90=200ms", "itl_p90=300ms", "max_itl_p90=200ms", "tpot_p90=134ms")
+    ]
+    assert goodput == [10, 0, 10, 0, 10]
 
 
 def test_a_missing_row_makes_the_run_invalid_and_leaves_no_figures(tmp_path: Path) -> None:
@@ -226,10 +244,13 @@ def test_metrics_of_single_answers() -> None:
     row = answered(request, 0.0)
     one = ScheduledRequest(0, 0.0, "default", 10, 1)
     assert bounds_s(one, row, "tpot", closed=False, stream=True) is None
-    assert bounds_s(request, row, "itl", closed=False, stream=False) is None
+    assert bounds_s(request, row, "max_itl", closed=False, stream=False) is None
     assert bounds_s(request, None, "e2e", closed=False, stream=True) == (math.inf, math.inf)
     all_at_once = msgspec.structs.replace(row, chunks=[(999.0, 4)])
-    assert bounds_s(request, all_at_once, "tpot", closed=False, stream=True) is None
+    assert bounds_s(request, all_at_once, "tpot", closed=False, stream=True) == pytest.approx((0.4 / 3, 0.4 / 3))
+    one_came = msgspec.structs.replace(row, chunks=[(999.0, 1)], output_tokens=1)
+    assert bounds_s(request, one_came, "tpot", closed=False, stream=True) is None
+    assert [bounds_s(request, row, "itl", closed=False, stream=True, q=q) for q in (0.5, 0.99)] == [(0.1, 0.1), (0.3, 0.3)]
     assert gaps_s(all_at_once).tolist() == [0, 0, 0]
     whole = msgspec.structs.replace(row, chunks=[], first_s=None, last_s=None)
     assert bounds_s(request, whole, "ttft", closed=False, stream=False) == (1.5, 1.5)  # a user sees nothing before the end

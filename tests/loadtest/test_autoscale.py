@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from loadtest.autoscale import CALM_S, Autoscaling, LoadStep, analyse_autoscale, load_steps
 from loadtest.records import Row, ServerSample
 from loadtest.scenario import Scenario, parse_scenario
+from loadtest.slo import Limit
 
 STEP = {"law": "step", "rate": 5, "to_rate": 20, "at_s": 60}
 DURATION_S = 240
@@ -20,8 +21,8 @@ def scenario(arrival: Mapping[str, Any] = STEP, **fields: Any) -> Scenario:
     return parse_scenario({"name": "x", "arrival": dict(arrival), "duration_s": DURATION_S, "slo": "ttft_p95=1s"} | fields)
 
 
-def ttft_s(row: Row, metric: str) -> float | None:
-    assert metric == "ttft"
+def ttft_s(row: Row, limit: Limit) -> float | None:
+    assert limit.metric == "ttft"
     return float("inf") if row.first_s is None else row.first_s - row.due_s
 
 
