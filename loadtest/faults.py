@@ -7,7 +7,6 @@ after its time even if this process is killed meanwhile: a shell that holds the 
 import atexit
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -44,7 +43,7 @@ def below(faults: Sequence[Fault], pid: int | None) -> tuple[Fault, ...]:
 
 
 def check_faults(faults: Sequence[Fault]) -> None:
-    """Check before the run what can be known then; that a pattern fits exactly one process is known only when its time comes.
+    """Check before the run what can be known then; that `process` fits exactly one is known only when its time comes.
 
     Raises:
         UsageError: A fault names no process, root or command, or one that is not there.
@@ -62,11 +61,7 @@ def check_faults(faults: Sequence[Fault]) -> None:
 
 def _check_process(where: str, fault: Fault) -> None:
     if not fault.process:
-        raise UsageError(f"{where}.process", f"action: {fault.action} needs a pattern of the command line of one process")
-    try:
-        re.compile(fault.process)
-    except re.error as exc:
-        raise UsageError(f"{where}.process", f"{fault.process!r} is no regular expression: {exc}") from exc
+        raise UsageError(f"{where}.process", f"action: {fault.action} needs a part of the command line of one process")
     if fault.below_pid is None:
         raise UsageError(f"{where}.below_pid", "give the process id below which the process runs; no other is ever touched")
     if not psutil.pid_exists(fault.below_pid):
@@ -74,7 +69,7 @@ def _check_process(where: str, fault: Fault) -> None:
 
 
 def find_process(fault: Fault) -> psutil.Process:
-    """Return the one process below ``below_pid`` whose command line has the pattern; itself and this process never fit.
+    """Return the one process below ``below_pid`` whose command line holds one of the texts; itself and this process never fit.
 
     Raises:
         _NotInjected: None fits, or several do.
@@ -87,7 +82,8 @@ def find_process(fault: Fault) -> psutil.Process:
     fitting = []
     for process in tree:
         with contextlib.suppress(psutil.Error):  # it ended meanwhile
-            if process.pid != os.getpid() and re.search(fault.process, shlex.join(process.cmdline())):
+            line = shlex.join(process.cmdline())
+            if process.pid != os.getpid() and any(text in line for text in fault.process.split("|")):
                 fitting.append(process)
     if len(fitting) != 1:
         pids = ", ".join(str(process.pid) for process in fitting) or "none"

@@ -17,6 +17,8 @@ _OTHER_MEDIA: dict[Form, tuple[str, ...]] = {
 }
 """Types of an answer that was not asked for. Others pass: what they hold tells."""
 
+_LONGEST_S = 10.0**9
+
 
 class HttpAnswer:
     """What httptools found so far. ``bodies`` holds the pieces of each read, then the read's time."""
@@ -100,12 +102,12 @@ def retry_after(headers: dict[str, str]) -> float | None:
     """Return the seconds that Retry-After names, >= 0; a date counts from the server's own Date, if it sends one."""
     value = headers.get("retry-after", "").strip()
     try:
-        return float(max(0, int(value)))
+        return float(min(max(0, int(value)), _LONGEST_S))
     except ValueError:
         pass
     try:
         until = parsedate_to_datetime(value).timestamp()
         now = parsedate_to_datetime(headers["date"]).timestamp() if "date" in headers else time.time()
-    except ValueError:
+    except (ValueError, OverflowError, OSError, TypeError):  # no date, or none that this machine knows
         return None
-    return max(0.0, until - now)
+    return min(max(0.0, until - now), _LONGEST_S)

@@ -3,11 +3,13 @@
 Times are in seconds from the start of the run, rates in requests per second, lengths in tokens.
 """
 
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from loadtest.errors import UsageError
 from loadtest.slo import Slo, parse_slo
@@ -109,7 +111,7 @@ class Closed(_Part):
 
     law: Literal["closed"]
     concurrency: int = Field(ge=1, le=10_000)
-    max_requests: int = Field(ge=1, le=10_000_000)
+    max_requests: int = Field(ge=1, le=1_000_000)
 
 
 class Burst(_Part):
@@ -130,7 +132,7 @@ class Length(_Part):
     dist: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
     mean: float = Field(default=64, gt=0)
     """Of the law before anything is rejected; of ``uniform`` not used."""
-    cv: float = Field(default=1.0, gt=0)
+    cv: float = Field(default=1.0, ge=0.001, le=100)
     """Standard deviation over mean, of ``lognormal``."""
     min: Tokens = 1
     max: Tokens = 4096
@@ -140,6 +142,8 @@ class Length(_Part):
     def _ordered(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
+        if self.dist == "uniform" and "mean" in self.model_fields_set:
+            raise ValueError(f"uniform takes min and max, not mean ({self.mean:g})")
         if self.dist == "constant" and not self.min <= self.mean <= self.max:  # others are usually cut far below their mean
             raise ValueError(f"mean {self.mean:g} is outside min {self.min} .. max {self.max}")
         return self
@@ -149,13 +153,13 @@ class RequestClass(_Part):
     """One kind of request."""
 
     name: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,40}$")
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=1e6)
     """Share of the requests, beside the weights of the others."""
     endpoint: Literal["completions", "chat", "generate"] = "completions"
     stream: bool = True
     prompt: Literal["ids", "text"] = "ids"
     """``ids``: random token ids, exact in length (completions only). ``text``: English words, about one token each."""
-    token_ids: tuple[int, int] = (10, 1000)
+    token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(ge=0, lt=2**31)]] = (10, 1000)
     """Range of the random ids, both ends included; all must exist in the model's vocabulary."""
     shared_prefix_tokens: int = Field(default=0, ge=0)
     """So many leading tokens are the same in all requests of the class."""
@@ -166,10 +170,12 @@ class RequestClass(_Part):
     temperature: float = Field(default=0.0, ge=0, le=2)
     cancel_after_s: float | None = Field(default=None, gt=0)
     """The client goes away so long after sending; counts as cancelled, not as failed."""
-    extra_body: dict[str, Any] = {}
+    extra_body: dict[str, JsonValue] = {}
 
     @model_validator(mode="after")
     def _prompt_fits(self) -> Self:
+        if self.token_ids[0] > self.token_ids[1]:
+            raise ValueError(f"token_ids: the first one, {self.token_ids[0]}, is above the last one, {self.token_ids[1]}")
         if self.prompt == "ids" and self.endpoint != "completions":
             raise ValueError(f"prompt: ids works with endpoint: completions, not {self.endpoint}; take prompt: text")
         return self
@@ -182,7 +188,7 @@ class Fault(_Part):
     action: Literal["kill", "stop", "cut-link", "command"]
     """``stop`` is SIGSTOP and, after ``for_s``, SIGCONT. ``cut-link`` drops the connections of a relay between client and target."""
     process: str = ""
-    """Of kill and stop: a pattern of the command line that exactly one process of ``below_pid``'s tree has."""
+    """Of kill and stop: part of the command line of exactly one process in ``below_pid``'s tree; ``a|b`` is one or the other."""
     below_pid: int | None = None
     """Root of the processes that may be touched; nothing outside its tree ever is."""
     command: tuple[str, ...] = ()
@@ -276,11 +282,43 @@ def parse_scenario(values: dict[str, Any], *, folder: Path = Path()) -> Scenario
     try:
         scenario = Scenario.model_validate(values)
     except ValidationError as exc:
-        first = exc.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "scenario"
-        given = "" if isinstance(first["input"], dict) else f" (got {first['input']!r})"
-        raise UsageError(where, f"{first['msg'].removeprefix('Value error, ')}{given}") from exc
+        raise _usage_error(exc.errors()[0]) from exc
     if isinstance(scenario.arrival, Trace):
         file = (folder / scenario.arrival.file).resolve()
         scenario = scenario.model_copy(update={"arrival": scenario.arrival.model_copy(update={"file": file})})
     return scenario
+
+
+_LAWS = {
+    get_args(cls.model_fields["law"].annotation)[0]: cls
+    for cls in (Constant, Poisson, Gamma, OnOff, Ramp, Step, FlashCrowd, Diurnal, Trace, Closed, Burst)
+}
+_SECTIONS: dict[str | int, type[BaseModel]] = {
+    **_LAWS,
+    **{"requests": RequestClass, "input_tokens": Length, "output_tokens": Length},
+    **{"faults": Fault, "observe": Observe, "slo": Slo},
+}
+
+
+def _usage_error(error: ErrorDetails) -> UsageError:
+    """Return pydantic's first complaint as one line: the key's path as the file has it, the value, and the way out."""
+    path, given, kind = error["loc"], error["input"], error["type"]
+    section: type[BaseModel] = Scenario
+    for part in path[:-1]:
+        section = _SECTIONS.get(part, section)
+    got = "" if isinstance(given, dict) else f" (got {given!r})"
+    problem = error["msg"].removeprefix("Value error, ") + got
+    if kind == "extra_forbidden":
+        near = get_close_matches(str(path[-1]), section.model_fields, n=1)
+        problem = f"unknown key; did you mean {near[0]}?" if near else f"unknown key; known are {', '.join(section.model_fields)}"
+    elif kind in ("float_parsing", "int_parsing", "float_type", "int_type"):
+        problem = f"must be a number without a unit{got}"
+    elif kind.startswith("union_tag"):
+        problem = (
+            f"law must be one of {', '.join(_LAWS)}{' (got ' + repr(given.get('law')) + ')' if isinstance(given, dict) else got}"
+        )
+    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+        problem = f"must be a mapping with keys of {', '.join(_SECTIONS.get(path[-1], section).model_fields)}{got}"
+    elif kind in ("tuple_type", "list_type"):
+        problem = "must be a list: lines that begin with a dash"
+    return UsageError(".".join(str(part) for part in path if part not in _LAWS) or "scenario", problem)

@@ -9,8 +9,9 @@ usage. How many: by how much ``usage.completion_tokens`` rose, when the server s
 whose text is held back (half a character) before any payload came count at the first payload.
 """
 
+import codecs
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -55,15 +56,18 @@ class _Choice(msgspec.Struct, gc=False):
         return text
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
+
+
 class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
 
 
 class _Event(msgspec.Struct, gc=False):
     """An event of any endpoint; fields we do not read are skipped."""
 
-    id: Any = None
+    id: str | int | None = None
     object: Any = None
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -111,6 +115,7 @@ class BodyParser:
         self._first: int | None = None  # index in _tokens of the first one with payload
         self._num_tokens = 0
         self._continuous = False
+        self._begun = False
         self._parsed = Parsed()
 
     def feed(self, at_s: float, data: bytes) -> None:
@@ -118,6 +123,8 @@ class BodyParser:
         if self._form == "whole":
             self._data.append(data)
             return
+        if not self._begun:
+            self._begun, data = True, data.removeprefix(codecs.BOM_UTF8)
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -145,6 +152,8 @@ class BodyParser:
             self._line(at_s, b"".join([*self._data, self._rest]))
         parsed.text = "".join(self._texts)
         self._count_reads()
+        if parsed.complete and not parsed.error and not self._num_tokens and not parsed.output_tokens:
+            parsed.error = "a complete answer without a token"
         return parsed
 
     def _line(self, at_s: float, line: bytes) -> None:
@@ -165,7 +174,7 @@ class BodyParser:
         parsed = self._parsed
         try:
             event = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             parsed.error = parsed.error or f"{exc}: {shorten(data)}"
             return
         if event.error is not None or event.object == "error" or self._is_error:
@@ -195,6 +204,8 @@ class BodyParser:
                     self._parsed.finish_reason = choice.finish_reason
         total = None if event.usage is None else event.usage.completion_tokens
         # A total that comes first with an empty last event says nothing about when its tokens came.
+        if total is not None and self._continuous and total < self._num_tokens:
+            self._parsed.error = self._parsed.error or f"usage.completion_tokens fell from {self._num_tokens} to {total}"
         if total is not None and (has_payload or self._continuous or not self._parsed.finish_reason):
             self._continuous = True
             self._count(at_s, max(0, total - self._num_tokens), has_payload)
@@ -244,7 +255,7 @@ def error_message(body: bytes) -> str:
     """Return the message of an error body as OpenAI, vLLM or FastAPI write it; else the beginning of the body."""
     try:
         value: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return shorten(body)
     for key in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(key):

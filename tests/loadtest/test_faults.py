@@ -109,7 +109,7 @@ import sys, time
 from loadtest.faults import FaultRunner
 from loadtest.scenario import Fault
 mark, root = sys.argv[1], int(sys.argv[2])
-fault = Fault(at_s=0, action="stop", process=mark + "$", below_pid=root, for_s=600)
+fault = Fault(at_s=0, action="stop", process=mark, below_pid=root, for_s=600)
 FaultRunner([fault], lambda: 0.0, lambda event: print(event.kind, flush=True)).start()
 time.sleep(600)
 """
@@ -118,7 +118,13 @@ time.sleep(600)
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_process_goes_on_when_the_generator_dies(children: Children, sent: signal.Signals) -> None:
     child = children.start()
-    command = [sys.executable, "-c", GENERATOR, children.mark, str(os.getpid())]  # has the mark too, but not at its end
+    command = [
+        sys.executable,
+        "-c",
+        GENERATOR,
+        children.mark,
+        str(os.getpid()),
+    ]  # has the mark too, but a process never fits itself
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as generator:
         assert generator.stdout is not None
         assert generator.stdout.readline() == "fault\n"
@@ -181,8 +187,7 @@ def test_faults_whose_time_has_not_come_never_happen(children: Children) -> None
 @pytest.mark.parametrize(
     ("fields", "where", "problem"),
     [
-        ({"action": "kill", "below_pid": 1}, "faults.0.process", "needs a pattern"),
-        ({"action": "stop", "process": "(", "below_pid": 1}, "faults.0.process", "regular expression"),
+        ({"action": "kill", "below_pid": 1}, "faults.0.process", "needs a part"),
         ({"action": "kill", "process": "x"}, "faults.0.below_pid", "process id"),
         ({"action": "kill", "process": "x", "below_pid": 2**22 + 1}, "faults.0.below_pid", "is running"),
         ({"action": "command"}, "faults.0.command", "needs a program"),

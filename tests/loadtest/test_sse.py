@@ -207,3 +207,28 @@ def test_any_split_gives_the_same_text_tokens_and_order(data: st.DataObject, tex
     seen = Counter(float(bisect_left(cuts, end)) for end in accumulate(map(len, pieces)))
     assert (parsed.text, parsed.chunks, parsed.complete) == ("".join(texts), sorted(seen.items()), True)
     assert parsed.num_coalesced == sum(count > 1 for count in seen.values())
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "said"),
+    [
+        ("sse", DONE, "without a token"),
+        ("sse", event({"choices": []}) + DONE, "without a token"),
+        ("whole", b"", "without a token"),
+        ("sse", completion("a", total=-5) + DONE, "completion_tokens"),
+        ("sse", completion("a", total=10**12) + DONE, "completion_tokens"),
+        ("sse", completion("a", total=4) + completion("b", total=1) + DONE, "fell from 4 to 1"),
+        ("sse", b'data: {"id": ' + b"[" * 3000 + b"]" * 3000 + b"}\n\n" + DONE, "`id`|id"),
+    ],
+)
+def test_what_no_server_should_send_is_an_error_of_the_stream(form: Form, body: bytes, said: str) -> None:
+    parsed = parse_stream([(1.0, body)], form=form)
+    assert any(part in parsed.error for part in said.split("|")), parsed.error
+
+
+def test_a_byte_order_mark_before_the_first_event_is_no_part_of_it() -> None:
+    assert parse_stream([(1.0, b"\xef\xbb\xbf" + completion("a")), (2.0, DONE)]).text == "a"
+
+
+def test_a_deeply_nested_error_body_is_shown_as_it_is() -> None:
+    assert error_message(b"[" * 5000 + b"]" * 5000).startswith("[[[")
