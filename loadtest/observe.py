@@ -17,15 +17,18 @@ import json
 import math
 import os
 import re
+import ssl
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import httpx
 
 from loadtest.records import ServerSample
 from loadtest.scenario import Observe
+from loadtest.target import Target
 
 TIMEOUT_S = 2.0
 
@@ -113,12 +116,13 @@ def ray_token() -> str:
 class Observer:
     """Asks the sources that a scenario names. Blocks: call it from a thread (or a greenlet), not from an event loop."""
 
-    def __init__(self, observe: Observe, target_url: str) -> None:
+    def __init__(self, observe: Observe, target: Target) -> None:
         self._observe = observe
-        root = target_url.rstrip("/").removesuffix("/v1")
-        self._metrics_url = observe.metrics_url or f"{root}/metrics"
-        # trust_env off: the load goes to the target without a proxy, so must these.
-        self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
+        self._metrics_url = observe.metrics_url or f"{target.root}/metrics"
+        own = urlsplit(self._metrics_url)[:2] == urlsplit(target.root)[:2]
+        self._metrics_headers = target.headers if own else None  # the key is for nobody else
+        # As the load itself: without a proxy, and by the system's certificates.
+        self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=ssl.create_default_context())
         self._list_pods: Callable[[], Iterable[Any]] | None = None
 
     def close(self) -> None:
@@ -139,7 +143,7 @@ class Observer:
         return self._http.get(url, headers=headers, follow_redirects=True).raise_for_status().text
 
     def _metrics(self) -> dict[str, float]:
-        values = metrics_values(self._get(self._metrics_url))
+        values = metrics_values(self._get(self._metrics_url, self._metrics_headers))
         if not values:
             raise ValueError(f"{self._metrics_url} has no series of vLLM or serve-app")
         return values

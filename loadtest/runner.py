@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from loadtest.analysis import analyse
-from loadtest.errors import ExitCode, InvalidRun
+from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.faults import FaultRunner, check_faults, relay_needed
 from loadtest.observe import Observer
 from loadtest.processes import Generator, caught_signals
@@ -32,6 +32,7 @@ from loadtest.scenario import Scenario, parse_scenario
 from loadtest.schedule import Schedule, make_schedule
 from loadtest.summary import Summary
 from loadtest.target import Target, preflight
+from loadtest.workload import load_tokenizer
 
 _CODES = {
     "pass": ExitCode.PASS,
@@ -80,10 +81,10 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
         UsageError: As `run`.
     """
     check_faults(scenario.faults)
+    _check_tokenizer(scenario)
     schedule = make_schedule(scenario)
     model, target_info = preflight(target, scenario.model)
     claim(out)
-    schedule.write(out / "schedule.jsonl")
     manifest = Manifest(
         state="running",
         scenario=scenario.model_dump(mode="json"),
@@ -98,8 +99,21 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
         machine=_machine(),
         target_info=target_info,
     )
-    write_manifest(out, manifest)
+    try:
+        schedule.write(out / "schedule.jsonl")
+        write_manifest(out, manifest)
+    except OSError as exc:
+        raise UsageError(str(out), f"cannot be written: {exc.strerror}") from exc
     return schedule
+
+
+def _check_tokenizer(scenario: Scenario) -> None:
+    """Now, not when the answers are counted: the run would be lost."""
+    if not scenario.tokenizer:
+        return
+    if not scenario.keep_text:
+        raise UsageError("keep_text", "false leaves nothing that the tokenizer could count; leave out one of the two")
+    load_tokenizer(scenario.tokenizer)
 
 
 def _machine() -> dict[str, Any]:
@@ -156,9 +170,7 @@ def count_tokens(out: Path, tokenizer: str) -> None:
     rows_file = out / "rows.jsonl"
     if not tokenizer or not rows_file.exists():
         return
-    from tokenizers import Tokenizer  # most scenarios need none
-
-    counter = Tokenizer.from_file(tokenizer)
+    counter = load_tokenizer(tokenizer)
     rows = list(read_lines(rows_file, Row))
     for row in rows:
         row.retokenized = len(counter.encode(row.text, add_special_tokens=False).ids) if row.text else None
@@ -186,7 +198,7 @@ class Beside:
         self.url = self._relay.url if self._relay else target.base_url
         """Where the load goes."""
         self.problems: list[str] = []
-        self._observer = Observer(scenario.observe, target.base_url)
+        self._observer = Observer(scenario.observe, target)
         self._recorder = Recorder(out)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None

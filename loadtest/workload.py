@@ -79,6 +79,22 @@ def fingerprint(scenario: Scenario) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def load_tokenizer(path: str) -> Any:
+    """Return the `tokenizers.Tokenizer` of a tokenizer.json.
+
+    Raises:
+        UsageError: The file is not there, or is something else.
+    """
+    from tokenizers import Tokenizer  # 30 ms that runs without a tokenizer need not spend
+
+    if not Path(path).is_file():
+        raise UsageError("tokenizer", f"{path} is no file; give the path of a tokenizer.json")
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as exc:  # the library raises nothing narrower
+        raise UsageError("tokenizer", f"{path}: {exc}") from exc
+
+
 def splitmix64(counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a well-mixed number for each. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014)."""
     mixed = (counters + np.uint64(1)) * _GOLDEN
@@ -109,14 +125,7 @@ def _words(tokenizer_path: str) -> tuple[str, ...]:
     """Return the words of which n, with spaces between, are n tokens for this tokenizer; all of them without one."""
     if not tokenizer_path:
         return WORDS
-    from tokenizers import Tokenizer  # 30 ms that runs without a tokenizer need not spend
-
-    if not Path(tokenizer_path).is_file():
-        raise UsageError("tokenizer", f"{tokenizer_path} is no file; give the path of a tokenizer.json")
-    try:
-        tokenizer = Tokenizer.from_file(tokenizer_path)
-    except Exception as exc:  # the library raises nothing narrower
-        raise UsageError("tokenizer", f"{tokenizer_path}: {exc}") from exc
+    tokenizer = load_tokenizer(tokenizer_path)
 
     def count(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)

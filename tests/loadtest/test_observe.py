@@ -2,18 +2,21 @@
 
 import json
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from loadtest.observe import Observer, metrics_values, pod_values, ray_token, serve_values
 from loadtest.records import ServerSample
 from loadtest.scenario import Observe
+from loadtest.target import Target
+from tests.loadtest.scripted import Peer, Server, certificate_for_loopback
 
 # Recorded from vllm 0.32.0's PrometheusStatLogger, most series left out.
 VLLM = """\
@@ -83,9 +86,11 @@ REPLICAS = {
 class Pages(BaseHTTPRequestHandler):
     pages: dict[str, tuple[int, str]]
     released: threading.Event
+    keys: ClassVar[list[str | None]] = []
 
     def do_GET(self) -> None:
         status, body = self.pages.get(self.path, (404, "not found"))
+        self.keys.append(self.headers.get("Authorization"))
         if body == "never":
             self.released.wait(60)
         self.send_response(status)
@@ -113,8 +118,8 @@ def pages() -> Iterator[dict[str, tuple[int, str]]]:
     thread.join()
 
 
-def sampled(observe: Observe, url: str, t_s: float = 4.5) -> list[ServerSample]:
-    observer = Observer(observe, url)
+def sampled(observe: Observe, url: str, t_s: float = 4.5, api_key: str = "") -> list[ServerSample]:
+    observer = Observer(observe, Target(url, api_key))
     try:
         return observer.sample(t_s)
     finally:
@@ -222,3 +227,28 @@ def test_rays_token_is_looked_for_where_ray_does(tmp_path: Path, monkeypatch: py
     assert ray_token() == "from a file"
     monkeypatch.setenv("RAY_AUTH_TOKEN", "from the environment")
     assert ray_token() == "from the environment"
+
+
+def test_the_targets_own_page_gets_the_key_and_no_other(pages: dict[str, tuple[int, str]]) -> None:
+    pages["/metrics"] = 200, VLLM
+    url = pages["url"][1]
+    Pages.keys.clear()
+    assert sampled(Observe(), f"{url}/v1", api_key="secret")[0].values == VALUES
+    assert sampled(Observe(metrics_url=f"{url}/metrics"), "http://127.0.0.1:1", api_key="secret")[0].values == VALUES
+    assert Pages.keys == ["Bearer secret", None]
+
+
+def test_certificates_are_those_of_the_system_as_for_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate := certificate_for_loopback(tmp_path))
+    body = VLLM.encode()
+
+    def script(peer: Peer) -> None:
+        peer.answer(f"HTTP/1.1 200 OK\nContent-Length: {len(body)}\n", body)
+
+    server = Server(script, script, tls=context)
+    url = server.url.replace("http:", "https:")
+    assert "certificate verify failed" in sampled(Observe(), url)[0].error
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert sampled(Observe(), url)[0].values == VALUES
+    server.join()
