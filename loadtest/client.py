@@ -73,12 +73,12 @@ class Client:
         """Names are looked up here, once: not inside anybody's latency.
 
         Args:
-            epoch: The ``time.perf_counter()`` value from which the times of the rows count.
+            epoch: The ``time.perf_counter()`` value from which the times of the rows count; may be set later, before `ask`.
             id_prefix: The header X-Request-Id is it and the request's id.
         """
         self._target = target
         self._worker = worker
-        self._epoch = epoch
+        self.epoch = epoch
         self._id_prefix = id_prefix
         self._idle: list[Any] = []
         self._closed = False
@@ -248,7 +248,7 @@ class Client:
         row.finish_reason = parsed.finish_reason
         row.server_id = parsed.server_id or row.server_id
         row.num_coalesced = parsed.num_coalesced
-        sent = self._epoch + row.sent_s
+        sent = self.epoch + row.sent_s
         row.chunks = [(round((at - sent) * 1000, 3), num_tokens) for at, num_tokens in parsed.chunks]
         if parsed.first_s is not None and parsed.last_s is not None:
             row.first_s, row.last_s = self._since_epoch(parsed.first_s), self._since_epoch(parsed.last_s)
@@ -267,7 +267,7 @@ class Client:
         return "ok", ""
 
     def _since_epoch(self, at: float) -> float:
-        return round(at - self._epoch, 6)
+        return round(at - self.epoch, 6)
 
 
 def _receive(sock: Any, answer: HttpAnswer, view: memoryview) -> None:

@@ -1,7 +1,7 @@
 """Open and closed loop on Locust: what a worker does with its share of the schedule. `loadtest.master` is the other side.
 
     master                                        worker (also the one process of a local run)
-    test starts: plan with its share ---------->  builds the first bodies
+    test starts: plan with its share ---------->  builds the first bodies, opens connections
                  <------------------------------  ready
     all are ready: epoch --------------------->   sends each request at its due time
                  <------------------------------  a numbered batch of rows and a health sample, each second
@@ -41,6 +41,8 @@ AHEAD_NUM, AHEAD_BYTES = 2000, 64 * 1024 * 1024
 """Bodies are built ahead of their time, so many at most: a dispatcher that builds cannot send."""
 AHEAD_MARGIN_S = 0.005
 LAST_TRIES = 5
+CLOCK_S = 0.050
+"""By so much a worker on another machine may seem to start off the master's epoch: NTP keeps a network's clocks within 10 ms."""
 
 
 class Plan(msgspec.Struct):
@@ -60,6 +62,7 @@ class Plan(msgspec.Struct):
 class Epoch(msgspec.Struct):
     """When the run starts, by the master's clocks."""
 
+    said_unix_s: float
     unix_s: float
     perf_s: float
     boot_id: str
@@ -67,6 +70,10 @@ class Epoch(msgspec.Struct):
     def here(self) -> float:
         """Return the epoch as a ``time.perf_counter()`` value of this process; exact on the master's own machine."""
         return self.perf_s if self.boot_id == boot_id() else time.perf_counter() + self.unix_s - time.time()
+
+    def seen_late_s(self) -> float:
+        """Return how much later than said it came, by this machine's clock: the clocks' difference and the message's way."""
+        return 0.0 if self.boot_id == boot_id() else time.time() - self.said_unix_s
 
 
 def boot_id() -> str:
@@ -77,6 +84,7 @@ class Load:
     """One worker's share of one run. ``drive`` blocks until all of it has a row and the master was told so."""
 
     def __init__(self, plan: Plan, *, api_key: str, send: Callable[[str, Any], None], fire: Callable[..., None]) -> None:
+        self.worker = plan.worker
         self._plan = plan
         self._scenario = Scenario.model_validate(plan.scenario)
         self._target = Target(plan.target, api_key)
@@ -95,10 +103,15 @@ class Load:
         self._lines: list[bytes] = []
         self._outbox: deque[Batch] = deque()
         self._num_sent = self._num_rows = self._num_batches = 0
+        self._client = Client(self._target, worker=plan.worker, epoch=0.0, id_prefix=plan.id_prefix)
+
+    def make_ready(self) -> None:
+        """All that could delay the first requests."""
         self._build_ahead()
+        self._client.warm(self._num_connections())
 
     def start(self, epoch: float) -> None:
-        self._epoch = epoch
+        self._epoch = self._client.epoch = epoch
         self._started.set()
 
     def stop(self, reason: str, at_s: float) -> None:
@@ -106,6 +119,9 @@ class Load:
         self._stop_reason, self._stop_s = reason, at_s
         self._stopped.set()
         self._started.set()
+
+    def close(self) -> None:
+        self._client.close()
 
     def drive(self) -> None:
         if self._driving:  # Locust moved a lost worker's user here
@@ -117,7 +133,7 @@ class Load:
         self._monitor = Monitor(self._plan.worker, epoch=self._epoch, sleep=gevent.sleep)
         helpers = [gevent.spawn(self._monitor.run), gevent.spawn(self._report)]
         try:
-            with closing(self._new_client()) as self._client:
+            with closing(self._client):
                 work = gevent.spawn(self._work)
                 gevent.wait([work, self._stopped], count=1)
                 if self._stopped.is_set():
@@ -130,12 +146,8 @@ class Load:
             self._hand_over(last=True)
             self._say_end()
 
-    def _new_client(self) -> Client:
-        return Client(self._target, worker=self._plan.worker, epoch=self._epoch, id_prefix=self._plan.id_prefix)
-
     def _work(self) -> None:
         arrival = self._scenario.arrival
-        self._client.warm(self._num_connections())
         if isinstance(arrival, Closed):
             share, rest = divmod(arrival.concurrency, self._plan.num_workers)
             gevent.sleep(max(0.0, -self._now()))
@@ -284,23 +296,36 @@ def install_worker(environment: Any, api_key: str) -> Callable[[], None]:
     planned = Event()
 
     def on_plan(msg: Any, **_: Any) -> None:
+        planned.clear()  # each start of a test has its own
         send, fire = environment.runner.send_message, environment.events.request.fire
         try:
             plan = msgspec.json.decode(msg.data, type=Plan)
             loads[:] = [Load(plan, api_key=api_key, send=send, fire=fire)]
+            planned.set()
+            loads[-1].make_ready()
         except Exception as exc:  # the root of this worker: the master must not wait for it
             logger.exception("the plan cannot be followed")
             send("lt-failed", f"a worker cannot start: {type(exc).__name__}: {exc}")
             return
-        planned.set()
         send("lt-ready", plan.worker)
 
     def on_epoch(msg: Any, **_: Any) -> None:
-        loads[-1].start(Epoch(**msg.data).here())
+        epoch = Epoch(**msg.data)
+        late_s = epoch.seen_late_s()
+        if abs(late_s) > CLOCK_S:
+            off = f"{late_s * 1e3:+.0f} ms off the master's, or its network as slow"
+            environment.runner.send_message("lt-failed", f"the clock of worker {loads[-1].worker} is {off}: keep both by NTP")
+        else:
+            loads[-1].start(epoch.here())
 
     def on_stop(msg: Any, **_: Any) -> None:
         if loads:
             loads[-1].stop(**msg.data)
+
+    def forget(**_: Any) -> None:
+        planned.clear()
+        if loads:
+            loads[-1].close()
 
     def drive() -> None:
         planned.wait()
@@ -309,4 +334,5 @@ def install_worker(environment: Any, api_key: str) -> Callable[[], None]:
     environment.runner.register_message("lt-plan", on_plan, concurrent=True)
     environment.runner.register_message("lt-epoch", on_epoch)
     environment.runner.register_message("lt-stop", on_stop)
+    environment.events.test_stop.add_listener(forget)
     return drive

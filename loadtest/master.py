@@ -23,7 +23,7 @@ from loadtest.schedule import read_schedule
 logger = logging.getLogger(__name__)
 
 LEAD_S = 1.0
-"""From the epoch's announcement to the epoch: connections are opened meanwhile."""
+"""From the epoch's announcement to the epoch."""
 END_S = 10.0
 """How long the master waits for the last rows, after the drain or after it told the workers to stop."""
 READY_S = 120.0
@@ -37,8 +37,8 @@ class Hooks(Protocol):
 
     def on_start(self, epoch_unix_s: float) -> None: ...
 
-    def close_run(self, out: Path) -> None:
-        """All is on disk."""
+    def close_run(self, out: Path) -> ExitCode:
+        """All is on disk: return what the process is to end with."""
 
 
 class Master:
@@ -95,6 +95,9 @@ class Master:
             self.interrupt(problem)
 
     def _begin(self, **_: Any) -> None:
+        # Locust goes on after an error in a listener: only a start that got through runs, only a run that was judged is good.
+        self._environment.process_exit_code = ExitCode.INVALID
+        self._refused = True
         try:
             out = self._hooks.open_run()
             schedule = read_schedule(out / "schedule.jsonl")
@@ -103,9 +106,8 @@ class Master:
         except LoadtestError as exc:
             logger.critical("%s", exc)
             self._environment.process_exit_code = exc.exit_code
-            self._refused = True
             return
-        self._running = True
+        self._running, self._refused = True, False
         manifest = self._run.manifest
         for worker, client_id in enumerate(clients):
             plan = Plan(
@@ -121,16 +123,22 @@ class Master:
             self._runner.send_message("lt-plan", msgspec.json.encode(plan), client_id)
 
     def _on_ready(self, msg: Any, **_: Any) -> None:
+        if not self._running:  # a late one must not write the manifest again
+            return
         run = self._run
         run.ready.add(msg.data)
-        if len(run.ready) == run.num_workers:
+        if len(run.ready) < run.num_workers:
+            return
+        try:
             epoch = run.start()
+        except OSError as exc:
+            self.lose(f"the manifest cannot be written: {exc.strerror}")
+        else:
             self._runner.send_message("lt-epoch", msgspec.structs.asdict(epoch))
             self._hooks.on_start(epoch.unix_s)
 
     def _on_failed(self, msg: Any, **_: Any) -> None:
-        self._run.num_lost += 1
-        self.lose(msg.data)
+        self.lost(msg.data)
 
     def _on_rows(self, msg: Any, **_: Any) -> None:
         if not self._running:
@@ -173,9 +181,11 @@ class Master:
             self._run.finish()
         except OSError as exc:
             logger.critical("the manifest cannot be written: %s", exc.strerror)
-            self._environment.process_exit_code = ExitCode.INVALID
-        else:
-            self._hooks.close_run(self._run.out)
+            return
+        try:
+            self._environment.process_exit_code = self._hooks.close_run(self._run.out)
+        except LoadtestError as exc:
+            logger.critical("%s", exc)
 
 
 class _Running:
@@ -203,7 +213,8 @@ class _Running:
         return -1.0 if self.epoch is None else time.perf_counter() - self.epoch
 
     def start(self) -> Epoch:
-        epoch = Epoch(unix_s=time.time() + LEAD_S, perf_s=time.perf_counter() + LEAD_S, boot_id=boot_id())
+        unix_s = time.time()
+        epoch = Epoch(unix_s, unix_s + LEAD_S, perf_s=time.perf_counter() + LEAD_S, boot_id=boot_id())
         self.epoch = epoch.perf_s
         self.manifest = msgspec.structs.replace(self.manifest, epoch_unix_s=epoch.unix_s, workers=self.num_workers)
         write_manifest(self.out, self.manifest)

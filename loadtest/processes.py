@@ -21,6 +21,8 @@ API_KEY_VARIABLE = "LOADTEST_API_KEY"
 POLL_S = 0.1
 END_S = 5.0
 """For processes that were told to end; then they are killed."""
+CONNECT_S = 120
+"""For all workers to connect to the master; then it gives up, and says so."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -63,7 +65,8 @@ class Generator:
         self._commands = [head]
         if num_workers > 1:
             bind = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", address[1]]
-            self._commands = [[*head, *bind, "--expect-workers", str(num_workers)]]
+            expect = ["--expect-workers", str(num_workers), "--expect-workers-max-wait", str(CONNECT_S)]
+            self._commands = [[*head, *bind, *expect]]
             self._commands += [[*common, "--worker", "--master-host", "127.0.0.1", *address]] * num_workers
         self._environment = {**os.environ, API_KEY_VARIABLE: target.api_key}
         self._out = out
@@ -96,6 +99,8 @@ class Generator:
                     begin(epoch_unix_s)
             for number, worker in enumerate(workers):
                 if worker.ended(0) and not started:
+                    if worker.status == 0 and master.ended(END_S):  # it was told to end, and why the master knows
+                        return
                     raise InvalidRun([f"worker process {number} ended before the start: {worker.last_words()}"])
                 if worker.ended(0):
                     self._tell(f"lost worker process {worker.pid} ended: {worker.last_words()}")

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from loadtest.errors import ExitCode
 from loadtest.runner import Beside, conclude, default_out, prepare, settle
 from loadtest.scenario import load_scenario
 from loadtest.target import Target
@@ -17,7 +18,7 @@ class Standalone:
         self._environment = environment
         self._options = environment.parsed_options
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per scrape
-        self._target = Target(environment.host or "", api_key)
+        self._api_key = api_key
 
     def open_run(self) -> Path:
         """Make a folder of its own for each start of a test.
@@ -25,18 +26,26 @@ class Standalone:
         Raises:
             UsageError: As `run`.
         """
+        # Not before: it may have been typed into the web UI.
+        self._target = target = Target(self._environment.host or "", self._api_key)
         scenario = load_scenario(Path(self._options.scenario))
         out = Path(self._options.out) if self._options.out else default_out(scenario)
-        prepare(scenario, self._target, out, command=sys.argv)
-        self._beside = Beside(scenario, self._target, out)
+        prepare(scenario, target, out, command=sys.argv)
+        self._beside = Beside(scenario, target, out)
         self._environment.host = self._beside.url
         return out
 
     def on_start(self, epoch_unix_s: float) -> None:
         self._beside.start(epoch_unix_s)
 
-    def close_run(self, out: Path) -> None:
+    def close_run(self, out: Path) -> ExitCode:
+        """Judge the run.
+
+        Raises:
+            LoadtestError: As `conclude`.
+        """
+        self._environment.host = self._target.base_url  # for the next start
         with self._beside:
             pass
         settle(out, self._beside.problems)
-        self._environment.process_exit_code = conclude(out)
+        return conclude(out)

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import gevent
 import gevent.monkey
@@ -336,7 +337,7 @@ def test_requests_that_end_early_leave_nothing_for_the_garbage_collector() -> No
     try:
         before = answers()
         with client_of(*[stuck] * 6, last) as client:
-            limits: list[dict[str, float]] = [{"timeout_s": 2.0}, {"cancel_after_s": 0.5}] * 3
+            limits: list[dict[str, Any]] = [{"timeout_s": 2.0}, {"cancel_after_s": 0.5}] * 3
             jobs = [gevent.spawn(client.ask, asked(**limit), due_s=0.0) for limit in limits]
             gevent.joinall(jobs)
             assert sorted(job.value.state for job in jobs) == ["cancelled"] * 3 + ["timeout"] * 3

@@ -6,6 +6,7 @@ The machine that runs the tests may be busy, which makes a run invalid for its l
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import psutil
 import pytest
@@ -21,16 +23,19 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from loadtest import processes
 from loadtest.errors import ExitCode, UsageError
+from loadtest.processes import Generator
 from loadtest.recorder import as_lines, claim
 from loadtest.records import Manifest, Row, read_lines, read_manifest
-from loadtest.runner import count_tokens, exit_code, run
+from loadtest.runner import conclude, count_tokens, exit_code, prepare, run, settle
 from loadtest.scenario import Scenario, parse_scenario
 from loadtest.schedule import Schedule, read_schedule
 from loadtest.summary import Summary
 from loadtest.target import Target
 
 WITHIN_S = 90.0
+LOCUST = [sys.executable, "-m", "locust", "-f", str(Path(processes.__file__).with_name("locustfile.py"))]
 ABOUT_TIME = {"lag p50", "lag p99", "loop stalls", "CPU p95", "health samples", "delivered arrivals", "CPU throttling"}
 
 
@@ -97,6 +102,11 @@ def test_a_closed_loop_never_has_more_requests_in_flight_than_clients(target: Ta
     in_flight = [sum(step for _, step in steps[: k + 1]) for k in range(len(steps))]
     assert max(in_flight) == 3
     assert len(sent) > 6
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 class Command:
@@ -215,6 +225,128 @@ def test_answers_are_counted_with_the_tokenizer_where_there_is_a_text(tmp_path: 
     counted = list(read_lines(tmp_path / "rows.jsonl", Row))
     assert [row.retokenized for row in counted] == [2, None, 4]
     assert [row.text for row in counted] == [row.text for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"tokenizer": "absent.json"}, "absent.json is no file"),
+        ({"tokenizer": __file__}, "tokenizer: .*test_runner.py"),
+        ({"tokenizer": __file__, "keep_text": False}, "keep_text: false leaves nothing"),
+    ],
+)
+def test_a_tokenizer_that_could_count_nothing_is_refused_before_the_run(
+    values: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        prepare(parse_scenario(a_scenario(**values)), Target("http://127.0.0.1:1"), tmp_path / "out", command=())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_is_full_before_the_start_is_said_in_one_line(target: Target, tmp_path: Path) -> None:
+    def tiny_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+
+    code, said = Command(target, tmp_path, a_scenario(), preexec_fn=tiny_files).end()
+    assert (code, said.count("\n")) == (ExitCode.USAGE, 1)
+    assert "cannot be written: File too large" in said
+
+
+def test_a_worker_that_never_connects_ends_the_run_with_a_reason(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "CONNECT_S", 1)
+    scenario = parse_scenario(a_scenario(workers=2))
+    prepare(scenario, target, tmp_path / "out", command=())
+    with Generator(2, target, tmp_path / "out") as generator:
+        worker = next(p for p in psutil.Process().children() if "--worker" in p.cmdline())
+        worker.suspend()
+        generator.wait([], on_start=[], each=lambda: None)
+    settle(tmp_path / "out", words := generator.last_words())
+    assert "Gave up waiting for workers to connect" in words[0]
+    assert conclude(tmp_path / "out", quiet=True, report=False) == ExitCode.INVALID
+
+
+class WebUi:
+    """Locust's own command, a master with its web UI and a worker, as its user starts them; no --host."""
+
+    def __init__(self, folder: Path, scenario: dict[str, Any]) -> None:
+        (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario))
+        web, bus = free_port(), free_port()
+        master = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", str(bus), "--web-host", "127.0.0.1"]
+        master += ["--web-port", str(web), "--scenario", str(folder / "scenario.yaml")]
+        worker = ["--worker", "--master-host", "127.0.0.1", "--master-port", str(bus)]
+        self.log = (folder / "locust.log").open("w+")
+        self.processes = [
+            subprocess.Popen([*LOCUST, *options], cwd=folder, stdout=self.log, stderr=self.log) for options in (master, worker)
+        ]
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{web}", trust_env=False, timeout=WITHIN_S)
+        self.results = folder / "results"
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while not self._held(holds):
+            assert all(process.poll() is None for process in self.processes), Path(self.log.name).read_text()
+            assert time.monotonic() < deadline, Path(self.log.name).read_text()
+            os.sched_yield()
+
+    @staticmethod
+    def _held(holds: Callable[[], bool]) -> bool:
+        try:
+            return holds()
+        except httpx.ConnectError:  # not up yet
+            return False
+
+    def start(self, host: str) -> None:
+        self.until(lambda: self.http.get("/stats/requests").json()["state"] in ("ready", "stopped"))
+        assert self.http.post("/swarm", data={"user_count": 1, "spawn_rate": 1, "host": host}).json()["success"]
+
+    def finished(self) -> list[Path]:
+        return sorted(path.parent for path in self.results.glob("*/summary.json"))
+
+    def end(self) -> int:
+        master, worker = self.processes
+        for process in self.processes:
+            process.terminate()
+        worker.wait(WITHIN_S)
+        self.http.close()
+        self.log.close()
+        return master.wait(WITHIN_S)
+
+
+def test_a_run_of_locusts_own_whose_results_cannot_be_written_does_not_end_as_a_pass(target: Target, tmp_path: Path) -> None:
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
+
+    (tmp_path / "scenario.yaml").write_text(
+        yaml.safe_dump(a_scenario(arrival={"law": "constant", "rate": 5}, duration_s=1, warmup_s=0))
+    )
+    options = ["--headless", "--scenario", str(tmp_path / "scenario.yaml"), "--out", str(tmp_path / "out")]
+    ended = subprocess.run(
+        [*LOCUST, *options, "--host", target.base_url],
+        preexec_fn=small_files,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+    )
+    assert len(list(read_lines(tmp_path / "out" / "rows.jsonl", Row))) == 5
+    assert "the results cannot be written" in ended.stderr
+    assert ended.returncode == ExitCode.INVALID
+
+
+def test_each_start_from_locusts_web_ui_is_a_run_of_the_host_that_was_typed(target: Target, tmp_path: Path) -> None:
+    web = WebUi(tmp_path, a_scenario(duration_s=1, drain_s=5))
+    try:
+        for number in (1, 2):
+            web.start(target.base_url)
+            web.until(lambda number=number: len(web.finished()) == number)  # type: ignore[misc]
+        for out in web.finished():
+            found = Finished(out)
+            assert found.failed_gates == set()
+            assert (found.manifest.target, found.ids()) == (target.base_url, list(range(len(found.schedule.requests))))
+            assert {row.state for row in found.rows} == {"ok"}
+    finally:
+        web.end()
 
 
 @pytest.mark.parametrize(
