@@ -123,19 +123,6 @@ def _cut_s(records: Records, items: Sequence[Item]) -> float:
     return cut_s
 
 
-def slo_counts(run: Path) -> list[tuple[float, float]]:
-    """Return, for each limit of the SLO, the independent samples of a valid run and how many of them are over it (both real)."""
-    records = read_records(run)
-    start_s, end_s = analyse(run).window_s
-    items = [item for item in records.items() if start_s <= item.due_s < end_s]
-    counts = []
-    for limit in records.scenario.slo.limits:
-        _, high = metric_bounds(records, items, limit.metric)
-        n_eff = stats.effective_size(high, limit.quantile, limit.limit_s)
-        counts.append((n_eff, n_eff * float((high > limit.limit_s).mean()) if high.size else 0.0))
-    return counts
-
-
 def distributions_of(records: Records, items: Sequence[Item]) -> dict[str, Distribution]:
     """Return the distribution of each metric that the requests have."""
     found = {metric: metric_bounds(records, items, metric) for metric in (*METRICS, "itl")}
@@ -145,25 +132,27 @@ def distributions_of(records: Records, items: Sequence[Item]) -> dict[str, Distr
 def distribution(metric: str, low: Floats, high: Floats) -> Distribution:
     """Return percentiles with intervals of latencies that are known between bounds; both in the order of due times."""
     resolved = stats.resolved(high)
-    known = low[low == high]
-    known = known[np.isfinite(known)]
+    known = low[(low == high) & np.isfinite(high)]
+    high_sorted = np.sort(high)
+    low_sorted = high_sorted if low is high else np.sort(low)
+    n_eff = {q: stats.effective_size(high, q, ordered=high_sorted) for q in QUANTILES}
     return Distribution(
         metric=metric,
         n=low.size,
         num_failed=low.size - known.size,
-        n_eff=round(stats.effective_size(high, 0.99), 1),
+        n_eff=round(n_eff[0.99], 1),
         method=METHOD if resolved else NOT_ESTIMABLE,
         mean_s=float(known.mean()) if known.size else None,
-        quantiles=[_quantile(low, high, q, resolved) for q in QUANTILES],
+        quantiles=[_quantile(low_sorted, high_sorted, q, n_eff[q], resolved) for q in QUANTILES],
     )
 
 
-def _quantile(low: Floats, high: Floats, q: float, resolved: bool) -> Quantile:
-    low_sorted, high_sorted = np.sort(low), np.sort(high)
+def _quantile(low: Floats, high: Floats, q: float, n_eff: float, resolved: bool) -> Quantile:
+    """Return it of sorted bounds."""
     k = stats.rank(low.size, q) - 1
-    at_least, at_most = float(low_sorted[k]), float(high_sorted[k])
+    at_least, at_most = float(low[k]), float(high[k])
     known = at_least == at_most and math.isfinite(at_most)
-    lower, upper = stats.order_interval(low_sorted, high_sorted, q, stats.effective_size(high, q))
+    lower, upper = stats.order_interval(low, high, q, n_eff)
     return Quantile(
         q=q,
         value_s=at_most if known else None,
@@ -176,15 +165,16 @@ def _quantile(low: Floats, high: Floats, q: float, resolved: bool) -> Quantile:
 def limit_result(limit: Limit, low: Floats, high: Floats) -> LimitResult:
     """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings."""
     if not high.size:
-        return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0)
+        return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0, 0.0)
     attained = float((high <= limit.limit_s).mean())
-    lower, upper = stats.wilson(attained, stats.effective_size(high, limit.quantile, limit.limit_s))
+    n_eff = stats.effective_size(high, limit.quantile, limit.limit_s)
+    lower, upper = stats.wilson(attained, n_eff)
     verdict: Literal["pass", "fail", "undecided"] = "undecided"
     if upper < limit.quantile:
         verdict = "fail"
     elif lower >= limit.quantile and stats.resolved(high):
         verdict = "pass"
-    return LimitResult(str(limit), verdict, attained, lower, upper)
+    return LimitResult(str(limit), verdict, attained, lower, upper, n_eff)
 
 
 def _verdict(slo: Sequence[LimitResult], num_requests: int) -> Literal["pass", "slo-missed", "undecided"]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from loadtest.analysis import analyse, slo_counts
+from loadtest.analysis import analyse
 from loadtest.errors import ExitCode, UsageError
 from loadtest.recorder import claim, write_json
 from loadtest.records import Manifest, read_manifest
@@ -63,7 +63,7 @@ def probe_of(ask: Ask, folder: Path) -> Probe:
     summary, manifest = analyse(folder), read_manifest(folder)
     if summary.verdict == "invalid" or manifest.state == "interrupted":
         return Probe(ask, counts=tuple((0.0, 0.0) for _ in _limits(manifest)), valid=False)
-    return Probe(ask, counts=tuple(slo_counts(folder)), steady=summary.steady is not False)
+    return Probe(ask, counts=tuple(result.counts for result in summary.slo), steady=summary.steady is not False)
 
 
 def _limits(manifest: Manifest) -> list[object]:

@@ -33,7 +33,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What came of an `Ask`. ``counts``: per limit, independent samples and those over it (`loadtest.analysis.slo_counts`)."""
+    """What came of an `Ask`. ``counts``: per limit, independent samples and those over it (`loadtest.summary.LimitResult.counts`)."""
 
     ask: Ask
     counts: tuple[tuple[float, float], ...]

@@ -84,14 +84,19 @@ def effective_share(inside: npt.NDArray[np.bool_]) -> float:
     return _WIDEN * (min(1.0, share * (1 - share) / spread) if spread > 0 else 1.0)
 
 
-def effective_size(values: Floats, q: float, limit: float | None = None) -> float:
+def effective_size(values: Floats, q: float, limit: float | None = None, *, ordered: Floats | None = None) -> float:
     """Return how many independent samples the series is worth for its ``q`` quantile, or for its share up to ``limit``.
 
     It is the smallest at ``q`` (or ``limit``) and at `LEVELS`: where nearly all are inside, exceedances are too few to tell.
+
+    Args:
+        ordered: The values sorted, where they already are.
     """
     if values.size == 0:
         return 0.0
-    limits = [quantile(values, level) for level in LEVELS] + [quantile(values, q) if limit is None else limit]
+    ordered = np.sort(values) if ordered is None else ordered
+    limits = [float(ordered[rank(values.size, level) - 1]) for level in (*LEVELS, q)]
+    limits = limits if limit is None else [*limits[:-1], limit]
     return values.size * min(effective_share(values > limit) for limit in limits)
 
 

@@ -56,6 +56,13 @@ class LimitResult(msgspec.Struct, frozen=True):
     low: float
     high: float
     """Its 95 % interval."""
+    n_eff: float
+    """Independent samples that it was judged by."""
+
+    @property
+    def counts(self) -> tuple[float, float]:
+        """The independent samples, and how many of them are over the limit; both real."""
+        return self.n_eff, self.n_eff * (1 - self.attained)
 
 
 class Throughput(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadtest.analysis import analyse, slo_counts
+from loadtest.analysis import analyse
 from loadtest.metrics import bounds_s, gaps_s
 from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
 from loadtest.scenario import parse_scenario
@@ -163,7 +163,7 @@ def test_verdict(tmp_path: Path, num_slow: int, slo: str, verdict: str) -> None:
     summary = analyse(run)
     assert summary.verdict == verdict
     assert summary.slo[0].attained == pytest.approx(1 - num_slow / 1000)
-    n_eff, over = slo_counts(run)[0]
+    n_eff, over = summary.slo[0].counts
     assert 300 < n_eff <= 1000
     assert over / n_eff == pytest.approx(num_slow / 1000)
 
