@@ -300,14 +300,16 @@ def install_worker(environment: Any, api_key: str) -> Callable[[], None]:
         send, fire = environment.runner.send_message, environment.events.request.fire
         try:
             plan = msgspec.json.decode(msg.data, type=Plan)
-            loads[:] = [Load(plan, api_key=api_key, send=send, fire=fire)]
+            load = Load(plan, api_key=api_key, send=send, fire=fire)
+            loads[:] = [load]
             planned.set()
-            loads[-1].make_ready()
+            load.make_ready()
         except Exception as exc:  # the root of this worker: the master must not wait for it
             logger.exception("the plan cannot be followed")
             send("lt-failed", f"a worker cannot start: {type(exc).__name__}: {exc}")
             return
-        send("lt-ready", plan.worker)
+        if loads[-1] is load:  # else the next test has begun meanwhile
+            send("lt-ready", plan.worker)
 
     def on_epoch(msg: Any, **_: Any) -> None:
         epoch = Epoch(**msg.data)

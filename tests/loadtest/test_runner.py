@@ -349,6 +349,43 @@ def test_each_start_from_locusts_web_ui_is_a_run_of_the_host_that_was_typed(targ
         web.end()
 
 
+# In a process of its own: Locust patches the sockets of the one that imports it.
+WORKER = """
+import sys, time, msgspec
+from locust.env import Environment
+from loadtest.dispatch import Epoch, Plan, boot_id, install_worker
+
+environment = Environment()
+runner = environment.create_local_runner()
+install_worker(environment, "")
+heard = {}
+for name in ("lt-ready", "lt-failed"):
+    runner.register_message(name, lambda msg, name=name, **_: heard.update({name: msg.data}))
+scenario = {"name": "x", "arrival": {"law": "poisson", "rate": 1}}
+plan = Plan(0, 1, "http://127.0.0.1:1", "m", "lt-", scenario, [], 1.0)
+runner.send_message("lt-plan", msgspec.json.encode(plan))
+while not heard:
+    time.sleep(0.01)
+machine, said_s_ago = sys.argv[1] or boot_id(), float(sys.argv[2])
+now = time.time()
+runner.send_message("lt-epoch", msgspec.structs.asdict(Epoch(now - said_s_ago, now + 1, time.perf_counter() + 1, machine)))
+print(heard)
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "said_s_ago", "heard"),
+    [
+        ("", 300.0, "{'lt-ready': 0}"),
+        ("another", -60.0, "the clock of worker 0 is -"),
+        ("another", 2.0, "the clock of worker 0 is +"),
+    ],
+)
+def test_a_worker_whose_clock_is_not_the_masters_does_not_start(machine: str, said_s_ago: float, heard: str) -> None:
+    command = [sys.executable, "-c", WORKER, machine, str(said_s_ago)]
+    assert heard in subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=True).stdout
+
+
 @pytest.mark.parametrize(
     ("verdict", "state", "code"),
     [
