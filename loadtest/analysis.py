@@ -37,7 +37,11 @@ def analyse(run: Path) -> Summary:
     Raises:
         UsageError: As `read_records`.
     """
-    records = read_records(run)
+    return summary_of(read_records(run))
+
+
+def summary_of(records: Records) -> Summary:
+    """Return the figures of a run whose records are read."""
     items = records.items()
     end_s = _end_s(records, items)
     items = [item for item in items if item.due_s < end_s]

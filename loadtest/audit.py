@@ -18,7 +18,17 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.errors import UsageError
-from loadtest.records import Manifest, Row, ScheduledRequest, ServerSample, State, read_lines, read_manifest
+from loadtest.records import (
+    TEXT_SHOWN,
+    Manifest,
+    Row,
+    ScheduledRequest,
+    ServerSample,
+    State,
+    read_lines,
+    read_manifest,
+    read_rows,
+)
 from loadtest.scenario import RequestClass, Scenario, parse_scenario
 from loadtest.schedule import read_schedule
 
@@ -138,6 +148,7 @@ def audit(
     *,
     reference: Path | None = None,
     server_log: Path | None = None,
+    rows: Sequence[Row] | None = None,
     fields: LogFields = TRUTH_FIELDS,
     allow: frozenset[State] = frozenset(),
     max_listed: int = 20,
@@ -148,6 +159,7 @@ def audit(
         reference: Folder of an undisturbed run of the same schedule on the same model; texts of requests with temperature 0
             must be equal. Without it texts are not compared.
         server_log: JSONL file with a line per request that the server read; without it the counters in server.jsonl are used.
+        rows: Those of the run as `read_rows` gives them, where they are read already.
         allow: States that are expected in this run and no finding, such as timeout far above the capacity. Connections that a fault
             ``cut-link`` of the scenario ended are always expected.
         max_listed: Findings listed per kind.
@@ -167,35 +179,34 @@ def audit(
             f"{manifest.num_scheduled}, {manifest.schedule_sha256[:8]}",
         )
     planned = {request.id: request for request in schedule.requests}
-    rows = _rows_by_id(run, planned, found)
-    expected = {row.id for row in rows.values() if row.state in allow or _cut_by_us(row, scenario)}
-    for request_id, row in rows.items():
+    by_id = _rows_by_id(read_rows(run) if rows is None else rows, planned, found)
+    expected = {row.id for row in by_id.values() if row.state in allow or _cut_by_us(row, scenario)}
+    for request_id, row in by_id.items():
         request = planned[request_id]
         if request_id not in expected:
             _check_end(row, found)
         if row.state == "ok":
             _check_tokens(row, request, classes[request.cls], found)
-    num_compared = 0 if reference is None else _compare_texts(manifest, rows, reference, classes, planned, found)
+    num_compared = 0 if reference is None else _compare_texts(manifest, by_id, reference, classes, planned, found)
     if server_log is not None:
-        server = _check_log(manifest, rows, planned, server_log, fields, found, expected)
+        server = _check_log(manifest, by_id, planned, server_log, fields, found, expected)
     else:
-        server = _check_counters(run, list(rows.values()), planned, found)
+        server = _check_counters(run, list(by_id.values()), planned, found)
     return AuditResult(
         len(planned),
-        _finals(planned, rows, found, expected),
+        _finals(planned, by_id, found, expected),
         dict(found.counts),
         found.findings,
         num_compared,
         server,
-        _notes(manifest, rows.values()),
+        _notes(manifest, by_id.values()),
     )
 
 
-def _rows_by_id(run: Path, planned: Mapping[int, ScheduledRequest], found: _Audit) -> dict[int, Row]:
+def _rows_by_id(all_rows: Iterable[Row], planned: Mapping[int, ScheduledRequest], found: _Audit) -> dict[int, Row]:
     """Return the first row of each scheduled id."""
-    path = run / "rows.jsonl"
     rows: dict[int, Row] = {}
-    for row in read_lines(path, Row) if path.exists() else ():
+    for row in all_rows:
         if row.id not in planned:
             found.add("unknown-id", None, f"{row.id}, {row.state}, of worker {row.worker}")
         elif row.id in rows:
@@ -261,7 +272,7 @@ def _compare_texts(
         if classes[planned[row.id].cls].temperature == 0:
             num_compared += 1
             if row.text_sha256 != expected.text_sha256:
-                found.add("text-differs", row.id, f"{row.text[:60]!r}, reference {expected.text[:60]!r}")
+                found.add("text-differs", row.id, f"{row.text!r}, reference {expected.text[:TEXT_SHOWN]!r}")
     return num_compared
 
 

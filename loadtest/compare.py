@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from loadtest import stats
-from loadtest.analysis import analyse
+from loadtest.analysis import summary_of
 from loadtest.errors import InvalidRun
 from loadtest.metrics import Item, Records, item_bounds, metric_bounds, read_records
 from loadtest.stats import Floats
@@ -72,11 +72,15 @@ def compare(a: Path, b: Path) -> Comparison:
         InvalidRun: One of them is invalid.
         UsageError: One of the folders holds no run.
     """
-    summaries = analyse(a), analyse(b)
-    for path, summary in zip((a, b), summaries, strict=True):
-        if summary.verdict == "invalid":
-            raise InvalidRun([f"{path}: {gate.text}" for gate in summary.gates if not gate.ok])
     runs = read_records(a), read_records(b)
+    return compare_records((a.name, b.name), runs, (summary_of(runs[0]), summary_of(runs[1])))
+
+
+def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summaries: tuple[Summary, Summary]) -> Comparison:
+    """Compare two runs whose records are read; as `compare`."""
+    for name, summary in zip(names, summaries, strict=True):
+        if summary.verdict == "invalid":
+            raise InvalidRun([f"{name}: {gate.text}" for gate in summary.gates if not gate.ok])
     paired = summaries[0].schedule_sha256 == summaries[1].schedule_sha256 and not runs[0].closed
     items = _items(runs, summaries, paired)
     ratios, strict = [], []
@@ -87,8 +91,8 @@ def compare(a: Path, b: Path) -> Comparison:
             ratios.append(_ratio(metric, q, values, by_request, stats.CONFIDENCE))
             strict.append(_ratio(metric, q, values, by_request, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
     return Comparison(
-        a=a.name,
-        b=b.name,
+        a=names[0],
+        b=names[1],
         paired=paired,
         num_common=len(items[0]) if paired else 0,
         ratios=ratios,

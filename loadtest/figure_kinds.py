@@ -63,7 +63,7 @@ def _due_against_send(data: RunData) -> list[Draw]:
 
 def _chunks(data: RunData) -> list[Draw]:
     gaps = np.concatenate([np.empty(0), *(np.diff([ms for ms, _ in row.chunks]) / 1e3 for row in data.rows if row.chunks)])
-    tokens = np.array([tokens for row in data.rows for _, tokens in row.chunks], dtype=np.int64)
+    tokens = np.fromiter((tokens for row in data.rows for _, tokens in row.chunks), dtype=np.int64)
     if not gaps.size:
         return []
     return [

@@ -17,10 +17,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtest import plots, plots_load
+from loadtest.analysis import summary_of
 from loadtest.autoscale import Autoscaling, analyse_autoscale
 from loadtest.metrics import Item, Records, item_bounds, limit_value_s, metric_bounds, read_records
 from loadtest.plots import Floats, Sample
-from loadtest.records import Row, RunEvent, ServerSample, read_lines
+from loadtest.records import Row, RunEvent, ServerSample
 from loadtest.slo import Limit
 from loadtest.summary import Summary
 
@@ -34,7 +35,10 @@ class RunData:
 
     records: Records
     summary: Summary
-    server: list[ServerSample]
+
+    @property
+    def server(self) -> list[ServerSample]:
+        return self.records.server
 
     @cached_property
     def items(self) -> list[Item]:
@@ -100,14 +104,14 @@ class RunData:
         return sorted({name for s in self.server for name in s.values if name.startswith(prefix)})
 
 
-def read_run(run: Path, summary: Summary) -> RunData:
-    """Read the records of a run.
+def read_run(run: Path, summary: Summary | None = None) -> RunData:
+    """Read the records of a run, and compute its summary if there is none yet.
 
     Raises:
         UsageError: The folder holds no run, or a record cannot be read.
     """
-    server = run / "server.jsonl"
-    return RunData(read_records(run), summary, list(read_lines(server, ServerSample)) if server.exists() else [])
+    records = read_records(run)
+    return RunData(records, summary or summary_of(records))
 
 
 @dataclass(frozen=True)

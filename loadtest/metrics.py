@@ -14,7 +14,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from loadtest.records import HealthSample, Manifest, Row, RunEvent, ScheduledRequest, read_lines, read_manifest
+from loadtest.records import (
+    Chunks,
+    HealthSample,
+    Manifest,
+    Row,
+    RunEvent,
+    ScheduledRequest,
+    ServerSample,
+    read_lines,
+    read_manifest,
+    read_rows,
+)
 from loadtest.scenario import Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
 from loadtest.slo import Limit
 from loadtest.stats import Floats, quantile
@@ -46,6 +57,7 @@ class Records:
     schedule: list[ScheduledRequest]
     rows: list[Row]
     health: list[HealthSample]
+    server: list[ServerSample]
     events: list[RunEvent]
 
     @property
@@ -84,8 +96,9 @@ def read_records(run: Path) -> Records:
         manifest=manifest,
         scenario=parse_scenario(manifest.scenario),
         schedule=list(read_lines(run / "schedule.jsonl", ScheduledRequest)),
-        rows=_optional(run / "rows.jsonl", Row),
+        rows=read_rows(run),
         health=_optional(run / "health.jsonl", HealthSample),
+        server=_optional(run / "server.jsonl", ServerSample),
         events=_optional(run / "events.jsonl", RunEvent),
     )
 
@@ -181,9 +194,10 @@ def gaps_s(row: Row) -> Floats:
     """
     if not row.chunks:
         return np.empty(0)
-    times_ms, counts = np.array(row.chunks).T
+    chunks = row.chunks if isinstance(row.chunks, Chunks) else Chunks(row.chunks)
+    times_ms, counts = np.frombuffer(chunks.ms), np.array(chunks.tokens, dtype=np.int64)
     gaps = np.zeros(int(counts.sum()))
-    first_of_chunk = (counts.cumsum() - counts).astype(np.int64)[1:]
+    first_of_chunk = (counts.cumsum() - counts)[1:]
     gaps[first_of_chunk[first_of_chunk < gaps.size]] = np.diff(times_ms)[first_of_chunk < gaps.size] / 1000
     return gaps[1:]
 

@@ -11,9 +11,10 @@
 Every time of a run is in seconds from its epoch (the manifest's ``epoch_unix_s``), taken from one monotonic clock per process.
 """
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import msgspec
 
@@ -47,6 +48,29 @@ class ScheduledRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False
     """Of id 0: SHA-256 of what the bodies follow from beside these fields, so that the file's own hash covers it."""
 
 
+class Chunks(Sequence[tuple[float, int]]):
+    """The chunks of a row in 12 bytes each; the list of pairs that JSON gives takes 100."""
+
+    def __init__(self, pairs: Iterable[tuple[float, int]] = ()) -> None:
+        columns = tuple(zip(*pairs, strict=True)) or ((), ())
+        self.ms = array("d", columns[0])
+        """After ``sent_s``."""
+        self.tokens = array("i", columns[1])
+
+    def __len__(self) -> int:
+        return len(self.ms)
+
+    def __iter__(self) -> Iterator[tuple[float, int]]:
+        return zip(self.ms, self.tokens, strict=True)
+
+    @overload
+    def __getitem__(self, k: int) -> tuple[float, int]: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[tuple[float, int]]: ...
+    def __getitem__(self, k: int | slice) -> tuple[float, int] | list[tuple[float, int]]:
+        return list(zip(self.ms[k], self.tokens[k], strict=True)) if isinstance(k, slice) else (self.ms[k], self.tokens[k])
+
+
 class Row(msgspec.Struct, omit_defaults=True, gc=False):
     """What became of one scheduled request. Times are seconds from the epoch; None: it did not come so far."""
 
@@ -68,8 +92,8 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
     """End of the answer, of whatever kind."""
     status: int = 0
     retry_after_s: float | None = None
-    chunks: list[tuple[float, int]] = []
-    """Per received chunk that held generated tokens: (ms after sent_s, tokens in it)."""
+    chunks: Sequence[tuple[float, int]] = []
+    """Per received chunk that held generated tokens: (ms after sent_s, tokens in it). A `Chunks` where rows are read in bulk."""
     num_coalesced: int = 0
     """Reads from the socket that held several events."""
     prompt_tokens: int | None = None
@@ -145,6 +169,8 @@ class Manifest(msgspec.Struct, omit_defaults=True):
 
 
 T = TypeVar("T")
+TEXT_SHOWN = 60
+"""Letters of an answer that a finding of the audit quotes."""
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
@@ -155,18 +181,32 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
     """
     decoder = msgspec.json.Decoder(kind)
     try:
-        lines = path.read_bytes().split(b"\n")
+        file = path.open("rb")
     except OSError as exc:
         raise UsageError(str(path), exc.strerror or str(exc)) from exc
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            yield decoder.decode(line)
-        except msgspec.DecodeError as exc:
-            if number == len(lines):  # without its line end
-                return
-            raise UsageError(f"{path}:{number}", str(exc)) from exc
+    with file:
+        for number, line in enumerate(file, 1):
+            if line == b"\n":
+                continue
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as exc:
+                if not line.endswith(b"\n"):
+                    return
+                raise UsageError(f"{path}:{number}", str(exc)) from exc
+
+
+def read_rows(run: Path) -> list[Row]:
+    """Read all rows of a run, none without the file, for figures of them all: chunks as `Chunks`, texts cut to `TEXT_SHOWN` letters.
+
+    Raises:
+        UsageError: As `read_lines`.
+    """
+    path, rows = run / "rows.jsonl", []
+    for row in read_lines(path, Row) if path.exists() else ():
+        row.chunks, row.text = Chunks(row.chunks), row.text[:TEXT_SHOWN]
+        rows.append(row)
+    return rows
 
 
 def read_manifest(run: Path) -> Manifest:

@@ -12,11 +12,10 @@ from typing import Any
 import jinja2
 
 from loadtest import __name__ as package
-from loadtest.analysis import analyse
 from loadtest.audit import KINDS as FINDINGS
 from loadtest.audit import AuditResult, audit
 from loadtest.autoscale import Autoscaling, StepResult
-from loadtest.compare import compare
+from loadtest.compare import compare_records
 from loadtest.errors import InvalidRun
 from loadtest.figure_kinds import KINDS, comparison_kinds
 from loadtest.figures import Drawn, RunData, draw_all, read_run
@@ -68,23 +67,24 @@ def write_report(run: Path, *, other: Path | None = None) -> Path:
 
 
 def _run_context(run: Path, other: Path | None) -> dict[str, Any]:
-    summary = analyse(run)
-    data = read_run(run, summary)
+    data = read_run(run)
+    summary = data.summary
     write_json(run / "summary.json", summary)
     scaled = data.autoscaling()
     if scaled is not None:
         write_json(run / "autoscale.json", scaled)
     drawn = draw_all(KINDS, data, run / "figures", events=data.records.events, headline=summary.verdict != "invalid")
-    context = _context(data, {figure.name: figure for figure in drawn}, audit(run), scaled)
+    context = _context(data, {figure.name: figure for figure in drawn}, audit(run, rows=data.records.rows), scaled)
     return context | ({"comparison": _comparison(run, data, other)} if other is not None else {})
 
 
 def _comparison(run: Path, data: RunData, other: Path) -> dict[str, Any]:
+    beside = read_run(other)
     try:
-        found = compare(run, other)
+        found = compare_records((run.name, other.name), (data.records, beside.records), (data.summary, beside.summary))
     except InvalidRun as exc:
         return {"other": other.name, "lines": [f"There is nothing to compare: {exc}."]}
-    kinds = comparison_kinds(read_run(other, analyse(other)), found)
+    kinds = comparison_kinds(beside, found)
     paired = f"paired: {found.num_common} requests of one schedule" if found.paired else "not paired"
     claims = {"a faster": "this run is faster", "b faster": "the other run is faster"}
     lines = [f"Over all ratios together: {claims.get(found.verdict, found.verdict)} ({paired})."]

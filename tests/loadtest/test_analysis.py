@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from loadtest.analysis import analyse
+from loadtest.errors import UsageError
 from loadtest.metrics import bounds_s, gaps_s
-from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
+from loadtest.records import Chunks, HealthSample, Manifest, Row, ScheduledRequest, read_rows
 from loadtest.scenario import parse_scenario
 from loadtest.summary import Quantile, Summary
 
@@ -254,3 +255,27 @@ def test_metrics_of_single_answers() -> None:
     assert gaps_s(all_at_once).tolist() == [0, 0, 0]
     whole = msgspec.structs.replace(row, chunks=[], first_s=None, last_s=None)
     assert bounds_s(request, whole, "ttft", closed=False, stream=False) == (1.5, 1.5)  # a user sees nothing before the end
+
+
+def test_rows_read_in_bulk_say_the_same_and_are_small(tmp_path: Path) -> None:
+    def talk(row: Row) -> Row:
+        row.text = "word " * 100
+        return row
+
+    run = write_run(tmp_path / "run", 10, talk)
+    for row, at in zip(read_rows(run), range(10), strict=True):
+        plain = answered(ScheduledRequest(at, at / 10, "default", 10, 4), at / 10)
+        assert (list(row.chunks), row.chunks[-1], row.chunks[:1]) == (plain.chunks, plain.chunks[-1], plain.chunks[:1])
+        assert isinstance(row.chunks, Chunks)
+        assert gaps_s(row).tolist() == gaps_s(plain).tolist()
+        assert len(row.text) == 60
+
+
+def test_only_a_last_line_without_its_end_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 10)
+    whole = (run / "rows.jsonl").read_bytes()
+    (run / "rows.jsonl").write_bytes(whole + b'{"id": 1')
+    assert len(read_rows(run)) == 10
+    (run / "rows.jsonl").write_bytes(whole + b'{"id": 1\n')
+    with pytest.raises(UsageError, match=r"rows\.jsonl:11"):
+        read_rows(run)

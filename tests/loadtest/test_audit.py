@@ -183,7 +183,7 @@ def test_lengths_are_compared_with_what_was_asked_only_if_eos_is_ignored(tmp_pat
     def short(folder: str, ignore_eos: bool) -> dict[str, int]:
         run = Run(tmp_path / folder, {"requests": [{"ignore_eos": ignore_eos, "output_tokens": {"mean": 20}}]})
         run.rows[3].output_tokens = 19
-        run.rows[3].chunks.pop()
+        run.rows[3].chunks = run.rows[3].chunks[:-1]
         for row in run.rows.values():
             row.prompt_tokens = 64
         return run.audited().counts
@@ -194,7 +194,7 @@ def test_lengths_are_compared_with_what_was_asked_only_if_eos_is_ignored(tmp_pat
 
 def test_tokens_in_few_events_are_no_finding_and_more_tokens_than_the_usage_says_are(run: Run) -> None:
     run.rows[3].chunks = [(0.0, 1)]  # the server batched its output
-    run.rows[4].chunks.append((999.0, 1))
+    run.rows[4].chunks = [*run.rows[4].chunks, (999.0, 1)]
     run.rows[5].prompt_tokens = 19
     assert run.audited().counts == {"usage-differs": 1, "wrong-length": 1}
 
