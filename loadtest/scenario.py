@@ -142,7 +142,7 @@ class Length(_Part):
     def _ordered(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
-        if self.dist == "uniform" and "mean" in self.model_fields_set:
+        if self.dist == "uniform" and self.mean != Length.model_fields["mean"].default:  # a manifest names every field
             raise ValueError(f"uniform takes min and max, not mean ({self.mean:g})")
         if self.dist == "constant" and not self.min <= self.mean <= self.max:  # others are usually cut far below their mean
             raise ValueError(f"mean {self.mean:g} is outside min {self.min} .. max {self.max}")
