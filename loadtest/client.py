@@ -37,6 +37,9 @@ RACE_S = 0.1
 """A close that comes later than this was no race: the server had taken the request."""
 READS_PER_SLICE = 128
 """About 0.5 ms of parsing; then other connections are read first."""
+HASTY_S = 0.0002
+"""Reads closer than this came without waiting."""
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
 NOTE_RESENT = "sent again: the server had closed the idle connection"
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 
@@ -131,7 +134,7 @@ class Client:
         except gevent.GreenletExit:
             answer.cut_state, answer.cut = "timeout", "unfinished when the drain ended"
         except Exception as exc:  # the root of this request's task
-            answer.cut_state = "never_sent" if row.connected_s is None else "truncated"
+            answer.cut_state = "never_sent" if row.connected_s is None else "stream_error"
             answer.cut = f"{type(exc).__name__}: {exc}"
         finally:
             # These break reference cycles: the garbage collector is off during a run. A timer that was raised holds this frame.
@@ -139,7 +142,10 @@ class Client:
             timer.__traceback__ = None
             answer.parser = None
         row.end_s = self._now()
-        self._judge(row, asked, answer)
+        try:
+            self._judge(row, asked, answer)
+        except Exception as exc:  # whatever a hostile answer brings: the row is kept
+            row.state, row.reason = "stream_error", f"cannot be read: {type(exc).__name__}: {exc}"[:300]
         if row.state == "never_sent":
             row.sent_s = row.end_s = None
         return row
@@ -273,9 +279,18 @@ class Client:
 def _receive(sock: Any, answer: HttpAnswer, view: memoryview) -> None:
     """Read the answer through ``view``: all greenlets may use the same, for none switches between its recv and its feed."""
     recv, feed, mark, clock = sock.recv_into, answer.parser.feed_data, answer.bodies.append, time.perf_counter
+    before, num_hasty, left = clock(), 0, MAX_ANSWER_BYTES
     while not answer.ended:
         size = recv(view)
         now = clock()
+        # A recv that finds data does not let others run, nor timers.
+        num_hasty = num_hasty + 1 if now - before < HASTY_S else 0
+        if num_hasty == READS_PER_SLICE:
+            gevent.sleep(HASTY_S)
+            num_hasty = 0
+        before, left = now, left - size
+        if left < 0:
+            raise ValueError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
         if not size:
             answer.end_of_input()
             mark(now)

@@ -411,3 +411,33 @@ def test_tls_is_verified_and_its_connections_are_used_again(tmp_path: Path, monk
 
 def test_gevents_patches_are_not_needed_and_not_applied() -> None:
     assert not gevent.monkey.is_module_patched("socket")
+
+
+def endless(peer: Peer) -> None:
+    """Send events one by one without a pause, until the client goes away."""
+    peer.answer(CHUNKED)
+    try:
+        while True:
+            peer.conn.sendall(chunk(event("a")))
+    except OSError:
+        return
+
+
+def test_a_stream_that_never_pauses_holds_up_neither_its_own_timeout_nor_others() -> None:
+    with client_of(endless, good) as client:
+        stream = gevent.spawn(client.ask, asked(timeout_s=2.0), due_s=0.0)
+        other = gevent.spawn(client.ask, asked(id=8), due_s=0.0)
+        gevent.joinall([other], timeout=30)
+        assert other.value.state == "ok"
+        assert not stream.ready()
+        assert stream.get(timeout=30).state == "timeout"
+
+
+def test_the_row_of_an_answer_that_cannot_be_judged_is_kept() -> None:
+    def deep(peer: Peer) -> None:
+        peer.answer(
+            "HTTP/1.1 500 Broken\nRetry-After: " + "9" * 400 + "\nContent-Length: 100000\n", b"[" * 50_000 + b"]" * 50_000
+        )
+
+    row = ask(deep)
+    assert (row.state, row.status, row.retry_after_s) == ("http_error", 500, 1e9)
