@@ -41,7 +41,7 @@ class Setup:
     """Of the fleet; a static server is scaled for each run to last about ``static_run_s``."""
     static_run_s: float = 15.0
     qps: tuple[float, ...] = (1.0, 4.0)
-    rates: tuple[float, ...] = (1.0, 2.0, 4.0, 6.0, 8.0)
+    rates: tuple[float, ...] = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0)
     """Requests per second. On the CPU both are shares of its capacity, of which the study's was about 8."""
     static_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
     """Of a static server's own capacity."""
