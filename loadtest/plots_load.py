@@ -113,9 +113,17 @@ def plot_latency_over_time(ax: Axes, due_s: Floats, latency_s: Floats, edges_s: 
     legend_right(ax)
 
 
+def peaks(times: Floats, values: Floats, most: int = 1000) -> tuple[Floats, Floats]:
+    """Return the largest value of each of at most ``most`` stretches of neighbours, at the time of its first: a long run stays small."""
+    if not times.size:
+        return times, values
+    starts = np.arange(0, times.size, -(-times.size // most))
+    return times[starts], np.maximum.reduceat(values, starts)
+
+
 def plot_lag(ax: Axes, samples: Mapping[int, tuple[Floats, Floats]]) -> None:
     """Draw the largest delay of each worker's event loop in each second."""
-    for worker, (times, lag) in samples.items():
+    for worker, (times, lag) in ((w, peaks(*series)) for w, series in samples.items()):
         style = DASHES[worker // len(SERIES) % len(DASHES)]
         ax.plot(
             times,
@@ -132,7 +140,7 @@ def plot_lag(ax: Axes, samples: Mapping[int, tuple[Floats, Floats]]) -> None:
 
 def plot_cpu(ax: Axes, samples: Mapping[int, tuple[Floats, Floats]]) -> None:
     """Draw the share of one core that each worker process used."""
-    for worker, (times, cpu) in samples.items():
+    for worker, (times, cpu) in ((w, peaks(*series)) for w, series in samples.items()):
         style = DASHES[worker // len(SERIES) % len(DASHES)]
         ax.plot(times, cpu, color=SERIES[worker % len(SERIES)], linestyle=style, linewidth=1.2, label=f"worker {worker}")
     ax.set(ylabel="CPU of one core", ylim=(0, 1.05))

@@ -197,3 +197,12 @@ def test_names_of_others_are_text_and_nothing_else() -> None:
 def test_the_same_data_give_the_same_bytes() -> None:
     values = sample(*np.random.default_rng(5).exponential(1, 3000), n_eff=900)
     assert drawn(lambda ax: plots.plot_cdf(ax, values))[1] == drawn(lambda ax: plots.plot_cdf(ax, values))[1]
+
+
+def test_long_runs_keep_the_peaks_of_their_workers() -> None:
+    lag = np.zeros(7200)
+    lag[4321] = 0.3
+    times, seen = plots_load.peaks(np.array(range(7200), dtype=np.float64), lag)
+    assert (times.size, seen.size) == (900, 900)  # 8 seconds each
+    assert times[seen == 0.3].tolist() == [4320]
+    assert plots_load.peaks(times[:5], np.array([0.0, 1.0, 2.0, 3.0, 4.0]))[1].tolist() == [0, 1, 2, 3, 4]
