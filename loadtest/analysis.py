@@ -18,10 +18,9 @@ from loadtest.metrics import METRICS, Item, Records, item_bounds, limit_value_s,
 from loadtest.records import Row
 from loadtest.scenario import Burst, Closed, Trace
 from loadtest.slo import Limit
-from loadtest.stats import Floats
+from loadtest.stats import QUANTILES, Floats
 from loadtest.summary import Distribution, Gate, LimitResult, Quantile, Summary, Throughput
 
-QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 METHOD = "order statistics at n_eff"
 NOT_ESTIMABLE = "no intervals: the run is too short beside its own slow swings"
 MAX_DRIFT = 0.05
@@ -267,7 +266,13 @@ def _level(at_s: Floats, series: Floats) -> bool:
 def threats(records: Records, summary: Summary) -> list[str]:
     """Return what else could explain the figures, or what they cannot say: one sentence each."""
     found = _threats_of_the_run(records, summary) | _threats_of_the_figures(records, summary)
-    return [sentence for sentence, holds in found.items() if holds]
+    return [*(sentence for sentence, holds in found.items() if holds), *_silent_sources(records)]
+
+
+def _silent_sources(records: Records) -> list[str]:
+    answered = {sample.source for sample in records.server if not sample.error}
+    errors = {sample.source: sample.error for sample in records.server if sample.source not in answered}
+    return [f"Nothing is known of the target's own figures ({source}): {error}." for source, error in errors.items()]
 
 
 def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:

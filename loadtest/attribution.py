@@ -32,8 +32,6 @@ class Attribution(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_s: float
     """By the client since due, as is ``e2e_s``: sums of the five and of all seven parts."""
     e2e_s: float
-    note: str = ""
-    """For people, when the two sides do not speak of the same requests."""
 
     def parts(self) -> dict[str, float]:
         """Return the parts in the order of time; they sum up to ``e2e_s``."""
@@ -66,13 +64,11 @@ def attribution(samples: Sequence[ServerSample], rows: Sequence[Row], window: tu
     connect_s = sum((row.connected_s or sent_s) - sent_s for row, sent_s, _, _ in ended) / num
     ttft_s = sum(first_s - row.due_s for row, _, first_s, _ in ended) / num
     e2e_s = sum(end_s - row.due_s for row, _, _, end_s in ended) / num
-    differ = abs(count - num) > 0.02 * num
     return Attribution(
         window_s=(first.t_s, last.t_s), num_client=num, num_server=count,
         lag_s=lag_s, connect_s=connect_s, queue_s=queue_s, prefill_s=prefill_s,
         edge_s=ttft_s - lag_s - connect_s - queue_s - prefill_s,
         decode_s=decode_s, flush_s=e2e_s - ttft_s - decode_s, ttft_s=ttft_s, e2e_s=e2e_s,
-        note=f"the server counted {count:.0f} requests, the client {num}" if differ else "",
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from loadtest.errors import UsageError
 from loadtest.records import (
+    REJECTIONS,
     TEXT_SHOWN,
     Manifest,
     Row,
@@ -34,7 +35,6 @@ from loadtest.schedule import read_schedule
 
 Final = Literal["complete", "error", "rejected", "cancelled", "never_sent", "allowed", "mismatch"]
 FINALS: tuple[Final, ...] = ("complete", "error", "rejected", "cancelled", "never_sent", "allowed", "mismatch")
-REJECTIONS = (429, 503)
 CLOCKS_S = 1.0
 """The server's wall clock may differ that much from ours."""
 CUT_S = 1.0
@@ -68,18 +68,10 @@ KINDS = {
 }
 
 
-class LogFields(msgspec.Struct, frozen=True):
-    """Keys of a line of the server's log, as `loadtest.truth` writes it. Only ``request_id`` must be there."""
-
-    request_id: str = "request_id"
-    """Its value is the X-Request-Id that the client sent, or ends with it (vLLM puts ``cmpl-`` before it)."""
-    unix_s: str = "arrival_unix_s"
-    """When it came; lines outside the run are of another run of the schedule."""
-    output_tokens: str = "tokens_sent"
-    text_sha256: str = "text_sha256"
-
-
-TRUTH_FIELDS = LogFields()
+LOG_TIME, LOG_FIELDS = "arrival_unix_s", {"output_tokens": "tokens_sent", "text_sha256": "text_sha256"}
+"""Keys of a line of the server's log that need not be there, as `loadtest.truth` writes them."""
+MAX_LISTED = 20
+"""Findings listed per kind."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -129,17 +121,16 @@ class AuditResult(msgspec.Struct, frozen=True):
 class _Audit:
     """The findings so far. ``touched`` ids are mismatches."""
 
-    def __init__(self, max_listed: int) -> None:
+    def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.findings: list[Finding] = []
         self.touched: set[int] = set()
-        self._max_listed = max_listed
 
     def add(self, kind: str, request_id: int | None, text: str) -> None:
         self.counts[kind] += 1
         if request_id is not None:
             self.touched.add(request_id)
-        if self.counts[kind] <= self._max_listed:
+        if self.counts[kind] <= MAX_LISTED:
             self.findings.append(Finding(kind, request_id, text))
 
 
@@ -149,9 +140,8 @@ def audit(
     reference: Path | None = None,
     server_log: Path | None = None,
     rows: Sequence[Row] | None = None,
-    fields: LogFields = TRUTH_FIELDS,
+    id_key: str = "request_id",
     allow: frozenset[State] = frozenset(),
-    max_listed: int = 20,
 ) -> AuditResult:
     """Audit the run in the folder.
 
@@ -160,9 +150,10 @@ def audit(
             must be equal. Without it texts are not compared.
         server_log: JSONL file with a line per request that the server read; without it the counters in server.jsonl are used.
         rows: Those of the run as `read_rows` gives them, where they are read already.
+        id_key: Key in a line of the log whose value is the X-Request-Id that the client sent, or ends with it (vLLM puts ``cmpl-``
+            before it). Lines from before and after the run are of another run of the schedule.
         allow: States that are expected in this run and no finding, such as timeout far above the capacity. Connections that a fault
             ``cut-link`` of the scenario ended are always expected.
-        max_listed: Findings listed per kind.
     Raises:
         UsageError: A folder or file cannot be read, or the reference ran another schedule or model.
     """
@@ -170,7 +161,7 @@ def audit(
     scenario = parse_scenario(manifest.scenario)
     classes = {cls.name: cls for cls in scenario.requests}
     schedule = read_schedule(run / "schedule.jsonl")
-    found = _Audit(max_listed)
+    found = _Audit()
     if (schedule.sha256, len(schedule.requests)) != (manifest.schedule_sha256, manifest.num_scheduled):
         found.add(
             "schedule",
@@ -189,7 +180,7 @@ def audit(
             _check_tokens(row, request, classes[request.cls], found)
     num_compared = 0 if reference is None else _compare_texts(manifest, by_id, reference, classes, planned, found)
     if server_log is not None:
-        server = _check_log(manifest, by_id, planned, server_log, fields, found, expected)
+        server = _check_log(manifest, by_id, planned, server_log, id_key, found, expected)
     else:
         server = _check_counters(run, list(by_id.values()), planned, found)
     return AuditResult(
@@ -281,7 +272,7 @@ def _check_log(
     rows: Mapping[int, Row],
     planned: Mapping[int, ScheduledRequest],
     path: Path,
-    fields: LogFields,
+    id_key: str,
     found: _Audit,
     expected: set[int],
 ) -> str:
@@ -290,8 +281,8 @@ def _check_log(
     end_s = math.inf if manifest.ended_s is None else manifest.epoch_unix_s + manifest.ended_s + CLOCKS_S
     seen: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for line in read_lines(path, dict[str, Any]):
-        _, mine, number = str(line.get(fields.request_id, "")).rpartition(ours)
-        unix_s = line.get(fields.unix_s, manifest.epoch_unix_s)
+        _, mine, number = str(line.get(id_key, "")).rpartition(ours)
+        unix_s = line.get(LOG_TIME, manifest.epoch_unix_s)
         if mine and number.isdecimal() and begin_s <= unix_s <= end_s:
             seen[int(number)].append(line)
     for request_id in planned.keys() | seen.keys():
@@ -307,13 +298,13 @@ def _check_log(
             if row.state != "connect_error" and request_id not in expected:
                 found.add("server-missing", request_id, f"{row.state} for the client")
         elif row.state == "ok":
-            _check_answer(row, lines[0], fields, found)
+            _check_answer(row, lines[0], found)
     return f"log of {sum(map(len, seen.values()))} requests of this schedule"
 
 
-def _check_answer(row: Row, line: Mapping[str, Any], fields: LogFields, found: _Audit) -> None:
-    for name in ("output_tokens", "text_sha256"):
-        told, got = line.get(getattr(fields, name)), getattr(row, name)
+def _check_answer(row: Row, line: Mapping[str, Any], found: _Audit) -> None:
+    for name, key in LOG_FIELDS.items():
+        told, got = line.get(key), getattr(row, name)
         if told not in (None, "") and got not in (None, "") and told != got:
             found.add("server-differs", row.id, f"{name} {told} in the server's log, {got} received")
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.records import Row, ServerSample
+from loadtest.records import REJECTIONS, Row, ServerSample
 from loadtest.scenario import Arrival, FlashCrowd, OnOff, Scenario, Step
 from loadtest.slo import Limit
 
@@ -21,7 +21,6 @@ ValueOf = Callable[[Row, Limit], float | None]
 
 CALM_S = 10
 """The SLO is recovered when it is kept over the next so many seconds, and over all the rest of the step."""
-REJECTIONS = (429, 503)
 _GAUGES = ("pods_ready", "pods_pending", "pods_starting", "running", "waiting", "kv_usage")
 
 
@@ -50,12 +49,12 @@ class StepResult(msgspec.Struct, frozen=True, omit_defaults=True):
     num_violating: int
     """Outside some limit of the SLO, failed ones included; without an SLO the failed ones."""
     num_lost: int
-    """Neither answered nor rejected with 429 or 503."""
+    """Sent, and neither answered nor rejected with 429 or 503."""
     num_oscillations: int
     """Times desired turned round."""
     replica_s: float | None
     over_provisioned_replica_s: float | None
-    """Ready beyond need: the load over what one replica can serve if that is known, else beyond desired."""
+    """Ready beyond desired."""
 
 
 class Autoscaling(msgspec.Struct, frozen=True):
@@ -95,15 +94,12 @@ def analyse_autoscale(
     rows: Sequence[Row],
     scenario: Scenario,
     value_s: ValueOf,
-    *,
-    replica_rate: float | None = None,
 ) -> Autoscaling:
     """Return the timeline and what each step of the load led to.
 
     Args:
         rows: All of the run, in any order.
         value_s: Gives what a row is held against a limit with, in seconds: infinite for a failed one, None where there is none (cancelled).
-        replica_rate: Requests per second that one replica serves within the SLO, from a saturation search.
     """
     users = _Users(rows, scenario, value_s, size=_num_seconds(samples, rows))
     deployments = _deployments(samples)
@@ -113,12 +109,11 @@ def analyse_autoscale(
     running_pods = _grid(samples, ["pods_ready", "pods_starting"], users.size)
     if desired is None:
         desired, ready = _grid(samples, ["pods_ready", "pods_pending", "pods_starting"], users.size), gauges["pods_ready"]
-    need = None if replica_rate is None else np.maximum(1, np.ceil(users.smooth_offered() / replica_rate))
     jumps = load_steps(scenario.arrival, scenario.duration_s)
     first_rate = jumps[0].from_rate if jumps else getattr(scenario.arrival, "rate", 0.0)
     steps = [LoadStep(0.0, first_rate, first_rate), *jumps]
     results = [
-        _result(step, until_s, users, desired, ready, running_pods, need)
+        _result(step, until_s, users, desired, ready, running_pods)
         for step, until_s in zip(steps, [*(s.at_s for s in jumps), float(users.size)], strict=True)
     ]
     columns: dict[str, Grid | None] = {"t_s": np.arange(users.size, dtype=float), **users.columns()}
@@ -145,7 +140,8 @@ class _Users:
         self._inside = [self._count([r.due_s for r, good in zip(rows, kept, strict=True) if good]) for kept in inside]
         bad = [row.due_s for row, *kept in zip(rows, *inside, strict=True) if not all(kept)]
         self._violating = self._count(bad)
-        self._lost = self._count([row.due_s for row in rows if row.state != "ok" and row.status not in REJECTIONS])
+        lost = [row for row in rows if row.state not in ("ok", "never_sent") and row.status not in REJECTIONS]
+        self._lost = self._count([row.due_s for row in lost])
         self._completed = self._count([row.end_s for row in rows if row.state == "ok" and row.end_s is not None])
 
     def columns(self) -> dict[str, Grid | None]:
@@ -163,13 +159,6 @@ class _Users:
                 return second
         return None
 
-    def smooth_offered(self) -> Grid:
-        """Return the mean rate of the last `CALM_S` seconds: counts of one second are mostly noise."""
-        total = np.cumsum(np.concatenate([np.zeros(CALM_S), self._offered]))
-        seconds = np.minimum(np.arange(1, self.size + 1), CALM_S)
-        smooth: Grid = (total[CALM_S:] - total[:-CALM_S]) / seconds
-        return smooth
-
     def _kept(self, begin: int, end: int) -> bool:
         num = self._offered[begin:end].sum()
         return all(kept[begin:end].sum() >= q * num - 1e-9 for kept, q in zip(self._inside, self._quantiles, strict=True))
@@ -186,7 +175,6 @@ def _result(
     desired: Grid | None,
     ready: Grid | None,
     running_pods: Grid | None,
-    need: Grid | None,
 ) -> StepResult:
     begin, end = int(step.at_s), math.ceil(until_s)
     sign = np.sign(step.to_rate - step.from_rate)
@@ -196,7 +184,7 @@ def _result(
         before, moved = desired[max(begin - 1, 0)], np.diff(desired[max(begin - 1, 0) : end])
         turns = sum(a != b for a, b in pairwise(np.sign(moved[moved != 0]).tolist()))
         replica_s = float(ready[begin:end].sum())
-        over_s = float(np.maximum(0, ready - (desired if need is None else need))[begin:end].sum())
+        over_s = float(np.maximum(0, ready - desired)[begin:end].sum())
         detected = _first(sign * (desired - before) > 0, begin, end) if sign else None
         if detected is not None:
             provisioned = _first(sign * (ready - desired[detected]) >= 0, detected, end)

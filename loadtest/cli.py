@@ -9,12 +9,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 import yaml
 
 from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
+from loadtest.records import State
 from loadtest.scenario import Scenario, load_scenario, parse_scenario
 from loadtest.target import Target
 
@@ -80,7 +81,7 @@ def saturate(
     target: TargetUrl,
     slo: Annotated[str, typer.Option("--slo", help="Limits, or a preset: ttft_p99=500ms,itl_p99=80ms.")] = "",
     start_rate: Annotated[float, typer.Option(help="Of the first probe; 0: the scenario's.")] = 0.0,
-    step: Annotated[float, typer.Option(help="Bisect until rates differ by this share.")] = 0.03,
+    step: Annotated[float, typer.Option(help="Bisect until rates differ by this share.", min=0.001)] = 0.03,
     max_requests: Annotated[int, typer.Option(help="Per rate.")] = 20_000,
     max_probes: Annotated[int, typer.Option(help="In all.")] = 80,
     out: Out = None,
@@ -156,6 +157,8 @@ def audit(
     run_folder: Run,
     reference: Annotated[Path | None, typer.Option(help="Run of the same schedule whose texts must be the same.")] = None,
     server_log: Annotated[Path | None, typer.Option(help="JSONL log of the server, a line per request.")] = None,
+    id_key: Annotated[str, typer.Option(help="Key of the X-Request-Id in a line of that log.")] = "request_id",
+    allow: Annotated[list[str] | None, typer.Option(help="A state that is no finding, as timeout; repeatable.")] = None,
 ) -> None:
     """Check that schedule, client and server agree about every request.
 
@@ -163,10 +166,13 @@ def audit(
     """
     from loadtest.audit import audit as audit_run
 
-    result = audit_run(run_folder, reference=reference, server_log=server_log)
+    allowed = frozenset(state for state in get_args(State) if state in (allow or ()))
+    if wrong := set(allow or ()) - allowed:
+        raise UsageError("--allow", f"{min(wrong)!r} is not one of {', '.join(get_args(State))}")
+    result = audit_run(run_folder, reference=reference, server_log=server_log, id_key=id_key, allow=allowed)
     typer.echo(result.table())
     if not result.ok:
-        raise AuditMismatch(result.lines())
+        raise AuditMismatch(sum(result.counts.values()), result.lines()[0])
 
 
 @app.command()

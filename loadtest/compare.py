@@ -16,7 +16,7 @@ from loadtest.summary import Summary
 Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
-QUANTILES = (0.5, 0.9, 0.95, 0.99)
+QUANTILES = stats.QUANTILES[:-1]
 
 
 class Ratio(msgspec.Struct, frozen=True):

@@ -57,7 +57,8 @@ class AuditMismatch(LoadtestError):
     """Some requests are not in exactly one final state."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.AUDIT_MISMATCH
-    findings: list[str]
+    num_findings: int
+    first: str
 
     def __str__(self) -> str:
-        return f"{len(self.findings)} audit findings, first: {self.findings[0]}"
+        return f"{self.num_findings} audit findings, first: {self.first}"

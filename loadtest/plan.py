@@ -7,11 +7,10 @@ import numpy as np
 from scipy.stats import binom
 
 from loadtest.records import ScheduledRequest
-from loadtest.scenario import Burst, Closed, Scenario
+from loadtest.scenario import Burst, Closed, Scenario, Trace
 from loadtest.schedule import Schedule
+from loadtest.stats import CONFIDENCE, QUANTILES
 
-CONFIDENCE = 0.95
-QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 WORKER_RATE = 80.0
 """Requests per second that one worker process is planned for, with 128 streamed tokens each on one core."""
 WORKER_TOKENS = WORKER_RATE * 128
@@ -92,7 +91,10 @@ def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
     requests = schedule.requests
     timed = not isinstance(scenario.arrival, Burst | Closed)
     num_samples = sum(not timed or (r.due_s or 0.0) >= scenario.warmup_s for r in requests)
-    window_s = scenario.duration_s - scenario.warmup_s
+    span_s = scenario.duration_s
+    if isinstance(scenario.arrival, Trace):  # it may end long before
+        span_s = max((r.due_s or 0.0 for r in requests), default=0.0) or span_s
+    window_s = span_s - scenario.warmup_s
     sample_rate = num_samples / window_s if timed and window_s > 0 else None
     peak_rate, peak_tokens = _peaks(requests, min(_PEAK_S, scenario.duration_s) if timed else _PEAK_S)
     return Plan(
@@ -100,7 +102,7 @@ def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
         num_samples=num_samples,
         duration_s=scenario.duration_s,
         longest_s=scenario.duration_s + scenario.drain_s,
-        mean_rate=len(requests) / scenario.duration_s if timed else None,
+        mean_rate=len(requests) / span_s if timed else None,
         peak_rate=peak_rate if timed else None,
         input_tokens=sum(r.input_tokens for r in requests),
         output_tokens=sum(r.output_tokens for r in requests),

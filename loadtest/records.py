@@ -169,6 +169,8 @@ class Manifest(msgspec.Struct, omit_defaults=True):
 
 
 T = TypeVar("T")
+REJECTIONS = (429, 503)
+"""Statuses with which a server says that it is too busy."""
 TEXT_SHOWN = 60
 """Letters of an answer that a finding of the audit quotes."""
 

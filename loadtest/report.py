@@ -23,6 +23,7 @@ from loadtest.recorder import write_json
 from loadtest.records import Manifest
 from loadtest.report_search import search_context
 from loadtest.scenario import Length, RequestClass
+from loadtest.stats import QUANTILES
 from loadtest.summary import Distribution, Gate, Summary
 from loadtest.wording import interval, ratio, share
 
@@ -33,7 +34,8 @@ VERDICTS = {
     "invalid": ("invalid", "INVALID: this run says nothing about the target"),
 }
 TONES = {"ok": "pass", "pass": "pass", "fail": "fail", "FAILED": "fail", "undecided": "undecided", "invalid": "invalid"}
-PERCENTILES = (0.5, 0.9, 0.95, 0.99)
+PERCENTILES = QUANTILES[:-1]
+"""p99.9 stands in summary.json only."""
 GROUPS = {
     "since due: what a user waits, the generator's own lag included": ("ttft", "e2e"),
     "within an answer": ("tpot", "itl", "max_itl"),

@@ -50,7 +50,6 @@ class RateResult(msgspec.Struct, frozen=True):
     verdict: Verdict
     shares: list[float]
     """Of good requests, per limit."""
-    num_probes: int
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -146,10 +145,7 @@ class Search:
             and self._confirmation(low) == "pass"
             and self._confirmation(low * 1.05) in ("fail", "undecided"),
             generator_limited=high is not None and self._is_sick(high),
-            rates=[
-                RateResult(rate, self.verdict(rate), self._shares(rate), sum(p.ask.rate == rate for p in self.probes))
-                for rate in self._rates()
-            ],
+            rates=[RateResult(rate, self.verdict(rate), self._shares(rate)) for rate in self._rates()],
             probes=list(self.probes),
         )
 

@@ -18,6 +18,8 @@ from scipy import stats as law
 Floats = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+"""Of every distribution."""
 NUM_BATCHES = 10
 """Few and long: a batch must hold many relaxation times of the queue. 20 and 30 batches cover up to 15 points less near the knee."""
 LEVELS = (0.5, 0.9)

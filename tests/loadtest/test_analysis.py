@@ -12,7 +12,7 @@ import pytest
 from loadtest.analysis import analyse
 from loadtest.errors import UsageError
 from loadtest.metrics import bounds_s, gaps_s
-from loadtest.records import Chunks, HealthSample, Manifest, Row, ScheduledRequest, read_rows
+from loadtest.records import Chunks, HealthSample, Manifest, Row, ScheduledRequest, ServerSample, read_rows
 from loadtest.scenario import parse_scenario
 from loadtest.summary import Quantile, Summary
 
@@ -279,3 +279,12 @@ def test_only_a_last_line_without_its_end_is_left_out(tmp_path: Path) -> None:
     (run / "rows.jsonl").write_bytes(whole + b'{"id": 1\n')
     with pytest.raises(UsageError, match=r"rows\.jsonl:11"):
         read_rows(run)
+
+
+def test_a_source_that_only_failed_is_a_threat(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 100)
+    samples = [ServerSample(t, "metrics", error="404 Not Found") for t in (0.0, 1.0)]
+    samples += [ServerSample(0.0, "serve", error="refused"), ServerSample(1.0, "serve", {"replicas_ready/a": 1.0})]
+    (run / "server.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(samples))
+    said = [threat for threat in analyse(run).threats if threat.startswith("Nothing is known")]
+    assert said == ["Nothing is known of the target's own figures (metrics): 404 Not Found."]

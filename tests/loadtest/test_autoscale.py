@@ -57,8 +57,8 @@ def replicas(desired: Mapping[int, int], ready: Mapping[int, int], name: str = "
     ]
 
 
-def analysed(samples: list[ServerSample], served: list[Row], **options: Any) -> Autoscaling:
-    found = analyse_autoscale(samples, served, scenario(), ttft_s, **options)
+def analysed(samples: list[ServerSample], served: list[Row]) -> Autoscaling:
+    found = analyse_autoscale(samples, served, scenario(), ttft_s)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Autoscaling) == found  # an assertion elsewhere can read it
     return found
 
@@ -100,11 +100,6 @@ def test_a_step_down_is_followed_by_fewer_replicas() -> None:
     assert [s.over_provisioned_replica_s for s in steps[1:]] == [0, 12 * 2]  # what drains is beyond what is desired
 
 
-def test_with_the_rate_of_a_replica_known_need_counts_instead_of_desire() -> None:
-    found = analysed(replicas({0: 1, 70: 4}, {0: 1, 80: 4}), rows(), replica_rate=5.0)  # 10 requests/s need 2
-    assert found.steps[1].over_provisioned_replica_s == (241 - 80) * 2
-
-
 def test_turning_round_is_counted() -> None:
     up_and_down = {0: 1, 65: 3, 80: 2, 95: 3, 110: 3, 120: 2, 130: 1}
     assert analysed(replicas(up_and_down, {0: 1}), rows()).steps[1].num_oscillations == 3
@@ -133,12 +128,13 @@ def test_lost_requests_are_those_neither_answered_nor_refused() -> None:
         ("http_error", 500),
         ("http_error", 429),
         ("http_error", 503),
+        ("never_sent", 0),
     ]
     for row, (state, status) in zip(served[700:], ends, strict=False):
         row.state, row.status, row.first_s = state, status, None
     served[800].state = "cancelled"
     step = analysed([], served).steps[1]
-    assert (step.num_requests, step.num_violating, step.num_lost) == (1799, 5, 3)
+    assert (step.num_requests, step.num_violating, step.num_lost) == (1799, 6, 3)
     assert (step.replica_s, step.detection_s) == (None, None)
 
 

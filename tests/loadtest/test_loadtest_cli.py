@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.cli import api_key, app, overrides, scenario_of
-from loadtest.errors import LoadtestError, UsageError
+from loadtest.cli import api_key, app, audit, overrides, scenario_of
+from loadtest.errors import AuditMismatch, LoadtestError, UsageError
 from loadtest.scenario import Poisson
+from tests.loadtest.test_analysis import ended, write_run
 
 SCENARIO = """
 name: tiny
@@ -64,7 +65,7 @@ def test_settings_leave_the_values_they_were_read_from_alone() -> None:
     ("setting", "problem"),
     [
         ("rate", "'rate' is not like duration_s=60"),
-        ("arrival.rat=3", "arrival.poisson.rat: Extra inputs are not permitted"),
+        ("arrival.rat=3", "arrival.rat: unknown key; did you mean rate?"),
         ("requests.x.name=3", "'requests.x.name=3': invalid literal"),
         ("requests.7.name=z", "'requests.7.name=z': list index out of range"),
         ("seed.x=3", "'seed.x=3'"),
@@ -110,6 +111,8 @@ def test_the_key_comes_from_the_file_or_the_environment(tmp_path: Path, monkeypa
     [
         (["run", "none.yaml", "--target", "http://127.0.0.1:1"], 2, "error: none.yaml: [Errno 2]"),
         (["audit", "nowhere"], 2, "error: nowhere: holds no run"),
+        (["audit", "nowhere", "--allow", "late"], 2, "error: --allow: 'late' is not one of ok, http_error"),
+        (["saturate", "chat-qps-1", "--target", "http://127.0.0.1:1", "--step", "0"], 2, "Invalid value for '--step'"),
         (["plan"], 2, "Missing argument"),
     ],
 )
@@ -118,3 +121,13 @@ def test_a_mistake_is_one_line_and_exit_status_2(args: list[str], code: int, lin
     assert (ended.returncode, ended.stdout) == (code, "")
     assert line in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_an_audit_says_how_many_findings_there_are_not_how_many_are_listed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 50, lambda row: ended(row, "timeout", row.due_s + 1))
+    with pytest.raises(AuditMismatch, match="audit findings, first: ") as caught:
+        audit(run)
+    assert caught.value.num_findings == 51  # and the schedule's hash, which is made up
+    with pytest.raises(AuditMismatch) as caught:
+        audit(run, allow=["timeout"])
+    assert (caught.value.num_findings, caught.value.first[:9]) == (1, "schedule:")

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,3 +74,11 @@ def test_the_lines_name_what_to_change() -> None:
     lines = plan_of({"law": "constant", "rate": 100}).lines()
     assert "workers     2 needed; the scenario has 1: set workers: 2" in lines
     assert lines[0] == "requests    6,000 (5,500 after the warm-up), rate 100/s, 100/s in the busiest 10 s"
+
+
+def test_the_rate_of_a_trace_is_that_of_its_own_span(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"timestamp": {1000 * k}, "input_length": 8, "output_length": 4}}\n' for k in range(101)))
+    plan = plan_of({"law": "trace", "file": str(trace)}, duration_s=1000, warmup_s=0)
+    assert plan.mean_rate == 1.01  # 101 requests in 100 s
+    assert plan.intervals[3].minutes == pytest.approx(368 / 1.01 / 60)

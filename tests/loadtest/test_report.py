@@ -215,7 +215,7 @@ def test_a_search_shows_its_probes_and_the_capacity(tmp_path: Path) -> None:
     for seed, rate in ((1, 5.0), (2, 10.0), (3, 20.0)):
         write_run(search / f"probe-{seed}", seed=seed, rate=rate, slow=rate / 8, scenario=SHORT)
         probes.append(Probe(Ask(rate, 100, seed, "search"), ((100.0, rate),)))
-    verdicts = [RateResult(5.0, "pass", [0.99], 1), RateResult(10.0, "undecided", [0.98], 1), RateResult(20.0, "fail", [0.9], 1)]
+    verdicts = [RateResult(5.0, "pass", [0.99]), RateResult(10.0, "undecided", [0.98]), RateResult(20.0, "fail", [0.9])]
     found = Capacity(7.1, 5.0, 10.0, 5.0, False, False, verdicts, probes)
     (search / "saturate.json").write_bytes(msgspec.json.encode(found))
     page = Page(write_report(search))
