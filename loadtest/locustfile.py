@@ -95,7 +95,7 @@ def obey_stdin(master: Master | None) -> None:
             order, _, reason = line.decode().partition(" ")
             orders[order](reason)
     if master:
-        master.interrupt("the process that started it is gone")
+        master.abandon("the process that started it is gone")
     gevent.sleep(PARENT_GONE_S)
     os._exit(ExitCode.INVALID)
 

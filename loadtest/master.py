@@ -49,6 +49,7 @@ class Master:
         self._runner = environment.runner
         self._hooks = hooks
         self._running = self._refused = False
+        self._abandoned = ""
         self._run: _Running
         listeners = {"lt-ready": self._on_ready, "lt-failed": self._on_failed, "lt-rows": self._on_rows, "lt-end": self._on_end}
         for name, listener in listeners.items():
@@ -81,6 +82,11 @@ class Master:
             self._run.interrupted = reason
             logger.warning("the run ends: %s", reason)
 
+    def abandon(self, reason: str) -> None:
+        """Nobody waits for the run any more: end it, or never begin."""
+        self._abandoned = reason
+        self.interrupt(reason)
+
     def lost(self, problem: str) -> None:
         """The owner saw a worker's process end: nothing more comes of it."""
         if self._running:
@@ -98,6 +104,9 @@ class Master:
         # Locust goes on after an error in a listener: only a start that got through runs, only a run that was judged is good.
         self._environment.process_exit_code = ExitCode.INVALID
         self._refused = True
+        if self._abandoned:
+            logger.critical("not started: %s", self._abandoned)
+            return
         try:
             out = self._hooks.open_run()
             schedule = read_schedule(out / "schedule.jsonl")

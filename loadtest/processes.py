@@ -1,5 +1,6 @@
 """Locust's processes as children of ours: started, told things, watched, ended."""
 
+import math
 import os
 import signal
 import socket
@@ -84,19 +85,25 @@ class Generator:
         for child in self._children:
             child.end(until)
 
-    def wait(self, signals: list[str], *, on_start: Sequence[Callable[[float], None]], each: Callable[[], None]) -> None:
+    def wait(
+        self, signals: list[str], *, limit_s: float, on_start: Sequence[Callable[[float], None]], each: Callable[[], None]
+    ) -> None:
         """Return when the master has ended. ``on_start`` get the epoch in Unix time, ``each`` is called every 0.1 s.
 
         Raises:
-            InvalidRun: A worker ended before the run began, so that it never will.
+            InvalidRun: A worker ended before the run began, so that it never will; or it lasts longer than ``limit_s``.
         """
         master, *workers = self._children
         started = False
+        until = math.inf
         while not master.ended(POLL_S):
             if not started and (epoch_unix_s := read_manifest(self._out).epoch_unix_s):
-                started = True
+                started, until = True, time.perf_counter() + limit_s
                 for begin in on_start:
                     begin(epoch_unix_s)
+            if time.perf_counter() > until:
+                self._at_once = True
+                raise InvalidRun([f"the generator did not end within {limit_s:g} s of the start"])
             for number, worker in enumerate(workers):
                 if worker.ended(0) and not started:
                     if worker.status == 0 and master.ended(END_S):  # it was told to end, and why the master knows

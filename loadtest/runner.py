@@ -34,6 +34,8 @@ from loadtest.summary import Summary
 from loadtest.target import Target, preflight
 from loadtest.workload import load_tokenizer
 
+LATE_S = 60.0
+"""What the generator has beyond the drain to hand over its rows; then it is ended."""
 _CODES = {
     "pass": ExitCode.PASS,
     "slo-missed": ExitCode.SLO_MISSED,
@@ -68,7 +70,8 @@ def run(
         beside = stack.enter_context(Beside(scenario, target, out))
         generator = stack.enter_context(Generator(scenario.workers, replace(target, base_url=beside.url), out))
         progress = stack.enter_context(Progress(out, scenario, schedule, quiet=quiet))
-        generator.wait(signals, on_start=[beside.start, progress.start], each=progress.update)
+        limit_s = scenario.duration_s + scenario.drain_s + LATE_S
+        generator.wait(signals, limit_s=limit_s, on_start=[beside.start, progress.start], each=progress.update)
         beside.stop()
     settle(out, generator.last_words() + beside.problems)
     return conclude(out, quiet=quiet, report=report)

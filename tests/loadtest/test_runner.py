@@ -24,7 +24,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from loadtest import processes
-from loadtest.errors import ExitCode, UsageError
+from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.processes import Generator
 from loadtest.recorder import as_lines, claim
 from loadtest.records import Manifest, Row, read_lines, read_manifest
@@ -190,6 +190,24 @@ def test_a_generator_whose_owner_is_killed_ends_too(target: Target, tmp_path: Pa
     assert read_manifest(command.out).state == "interrupted"
 
 
+def test_nothing_is_sent_when_the_owner_is_gone_before_the_start(target: Target, tmp_path: Path) -> None:
+    command = Command(target, tmp_path, a_scenario(workers=2, duration_s=60))
+    command.until(lambda: len(command.children()) > 0)
+    children = command.children()
+    command.process.kill()
+    command.end()
+    assert psutil.wait_procs(children, timeout=WITHIN_S)[1] == []
+    assert not command.has_rows()
+
+
+def test_a_generator_that_stands_still_is_ended(target: Target, tmp_path: Path) -> None:
+    prepare(parse_scenario(a_scenario(duration_s=2)), target, tmp_path / "out", command=())
+    with pytest.raises(InvalidRun, match="did not end within"), Generator(1, target, tmp_path / "out") as generator:
+        (master,) = [p for p in psutil.Process().children() if "locust" in p.cmdline()]
+        generator.wait([], limit_s=3.0, on_start=[lambda _: master.suspend()], each=lambda: None)
+    assert not master.is_running()
+
+
 def test_a_full_disk_ends_the_run_with_a_reason_and_whole_rows(target: Target, tmp_path: Path) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
@@ -261,7 +279,7 @@ def test_a_worker_that_never_connects_ends_the_run_with_a_reason(
     with Generator(2, target, tmp_path / "out") as generator:
         worker = next(p for p in psutil.Process().children() if "--worker" in p.cmdline())
         worker.suspend()
-        generator.wait([], on_start=[], each=lambda: None)
+        generator.wait([], limit_s=WITHIN_S, on_start=[], each=lambda: None)
     settle(tmp_path / "out", words := generator.last_words())
     assert "Gave up waiting for workers to connect" in words[0]
     assert conclude(tmp_path / "out", quiet=True, report=False) == ExitCode.INVALID
