@@ -1,12 +1,13 @@
 """Is everything asked once and accounted for, and does a sick generator say so? T6-T8 and T14."""
 
 import os
+import select
+import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
 import numpy as np
 
 from loadtest.audit import audit
@@ -15,8 +16,9 @@ from loadtest.records import HealthSample, read_lines
 from loadtest.selftest.bench import Bench, Observed, Point, fault, judged, poisson
 from loadtest.stats import Floats, arrival_tests
 
-RATIO = 15.0
-"""CPU time of the worker per token of a stream, beside that of decoding the JSON of one."""
+RATIO = 12.5
+"""CPU time of the worker per token of a stream, beside `bare_chunk_s`: 12.1 to 13.4 where no other process was in the way (41 us), 11
+where they were: then a read brings several tokens."""
 
 
 def t6_arrivals(bench: Bench) -> Iterator[Point]:
@@ -103,12 +105,13 @@ def sick(case: str, observed: Observed, gate: str) -> Point:
 
 HOG = """
 import os, psutil, sys, time
-worker = next(p for p in psutil.Process(int(sys.argv[1])).children() if "locustfile" in " ".join(p.cmdline()))
+worker = next(p for p in psutil.Process(int(sys.argv[1])).children() if "--headless" in p.cmdline())
 worker.nice(19)
 for process in (worker, psutil.Process()):
     process.cpu_affinity(process.cpu_affinity()[:1])
 for _ in range(3):
-    os.fork()
+    if os.fork() == 0:
+        os.setsid()  # the kernel shares a core out by session first
 until = time.monotonic() + 2
 while time.monotonic() < until:
     pass
@@ -127,7 +130,7 @@ def t8_sick(bench: Bench, case: str) -> Iterator[Point]:
         return
     hog = fault(2, "command", command=[sys.executable, "-c", HOG, str(os.getpid())])
     injected, gate = (hog, "lag p99") if case == "CPU hog" else (fault(2, "stop", "locustfile", for_s=0.3), "loop stalls")
-    yield sick(case, bench.once({}, poisson(40, 5, faults=[injected])), gate)
+    yield sick(case, bench.once({}, poisson(80, 5, output_tokens=64, faults=[injected])), gate)
 
 
 def cpu_s_per(observed: Observed, what: str) -> float:
@@ -152,9 +155,8 @@ def t14_throughput(bench: Bench) -> Iterator[Point]:
     """One worker takes 80 requests/s of 128 streamed tokens.
 
     The run is valid, all answers are complete, and the CPU of the worker stays below 85 % of a core at its p95. (full) A token costs
-    at most 20 % more CPU, beside decoding the JSON of one, than when `RATIO` was measured.
+    at most 20 % more CPU, beside sending and receiving its bytes, than when `RATIO` was measured.
     """
-    before = decode_s()
     observed = bench.run({}, poisson(80, 8 if bench.quick else 20, output_tokens=128))
     num_ok, num = len(observed.pairs), len(observed.rows)
     yield judged("complete", f"{num_ok} of {num}", "all", num_ok == num)
@@ -165,19 +167,22 @@ def t14_throughput(bench: Bench) -> Iterator[Point]:
     seen = f"{cpu.value:.0%}; {tokens_per_s:.0f} tokens/s, {cost_s * 1e6:.1f} us CPU a token; {observed.lateness()}"
     yield judged("CPU", seen, f"< {cpu.limit:.0%}", cpu.ok, timing=True)
     if not bench.quick:
-        ratio = cost_s / min(before, decode_s())
-        seen = f"{ratio:.1f} times decoding its JSON"
+        ratio = cost_s / bare_chunk_s()
+        seen = f"{ratio:.1f} times sending and receiving it"
         yield judged("cost of a token", seen, f"<= {RATIO} + 20 %", ratio <= 1.2 * RATIO, timing=True)
 
 
-def decode_s() -> float:
-    """Return the CPU time of decoding the JSON of a token's event: a measure of this machine's speed now."""
-    event = b'{"id":"truth-1","object":"text_completion","created":1,"model":"truth","choices":[{"index":0,"text":" bel","logprobs":null}]}'
-    decoder, num = msgspec.json.Decoder(), 20_000
-    took = []
-    for _ in range(5):
-        begin = time.process_time()
-        for _ in range(num):
-            decoder.decode(event)
-        took.append(time.process_time() - begin)
-    return min(took) / num
+def bare_chunk_s() -> float:
+    """Return the CPU time of sending, awaiting and receiving an event of one token here and now, without any of our code."""
+    event, view, took = b"x" * 150, memoryview(bytearray(4096)), []
+    near, far = socket.socketpair()
+    with near, far, select.epoll() as poller:
+        poller.register(far, select.EPOLLIN)
+        for _ in range(5):
+            begin = time.process_time()
+            for _ in range(4000):
+                near.send(event)
+                poller.poll(0)
+                far.recv_into(view)
+            took.append((time.process_time() - begin) / 4000)
+    return min(took)
