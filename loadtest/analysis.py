@@ -25,6 +25,7 @@ METHOD = "order statistics at n_eff"
 NOT_ESTIMABLE = "no intervals: the run is too short beside its own slow swings"
 MAX_DRIFT = 0.05
 """Share of the mean by which latency or backlog may change over a steady window, whatever its significance."""
+MIN_WINDOW_S = 1.0
 MAX_LITTLE_GAP = 0.02
 MAX_COALESCED_SHARE = 0.05
 MAX_CLOCK_DRIFT_S = 0.5
@@ -71,7 +72,7 @@ def _valid(records: Records, items: Sequence[Item], window: tuple[float, float],
     num_reads = sum(len(row.chunks) for row in rows)
     summary = Summary(
         scenario=records.scenario.name,
-        verdict=_verdict(slo, len(items)),
+        verdict=_verdict(slo, sum(row.state == "ok" for row in rows)),
         loop=_loop(records),
         window_s=window,
         gates=judged,
@@ -106,6 +107,8 @@ def _end_s(records: Records, items: Sequence[Item]) -> float:
     end_s = scenario.duration_s
     if isinstance(scenario.arrival, Closed | Trace):
         end_s = min(end_s, math.nextafter(last_due_s, math.inf))
+        if end_s - min((item.due_s for item in items), default=0.0) < MIN_WINDOW_S:  # as good as a burst
+            end_s = max((row.end_s for row in records.rows if row.end_s is not None), default=end_s)
     if records.manifest.state == "interrupted":
         stops = [event.t_s for event in records.events if event.kind == "interrupted"]
         stops += [records.manifest.ended_s] if records.manifest.ended_s is not None else []
@@ -180,11 +183,12 @@ def limit_result(limit: Limit, low: Floats, high: Floats) -> LimitResult:
     return LimitResult(str(limit), verdict, attained, lower, upper, n_eff)
 
 
-def _verdict(slo: Sequence[LimitResult], num_requests: int) -> Literal["pass", "slo-missed", "undecided"]:
+def _verdict(slo: Sequence[LimitResult], num_ok: int) -> Literal["pass", "slo-missed", "undecided"]:
+    """Without a single good answer there is nothing to pass, whatever the SLO does not ask."""
     verdicts = {result.verdict for result in slo}
     if "fail" in verdicts:
         return "slo-missed"
-    return "undecided" if "undecided" in verdicts or not num_requests else "pass"
+    return "undecided" if "undecided" in verdicts or not num_ok else "pass"
 
 
 def _throughput(records: Records, items: Sequence[Item], window: tuple[float, float]) -> Throughput | None:

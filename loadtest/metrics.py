@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from loadtest.records import (
@@ -27,6 +28,7 @@ from loadtest.records import (
     read_rows,
 )
 from loadtest.scenario import Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
+from loadtest.schedule import read_schedule
 from loadtest.slo import Limit
 from loadtest.stats import Floats, quantile
 
@@ -91,11 +93,14 @@ def read_records(run: Path) -> Records:
     Raises:
         UsageError: It holds no run, or a record cannot be read.
     """
-    manifest = read_manifest(run)
+    manifest, schedule = read_manifest(run), read_schedule(run / "schedule.jsonl")
+    if schedule.sha256 != manifest.schedule_sha256:
+        changed = f"schedule.jsonl has the hash {schedule.sha256[:8]}, the run had {manifest.schedule_sha256[:8]}"
+        manifest = msgspec.structs.replace(manifest, problems=[*manifest.problems, changed])
     return Records(
         manifest=manifest,
         scenario=parse_scenario(manifest.scenario),
-        schedule=list(read_lines(run / "schedule.jsonl", ScheduledRequest)),
+        schedule=schedule.requests,
         rows=read_rows(run),
         health=_optional(run / "health.jsonl", HealthSample),
         server=_optional(run / "server.jsonl", ServerSample),

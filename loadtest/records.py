@@ -192,7 +192,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
                 continue
             try:
                 yield decoder.decode(line)
-            except msgspec.DecodeError as exc:
+            except (msgspec.DecodeError, UnicodeDecodeError) as exc:
                 if not line.endswith(b"\n"):
                     return
                 raise UsageError(f"{path}:{number}", str(exc)) from exc

@@ -14,6 +14,7 @@ from loadtest.errors import UsageError
 from loadtest.metrics import bounds_s, gaps_s
 from loadtest.records import Chunks, HealthSample, Manifest, Row, ScheduledRequest, ServerSample, read_rows
 from loadtest.scenario import parse_scenario
+from loadtest.schedule import Schedule
 from loadtest.summary import Quantile, Summary
 
 Change = Callable[[Row], Row | None]
@@ -36,16 +37,24 @@ def ended(row: Row, state: Any, end_s: float) -> Row:
 
 
 def write_run(
-    folder: Path, num: int, change: Change = lambda row: row, *, manifest: dict[str, Any] | None = None, **scenario: Any
+    folder: Path,
+    num: int,
+    change: Change = lambda row: row,
+    *,
+    manifest: dict[str, Any] | None = None,
+    session: str = "",
+    **scenario: Any,
 ) -> Path:
     """Write a run of ten requests a second; ``change`` makes each row what it shall be, or None for no row."""
     values = {"name": "by-hand", "arrival": {"law": "constant", "rate": 10}, "duration_s": num / 10, "warmup_s": 0, **scenario}
     closed = values["arrival"]["law"] == "closed"
     due = [k / 10 for k in range(num)]
-    schedule = [ScheduledRequest(k, None if closed else at, "default", 10, 4) for k, at in enumerate(due)]
+    schedule = [ScheduledRequest(k, None if closed else at, "default", 10, 4, session) for k, at in enumerate(due)]
     rows = [row for request, at in zip(schedule, due, strict=True) if (row := change(answered(request, at))) is not None]
     health = [HealthSample(float(t), 0, 0.1, 0.001, 0.0, 0, 0, 0) for t in range(int(num / 10) + 200)]
-    fields: dict[str, Any] = {"state": "finished", "ended_s": num / 10 + 1, "schedule_sha256": "ab"} | (manifest or {})
+    fields: dict[str, Any] = {"state": "finished", "ended_s": num / 10 + 1, "schedule_sha256": Schedule(schedule).sha256} | (
+        manifest or {}
+    )
     ran = Manifest(
         scenario=parse_scenario(values).model_dump(mode="json"), num_scheduled=num, target="", model="",
         epoch_unix_s=0.0, command=[], **fields,
@@ -288,3 +297,20 @@ def test_a_source_that_only_failed_is_a_threat(tmp_path: Path) -> None:
     (run / "server.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(samples))
     said = [threat for threat in analyse(run).threats if threat.startswith("Nothing is known")]
     assert said == ["Nothing is known of the target's own figures (metrics): 404 Not Found."]
+
+
+def test_a_run_whose_schedule_was_changed_afterwards_is_invalid(tmp_path: Path) -> None:
+    summary = analyse(write_run(tmp_path / "run", 1000, manifest={"schedule_sha256": "ab" * 32}))
+    assert (summary.verdict, summary.distributions) == ("invalid", {})
+    assert any("schedule.jsonl has the hash" in gate.text for gate in summary.gates if not gate.ok)
+
+
+def test_a_run_without_a_good_answer_passes_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1000, lambda row: ended(row, "http_error", row.due_s + 0.1))
+    assert analyse(run).verdict == "undecided"
+
+
+def test_one_request_makes_no_infinite_rate(tmp_path: Path) -> None:
+    closed = {"law": "closed", "concurrency": 1, "max_requests": 1}
+    found = analyse(write_run(tmp_path / "run", 1, arrival=closed, duration_s=60)).throughput
+    assert found is None or found.offered < 10

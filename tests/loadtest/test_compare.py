@@ -10,9 +10,7 @@ from loadtest.records import Row, ScheduledRequest
 from tests.loadtest.test_analysis import answered, write_run
 
 
-def run_of(
-    folder: Path, factor: float = 1.0, *, noise: int = 1, seed: int = 1, num: int = 2000, manifest: dict[str, Any] | None = None
-) -> Path:
+def run_of(folder: Path, factor: float = 1.0, *, noise: int = 1, seed: int = 1, num: int = 2000, **kwargs: Any) -> Path:
     """TTFTs of one law, by request and seed the same, times ``factor`` and 2 % noise of the run."""
     common = np.random.Generator(np.random.Philox([seed, 1])).lognormal(0, 0.5, num)
     own = np.random.Generator(np.random.Philox([noise, 2])).normal(1, 0.02, num)
@@ -21,7 +19,7 @@ def run_of(
     def change(row: Row) -> Row:
         return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, took_s[row.id])
 
-    return write_run(folder, num, change, manifest=manifest)
+    return write_run(folder, num, change, **kwargs)
 
 
 def ttft(found: Comparison, q: float) -> Ratio:
@@ -49,7 +47,7 @@ def test_the_tail_of_a_short_run_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_different_schedules_are_strangers(tmp_path: Path) -> None:
-    other = run_of(tmp_path / "b", noise=2, seed=2, manifest={"schedule_sha256": "cd"})
+    other = run_of(tmp_path / "b", noise=2, seed=2, session="another")
     found = compare(run_of(tmp_path / "a"), other)
     assert (found.paired, found.num_common) == (False, 0)
     assert found.verdict == "no difference shown"
