@@ -40,7 +40,7 @@ bench-overhead: .venv ## the fleet beside a bare vLLM server: throughput, latenc
 bench-latency: .venv ## open-loop latency of the fleet and a bare server, and our generator beside vLLM's (25 minutes)
 	$(BIN)/python -m benchmarks.latency
 
-bench-batching: model ## static against continuous batching: throughput, latency, KV memory (40 minutes)
+bench-batching: model ## static against continuous batching: throughput, latency, KV memory (2 hours)
 	$(BIN)/python -m benchmarks.batching
 
 selftest-loadtest: .venv ## the load generator against a server of known laws: all of it, with the slow tests (30 minutes)
