@@ -134,7 +134,7 @@ class Bench:
                 for qps in setup.qps:
                     experiment = Experiment("latency", system, LATENCY_CAP, qps=qps * unit, num=setup.num_latency)
                     self._static(static, experiment, nominal_qps=qps)
-                capacity = self._static_capacity(system)
+                capacity = self._static_capacity(system) if setup.static_rates else 0.0
                 for rate in setup.static_rates:
                     batches, least = (6, 0) if setup.profile is None else (15, 60)  # simulated time costs nothing
                     window_s = max(setup.window_s, max(batches * setup.batch_size(system, LATENCY_CAP), least) / capacity)
