@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from benchmarks.batching_records import Run, read_runs
 from benchmarks.batching_setups import CONTINUOUS, PAPER_BATCH, SYSTEMS, Setup
@@ -139,11 +139,10 @@ def plot_multiples(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
         if system in ("fair static", CONTINUOUS):
             label = "equal steps (theory)" if system == CONTINUOUS else None
             ax.plot(at, [r["equal_steps"] for r in rows], "D", color=INK, markersize=4, fillstyle="none", label=label)
-    for multiple, who in PUBLISHED:
+    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "fontsize": 7}
+    for multiple, who in PUBLISHED if setup.profile else ():
         ax.axhline(multiple, color=MUTED, linestyle=":", linewidth=1)
-        ax.annotate(
-            f"{who} at cap 1,536: {multiple}x (published)", (-0.5, multiple), (0, 1), textcoords="offset points", fontsize=7
-        )
+        ax.annotate(f"{who} at cap 1,536: {multiple}x (published)", (0.01, multiple), (0, 1), **place)
     caps = setup.caps
     ax.set(yscale="log", ylabel="tokens/s over paper static", xlabel="cap of the output length [tokens]")
     ax.set_xticks(range(len(caps)), [str(setup.cap(c)) for c in caps])
@@ -219,6 +218,7 @@ def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) 
         places = max(row for row, *_ in inside) + 1
         done = sum(0 < own < length for _, _, own, _ in inside)
         ax.set(xlim=(0, length), xlabel="seconds", ylim=(places - 0.4, -0.6))
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(visible=False)
         ax.set_title(f"{system}: {places} places, {useful / places / length:.0%} in use, {done} answers")
     axes[0].set_ylabel(f"place in the batch, {setup.name}, cap {setup.cap(cap)}")
