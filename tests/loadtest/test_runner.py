@@ -353,6 +353,7 @@ def test_a_run_of_locusts_own_whose_results_cannot_be_written_does_not_end_as_a_
     assert ended.returncode == ExitCode.INVALID
 
 
+@pytest.mark.slow
 def test_each_start_from_locusts_web_ui_is_a_run_of_the_host_that_was_typed(target: Target, tmp_path: Path) -> None:
     web = WebUi(tmp_path, a_scenario(duration_s=1, drain_s=5))
     try:

@@ -89,6 +89,7 @@ def server(tiny: Path, tmp_path: Path) -> Iterator[tuple[str, Path, int]]:
         process.wait(60)
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_requests_share_a_batch_behind_serves_proxy_and_sighup_changes_it(server: tuple[str, Path, int], tiny: Path) -> None:
     url, file, pid = server
