@@ -42,7 +42,7 @@ def t1_laws(bench: Bench, name: str) -> Iterator[Point]:
     """
     num = 600 if bench.quick else 5000
     more, truth = LAWS[name]
-    observed = bench.run({"ttft": {"law": name, "mean_s": 0.1, **more}}, poisson(120, num / 120))
+    observed = bench.run({"ttft": {"law": name, "mean_s": 0.1, **more}}, poisson(150, num / 150))
     took = observed.late_s + np.array([e.sent_first_s or 0.0 for _, e in observed.pairs])
     distance = ks_distance(took - observed.server_late_s, truth.cdf, offset_s=OFFSET_S)
     limit = 1.63 / took.size**0.5
