@@ -134,7 +134,9 @@ class Bench:
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
-                yield folder, process.stdout.readline().split()[-1]
+                if not (line := process.stdout.readline()):
+                    raise RuntimeError("the law server did not start; its own message is above")
+                yield folder, line.split()[-1]
             finally:
                 process.terminate()
 
