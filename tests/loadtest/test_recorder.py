@@ -1,5 +1,6 @@
 """Files of a run: whole lines whatever happens, one owner per folder, and a ledger that misses nothing."""
 
+import contextlib
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,19 +50,24 @@ def test_a_worker_that_never_ended_is_a_problem() -> None:
     assert ledger.problems() == ["worker 1 never said that it was done; 2 of its rows are here"]
 
 
-@pytest.fixture
-def small_disk() -> Iterator[int]:
-    """Files of this process may have 100 bytes: writing more is cut in mid-line and fails, as on a full disk."""
+@contextlib.contextmanager
+def small_disk() -> Iterator[None]:
+    """Files of this process may have 100 bytes: writing more is cut in mid-line and fails, as on a full disk.
+
+    No fixture: pytest itself writes, perhaps to a file, between a test and the end of its fixtures.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield 100
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, small_disk: int) -> None:
+def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path) -> None:
     file = LineFile(tmp_path / "rows.jsonl")
     file.append(b"x" * 39 + b"\n")
-    with pytest.raises(OSError, match="too large"):
+    with pytest.raises(OSError, match="too large"), small_disk():
         file.append((b"y" * 29 + b"\n") * 3)
     file.close()
     assert (tmp_path / "rows.jsonl").read_bytes() == b"x" * 39 + b"\n" + (b"y" * 29 + b"\n") * 2
