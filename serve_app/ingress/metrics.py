@@ -28,29 +28,32 @@ def _shared(cls: type) -> Any:
     return staticmethod(collector)
 
 
-_SHARED = {"_gauge_cls": _shared(Gauge), "_counter_cls": _shared(Counter), "_histogram_cls": _shared(Histogram)}
+def shared_stat_logger() -> Any:
+    """Return a class: vLLM's Prometheus logger, once per model, over collectors that all models of the process share."""
+    shared = {"_gauge_cls": _shared(Gauge), "_counter_cls": _shared(Counter), "_histogram_cls": _shared(Histogram)}
+
+    def sharing(part: type) -> Any:
+        """Return ``part`` of vLLM's logger with our stand-ins for those of prometheus's classes that it uses."""
+        return type(part.__name__, (part,), {name: cls for name, cls in shared.items() if hasattr(part, name)})
+
+    class StatLogger(sharing(loggers.PrometheusStatLogger)):  # type: ignore[misc]  # made, not written
+        _spec_decoding_cls = sharing(loggers.SpecDecodingProm)
+        _kv_connector_cls = sharing(loggers.KVConnectorProm)
+        _ec_connector_cls = sharing(loggers.ECConnectorProm)
+        _perf_metrics_cls = sharing(loggers.PerfMetricsProm)
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            unregister = loggers.unregister_vllm_metrics
+            loggers.unregister_vllm_metrics = lambda: None  # it would take the other models' series away
+            try:
+                super().__init__(*args, **kwargs)
+            finally:
+                loggers.unregister_vllm_metrics = unregister
+
+    return StatLogger
 
 
-def _sharing(part: type) -> type:
-    """Return ``part`` of vLLM's logger with our stand-ins for those of prometheus's classes that it uses."""
-    return type(part.__name__, (part,), {name: cls for name, cls in _SHARED.items() if hasattr(part, name)})
-
-
-class SharedPrometheusStatLogger(_sharing(loggers.PrometheusStatLogger)):  # type: ignore[misc]  # made, not written
-    """vLLM's Prometheus logger, once per model, over collectors that all models of the process share."""
-
-    _spec_decoding_cls = _sharing(loggers.SpecDecodingProm)
-    _kv_connector_cls = _sharing(loggers.KVConnectorProm)
-    _ec_connector_cls = _sharing(loggers.ECConnectorProm)
-    _perf_metrics_cls = _sharing(loggers.PerfMetricsProm)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        unregister = loggers.unregister_vllm_metrics
-        loggers.unregister_vllm_metrics = lambda: None  # it would take the other models' series away
-        try:
-            super().__init__(*args, **kwargs)
-        finally:
-            loggers.unregister_vllm_metrics = unregister
+SharedPrometheusStatLogger = shared_stat_logger()
 
 
 class FleetCollector(Collector):

@@ -15,7 +15,7 @@ from serve_app.core.events import HeartbeatArrived, LinkOpened, RequestArrived, 
 from serve_app.core.fleet import FleetSettings, FleetState
 from serve_app.core.request import Resume
 from serve_app.engine_args import frontend_engine_args
-from serve_app.ingress.metrics import FleetCollector, LoadGauges, SharedPrometheusStatLogger
+from serve_app.ingress.metrics import FleetCollector, LoadGauges, shared_stat_logger
 from serve_app.testing.fleet import Fleet, in_loop, until
 from serve_app.testing.fleet import fleet as fleet_on_loopback
 
@@ -106,9 +106,10 @@ def test_models_share_vllms_collectors(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     path = str(make_tiny_llama(tmp_path / "tiny"))
     unregister_vllm_metrics()
+    stat_logger = shared_stat_logger()  # the module's own may have made collectors for another test, which are gone now
     for name in ("a", "b"):
         (model,) = parse_settings({"models": [{"name": name, "model": path}]}).models
-        SharedPrometheusStatLogger(AsyncEngineArgs(**frontend_engine_args(model, path)).create_engine_config(), [0])
+        stat_logger(AsyncEngineArgs(**frontend_engine_args(model, path)).create_engine_config(), [0])
     for series in ("vllm:num_requests_running", "vllm:estimated_flops_per_gpu_total"):
         values = [REGISTRY.get_sample_value(series, {"model_name": name, "engine": "0"}) for name in ("a", "b")]
         assert values == [0.0, 0.0]
