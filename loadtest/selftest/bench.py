@@ -144,13 +144,13 @@ class Bench:
         """Run, whatever comes of it.
 
         Raises:
-            KeyboardInterrupt: It was interrupted by hand.
+            SystemExit: It was interrupted by hand.
         """
         with self.serving(law) as (folder, url):
             code = run(parse_scenario(scenario), Target(url), folder / "run", quiet=True, report=False)
         observed = Observed(folder / "run", folder / "truth.jsonl", code)
         if observed.manifest.state == "interrupted" and not observed.manifest.problems:
-            raise KeyboardInterrupt
+            raise SystemExit(ExitCode.INVALID)
         return observed
 
     def run(self, law: dict[str, Any], scenario: dict[str, Any]) -> Observed:
