@@ -1,0 +1,2 @@
+{{- define "serve-app.lint" -}}
+{{- end }}
