@@ -75,6 +75,9 @@ volumeMounts:
 {{- end -}}
 {{- $_ := set $args "mounts" $mounts -}}
 {{- $_ := set $args "volumes" $volumes -}}
+{{- if .Values.weights.enabled -}}
+{{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" . "downloads" .Values.weights.downloads)) -}}
+{{- end -}}
 groupName: ingress
 replicas: {{ $min }}
 minReplicas: {{ $min }}
@@ -114,6 +117,13 @@ template:
 {{- $_ := set $args "readiness" (dict "tcpSocket" (dict "port" "link") "periodSeconds" 5 "timeoutSeconds" 2) -}}
 {{- $_ := set $args "mounts" (include "serve-app.clusterTokenMounts" .root | fromYamlArray) -}}
 {{- $_ := set $args "volumes" (include "serve-app.clusterTokenVolumes" .root | fromYamlArray) -}}
+{{- if .root.Values.weights.enabled -}}
+{{- $mine := list -}}
+{{- range .root.Values.weights.downloads -}}
+{{- if eq $.model.model (printf "/models/%s" .path) -}}{{- $mine = append $mine . -}}{{- end -}}
+{{- end -}}
+{{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" .root "downloads" $mine)) -}}
+{{- end -}}
 groupName: {{ $group }}
 replicas: {{ dig "replicas" "initial" $min .model | int }}
 minReplicas: {{ $min }}

@@ -1,5 +1,6 @@
 {{- /* The template of a pod of Ray. Args: root, component, pods (its settings), group (labels the spread counts within),
-container (name), resources, account, ports, probes, preStop, grace, env (more), mounts (more), volumes (more), gpus, priority. */}}
+container (its name), resources, account, priority, affinity, ports, readiness, preStop, grace, rayDrain; if any:
+initContainers (as text), mounts, volumes, runtimeClassName. */}}
 {{- define "serve-app.rayPod" -}}
 {{- $t := include "serve-app.timeouts" .root | fromYaml -}}
 metadata:
@@ -47,6 +48,10 @@ spec:
         matchLabels:
           {{- toYaml $.group | nindent 10 }}
     {{- end }}
+  {{- end }}
+  {{- with .initContainers }}
+  initContainers:
+    {{- . | nindent 4 }}
   {{- end }}
   containers:
     - name: {{ .container }}
@@ -126,6 +131,6 @@ object-store-memory: {{ .Values.objectStore.bytes | int64 | quote }}
   secret: {secretName: {{ include "serve-app.clusterTokenSecret" . }}, defaultMode: 0440}
 {{- if .Values.weights.enabled }}
 - name: weights
-  persistentVolumeClaim: {claimName: {{ include "serve-app.weightsClaim" . }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ include "serve-app.weightsClaim" . }}}
 {{- end }}
 {{- end }}
