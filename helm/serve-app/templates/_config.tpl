@@ -2,7 +2,9 @@
 {{- define "serve-app.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- $_ := set $config "name" .Release.Name -}}
-{{- $ingress := merge (dict "host" "0.0.0.0" "resources" (dict "serve_app_ingress" 1)) ($config.ingress | default dict) -}}
+{{- $ingress := $config.ingress | default dict -}}
+{{- $_ := set $ingress "host" "0.0.0.0" -}}
+{{- $_ := set $ingress "resources" (dict "serve_app_ingress" 1) -}}
 {{- if .Values.apiKeys.enabled -}}
 {{- $_ := set $ingress "api_keys_file" "/etc/serve-app/api-keys/keys" -}}
 {{- end -}}
