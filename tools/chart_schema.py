@@ -81,7 +81,11 @@ def values_schema() -> Schema:
         "title": "Values of the chart serve-app",
         "type": "object",
         "additionalProperties": False,
-        "properties": {"global": {"type": "object", "description": "Helm's own, for parent charts."}, **properties, "config": config},
+        "properties": {
+            "global": {"type": "object", "description": "Helm's own, for parent charts."},
+            **properties,
+            "config": config,
+        },
         "$defs": config.pop("$defs"),
     }
 
