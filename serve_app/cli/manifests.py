@@ -59,7 +59,7 @@ def _service_problems(spec: Mapping[str, Any], client_s: float | None, idle_s: f
             yield from wrong
             continue
         settings = parse_settings(arguments)
-        common = {
+        common: dict[str, float | None] = {
             "drain_s": settings.timeouts.drain_s,
             "unready_s": settings.ingress.unready_s,
             "no_replica_s": settings.timeouts.no_replica_s,
@@ -69,21 +69,34 @@ def _service_problems(spec: Mapping[str, Any], client_s: float | None, idle_s: f
             "load_balancer_idle_s": idle_s,
             "old_cluster_s": float(spec.get("rayClusterDeletionDelaySeconds", _DEFAULT_S["old_cluster_s"])),
         }
-        groups = spec["rayClusterConfig"].get("workerGroupSpecs") or []
+        cluster = spec["rayClusterConfig"]
+        common["head_prestop_s"] = _prestop_s(cluster["headGroupSpec"]["template"])
+        groups = cluster.get("workerGroupSpecs") or []
         yield from timeout_problems(Timeouts(**common, **_pod_timeouts(group["template"])) for group in groups)
 
 
 def _pod_timeouts(template: Mapping[str, Any]) -> dict[str, float | None]:
     spec = template["spec"]
-    variables = {v["name"]: v.get("value") for v in spec["containers"][0].get("env") or ()}
+    container = spec["containers"][0]
+    variables = {v["name"]: v.get("value") for v in container.get("env") or ()}
     pod: dict[str, float | None] = {key: float(variables.get(name) or _DEFAULT_S[key]) for key, name in _VARIABLES.items()}
     pod["pod_grace_s"] = float(spec.get("terminationGracePeriodSeconds", _DEFAULT_S["pod_grace_s"]))
     label, component = INGRESS_LABEL
     labels: Mapping[str, str] = template.get("metadata", {}).get("labels") or {}
+    is_ingress = labels.get(label) == component
+    probe = container.get("readinessProbe")
+    pod["prestop_s"] = _prestop_s(template)
+    pod["probe_s"] = probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3) if probe and is_ingress else None
     on_spot = (spec.get("nodeSelector") or {}).get("karpenter.sh/capacity-type") == "spot"
     # A replica's streams go on elsewhere when its node goes; an ingress's end with it.
-    pod["spot_notice_s"] = SPOT_NOTICE_S if on_spot and labels.get(label) == component else None
+    pod["spot_notice_s"] = SPOT_NOTICE_S if on_spot and is_ingress else None
     return pod
+
+
+def _prestop_s(template: Mapping[str, Any]) -> float:
+    """Return 0 where there is no hook, or one that does not sleep."""
+    hook = (template["spec"]["containers"][0].get("lifecycle") or {}).get("preStop") or {}
+    return float((hook.get("sleep") or {}).get("seconds", 0))
 
 
 def _annotated_idle_s(documents: Sequence[Mapping[str, Any]]) -> float | None:

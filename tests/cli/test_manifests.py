@@ -19,6 +19,7 @@ def service(*, drain_s: int = 600, grace_s: int = 621, delay_s: int = 660, **pod
     config = {"models": [{"name": "a", "model": "/a"}], "timeouts": {"drain_s": drain_s}}
     variables = env(RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=611, RAY_gcs_rpc_server_reconnect_timeout_s=700)
     spec = {"terminationGracePeriodSeconds": grace_s, "containers": [{"name": "ray", "env": variables}], **pod}
+    head = {"spec": {"containers": [{"name": "ray", "lifecycle": {"preStop": {"sleep": {"seconds": 15}}}}]}}
     group = {"template": {"metadata": {"labels": {"app.kubernetes.io/component": "ingress"}}, "spec": spec}}
     return {
         "apiVersion": "ray.io/v1",
@@ -27,7 +28,7 @@ def service(*, drain_s: int = 600, grace_s: int = 621, delay_s: int = 660, **pod
         "spec": {
             "serveConfigV2": yaml.safe_dump({"applications": [{"name": "demo", "args": config}]}),
             "rayClusterDeletionDelaySeconds": delay_s,
-            "rayClusterConfig": {"workerGroupSpecs": [group]},
+            "rayClusterConfig": {"headGroupSpec": {"template": head}, "workerGroupSpecs": [group]},
         },
     }
 
@@ -42,6 +43,14 @@ def checked(tmp_path: Path, *documents: dict[str, Any], options: tuple[str, ...]
 
 def test_a_sound_chain_is_valid(tmp_path: Path) -> None:
     assert checked(tmp_path, {"kind": "Service", "metadata": {"name": "demo"}}, service())[0] == 0
+
+
+def test_a_hook_and_a_probe_count(tmp_path: Path) -> None:
+    hook = {"preStop": {"sleep": {"seconds": 5}}}
+    container = {**service()["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]}
+    container |= {"lifecycle": hook, "readinessProbe": {"periodSeconds": 2}}
+    rules = ["unready-outlasts-probe", "pod-grace-outlasts-node-drain", "head-outlasts-worker-sleep"]
+    assert checked(tmp_path, service(containers=[container])) == (1, rules)
 
 
 @pytest.mark.parametrize(
