@@ -39,7 +39,6 @@ _DOWNLOAD: Schema = {
 BY_KEY: dict[str, Schema] = {
     **dict.fromkeys(("nodeSelector", "annotations", "podAnnotations", "podLabels", "labels", "dashboardLabels"), _STRING_MAP),
     **dict.fromkeys(("headAnnotations", "workerAnnotations", "weightsAnnotations"), _STRING_MAP),
-    **dict.fromkeys(("operatorNamespaceLabels", "prometheusNamespaceLabels"), _STRING_MAP),
     **dict.fromkeys(("tolerations", "extraEnv", "extraVolumes", "extraVolumeMounts"), _OBJECTS),
     **dict.fromkeys(("parentRefs", "clients", "dns", "extraEgress"), _OBJECTS),
     **dict.fromkeys(("pullSecrets", "loadBalancerSourceRanges", "hosts", "hostnames"), _STRINGS),
