@@ -4,7 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest clean
 
+.PHONY: charts chart-files lock-charts
 BIN := .venv/bin
+CHARTS_PATH := $(CURDIR)/.venv-charts/bin:$(PATH):$(or $(KUBE_TESTBED),$(HOME)/.cache/kube-testbed)/bin
 TORCH := torch==2.13.0+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 EMBEDDED_MODEL := smollm2-135m-instruct
@@ -31,6 +33,16 @@ check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+charts: .venv .venv-charts/.installed ## tests of the Helm chart without a cluster, under two minutes; wants helm, helm-docs, kubeconform
+	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
+	.venv-charts/bin/yamllint --strict helm/serve-app/Chart.yaml helm/serve-app/values.yaml helm/serve-app/ci
+	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/serve-app
+	PATH="$(CHARTS_PATH)" $(BIN)/pytest tests/chart
+
+chart-files: .venv ## renew what is made from the chart's values: its schema and README
+	$(BIN)/python -m tools.chart_schema
+	PATH="$(CHARTS_PATH)" helm-docs --log-level error --chart-search-root helm/serve-app
+
 model: .venv ## fetch the embedded model (once)
 	$(BIN)/serve-app model fetch $(EMBEDDED_MODEL)
 
@@ -55,8 +67,12 @@ lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; kno
 	  --extra cpu --extra loadtest --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
 	@echo "requirements/cpu.lock is renewed; make test installs it"
 
+lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
+	UV_CUSTOM_COMPILE_COMMAND="make lock-charts" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  -o requirements/charts.lock requirements/charts.in
+
 clean: ## remove .venv and caches; fetched models stay
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-charts build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find serve_app loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: .venv
@@ -82,3 +98,10 @@ clean: ## remove .venv and caches; fetched models stay
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"
+
+# Of its own: checkov pins versions that serve-app's dependencies do not have.
+.venv-charts/.installed: requirements/charts.lock
+	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3); \
+	rm -rf .venv-charts; "$$python" -m venv .venv-charts
+	@.venv-charts/bin/pip install -q --no-deps --require-hashes -r requirements/charts.lock
+	@touch $@
