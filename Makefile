@@ -52,7 +52,7 @@ lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; kno
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --python-version 3.11 \
 	  --override requirements/overrides.txt --generate-hashes --no-emit-index-url --no-emit-package torch \
-	  --extra cpu --extra loadtest --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
+	  --extra cpu --extra kubernetes --extra loadtest --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
 	@echo "requirements/cpu.lock is renewed; make test installs it"
 
 clean: ## remove .venv and caches; fetched models stay
