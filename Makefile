@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest clean
+.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest manifests clean
 
 BIN := .venv/bin
 TORCH := torch==2.13.0+cpu
@@ -54,6 +54,9 @@ lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; kno
 	  --override requirements/overrides.txt --generate-hashes --no-emit-index-url --no-emit-package torch \
 	  --extra cpu --extra kubernetes --extra loadtest --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
 	@echo "requirements/cpu.lock is renewed; make test installs it"
+
+manifests: ## render the chart into k8s/manifests; needs helm
+	k8s/manifests/render > k8s/manifests/serve-app.yaml
 
 clean: ## remove .venv and caches; fetched models stay
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

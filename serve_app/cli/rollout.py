@@ -17,7 +17,7 @@ from serve_app.errors import ConfigError
 
 FAILED, TIMED_OUT = 3, 4
 _SETTLED = 3
-"""Looks in a row that must find it done: in the first moment after a change, its old state may still be shown."""
+"""Looks in a row that must find it done, or failed: in the first moment after a change, the old state may still be shown."""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -57,12 +57,13 @@ def rollout(
 def follow(cluster: kube.Cluster, name: str, *, timeout_s: float, poll_s: float) -> tuple[RayService, Verdict]:
     """Watch until it is done, has failed, or ``timeout_s`` have passed and it still goes on; each new line is printed once."""
     deadline = time.monotonic() + timeout_s
-    said, num_done = "", 0
+    said, kind, num_looks = "", "", 0
     while True:
         service = cluster.ray_service(name)
         verdict = judge(service, cluster.pods(service))
-        num_done = num_done + 1 if verdict.kind == "done" else 0
-        if verdict.kind == "failed" or num_done == _SETTLED:
+        num_looks = num_looks + 1 if verdict.kind == kind else 1
+        kind = verdict.kind
+        if kind != "progressing" and num_looks == _SETTLED:
             return service, verdict
         if time.monotonic() >= deadline:
             return service, Verdict("progressing", verdict.line)

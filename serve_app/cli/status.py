@@ -152,7 +152,8 @@ def show_release(service: RayService, pods: Sequence[Pod], console: Console) -> 
             continue
         states = [*cluster.applications.items(), *cluster.deployments.items()]
         rows = [(name, state.status, own_words(state.message)) for name, state in states]
-        _print_table(console, f"{role} cluster {cluster.name}", ("application", "status", "message"), rows)
+        console.print(f"\n{role} cluster {cluster.name}")
+        _print_table(console, "", ("application", "status", "message"), rows)
         mine = [_pod_row(p) for p in pods if p.cluster == cluster.name]
         _print_table(console, "", ("pod", "phase", "ready", "restarts", "node", "reason"), mine)
 
