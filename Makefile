@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest clean
+.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest manifests clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -64,12 +64,15 @@ lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; kno
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --python-version 3.11 \
 	  --override requirements/overrides.txt --generate-hashes --no-emit-index-url --no-emit-package torch \
-	  --extra cpu --extra loadtest --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
+	  --extra cpu --extra kubernetes --extra loadtest --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
 	@echo "requirements/cpu.lock is renewed; make test installs it"
 
 lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
 	UV_CUSTOM_COMPILE_COMMAND="make lock-charts" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -o requirements/charts.lock requirements/charts.in
+
+manifests: ## render the chart into k8s/manifests; needs helm
+	k8s/manifests/render > k8s/manifests/serve-app.yaml
 
 clean: ## remove .venv and caches; fetched models stay
 	rm -rf .venv .venv-charts build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
