@@ -47,13 +47,16 @@ selftest-loadtest: .venv ## the load generator against a server of known laws: a
 	$(BIN)/serve-app-loadtest selftest --out results/selftest
 	$(BIN)/pytest tests/loadtest
 
-lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; known versions stay
+lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
-	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --python-version 3.11 \
-	  --override requirements/overrides.txt --generate-hashes --no-emit-index-url --no-emit-package torch \
-	  --extra cpu --extra loadtest --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
-	@echo "requirements/cpu.lock is renewed; make test installs it"
+	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
+	  --generate-hashes --no-emit-index-url "$$@"; }; \
+	compile --python-version 3.11 --extra cpu --extra loadtest --no-emit-package torch "$${args[@]}" -o requirements/cpu.lock pyproject.toml; \
+	compile --python-version 3.11 --group dev -c requirements/cpu.lock -o requirements/dev.lock; \
+	compile --python-version 3.11 --group sbom -o requirements/sbom.lock; \
+	compile --python-version 3.12 --extra loadtest -c requirements/cpu.lock -o requirements/cuda.lock pyproject.toml
+	@echo "requirements/*.lock are renewed; make test installs them"
 
 clean: ## remove .venv and caches; fetched models stay
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -63,7 +66,7 @@ clean: ## remove .venv and caches; fetched models stay
 .venv: .venv/.installed
 
 # Not the directory: its time changes with every file made in it.
-.venv/.installed: requirements/cpu.lock pyproject.toml
+.venv/.installed: requirements/cpu.lock requirements/dev.lock pyproject.toml
 	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3 || true); \
 	[ -n "$$python" ] || { echo "error: no python3 found; install Python 3.11 or 3.12 (Debian: apt install python3 python3-venv)" >&2; exit 1; }; \
 	version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
@@ -77,8 +80,8 @@ clean: ## remove .venv and caches; fetched models stay
 	@if $(BIN)/pip install -q --no-deps $(TORCH) 2>/dev/null; then echo "$(TORCH) came from where pip is configured to look"; \
 	else echo "pip's own sources lack $(TORCH): taking it from $(PYTORCH_CPU_INDEX)"; \
 	  $(BIN)/pip install -q --no-deps --index-url $(PYTORCH_CPU_INDEX) $(TORCH); fi
-	@echo "installing requirements/cpu.lock, every file checked against its hash"
-	@$(BIN)/pip install -q --no-deps --require-hashes -r requirements/cpu.lock
+	@echo "installing requirements/cpu.lock and dev.lock, every file checked against its hash"
+	@$(BIN)/pip install -q --no-deps --require-hashes -r requirements/cpu.lock -r requirements/dev.lock
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"
