@@ -1,18 +1,17 @@
 """``build(args) -> Application``: import path for RayService, ``serve run`` and ``serve-app up``. Composes, decides nothing."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
 
 from serve_app.config import ModelSettings, Settings, parse_settings
+from serve_app.deployments import INGRESS, replica_deployment, scaling_rules
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.ingress.deployment import Ingress
 from serve_app.replica.deployment import Replica
 
 _DRAIN_MARGIN_S = 10.0
-INGRESS = "ingress"
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
@@ -25,18 +24,6 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     values = settings.model_dump(mode="json")
     replicas = [_replica(settings, m).bind(values, m.name) for m in settings.models]
     return _ingress(settings).bind(values, *replicas)
-
-
-def replica_deployment(model: ModelSettings) -> str:
-    """Return the Serve deployment's name.
-
-    A model's name may hold characters that Serve's may not. Where one is replaced, a hash keeps `a/b` and `a:b` apart; it is a
-    function of this name alone, or another model in the file would rename, and so restart, this one.
-    """
-    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in model.name)
-    if plain != model.name:
-        plain += "-" + hashlib.sha256(model.name.encode()).hexdigest()[:6]
-    return f"replica-{plain}"
 
 
 def _common(settings: Settings, num_cpus: float) -> dict[str, Any]:
@@ -73,7 +60,7 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
     if model.gpus_per_replica:
         # One actor holds all GPUs of a replica, so they are in one node; its engine's workers inherit them.
         options["ray_actor_options"]["num_gpus"] = model.gpus_per_replica
-    if (per_node := model.replicas_per_node or (1 if model.device == "cuda" else None)) is not None:
+    if (per_node := model.per_node()) is not None:
         options["max_replicas_per_node"] = per_node
     scaling = _scaling(model.replicas.min, model.replicas.max, model.replicas.initial)
     return serve.deployment(Replica, name=replica_deployment(model), **options, **scaling)
@@ -83,29 +70,19 @@ def _ingress(settings: Settings) -> Any:
     replicas = settings.ingress.replicas
     options = _common(settings, settings.ingress.num_cpus)
     options["max_surge_percent"] = 100  # a new one listens before an old one stops: somebody always does
+    if settings.ingress.resources:  # a node that offers them is one ingress's: two would share its port
+        options["ray_actor_options"]["resources"] = dict(settings.ingress.resources)
+        options["max_replicas_per_node"] = 1
     # Serve asks only what it autoscales for statistics, and the models' are the ingresses'.
-    reports = autoscaling_policy(settings) is not None
+    reports = bool(scaling_rules(settings))
     return serve.deployment(Ingress, name=INGRESS, **options, **_scaling(replicas.min, replicas.max, reports=reports))
 
 
 def autoscaling_policy(settings: Settings) -> dict[str, Any] | None:
     """Return the application's ``autoscaling_policy`` for Serve's config; None when nothing may scale."""
-    rules: dict[str, dict[str, Any]] = {}
-    for model in settings.models:
-        scaling = model.replicas
-        if scaling.min != scaling.max:
-            rules[replica_deployment(model)] = {
-                "stat": f"outstanding_tokens/{model.name}",
-                "target": scaling.target_outstanding_tokens,
-                "min": scaling.min,
-                "max": scaling.max,
-            }
-    ingress = settings.ingress.replicas
-    if ingress.min != ingress.max:
-        rules[INGRESS] = {"stat": "streams", "target": ingress.target_streams, "min": ingress.min, "max": ingress.max}
-    if not rules:
+    if not scaling_rules(settings):
         return None
-    arguments = {"deployments": rules, "ingress": INGRESS}
+    arguments = {"settings": settings.model_dump(mode="json")}
     return {"policy_function": "serve_app.policy:OutstandingTokensPolicy", "policy_kwargs": arguments}
 
 

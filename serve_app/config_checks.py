@@ -69,7 +69,7 @@ _LISTENER_ARGS_THAT_COUNT = frozenset({"enable_flash_late_interaction"})
 _LISTENER_WAY_OUT: Mapping[str, str] = {
     "host": "set ingress.host",
     "port": "set ingress.port",
-    "api_key": "the ingress checks no API keys; put an authenticating proxy in front of it",
+    "api_key": "set ingress.api_keys_file",
 }
 
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_gib": "GiB", "_tokens": "tokens"}
@@ -175,6 +175,12 @@ def checked_resources(resources: dict[str, float]) -> dict[str, float]:
         if amount <= 0:
             raise wrong(key, f"is {amount}, but should be greater than 0")
     return resources
+
+
+def refuse_port_of_ray(port: int, *, way_out: str) -> int:
+    if owner := RESERVED_PORTS.get(port):
+        raise wrong("", f"is {port}, the port of {owner}", way_out)
+    return port
 
 
 def checked_profile(profile: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Serve's own request counts are blind here, because requests do not go through Serve handles; ingresses report what waits and runs
 through ``record_autoscaling_stats``. Serve builds the class once, in its controller. It must never raise: an exception there
-ends the controller's update of all applications for that tick.
+ends the controller's update of all applications for that tick, or its recovery.
 """
 
 import logging
@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from serve_app.config import parse_settings
 from serve_app.core.autoscaling import RecentMaximum, desired_replicas
+from serve_app.deployments import INGRESS, ScalingRule, scaling_rules
+from serve_app.errors import ConfigError
 
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
 
@@ -19,16 +22,16 @@ class OutstandingTokensPolicy:
     """Replicas by outstanding tokens per model, ingresses by open streams.
 
     Args:
-        deployments: deployment name -> {"stat": name of the statistic, "target": per replica, "min": n, "max": n}.
-        ingress: name of the deployment that reports the statistics.
+        settings: The configuration, as ``build`` gets it. Of a wrong one nothing is scaled; ``build`` is what refuses it.
         now: Seconds of a monotonic clock.
     """
 
-    def __init__(
-        self, deployments: Mapping[str, Mapping[str, Any]], ingress: str, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._deployments = deployments
-        self._ingress = ingress
+    def __init__(self, settings: Mapping[str, Any], now: Callable[[], float] = time.monotonic) -> None:
+        self._rules: dict[str, ScalingRule] = {}
+        try:
+            self._rules = scaling_rules(parse_settings(settings))
+        except ConfigError as exc:
+            logger.error("autoscaling policy without effect: %s", exc)
         self._now = now
         self._recent: dict[str, RecentMaximum] = {}
 
@@ -40,18 +43,18 @@ class OutstandingTokensPolicy:
             return {}, {}
 
     def _decide(self, contexts: Mapping[Any, Any]) -> dict[Any, int]:
-        stats = _latest_sums(next(c for d, c in contexts.items() if d.name == self._ingress))
+        stats = _latest_sums(next(c for d, c in contexts.items() if d.name == INGRESS))
         now, targets = self._now(), {}
         for deployment, context in contexts.items():
-            rule = self._deployments.get(deployment.name)
-            if rule is None or (value := stats.get(rule["stat"])) is None:
+            rule = self._rules.get(deployment.name)
+            if rule is None or (value := stats.get(rule.stat)) is None:
                 continue  # no word yet: a deployment left out keeps its target
             target = context.target_num_replicas
-            wanted = desired_replicas(value, target_outstanding_tokens=rule["target"], minimum=rule["min"], maximum=rule["max"])
+            wanted = desired_replicas(value, target_outstanding_tokens=rule.target, minimum=rule.min, maximum=rule.max)
             recent = self._recent.setdefault(deployment.name, RecentMaximum(now, target))
-            targets[deployment] = min(rule["max"], recent.add(now, wanted))
+            targets[deployment] = min(rule.max, recent.add(now, wanted))
             if targets[deployment] != target:
-                logger.info("%s: %s = %g -> %d replicas", deployment.name, rule["stat"], value, targets[deployment])
+                logger.info("%s: %s = %g -> %d replicas", deployment.name, rule.stat, value, targets[deployment])
         return targets
 
 

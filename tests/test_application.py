@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.application import autoscaling_policy, build, replica_deployment, serve_config
+from serve_app.application import autoscaling_policy, build, serve_config
 from serve_app.config import parse_settings
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.errors import ConfigError
@@ -86,6 +86,12 @@ def test_a_gpu_replica_has_its_node_to_itself_unless_told_otherwise() -> None:
     }
 
 
+def test_an_ingress_with_a_resource_has_the_nodes_that_offer_it_to_itself() -> None:
+    ingress = deployments({"models": [TINY], "ingress": {"resources": {"serve_app_ingress": 1}}})["ingress"]
+    assert ingress.ray_actor_options["resources"] == {"serve_app_ingress": 1.0}
+    assert ingress._replica_config.max_replicas_per_node == 1
+
+
 def test_each_deployment_gets_the_whole_configuration_and_a_replica_its_models_name() -> None:
     root = build({"models": [TINY]})._bound_deployment
     (replica,) = root.init_args[1:]
@@ -97,21 +103,6 @@ def test_each_deployment_gets_the_whole_configuration_and_a_replica_its_models_n
 def test_a_wrong_configuration_builds_nothing() -> None:
     with pytest.raises(ConfigError, match=r"^models\[0\]\.modle: unknown key; did you mean model\?"):
         build({"models": [{**TINY, "modle": "x"}]})
-
-
-@pytest.mark.parametrize(
-    ("name", "deployment"),
-    [
-        ("tiny", "replica-tiny"),
-        ("tiny_2-b", "replica-tiny_2-b"),
-        ("a/b", "replica-a-b-c14cdd"),
-        ("a:b", "replica-a-b-6783a3"),
-        ("a-b", "replica-a-b"),
-    ],
-)
-def test_deployments_of_models_whose_names_look_alike_are_told_apart(name: str, deployment: str) -> None:
-    (model,) = parse_settings({"models": [{**TINY, "name": name}]}).models
-    assert replica_deployment(model) == deployment
 
 
 def test_the_serve_config_is_the_whole_of_what_a_cluster_needs() -> None:
@@ -130,20 +121,13 @@ def test_the_serve_config_is_the_whole_of_what_a_cluster_needs() -> None:
     assert parse_settings(settings.model_dump(mode="json")) == settings
 
 
-def test_the_policy_has_a_rule_for_each_deployment_that_may_scale() -> None:
-    scaled = {**SCALED, "replicas": {"min": 0, "max": 4, "target_outstanding_tokens": 900}}
-    ingress = {"replicas": {"min": 1, "max": 3, "target_streams": 50}}
-    settings = parse_settings({"models": [TINY, scaled], "ingress": ingress})
+def test_the_policy_gets_the_configuration_where_something_may_scale() -> None:
+    settings = parse_settings({"models": [TINY, SCALED]})
     policy = {
         "policy_function": "serve_app.policy:OutstandingTokensPolicy",
-        "policy_kwargs": {
-            "ingress": "ingress",
-            "deployments": {
-                "replica-big": {"stat": "outstanding_tokens/big", "target": 900, "min": 0, "max": 4},
-                "ingress": {"stat": "streams", "target": 50, "min": 1, "max": 3},
-            },
-        },
+        "policy_kwargs": {"settings": settings.model_dump(mode="json")},
     }
     assert autoscaling_policy(settings) == policy
     assert serve_config(settings)["applications"][0]["autoscaling_policy"] == policy
     assert OutstandingTokensPolicy(**policy["policy_kwargs"])({}) == ({}, {})  # type: ignore[arg-type]
+    assert autoscaling_policy(parse_settings({"models": [TINY]})) is None

@@ -18,6 +18,7 @@ from serve_app.errors import ConfigError
 
 EXAMPLES = sorted(Path(__file__, "../../examples").resolve().glob("*.yaml"))
 LLAMA: dict[str, Any] = {"name": "llama", "model": "meta-llama/Llama-3.1-8B-Instruct"}
+ONE_PER_NODE = LLAMA | {"replicas_per_node": 1}
 
 
 def refusal(**sections: Any) -> str:
@@ -41,6 +42,13 @@ def test_one_model_is_a_complete_file() -> None:
 def test_each_example_is_valid_and_survives_a_round_trip_as_json(path: Path) -> None:
     settings = load_settings(path)
     assert parse_settings(json.loads(settings.model_dump_json())) == settings
+
+
+def test_a_replicas_port_may_be_fixed_where_a_node_has_one_replica() -> None:
+    models = [ONE_PER_NODE | {"name": name, "resources": {name: 1}} for name in ("a", "b")]
+    assert parse_settings({"models": models, "protocol": {"port": 8020}}).protocol.port == 8020
+    gpu = LLAMA | {"device": "cuda", "gpus_per_replica": 1}
+    assert parse_settings({"models": [gpu], "protocol": {"port": 8020}}).protocol.port == 8020
 
 
 def test_settings_are_values() -> None:
@@ -141,6 +149,36 @@ def test_a_wrong_value_is_shown_with_what_is_wanted(sections: Any, said: str) ->
         (
             {"membership": {"renew_s": 3, "expiry_s": 6}},
             "membership.expiry_s: is 6.0 and renew_s is 3.0: one late renewal would end the lease; set it above 6.0",
+        ),
+        (
+            {"protocol": {"port": 8265}},
+            "protocol.port: is 8265, the port of Ray's dashboard; choose another, for example 8020",
+        ),
+        (
+            {"protocol": {"port": 80}},
+            "protocol.port: is 80, which only root may open; choose another, for example 8020",
+        ),
+        (
+            {"protocol": {"port": 8010}},
+            "protocol.port: is 8010, and so is ingress.port; choose another, for example 8020",
+        ),
+        (
+            {"protocol": {"port": 8020}},
+            "models[0].replicas_per_node: is None and protocol.port is 8020: two replicas on a node could not both have "
+            "it; set replicas_per_node: 1, or protocol.port: 0",
+        ),
+        (
+            {"protocol": {"port": 8020}, "models": [ONE_PER_NODE, ONE_PER_NODE | {"name": "b"}]},
+            "models[0].resources: is empty, protocol.port is 8020 and there are 2 models: two could share a node; "
+            "give each model a Ray resource, or set protocol.port: 0",
+        ),
+        (
+            {"ingress": {"resources": {"GPU": 1}}},
+            "ingress.resources.GPU: is 1.0, but is not a custom resource; set gpus_per_replica",
+        ),
+        (
+            {"ingress": {"api_keys_file": "keys"}},
+            "ingress.api_keys_file: is 'keys', a relative path; write it from /: replicas have other working directories",
         ),
     ],
 )
@@ -385,8 +423,8 @@ def sections(kind: type[BaseModel] = config.Section) -> Iterator[type[BaseModel]
 
 def test_every_section_and_every_key_is_documented() -> None:
     # Another test may have loaded settings of other modules.
-    public = [s for s in sections() if not s.__name__.startswith("_") and s.__module__ == config.__name__]
-    assert len(public) == 10
+    public = [s for s in sections() if s.__module__.startswith(config.__name__)]
+    assert len(public) == 11
     assert [section for section in public if not section.__doc__] == []
     assert [(section, key) for section in public for key, field in section.model_fields.items() if not field.description] == []
 

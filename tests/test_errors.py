@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 from serve_app import errors
-from serve_app.errors import ConfigError, NoReplica, PeerClosed, ServingError
+from serve_app.errors import ConfigError, NoReplica, ServingError
+from serve_app.protocol.errors import PeerClosed
 
 
 def tree(kind: type[ServingError], depth: int = 0) -> Iterator[tuple[int, type[ServingError]]]:

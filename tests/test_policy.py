@@ -32,10 +32,13 @@ class Context:
 
 
 INGRESS, TINY, BIG, FIXED = (Deployment(n) for n in ("ingress", "replica-tiny", "replica-big", "replica-fixed"))
-RULES = {
-    "replica-tiny": {"stat": "outstanding_tokens/tiny", "target": 100, "min": 0, "max": 8},
-    "replica-big": {"stat": "outstanding_tokens/big", "target": 1000, "min": 1, "max": 2},
-    "ingress": {"stat": "streams", "target": 10, "min": 1, "max": 4},
+SETTINGS: dict[str, Any] = {
+    "models": [
+        {"name": "tiny", "model": "/tiny", "replicas": {"min": 0, "max": 8, "target_outstanding_tokens": 100}},
+        {"name": "big", "model": "/big", "replicas": {"min": 1, "max": 2, "target_outstanding_tokens": 1000}},
+        {"name": "fixed", "model": "/fixed", "replicas": {"min": 3, "max": 3}},
+    ],
+    "ingress": {"replicas": {"min": 1, "max": 4, "target_streams": 10}},
 }
 
 
@@ -45,7 +48,7 @@ def series(*values: float) -> list[Point]:
 
 def decide(metrics: Any) -> dict[Any, int]:
     contexts = {INGRESS: Context(1, metrics), TINY: Context(1), BIG: Context(1), FIXED: Context(3)}
-    return OutstandingTokensPolicy(RULES, "ingress")(contexts)[0]
+    return OutstandingTokensPolicy(SETTINGS)(contexts)[0]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_the_newest_value_counts_summed_over_the_ingresses() -> None:
 
 def test_replicas_go_only_when_demand_has_stayed_low() -> None:
     clock = iter([0.0, 1.0, 30.5, 61.5])
-    policy = OutstandingTokensPolicy(RULES, "ingress", now=lambda: next(clock))
+    policy = OutstandingTokensPolicy(SETTINGS, now=lambda: next(clock))
 
     def targets(tokens: float, target: int) -> int:
         metrics = {"outstanding_tokens/tiny": {"ingress-1": series(tokens)}}
@@ -96,5 +99,13 @@ def test_a_value_that_is_no_number_changes_nothing_and_raises_nothing(value: Any
 
 
 def test_without_the_ingress_nothing_changes_and_nothing_is_raised() -> None:
-    assert OutstandingTokensPolicy(RULES, "ingress")({TINY: Context(1)}) == ({}, {})
-    assert OutstandingTokensPolicy(RULES, "ingress")({}) == ({}, {})
+    assert OutstandingTokensPolicy(SETTINGS)({TINY: Context(1)}) == ({}, {})
+    assert OutstandingTokensPolicy(SETTINGS)({}) == ({}, {})
+
+
+def test_a_wrong_configuration_scales_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    policy = OutstandingTokensPolicy({"modles": []})
+    assert policy({INGRESS: Context(1, {"streams": {"ingress-1": series(50)}})}) == ({}, {})
+    assert [r.getMessage() for r in caplog.records] == [
+        "autoscaling policy without effect: modles: unknown key; did you mean models?"
+    ]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.errors import MalformedMessage, ProtocolError
+from serve_app.protocol.errors import MalformedMessage, ProtocolError
 from serve_app.testing.certificates import make_tls
 from serve_app.testing.fleet import in_loop, settings, start_replica, until
 from serve_app.testing.probe import Probe

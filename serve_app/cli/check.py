@@ -52,7 +52,8 @@ def _notes(settings: Settings) -> Iterator[str]:
             if source.startswith("/") and not Path(source).exists():
                 yield f"{source} does not exist on this machine"
     tls = settings.protocol.tls
-    for path in (settings.protocol.cluster_token_file, *((tls.cert_file, tls.key_file, tls.ca_file) if tls else ())):
+    secrets = (settings.protocol.cluster_token_file, settings.ingress.api_keys_file)
+    for path in (*secrets, *((tls.cert_file, tls.key_file, tls.ca_file) if tls else ())):
         if path is not None and not path.exists():
             yield f"{path} does not exist on this machine; the nodes of the cluster need it"
 

@@ -203,14 +203,15 @@ def _say_ready(settings: Settings) -> None:
     url = base_url(settings)
     model = settings.models[0].name
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
+    key = " -H 'authorization: Bearer KEY'" if settings.ingress.api_keys_file else ""
     chat = f'{{"model": "{model}", {question}'
     typer.echo(f"""
 serving {", ".join(m.name for m in settings.models)} at {url}
 
-curl {url}/v1/models
-curl {url}/v1/chat/completions -H 'content-type: application/json' \\
+curl {url}/v1/models{key}
+curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
   -d '{chat}}}'
-curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
+curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
   -d '{chat}, "stream": true}}'
 
 Ctrl-C stops it; `serve-app status` shows the fleet.

@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupported, RequestTooLarge, ServingError
 from serve_app.ingress import admission
+from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.body_fields import RESPONSES_STATE, check_request_id, parse_fields, refuse_stored_responses
 from serve_app.ingress.error_answers import ErrorAnswer, answer_of, error_body
 from serve_app.ingress.frontend import FrontEnd, serves
@@ -37,6 +38,9 @@ VLLM_ROUTES = frozenset(
 )
 """POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
 
+WITHOUT_KEY = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Routes that probes and Prometheus read; they tell names and counts, nothing of a request."""
+
 
 @dataclass(frozen=True)
 class AppLimits:
@@ -50,13 +54,21 @@ class AppLimits:
 class IngressApp:
     """``await app(scope, receive, send)``. ``streams`` is the number of requests being answered."""
 
-    def __init__(self, front_ends: Mapping[str, FrontEnd], limits: AppLimits, *, version: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        front_ends: Mapping[str, FrontEnd],
+        limits: AppLimits,
+        *,
+        version: Mapping[str, Any],
+        keys: ApiKeys | None = None,
+    ) -> None:
         self.streams = 0
         self.draining = False
         self._front_ends = dict(front_ends)
         self._default = next(iter(self._front_ends.values()))
         self._limits = limits
         self._version = dict(version)
+        self._keys = keys
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs) for name, front in front_ends.items()
         }
@@ -76,6 +88,8 @@ class IngressApp:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
+        if self._keys is not None and path not in WITHOUT_KEY:
+            self._keys.check(next((value for name, value in scope["headers"] if name == b"authorization"), None))
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else _method_not_allowed("GET, HEAD")
             await response(scope, receive, send)

@@ -10,7 +10,8 @@ from typing import Any
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
 from serve_app.core.request import Resume
-from serve_app.errors import BadRequest, FrameTooLarge, MalformedMessage, RequestTooLarge, SendFailed, ServingError
+from serve_app.errors import BadRequest, RequestTooLarge, SendFailed, ServingError
+from serve_app.protocol.errors import FrameTooLarge, MalformedMessage
 
 _GREEDY_BELOW = 1e-5  # vllm.sampling_params: a lower temperature is greedy
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from serve_app.errors import CallFailed, ProtocolError
+from serve_app.errors import CallFailed
 from serve_app.ingress.link import ReplicaLink
+from serve_app.protocol.errors import ProtocolError
 from serve_app.protocol.messages import Result
 
 _CALL_TIMEOUT_S = 60.0

@@ -6,9 +6,9 @@ import ssl
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from serve_app.errors import ProtocolError
 from serve_app.ingress.link import ReplicaLink, dial
 from serve_app.membership import Lease
+from serve_app.protocol.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 

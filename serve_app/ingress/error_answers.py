@@ -14,7 +14,7 @@ from starlette.responses import Response
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMServerError
 
-from serve_app.errors import BodyTooSlow, ModelNotFound, ServingError
+from serve_app.errors import BodyTooSlow, InvalidApiKey, ModelNotFound, ServingError
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ def answer_of(error: ServingError) -> ErrorAnswer:
     headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, BodyTooSlow):
         headers["Connection"] = "close"  # the rest of the body would be read and dropped for as long as it comes
+    if isinstance(error, InvalidApiKey):
+        headers["WWW-Authenticate"] = "Bearer"
     return ErrorAnswer(error.http_status, headers, error_body(str(error), kind, error.http_status, param))
 
 

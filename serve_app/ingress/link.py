@@ -6,8 +6,8 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
-from serve_app.errors import HandshakeTimeout, ProtocolError
 from serve_app.protocol.connection import IngressConnection, State
+from serve_app.protocol.errors import HandshakeTimeout, ProtocolError
 from serve_app.protocol.messages import Message
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from serve_app import VERSION
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
 from serve_app.ingress import metrics
+from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
@@ -28,11 +29,16 @@ class IngressRuntime:
 
     @classmethod
     async def build(cls, settings: Settings, *, ingress_id: str) -> Self:
-        """Build the front end of every model; takes seconds each."""
+        """Build the front end of every model; takes seconds each.
+
+        Raises:
+            ConfigError: A file that the settings name cannot be used.
+        """
+        keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models}
         metrics.register(front.client.fleet for front in fronts.values())
         limits = AppLimits(max_body_bytes=settings.ingress.max_body_bytes)
-        app = IngressApp(fronts, limits, version=_version(settings))
+        app = IngressApp(fronts, limits, version=_version(settings), keys=keys)
         return cls(app, Listener(app, settings.ingress), fronts)
 
     @staticmethod

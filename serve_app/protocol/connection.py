@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import msgspec
 
-from serve_app.errors import (
+from serve_app.protocol.errors import (
     AuthenticationFailed,
     CreditExceeded,
     DuplicateAttempt,

@@ -3,7 +3,7 @@
 Pure: no IO, and nothing is known about what a frame holds. Used on links between ingress and replica.
 """
 
-from serve_app.errors import FrameTooLarge
+from serve_app.protocol.errors import FrameTooLarge
 
 HEADER_BYTES = 4
 """4 GiB would fit; links allow 64 MiB by default, which an embedding batch or a request with images stays under."""

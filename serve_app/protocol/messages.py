@@ -10,7 +10,7 @@ from typing import Annotated, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from serve_app.errors import MalformedMessage
+from serve_app.protocol.errors import MalformedMessage
 
 PROTOCOL_VERSION = 1
 """From the first release on, raised with any change of a message. The number and first field of Hello and Challenge and

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from serve_app.config import ProtocolSettings
-from serve_app.errors import AuthenticationFailed, FrameTooLarge, HandshakeTimeout, ProtocolError, SlotsExhausted
+from serve_app.errors import ListenFailed
 from serve_app.protocol.connection import ReplicaConnection, State
+from serve_app.protocol.errors import AuthenticationFailed, FrameTooLarge, HandshakeTimeout, ProtocolError, SlotsExhausted
 from serve_app.protocol.messages import Abort, Add, Call, Message
 from serve_app.replica import pipe
 from serve_app.replica.engine import CALLABLE_METHODS
@@ -76,9 +77,16 @@ class ReplicaServer:
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> int:
-        """Open the listener on any free port and return the port."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Link(self), self.settings.host, 0, ssl=self._tls)
+        """Open the listener and return its port.
+
+        Raises:
+            ListenFailed: The port of the settings is taken, or the address is not ours.
+        """
+        loop, host, port = asyncio.get_running_loop(), self.settings.host, self.settings.port
+        try:
+            self._server = await loop.create_server(lambda: _Link(self), host, port, ssl=self._tls)
+        except OSError as exc:
+            raise ListenFailed(host=host, port=port, reason=exc.strerror or str(exc), key="protocol.port") from exc
         return int(self._server.sockets[0].getsockname()[1])
 
     def open_links(self) -> Iterator["_Link"]:

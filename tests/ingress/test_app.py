@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp
 from serve_app.ingress.frontend import FrontEnd
 from serve_app.testing.fleet import in_loop, settings, until
@@ -67,9 +69,10 @@ def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool
     return cast(FrontEnd, Front(model, SimpleNamespace(is_ready=lambda: ready), App(name, asgi)))
 
 
-def ingress(*fronts: FrontEnd) -> IngressApp:
+def ingress(*fronts: FrontEnd, keys: ApiKeys | None = None) -> IngressApp:
     version = {"version": "0.32.0", "serve_app": "0.1.0"}
-    return IngressApp({f.model.name: f for f in fronts or (front("tiny"),)}, AppLimits(MAX_BODY_BYTES), version=version)
+    by_name = {f.model.name: f for f in fronts or (front("tiny"),)}
+    return IngressApp(by_name, AppLimits(MAX_BODY_BYTES), version=version, keys=keys)
 
 
 async def call(app: IngressApp, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -304,3 +307,36 @@ async def test_an_app_sees_a_disconnect_after_the_body_it_was_given() -> None:
 
     await asgi_call(ingress(front("tiny", reader)), receive, [])
     assert seen == ["http.request", "http.disconnect"]
+
+
+# API keys.
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> IngressApp:
+    """An ingress that asks for the key `0123456789abcdef`."""
+    (tmp_path / "keys").write_text("0123456789abcdef")
+    return ingress(keys=ApiKeys(tmp_path / "keys"))
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/version", "/v1/completions", "/generate", "/v1/responses/x", "/docs", "/metrics/"]
+)
+def test_without_a_key_every_route_answers_401_as_openai_does(locked: IngressApp, path: str) -> None:
+    for method in ("GET", "POST", "OPTIONS"):
+        response = asyncio.run(call(locked, method, path))
+        assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+        said = "no API key was given; send the header `Authorization: Bearer KEY` with a key of this server"
+        assert response.json() == error(said, "invalid_api_key", 401)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+def test_probes_and_prometheus_need_no_key(locked: IngressApp, path: str) -> None:
+    assert asyncio.run(call(locked, "GET", path)).status_code == 200
+
+
+def test_a_request_with_a_key_is_served_and_the_key_is_looked_for_nowhere_else(locked: IngressApp) -> None:
+    body = {"model": "tiny"}
+    assert post(locked, json=body, headers={"Authorization": "Bearer 0123456789abcdef"}).status_code == 200
+    assert post(locked, json=body, headers={"X-Api-Key": "0123456789abcdef"}).status_code == 401
+    assert post(locked, "/v1/completions?api_key=0123456789abcdef", json=body).status_code == 401

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import AuthenticationFailed, HandshakeTimeout, PeerClosed, ServingError
+from serve_app.errors import ServingError
 from serve_app.protocol.connection import State
+from serve_app.protocol.errors import AuthenticationFailed, HandshakeTimeout, PeerClosed
 from serve_app.protocol.messages import Heartbeat
 from serve_app.testing.fake_engine import CAPABILITIES
 from serve_app.testing.fleet import in_loop, settings, start_replica, until

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from serve_app.errors import ProtocolError
 from serve_app.protocol.connection import IngressConnection, ReplicaConnection, State
+from serve_app.protocol.errors import ProtocolError
 from serve_app.protocol.frames import FrameDecoder, encode_frame
 from serve_app.protocol.messages import (
     Abort,

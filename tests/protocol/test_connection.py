@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.errors import (
+from serve_app.protocol.connection import IngressConnection, ReplicaConnection, State
+from serve_app.protocol.errors import (
     CreditExceeded,
     DuplicateAttempt,
     FrameTooLarge,
@@ -12,7 +13,6 @@ from serve_app.errors import (
     PeerClosed,
     UnexpectedMessage,
 )
-from serve_app.protocol.connection import IngressConnection, ReplicaConnection, State
 from serve_app.protocol.frames import encode_frame
 from serve_app.protocol.messages import (
     Abort,

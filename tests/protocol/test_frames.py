@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.errors import FrameTooLarge
+from serve_app.protocol.errors import FrameTooLarge
 from serve_app.protocol.frames import FrameDecoder, encode_frame
 from tests.protocol.helpers import cut_at
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.errors import (
+from serve_app.protocol.connection import MAX_HANDSHAKE_FRAME_BYTES, IngressConnection, ReplicaConnection, State
+from serve_app.protocol.errors import (
     AuthenticationFailed,
     FingerprintMismatch,
     FrameTooLarge,
@@ -17,7 +18,6 @@ from serve_app.errors import (
     VersionMismatch,
     WrongModel,
 )
-from serve_app.protocol.connection import MAX_HANDSHAKE_FRAME_BYTES, IngressConnection, ReplicaConnection, State
 from serve_app.protocol.frames import encode_frame
 from serve_app.protocol.messages import Add, Challenge, Goodbye, Hello, Message, Ping, Proof, encode_message
 from tests.protocol.helpers import (

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from serve_app.errors import CreditExceeded, DuplicateAttempt, PeerClosed, UnexpectedMessage
 from serve_app.protocol.connection import State
+from serve_app.protocol.errors import CreditExceeded, DuplicateAttempt, PeerClosed, UnexpectedMessage
 from serve_app.protocol.messages import Abort, Add, Call, Heartbeat, Outputs, Ping, Result
 from tests.protocol.helpers import make_ingress, make_replica, outputs
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.errors import MalformedMessage
+from serve_app.protocol.errors import MalformedMessage
 from serve_app.protocol.messages import (
     Abort,
     Add,

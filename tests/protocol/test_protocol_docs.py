@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from serve_app import errors
-from serve_app.errors import ProtocolError
+from serve_app.protocol import errors
 from serve_app.protocol.connection import IngressConnection, ReplicaConnection
+from serve_app.protocol.errors import ProtocolError
 from serve_app.protocol.messages import Capabilities, Message
 from tests.protocol.helpers import make_ingress, make_replica, outputs
 

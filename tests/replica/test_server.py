@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.errors import HandshakeTimeout, MalformedMessage, PeerClosed
+from serve_app.config import parse_settings
+from serve_app.errors import ListenFailed
 from serve_app.protocol.connection import IngressConnection, State
+from serve_app.protocol.errors import HandshakeTimeout, MalformedMessage, PeerClosed
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.protocol.messages import Goodbye, Heartbeat, Message, Outputs, Result, decode_message
 from serve_app.replica import pipe
@@ -28,6 +30,19 @@ async def linked(replica: FakeReplica, **changes: Any) -> Probe:
 
 def add(probe: Probe, attempt_id: str) -> None:
     probe.link.write(probe.link.connection.send_add(attempt_id, [b"request"]))
+
+
+@in_loop
+async def test_a_fixed_port_is_listened_on_and_a_taken_one_is_named() -> None:
+    first = await start_replica(settings(), "a")
+    model = {"name": "tiny", "model": "/models/tiny", "replicas_per_node": 1}
+    fixed = parse_settings({"models": [model], "protocol": {"port": first.port}})
+    with pytest.raises(ListenFailed, match=rf"^cannot listen on 127.0.0.1:{first.port}: .*; set protocol.port to a free one$"):
+        await start_replica(fixed, "b")
+    await first.close()
+    second = await start_replica(fixed, "b")
+    assert second.port == first.port
+    await second.close()
 
 
 class Recorder:

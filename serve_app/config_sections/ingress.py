@@ -1,0 +1,48 @@
+"""The HTTP side."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, field_validator
+
+from serve_app.config_checks import checked_resources, refuse_port_of_ray
+from serve_app.config_sections.base import AbsolutePath, Int, Real, Section
+from serve_app.config_sections.model import Bounds
+
+
+class IngressScalingSettings(Bounds):
+    """How many ingress replicas there are, and what the autoscaler aims at."""
+
+    min: Int = Field(default=1, ge=1)
+    """Replicas that are always there. At least 1: without one nothing listens."""
+    target_streams: Int = Field(default=400, ge=1)
+    """Open streams per ingress replica that the autoscaler aims at."""
+
+
+class IngressSettings(Section):
+    """The HTTP side: vLLM's OpenAI front end on a listener of its own."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on. 0.0.0.0 lets other hosts in."""
+    port: Int = Field(default=8010, ge=1024, le=65535)
+    """Port to listen on; replicas on one host share it by SO_REUSEPORT."""
+    replicas: IngressScalingSettings = IngressScalingSettings()
+    """How many ingress replicas there are."""
+    num_cpus: Real = Field(default=1.0, ge=0)
+    """CPUs that Ray reserves for one ingress replica."""
+    resources: Annotated[dict[str, Real], AfterValidator(checked_resources)] = Field(default_factory=dict)
+    """Custom Ray resources of one ingress replica, which bind it to nodes that offer them, then one to a node."""
+    api_keys_file: AbsolutePath | None = None
+    """File with the keys of clients, one a line, plain or `sha256:<hex>`; read again when it changes. None: no key is asked for."""
+    max_body_bytes: Int = Field(default=10 << 20, ge=1)
+    """Largest accepted request body; a larger one is answered with 413."""
+    max_waiting_requests: Int = Field(default=1000, ge=0)
+    """Requests per model and ingress that may wait for a replica; one more is answered with 503."""
+    keep_alive_s: Real = Field(default=65.0, gt=0)
+    """Seconds a connection without a request stays open, rounded up to whole ones. 65 exceeds the 60 s of many load balancers."""
+    unready_s: Real = Field(default=1.0, ge=0, le=120)
+    """Seconds a stopping ingress still accepts while /readyz says 503, so that load balancers turn away first."""
+
+    @field_validator("port")
+    @classmethod
+    def _refuse_ports_of_ray(cls, port: int) -> int:
+        return refuse_port_of_ray(port, way_out="choose another, for example 8010")

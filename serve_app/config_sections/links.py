@@ -1,0 +1,83 @@
+"""The links between ingress and replicas, and the leases by which they find each other."""
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from serve_app.config_checks import is_loopback, refuse_port_of_ray, wrong
+from serve_app.config_sections.base import AbsolutePath, Int, Real, Section
+
+
+class TlsSettings(Section):
+    """TLS of the links between ingress and replicas, verified on both sides."""
+
+    cert_file: AbsolutePath
+    """Certificate chain (PEM) that both sides present."""
+    key_file: AbsolutePath
+    """Private key (PEM) of the certificate."""
+    ca_file: AbsolutePath
+    """Certificate authority (PEM) that signed the peers' certificates."""
+
+
+class ProtocolSettings(Section):
+    """The links between ingress and replicas: who may connect, how much may wait, when one counts as lost."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address a replica listens on. 0.0.0.0 on a cluster, which needs cluster_token_file."""
+    port: Int = Field(default=0, ge=0, le=65535)
+    """Port a replica listens on, so that firewalls can name it; needs one replica per node. 0: any free one."""
+    cluster_token_file: AbsolutePath | None = None
+    """File with the secret that both sides prove to know, 16 bytes or more. None: loopback only."""
+    max_frame_bytes: Int = Field(default=64 << 20, ge=1 << 20)
+    """Largest frame; a longer one closes the link before it is read. Large requests are multimodal or very long."""
+    heartbeat_interval_s: Real = Field(default=1.0, gt=0)
+    """Seconds between two heartbeats of a replica."""
+    heartbeat_timeout_s: Real = Field(default=5.0, gt=0)
+    """Seconds of silence after which a link counts as lost. More than 2 x heartbeat_interval_s."""
+    handshake_timeout_s: Real = Field(default=5.0, gt=0)
+    """Seconds a peer may take from connecting to an open link."""
+    max_ingresses: Int = Field(default=64, ge=1, le=1024)
+    """Links a replica accepts, one for each ingress replica of the model. Connections without the token take none."""
+    credit: Int = Field(default=2048, ge=1)
+    """Unfinished attempts that one ingress may have on one replica."""
+    send_buffer_bytes: Int = Field(default=64 << 20, ge=1 << 20)
+    """Bytes that may wait for a slow peer before its link is closed. At least max_frame_bytes."""
+    tls: TlsSettings | None = None
+    """Encrypts the links. Default: none."""
+
+    @field_validator("port")
+    @classmethod
+    def _refuse_ports_of_others(cls, port: int) -> int:
+        if 0 < port < 1024:
+            raise wrong("", f"is {port}, which only root may open", "choose another, for example 8020")
+        return refuse_port_of_ray(port, way_out="choose another, for example 8020")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        interval_s, timeout_s = self.heartbeat_interval_s, self.heartbeat_timeout_s
+        if timeout_s <= 2 * interval_s:
+            problem = f"is {timeout_s} and heartbeat_interval_s is {interval_s}: one late heartbeat would cut the link"
+            raise wrong("heartbeat_timeout_s", problem, f"set it above {2 * interval_s}")
+        if self.send_buffer_bytes < self.max_frame_bytes:
+            problem = f"is {self.send_buffer_bytes} and max_frame_bytes is {self.max_frame_bytes}"
+            raise wrong("send_buffer_bytes", problem, f"set it to {self.max_frame_bytes} or more")
+        if self.cluster_token_file is None and not is_loopback(self.host):
+            problem = f"is {self.host!r} and cluster_token_file is not set: anyone who reaches the port could send work"
+            raise wrong("host", problem, "set cluster_token_file, or host: 127.0.0.1")
+        return self
+
+
+class MembershipSettings(Section):
+    """Leases by which ingresses learn of replicas."""
+
+    renew_s: Real = Field(default=2.0, gt=0)
+    """Seconds between two renewals of a replica's lease."""
+    expiry_s: Real = Field(default=6.0, gt=0)
+    """Seconds after the last renewal at which a lease ends. More than 2 x renew_s."""
+
+    @model_validator(mode="after")
+    def _survives_one_late_renewal(self) -> Self:
+        if self.expiry_s <= 2 * self.renew_s:
+            problem = f"is {self.expiry_s} and renew_s is {self.renew_s}: one late renewal would end the lease"
+            raise wrong("expiry_s", problem, f"set it above {2 * self.renew_s}")
+        return self

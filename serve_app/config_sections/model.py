@@ -1,0 +1,153 @@
+"""One served model: what the engine loads, how many replicas there are and where they run."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
+
+from serve_app.config_checks import (
+    checked_absolute,
+    checked_engine_args,
+    checked_environment,
+    checked_frontend_args,
+    checked_profile,
+    checked_resources,
+    engine_arg_names,
+    frontend_arg_names,
+    wrong,
+)
+from serve_app.config_sections.base import Int, Real, Section
+
+DEFAULT_KV_CACHE_GIB = 1.0
+
+
+class Bounds(Section):
+    """Between how many replicas a deployment is scaled."""
+
+    min: Int = Field(default=1, ge=0)
+    """Replicas that are always there. 0 lets the last one go when idle; the next request waits for a cold start."""
+    max: Int = Field(default=1, ge=1)
+    """Replicas that the autoscaler may reach. Equal to min: no autoscaling."""
+
+    @model_validator(mode="after")
+    def _min_is_at_most_max(self) -> Self:
+        if self.min > self.max:
+            raise wrong("max", f"min is {self.min} and max is {self.max}", f"set max to {self.min} or more")
+        return self
+
+
+class ScalingSettings(Bounds):
+    """How many replicas of a model there are."""
+
+    initial: Int | None = Field(default=None, ge=0)
+    """Replicas at the first deployment, between min and max. Default: min."""
+    target_outstanding_tokens: Int = Field(default=4096, ge=1)
+    """Tokens of unfinished work (prompt + still expected output) per replica that the autoscaler aims at."""
+
+    @model_validator(mode="after")
+    def _initial_is_within_bounds(self) -> Self:
+        if self.initial is not None and not self.min <= self.initial <= self.max:
+            problem = f"initial is {self.initial}, min is {self.min} and max is {self.max}"
+            raise wrong("initial", problem, f"set initial from {self.min} to {self.max}, or remove it")
+        return self
+
+
+class SimulatedSettings(Section):
+    """Replaces the forward pass by a timing model; scheduler, KV cache and API stay vLLM's own."""
+
+    profile: Annotated[str | dict[str, JsonValue], BeforeValidator(checked_profile)]
+    """Name of an accelerator profile, or the profile itself as a mapping."""
+    time_scale: Real = Field(default=1.0, gt=0)
+    """Factor on every simulated time; 2 is half as fast."""
+    startup_delay_s: Real = Field(default=0.0, ge=0)
+    """Seconds that loading the weights is pretended to take."""
+    eos_probability: Real = Field(default=0.0, ge=0, le=1)
+    """Chance that a token ends the answer. 0: every answer runs to its max_tokens."""
+    seed: Int = 0
+    """Seed of the hash that makes up the tokens. Equal seeds and prompts give equal answers."""
+
+
+class ModelSettings(Section):
+    """One served model: what the engine loads and where its replicas run."""
+
+    name: str = Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
+    """The `model` of requests. Unique in the file."""
+    model: str = Field(min_length=1)
+    """What to load: `embedded:smollm2-135m-instruct`, an absolute path, or a Hugging Face id."""
+    engine_args: Annotated[dict[str, JsonValue], AfterValidator(checked_engine_args)] = Field(default_factory=dict)
+    """vLLM's engine arguments by their own names, as in `vllm serve --max-model-len 2048`; dashes or underscores."""
+    frontend_args: Annotated[dict[str, JsonValue], AfterValidator(checked_frontend_args)] = Field(default_factory=dict)
+    """vLLM's front-end arguments by their own names: chat_template, tool_call_parser, enable_auto_tool_choice, ..."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What the engine runs on. A simulated engine runs on cpu."""
+    simulated: SimulatedSettings | None = None
+    """Simulate an accelerator instead of computing. Default: compute."""
+    replicas: ScalingSettings = ScalingSettings()
+    """How many engines of this model there are."""
+    gpus_per_replica: Int = Field(default=0, ge=0)
+    """GPUs of one replica, all in one node; also its tensor parallel size. 0 for cpu and simulated."""
+    replicas_per_node: Int | None = Field(default=None, ge=1, le=100)
+    """Replicas of this model that one node may hold. Default: 1 on cuda, no limit on cpu."""
+    num_cpus: Real = Field(default=1.0, ge=0)
+    """CPUs that Ray reserves for one replica."""
+    resources: Annotated[dict[str, Real], AfterValidator(checked_resources)] = Field(default_factory=dict)
+    """Custom Ray resources of one replica, which bind it to nodes that offer them."""
+    env: Annotated[dict[str, str], AfterValidator(checked_environment)] = Field(default_factory=dict)
+    """Extra environment of the engine's process."""
+    required: bool = Field(default=True, strict=True)
+    """Whether the ingress is ready only when this model has a replica."""
+    kv_cache_gib: Real = Field(default=DEFAULT_KV_CACHE_GIB, gt=0)
+    """KV cache of one replica on cpu in GiB. Elsewhere gpu_memory_utilization or the profile sets it."""
+
+    def per_node(self) -> int | None:
+        """Return how many replicas one node may hold; None for any number."""
+        return self.replicas_per_node or (1 if self.device == "cuda" else None)
+
+    @classmethod
+    def _hint_for(cls, key: str) -> str:
+        name = key.replace("-", "_")
+        if name in engine_arg_names():
+            return "it is an argument of vLLM's engine: put it under engine_args"
+        if name in frontend_arg_names():
+            return "it is an argument of vLLM's front end: put it under frontend_args"
+        return super()._hint_for(key)
+
+    @field_validator("model")
+    @classmethod
+    def _refuse_relative_paths(cls, model: str) -> str:
+        if model.startswith((".", "~")):
+            checked_absolute(Path(model))
+        return model
+
+    @model_validator(mode="after")
+    def _device_fits(self) -> Self:
+        gpus = self.gpus_per_replica
+        tensor_parallel_size = self.engine_args.get("tensor_parallel_size")
+        if tensor_parallel_size is not None:
+            problem = f"is {tensor_parallel_size!r} and gpus_per_replica is {gpus}"
+            raise wrong("engine_args.tensor_parallel_size", problem, "remove it: gpus_per_replica sets both")
+        if self.simulated is not None:
+            self._simulation_fits(self.simulated)
+        if self.device == "cuda" and gpus == 0:
+            raise wrong("gpus_per_replica", "is 0 and device is cuda", "set gpus_per_replica to 1 or more")
+        if self.device == "cpu" and gpus > 0:
+            raise wrong("gpus_per_replica", f"is {gpus} and device is cpu", "set device: cuda, or gpus_per_replica: 0")
+        if self.device == "cuda" and self.kv_cache_gib != DEFAULT_KV_CACHE_GIB:
+            problem = f"is {self.kv_cache_gib} and device is cuda"
+            raise wrong("kv_cache_gib", problem, "remove it; use engine_args.gpu_memory_utilization")
+        if self.device == "cpu" and (size := self.engine_args.get("kv_cache_memory_bytes")) is not None:
+            problem = f"is {size!r} and kv_cache_gib is {self.kv_cache_gib}"
+            raise wrong("engine_args.kv_cache_memory_bytes", problem, "remove it: on cpu kv_cache_gib sets the cache")
+        return self
+
+    def _simulation_fits(self, simulated: SimulatedSettings) -> None:
+        if self.device == "cuda":
+            problem = f"is cuda and simulated.profile is {simulated.profile!r}"
+            raise wrong("device", problem, "set device: cpu to simulate, or remove simulated to compute")
+        if self.kv_cache_gib != DEFAULT_KV_CACHE_GIB:
+            problem = f"is {self.kv_cache_gib} and simulated.profile is {simulated.profile!r}"
+            raise wrong("kv_cache_gib", problem, "remove it: the profile's memory sets the cache")
+        backend = self.engine_args.get("distributed_executor_backend")
+        if backend is not None:
+            problem = f"is {backend!r} and simulated.profile is {simulated.profile!r}"
+            raise wrong("engine_args.distributed_executor_backend", problem, "remove it: simulated sets the executor")

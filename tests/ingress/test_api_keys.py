@@ -1,0 +1,113 @@
+"""The file of API keys: what counts as a key, what is refused, and what happens when the file changes."""
+
+import hashlib
+import logging
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from serve_app.errors import ConfigError, InvalidApiKey
+from serve_app.ingress.api_keys import ApiKeys
+
+FIRST, SECOND = "first-key-0123456789", "second-key-0123456789"
+
+
+def write(path: Path, text: str) -> ApiKeys:
+    path.write_text(text)
+    return ApiKeys(path)
+
+
+def replace(path: Path, text: str) -> None:
+    """Change the file as Kubernetes does: the name leads to another one from one moment to the next."""
+    other = path.with_name("other")
+    other.write_text(text)
+    os.replace(other, path)
+
+
+def allowed(keys: ApiKeys, *candidates: str) -> list[str]:
+    passed = []
+    for key in candidates:
+        try:
+            keys.check(f"Bearer {key}".encode())
+        except InvalidApiKey:
+            continue
+        passed.append(key)
+    return passed
+
+
+def test_plain_keys_and_digests_are_taken_and_comments_are_not(tmp_path: Path) -> None:
+    digest = hashlib.sha256(SECOND.encode()).hexdigest()
+    keys = write(tmp_path / "keys", f"# of 2026-11\n  {FIRST}  \n\nsha256:{digest.upper()}\n")
+    candidates = [FIRST, SECOND, digest, f"sha256:{digest}", "# of 2026-11", "", FIRST[:-1], FIRST + "x"]
+    assert allowed(keys, *candidates) == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (None, "no API key was given"),
+        (b"", "the Authorization header is not of the scheme Bearer"),
+        (f"Basic {FIRST}".encode(), "the Authorization header is not of the scheme Bearer"),
+        (FIRST.encode(), "the Authorization header is not of the scheme Bearer"),
+        (b"Bearer", "the API key is not known"),
+        (b"Bearer \xff\x00", "the API key is not known"),
+    ],
+)
+def test_a_request_without_a_key_is_told_what_to_send(tmp_path: Path, header: bytes | None, said: str) -> None:
+    way_out = "send the header `Authorization: Bearer KEY` with a key of this server"
+    with pytest.raises(InvalidApiKey, match=f"^{re.escape(f'{said}; {way_out}')}$"):
+        write(tmp_path / "keys", FIRST).check(header)
+
+
+def test_the_scheme_is_written_in_any_case(tmp_path: Path) -> None:
+    write(tmp_path / "keys", FIRST).check(f"bearer  {FIRST}".encode())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "holds no key; a line is a key"),
+        (b"# nothing\n\n", "holds no key; a line is a key"),
+        (b"tooshort\n", "line 1 of .* has 8 characters; 16 or more without spaces are needed"),
+        (FIRST.encode() + b"\na key that has spaces", "line 2 of .* has 21 characters"),
+        (b"sha256:abcdef0123456789", "line 1 of .* is no SHA-256"),
+        (b"\xff", "cannot be read: not UTF-8 at byte 0"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_without_printing_a_key(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as refused:
+        ApiKeys(file)
+    assert refused.value.path == "ingress.api_keys_file"
+    assert not any(word in str(refused.value) for word in ("tooshort", "has spaces", "abcdef"))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keys cannot be read: No such file or directory"):
+        ApiKeys(tmp_path / "keys")
+
+
+def test_a_changed_file_counts_from_the_next_request_on(tmp_path: Path) -> None:
+    keys = write(tmp_path / "keys", FIRST)
+    replace(tmp_path / "keys", f"{FIRST}\n{SECOND}")
+    assert allowed(keys, FIRST, SECOND) == [FIRST, SECOND]
+    replace(tmp_path / "keys", SECOND)
+    assert allowed(keys, FIRST, SECOND) == [SECOND]
+
+
+@pytest.mark.parametrize("broken", [None, "", "short"])
+def test_a_broken_new_file_keeps_the_old_keys_and_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str | None
+) -> None:
+    file = tmp_path / "keys"
+    keys = write(file, FIRST)
+    file.unlink() if broken is None else replace(file, broken)
+    assert allowed(keys, FIRST, SECOND, "short") == [FIRST]
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert errors[0].endswith("; the 1 API keys read before stay in force")
+    replace(file, SECOND)
+    assert allowed(keys, FIRST, SECOND) == [SECOND]
