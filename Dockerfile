@@ -16,14 +16,16 @@ RUN apt-get update && apt-get install -y --no-install-recommends binutils && rm 
 COPY requirements/cpu.lock /requirements/
 ARG TORCH=torch==2.13.0+cpu
 ARG PYTORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+# Of 2.9 GB no server needs 1.1: tests, C++ headers, Java archives, Intel's offloading runtimes, debugging symbols. Bytecode is made
+# here, because nothing can be written later, and unchecked, because builders may rewrite times; py312_intrinsics is no Python 3.11.
+# What is moved to /layers becomes a layer of its own. One step, because each one's result is stored.
+WORKDIR /opt/venv/lib/python3.11/site-packages
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3.11 -m venv /opt/venv && install="/opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps" \
  && { $install "$TORCH" 2>/dev/null || $install --index-url "$PYTORCH_CPU_INDEX" "$TORCH"; } \
- && $install --require-hashes -r /requirements/cpu.lock
-# Tests, C++ headers, Java archives and debugging symbols (of 2.4 GB, 1 GB). Bytecode is made here, because nothing can be
-# written later, and unchecked, because builders may rewrite times. What is copied on its own becomes a layer of its own.
-WORKDIR /opt/venv/lib/python3.11/site-packages
-RUN rm -rf torch/test torch/bin torch/include ray/jars ray/rllib \
+ && $install --require-hashes -r /requirements/cpu.lock \
+ && find /opt/venv/lib -maxdepth 1 -type f ! -name libiomp5.so -delete \
+ && rm -rf torch/test torch/bin torch/include ray/jars ray/rllib \
  && find . -type d \( -name tests -o -name test \) -prune -exec rm -rf {} + \
  && find torch/lib ray vllm llvmlite -type f \( -name '*.so' -o -name raylet -o -name gcs_server \) -exec strip --strip-unneeded {} + \
  && python3.11 -m compileall -q -j 0 -x py312_intrinsics --invalidation-mode unchecked-hash . \

@@ -2,13 +2,16 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest clean
+.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest image clean
 
 BIN := .venv/bin
 TORCH := torch==2.13.0+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 EMBEDDED_MODEL := smollm2-135m-instruct
 CONFIG ?= examples/cpu.yaml
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE ?= localhost/serve-app:$(VERSION)
+BUILD ?= docker build
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +49,12 @@ bench-batching: model ## static against continuous batching: throughput, latency
 selftest-loadtest: .venv ## the load generator against a server of known laws: all of it, with the slow tests (30 minutes)
 	$(BIN)/serve-app-loadtest selftest --out results/selftest
 	$(BIN)/pytest tests/loadtest
+
+image: .venv ## build the CPU image as IMAGE with BUILD (default: docker build), pip configured as here
+	@config=$$(mktemp); trap 'rm -f "$$config"' EXIT; \
+	{ echo "[global]"; $(BIN)/pip config list | sed -n "s/^\(:env:\|global\)[.]*\([a-z-]*\)='\(.*\)'$$/\2 = \3/p" | awk '!seen[$$1]++'; } > "$$config"; \
+	$(BUILD) --target cpu --build-arg TORCH=$(TORCH) --build-arg PYTORCH_CPU_INDEX=$(PYTORCH_CPU_INDEX) \
+	  --secret id=pip,src="$$config" -t $(IMAGE) .
 
 lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \
