@@ -10,8 +10,7 @@ from serve_app.deployments import INGRESS, replica_deployment, scaling_rules
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.ingress.deployment import Ingress
 from serve_app.replica.deployment import Replica
-
-_DRAIN_MARGIN_S = 10.0
+from serve_app.timeouts import serve_shutdown_s
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
@@ -30,7 +29,7 @@ def _common(settings: Settings, num_cpus: float) -> dict[str, Any]:
     return {
         # `__del__` is the drain; the loop before it only delays it.
         "graceful_shutdown_wait_loop_s": 0.1,
-        "graceful_shutdown_timeout_s": settings.ingress.unready_s + settings.timeouts.drain_s + _DRAIN_MARGIN_S,
+        "graceful_shutdown_timeout_s": serve_shutdown_s(settings),
         "health_check_period_s": 5,
         "max_ongoing_requests": 100,
         "ray_actor_options": {"num_cpus": num_cpus, "runtime_env": {"env_vars": PROCESS_ENVIRONMENT}},

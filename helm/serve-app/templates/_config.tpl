@@ -1,0 +1,64 @@
+{{- /* The configuration with what the cluster dictates. `serve-app.lint` has refused contradictions. */}}
+{{- define "serve-app.config" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- $_ := set $config "name" .Release.Name -}}
+{{- $ingress := $config.ingress | default dict -}}
+{{- $_ := set $ingress "host" "0.0.0.0" -}}
+{{- $_ := set $ingress "resources" (dict "serve_app_ingress" 1) -}}
+{{- if .Values.apiKeys.enabled -}}
+{{- $_ := set $ingress "api_keys_file" "/etc/serve-app/api-keys/keys" -}}
+{{- end -}}
+{{- $_ := set $config "ingress" $ingress -}}
+{{- $token := dict "host" "0.0.0.0" "cluster_token_file" "/etc/serve-app/cluster-token/token" -}}
+{{- $_ := set $config "protocol" (merge $token ($config.protocol | default dict)) -}}
+{{- range $i, $model := $config.models -}}
+{{- $_ := set $model "resources" (dict (printf "serve_app_model_%d" $i) 1) -}}
+{{- end -}}
+{{ toYaml $config }}
+{{- end }}
+
+{{- /* "true" when some model or the ingress has min != max. */}}
+{{- define "serve-app.scales" -}}
+{{- $ingress := dig "ingress" "replicas" dict .Values.config -}}
+{{- $scales := ne (int (dig "min" 1 $ingress)) (int (dig "max" 1 $ingress)) -}}
+{{- range .Values.config.models -}}
+{{- if ne (int (dig "replicas" "min" 1 .)) (int (dig "replicas" "max" 1 .)) -}}{{- $scales = true -}}{{- end -}}
+{{- end -}}
+{{ $scales }}
+{{- end }}
+
+{{- define "serve-app.serveConfig" -}}
+{{- $config := include "serve-app.config" . | fromYaml -}}
+{{- $application := dict "name" .Release.Name "route_prefix" nil "import_path" "serve_app.application:build" "args" $config -}}
+{{- if eq (include "serve-app.scales" .) "true" -}}
+{{- $policy := dict "policy_function" "serve_app.policy:OutstandingTokensPolicy" "policy_kwargs" (dict "settings" $config) -}}
+{{- $_ := set $application "autoscaling_policy" $policy -}}
+{{- end -}}
+{{ toYaml (dict "proxy_location" "Disabled" "applications" (list $application)) }}
+{{- end }}
+
+{{- /* The chain of limits in whole seconds, each derived from drain_s unless given. As YAML: drain, unready, noReplica, keepAlive,
+serve (Serve's graceful shutdown, as serve_app.application computes it), rayDrain, grace, gcsReconnect, deletionDelay. */}}
+{{- define "serve-app.timeouts" -}}
+{{- $given := .Values.timeouts -}}
+{{- $drain := dig "timeouts" "drain_s" 600 .Values.config | ceil | int -}}
+{{- $unready := dig "ingress" "unready_s" 1 .Values.config | ceil | int -}}
+{{- $serve := add $drain $unready 10 | int -}}
+{{- $rayDrain := int $given.rayDrainSeconds | default (add $serve 10) | int -}}
+{{- $grace := int $given.terminationGracePeriodSeconds | default (add $rayDrain $given.preStopSleepSeconds 10) | int -}}
+drain: {{ $drain }}
+unready: {{ $unready }}
+noReplica: {{ dig "timeouts" "no_replica_s" 30 .Values.config | ceil | int }}
+keepAlive: {{ dig "ingress" "keep_alive_s" 65 .Values.config | ceil | int }}
+serve: {{ $serve }}
+rayDrain: {{ $rayDrain }}
+grace: {{ $grace }}
+gcsReconnect: {{ int $given.gcsReconnectSeconds | default (add $grace 60) | int }}
+deletionDelay: {{ int $given.rayClusterDeletionDelaySeconds | default (add $drain 60) | int }}
+{{- end }}
+
+{{- /* The settings of a model's pods: modelPods with byModel's keys over it. Args: root, name. */}}
+{{- define "serve-app.modelPods" -}}
+{{- $pods := deepCopy (omit .root.Values.modelPods "byModel") -}}
+{{ toYaml (mergeOverwrite $pods (deepCopy (index .root.Values.modelPods.byModel .name | default dict))) }}
+{{- end }}

@@ -1,0 +1,140 @@
+{{- define "serve-app.headGroup" -}}
+{{- $pods := .Values.head -}}
+{{- $args := dict "root" . "component" "head" "pods" $pods "container" "ray-head" "account" "head" "priority" "head"
+    "affinity" $pods.affinity "resources" $pods.resources "preStop" $pods.preStopSleepSeconds "rayDrain" "0"
+    "grace" (add $pods.preStopSleepSeconds 30) -}}
+{{- $_ := set $args "ports" (list
+    (dict "name" "gcs-server" "containerPort" 6379) (dict "name" "dashboard" "containerPort" 8265)
+    (dict "name" "metrics" "containerPort" 8080)) -}}
+{{- $_ := set $args "readiness" (dict "httpGet" (dict "path" "/api/healthz" "port" 52365)
+    "initialDelaySeconds" 10 "periodSeconds" 5 "timeoutSeconds" 5 "failureThreshold" 10) -}}
+{{- if .Values.autoscaler.enabled -}}
+{{- $_ := set $args "mounts" (list (dict "name" "ray-logs" "mountPath" "/tmp/ray")) -}}
+{{- $_ := set $args "volumes" (include "serve-app.autoscalerVolumes" . | fromYamlArray) -}}
+{{- end -}}
+rayStartParams:
+  num-cpus: "0"
+  dashboard-host: 0.0.0.0
+  {{- include "serve-app.rayPorts" . | nindent 2 }}
+template:
+  {{- include "serve-app.rayPod" $args | nindent 2 }}
+{{- end }}
+
+{{- /* The logs that the autoscaler shares with the head, its own /tmp, and the token that only it mounts. */}}
+{{- define "serve-app.autoscalerVolumes" -}}
+- name: ray-logs
+  emptyDir: {sizeLimit: {{ .Values.head.tmpSize }}}
+- name: autoscaler-tmp
+  emptyDir: {sizeLimit: 256Mi}
+- name: kube-api-access
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap:
+          name: kube-root-ca.crt
+          items: [{key: ca.crt, path: ca.crt}]
+      - downwardAPI:
+          items: [{path: namespace, fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}]
+{{- end }}
+
+{{- define "serve-app.autoscalerOptions" -}}
+version: v2
+idleTimeoutSeconds: {{ .Values.autoscaler.idleTimeoutSeconds }}
+upscalingMode: {{ .Values.autoscaler.upscalingMode }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+resources:
+  {{- toYaml .Values.autoscaler.resources | nindent 2 }}
+securityContext:
+  {{- include "serve-app.securityContext" . | nindent 2 }}
+volumeMounts:
+  - {name: autoscaler-tmp, mountPath: /tmp}
+  - {name: ray-logs, mountPath: /tmp/ray}
+  - {name: kube-api-access, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
+
+{{- define "serve-app.ingressGroup" -}}
+{{- $pods := .Values.ingressPods -}}
+{{- $t := include "serve-app.timeouts" . | fromYaml -}}
+{{- $replicas := dig "ingress" "replicas" dict .Values.config -}}
+{{- $min := dig "min" 1 $replicas | int -}}
+{{- $port := dig "ingress" "port" 8010 .Values.config | int -}}
+{{- $labels := set (include "serve-app.selectorLabels" . | fromYaml) "app.kubernetes.io/component" "ingress" -}}
+{{- $args := dict "root" . "component" "ingress" "pods" $pods "group" $labels "container" "ray-worker" "account" "worker"
+    "priority" "worker" "affinity" $pods.affinity "resources" $pods.resources
+    "preStop" .Values.timeouts.preStopSleepSeconds "grace" $t.grace "rayDrain" $t.rayDrain -}}
+{{- $_ := set $args "ports" (list (dict "name" "http" "containerPort" $port) (dict "name" "metrics" "containerPort" 8080)) -}}
+{{- $_ := set $args "readiness" (dict "httpGet" (dict "path" "/readyz" "port" "http")
+    "periodSeconds" 2 "timeoutSeconds" 2 "failureThreshold" 2) -}}
+{{- $mounts := include "serve-app.clusterTokenMounts" . | fromYamlArray -}}
+{{- $volumes := include "serve-app.clusterTokenVolumes" . | fromYamlArray -}}
+{{- if .Values.apiKeys.enabled -}}
+{{- $mounts = append $mounts (dict "name" "api-keys" "mountPath" "/etc/serve-app/api-keys" "readOnly" true) -}}
+{{- $volumes = append $volumes (dict "name" "api-keys"
+    "secret" (dict "secretName" (include "serve-app.apiKeysSecret" .) "defaultMode" 288)) -}}
+{{- end -}}
+{{- $_ := set $args "mounts" $mounts -}}
+{{- $_ := set $args "volumes" $volumes -}}
+{{- if .Values.weights.enabled -}}
+{{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" . "downloads" .Values.weights.downloads)) -}}
+{{- end -}}
+groupName: ingress
+replicas: {{ $min }}
+minReplicas: {{ $min }}
+maxReplicas: {{ mul 2 (dig "max" 1 $replicas | int) }} # an update starts the new ones before it stops the old ones
+rayStartParams:
+  num-cpus: {{ dig "ingress" "num_cpus" 1 .Values.config | ceil | int | max 1 | quote }}
+  resources: '"{\"serve_app_ingress\": 1}"'
+  {{- include "serve-app.rayPorts" . | nindent 2 }}
+template:
+  {{- include "serve-app.rayPod" $args | nindent 2 }}
+{{- end }}
+
+{{- /* Args: root, index, model. */}}
+{{- define "serve-app.modelGroup" -}}
+{{- $group := printf "model-%d" .index -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" .root "name" .model.name) | fromYaml -}}
+{{- $t := include "serve-app.timeouts" .root | fromYaml -}}
+{{- $gpus := dig "gpus_per_replica" 0 .model | int -}}
+{{- $min := dig "replicas" "min" 1 .model | int -}}
+{{- $labels := set (include "serve-app.selectorLabels" .root | fromYaml) "ray.io/group" $group -}}
+{{- $resources := deepCopy $pods.resources -}}
+{{- $affinity := deepCopy $pods.affinity -}}
+{{- if $gpus -}}
+{{- $_ := set $resources "limits" (set ($resources.limits | default dict) $pods.gpuResource $gpus) -}}
+{{- if and $pods.onePerNode (not $affinity.podAntiAffinity) -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
+{{- end -}}
+{{- end -}}
+{{- $args := dict "root" .root "component" "model" "pods" $pods "group" $labels "container" "ray-worker" "account" "worker"
+    "priority" "worker" "affinity" $affinity "resources" $resources
+    "preStop" .root.Values.timeouts.preStopSleepSeconds "grace" $t.grace "rayDrain" $t.rayDrain -}}
+{{- if $gpus }}{{ $_ := set $args "runtimeClassName" $pods.runtimeClassName }}{{ end -}}
+{{- $_ := set $args "ports" (list
+    (dict "name" "link" "containerPort" (dig "protocol" "port" 8020 .root.Values.config | int))
+    (dict "name" "metrics" "containerPort" 8080)) -}}
+{{- $_ := set $args "readiness" (dict "tcpSocket" (dict "port" "link") "periodSeconds" 5 "timeoutSeconds" 2) -}}
+{{- $_ := set $args "mounts" (include "serve-app.clusterTokenMounts" .root | fromYamlArray) -}}
+{{- $_ := set $args "volumes" (include "serve-app.clusterTokenVolumes" .root | fromYamlArray) -}}
+{{- if .root.Values.weights.enabled -}}
+{{- $mine := list -}}
+{{- range .root.Values.weights.downloads -}}
+{{- if eq $.model.model (printf "/models/%s" .path) -}}{{- $mine = append $mine . -}}{{- end -}}
+{{- end -}}
+{{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" .root "downloads" $mine)) -}}
+{{- end -}}
+groupName: {{ $group }}
+replicas: {{ dig "replicas" "initial" $min .model | int }}
+minReplicas: {{ $min }}
+maxReplicas: {{ add (dig "replicas" "max" 1 .model | int) $pods.surge }}
+rayStartParams:
+  num-cpus: {{ dig "num_cpus" 1 .model | ceil | int | max 1 | quote }}
+  {{- if $gpus }}
+  num-gpus: {{ $gpus | quote }}
+  {{- end }}
+  resources: '"{\"serve_app_model_{{ .index }}\": 1}"'
+  {{- include "serve-app.rayPorts" .root | nindent 2 }}
+template:
+  {{- include "serve-app.rayPod" $args | nindent 2 }}
+{{- end }}

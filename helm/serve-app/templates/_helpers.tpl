@@ -1,0 +1,89 @@
+{{- /* Names, labels and images. Release names have at most 41 characters, so suffixes of up to 22 fit into 63. */}}
+
+{{- define "serve-app.selectorLabels" -}}
+app.kubernetes.io/name: serve-app
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- /* Labels of objects. Pods get only selectorLabels: a chart version there would make a new Ray cluster of each upgrade. */}}
+{{- define "serve-app.labels" -}}
+{{ include "serve-app.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* Args: image (repository, tag, digest), default (tag). */}}
+{{- define "serve-app.imageRef" -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ .image.tag | default .default }}
+{{- end -}}
+{{- end }}
+
+{{- define "serve-app.image" -}}
+{{ include "serve-app.imageRef" (dict "image" .Values.image "default" .Chart.AppVersion) }}
+{{- end }}
+
+{{- define "serve-app.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "serve-app.clusterTokenSecret" -}}
+{{ .Values.clusterToken.existingSecret | default (printf "%s-cluster-token" .Release.Name) }}
+{{- end }}
+
+{{- define "serve-app.rayTokenSecret" -}}
+{{ .Values.rayToken.existingSecret | default (printf "%s-ray-token" .Release.Name) }}
+{{- end }}
+
+{{- define "serve-app.apiKeysSecret" -}}
+{{ .Values.apiKeys.existingSecret | default (printf "%s-api-keys" .Release.Name) }}
+{{- end }}
+
+{{- define "serve-app.weightsClaim" -}}
+{{ .Values.weights.existingClaim | default (printf "%s-weights" .Release.Name) }}
+{{- end }}
+
+{{- /* The value of a generated secret: what is in the cluster, else new. Args: root, name, key, new. */}}
+{{- define "serve-app.kept" -}}
+{{- $secret := lookup "v1" "Secret" .root.Release.Namespace .name | default dict -}}
+{{- with index ($secret.data | default dict) .key -}}
+{{ b64dec . }}
+{{- else -}}
+{{ .new }}
+{{- end -}}
+{{- end }}
+
+{{- /* Args: root, name, override. The priority class of a pod, as a whole line or nothing. */}}
+{{- define "serve-app.priorityClass" -}}
+{{- if .override -}}
+priorityClassName: {{ .override }}
+{{- else if .root.Values.priorityClasses.create -}}
+priorityClassName: {{ .root.Release.Name }}-{{ .name }}
+{{- end -}}
+{{- end }}
+
+{{- define "serve-app.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "serve-app.securityContext" -}}
+runAsNonRoot: true
+allowPrivilegeEscalation: false
+privileged: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}

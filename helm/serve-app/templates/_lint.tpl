@@ -1,0 +1,96 @@
+{{- /* Checks across values. Each failure is one sentence with both values and the way out; tests/chart/test_lint.py triggers each. */}}
+{{- define "serve-app.lint" -}}
+{{- include "serve-app.lintConfig" . -}}
+{{- include "serve-app.lintTimeouts" . -}}
+{{- include "serve-app.lintScaling" . -}}
+{{- include "serve-app.lintGpus" . -}}
+{{- include "serve-app.lintImages" . -}}
+{{- include "serve-app.lintSecrets" . -}}
+{{- include "serve-app.lintWeights" . -}}
+{{- end }}
+
+{{- /* What the chart sets itself may be repeated, not contradicted. */}}
+{{- define "serve-app.lintConfig" -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" .Release.Name) -}}
+{{- fail (printf "the release is called %q, which cannot name a RayService: begin with a letter, then letters, digits and dashes" .Release.Name) -}}
+{{- end -}}
+{{- if gt (len .Release.Name) 41 -}}
+{{- fail (printf "the release's name %q has %d characters, KubeRay allows 41: choose a shorter one" .Release.Name (len .Release.Name)) -}}
+{{- end -}}
+{{- $made := include "serve-app.config" . | fromYaml -}}
+{{- range $path := list "name" "ingress.host" "ingress.resources" "ingress.api_keys_file" "protocol.host" "protocol.cluster_token_file" -}}
+{{- $keys := splitList "." $path -}}
+{{- $parent := $.Values.config -}}
+{{- $wanted := $made -}}
+{{- range initial $keys -}}
+{{- $parent = index $parent . | default dict -}}
+{{- $wanted = index $wanted . -}}
+{{- end -}}
+{{- if hasKey $parent (last $keys) -}}
+{{- $given := index $parent (last $keys) -}}
+{{- if ne (toJson $given) (toJson (index $wanted (last $keys))) -}}
+{{- fail (printf "config.%s is %s, but in a cluster it is %s: remove it, the chart sets it" $path (toJson $given) (toJson (index $wanted (last $keys)))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $i, $model := .Values.config.models -}}
+{{- if $model.resources -}}
+{{- fail (printf "config.models[%d].resources is %s, but in a cluster it is {\"serve_app_model_%d\":1}: remove it, the chart binds each model to its worker group" $i (toJson $model.resources) $i) -}}
+{{- end -}}
+{{- if gt (dig "replicas_per_node" 1 $model | int) 1 -}}
+{{- fail (printf "config.models[%d].replicas_per_node is %v, but a pod holds 1 replica: remove it, several pods fit on one node" $i $model.replicas_per_node) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $pods := .Values.modelPods.byModel -}}
+{{- $names := list -}}
+{{- range $.Values.config.models }}{{ $names = append $names .name }}{{ end -}}
+{{- if not (has $name $names) -}}
+{{- fail (printf "modelPods.byModel has %q, but config.models has %s: use one of those names" $name (join ", " $names)) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (dig "protocol" "port" 0 .Values.config | int) 0 -}}
+{{- fail "config.protocol.port is 0, any port, but network policies and probes must name it: set it to 8020" -}}
+{{- end -}}
+{{- end }}
+
+{{- /* A target that can never scale. */}}
+{{- define "serve-app.lintScaling" -}}
+{{- $parts := list (list "config.ingress.replicas" "target_streams" (dig "ingress" "replicas" dict .Values.config)) -}}
+{{- range $i, $model := .Values.config.models -}}
+{{- $parts = append $parts (list (printf "config.models[%d].replicas" $i) "target_outstanding_tokens" ($model.replicas | default dict)) -}}
+{{- end -}}
+{{- range $parts -}}
+{{- $path := index . 0 -}}{{- $target := index . 1 -}}{{- $replicas := index . 2 -}}
+{{- $min := dig "min" 1 $replicas | int -}}{{- $max := dig "max" 1 $replicas | int -}}
+{{- if and (hasKey $replicas $target) (eq $min $max) -}}
+{{- fail (printf "%s.%s is %v, but min is %d and max is %d: it can never scale; raise max, or remove the target" $path $target (index $replicas $target) $min $max) -}}
+{{- end -}}
+{{- if and (ne $min $max) (not $.Values.autoscaler.enabled) -}}
+{{- fail (printf "%s.max is %d and min is %d, but autoscaler.enabled is false: nothing would add pods; enable it, or set max to %d" $path $max $min $min) -}}
+{{- end -}}
+{{- end -}}
+{{- range $i, $model := .Values.config.models -}}
+{{- $length := dig "engine_args" "max_model_len" 0 $model | int64 -}}
+{{- $seqs := dig "engine_args" "max_num_seqs" 0 $model | int64 -}}
+{{- $target := dig "replicas" "target_outstanding_tokens" 0 $model | int64 -}}
+{{- $waiting := dig "ingress" "max_waiting_requests" 1000 $.Values.config | int64 -}}
+{{- if and $length $seqs (gt $target (mul $length (add $seqs $waiting))) -}}
+{{- fail (printf "config.models[%d].replicas.target_outstanding_tokens is %d, but a replica and the queue hold at most %d tokens (max_model_len %d x (max_num_seqs %d + max_waiting_requests %d)): it can never scale; lower the target" $i $target (mul $length (add $seqs $waiting)) $length $seqs $waiting) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "serve-app.lintGpus" -}}
+{{- range $i, $model := .Values.config.models -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" $ "name" $model.name) | fromYaml -}}
+{{- $gpus := dig "gpus_per_replica" 0 $model | int -}}
+{{- if and $gpus (gt (int $pods.gpusPerNode) 0) -}}
+{{- if ne 0 (mod (int $pods.gpusPerNode) $gpus | int) -}}
+{{- fail (printf "config.models[%d].gpus_per_replica is %d and modelPods.gpusPerNode is %v: it does not divide, GPUs would lie idle; use a divisor, or another node type" $i $gpus $pods.gpusPerNode) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey ($pods.resources.limits | default dict) $pods.gpuResource -}}
+{{- fail (printf "modelPods.resources.limits has %s %v and config.models[%d].gpus_per_replica is %d: remove the former, the chart sets it" $pods.gpuResource (index $pods.resources.limits $pods.gpuResource) $i $gpus) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,136 @@
+{{- /* The template of a pod of Ray. Args: root, component, pods (its settings), group (labels the spread counts within),
+container (its name), resources, account, priority, affinity, ports, readiness, preStop, grace, rayDrain; if any:
+initContainers (as text), mounts, volumes, runtimeClassName. */}}
+{{- define "serve-app.rayPod" -}}
+{{- $t := include "serve-app.timeouts" .root | fromYaml -}}
+metadata:
+  labels:
+    {{- include "serve-app.selectorLabels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+    {{- with .pods.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .pods.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ .root.Release.Name }}-{{ .account }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  securityContext:
+    {{- include "serve-app.podSecurityContext" .root | nindent 4 }}
+  {{- include "serve-app.pullSecrets" .root | nindent 2 }}
+  {{- include "serve-app.priorityClass" (dict "root" .root "name" .priority "override" .pods.priorityClassName) | nindent 2 }}
+  terminationGracePeriodSeconds: {{ .grace }}
+  {{- with .runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .pods.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .pods.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .pods.topologySpread }}
+  topologySpreadConstraints:
+    {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+    - topologyKey: {{ $key }}
+      maxSkew: 1
+      whenUnsatisfiable: {{ $.pods.topologySpread }}
+      labelSelector:
+        matchLabels:
+          {{- toYaml $.group | nindent 10 }}
+    {{- end }}
+  {{- end }}
+  {{- with .initContainers }}
+  initContainers:
+    {{- . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ .container }}
+      image: {{ include "serve-app.image" .root }}
+      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+      securityContext:
+        {{- include "serve-app.securityContext" .root | nindent 8 }}
+      env:
+        - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+        - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ .rayDrain | quote }}}
+        - {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: {{ $t.gcsReconnect | quote }}}
+        {{- with .pods.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      ports:
+        {{- toYaml .ports | nindent 8 }}
+      readinessProbe:
+        {{- toYaml .readiness | nindent 8 }}
+      livenessProbe:
+        httpGet: {path: /api/healthz, port: 52365}
+        initialDelaySeconds: 30
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 120
+      lifecycle:
+        preStop:
+          sleep: {seconds: {{ .preStop }}}
+      resources:
+        {{- toYaml .resources | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        - {name: home, mountPath: /home/serve-app}
+        - {name: shm, mountPath: /dev/shm}
+        {{- with .mounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with .pods.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: tmp
+      emptyDir: {sizeLimit: {{ .pods.tmpSize }}}
+    - name: home
+      emptyDir: {sizeLimit: {{ .pods.homeSize }}}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ .pods.shmSize }}}
+    {{- with .volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- with .pods.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}
+
+{{- /* Ports of every Ray node, pinned so that policies can name them; 10002-10999 are the worker processes'. */}}
+{{- define "serve-app.rayPorts" -}}
+node-manager-port: "8076"
+object-manager-port: "8077"
+runtime-env-agent-port: "8078"
+dashboard-agent-grpc-port: "8079"
+dashboard-agent-listen-port: "52365"
+metrics-export-port: "8080"
+min-worker-port: "10002"
+max-worker-port: "10999"
+object-store-memory: {{ .Values.objectStore.bytes | int64 | quote }}
+{{- end }}
+
+{{- define "serve-app.clusterTokenMounts" -}}
+- {name: cluster-token, mountPath: /etc/serve-app/cluster-token, readOnly: true}
+{{- if .Values.weights.enabled }}
+- {name: weights, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "serve-app.clusterTokenVolumes" -}}
+- name: cluster-token
+  secret: {secretName: {{ include "serve-app.clusterTokenSecret" . }}, defaultMode: 0440}
+{{- if .Values.weights.enabled }}
+- name: weights
+  persistentVolumeClaim: {claimName: {{ include "serve-app.weightsClaim" . }}}
+{{- end }}
+{{- end }}

@@ -1,0 +1,27 @@
+{{- /* Metadata of a policy. Args: root, name. */}}
+{{- define "serve-app.policyMetadata" -}}
+name: {{ .root.Release.Name }}-{{ .name }}
+labels:
+  {{- include "serve-app.labels" .root | nindent 2 }}
+{{- end }}
+
+{{- /* A selector of the release's pods of these components. Args: root, components (list). */}}
+{{- define "serve-app.podsOf" -}}
+matchLabels:
+  {{- include "serve-app.selectorLabels" .root | nindent 2 }}
+matchExpressions:
+  - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
+{{- end }}
+
+{{- /* What Ray's nodes need of each other: GCS, node and object manager, agents, worker processes; and the links to the replicas. */}}
+{{- define "serve-app.meshPorts" -}}
+- {protocol: TCP, port: 6379}
+- {protocol: TCP, port: 8076, endPort: 8079}
+- {protocol: TCP, port: 52365}
+- {protocol: TCP, port: 10002, endPort: 10999}
+- {protocol: TCP, port: {{ dig "protocol" "port" 8020 .Values.config | int }}}
+{{- end }}
+
+{{- define "serve-app.httpPort" -}}
+{{ dig "ingress" "port" 8010 .Values.config | int }}
+{{- end }}

@@ -1,0 +1,28 @@
+{{- define "serve-app.ownRedis" -}}
+{{ and .Values.gcsFaultTolerance.enabled (not .Values.gcsFaultTolerance.address) }}
+{{- end }}
+
+{{- define "serve-app.redisName" -}}
+{{ .Release.Name }}-redis
+{{- end }}
+
+{{- /* gcsFaultToleranceOptions. The storage namespace stays KubeRay's own, the RayCluster's UID: two clusters live during an upgrade. */}}
+{{- define "serve-app.redisOptions" -}}
+{{- $ft := .Values.gcsFaultTolerance -}}
+{{- if eq (include "serve-app.ownRedis" .) "true" -}}
+redisAddress: redis://{{ include "serve-app.redisName" . }}.{{ .Release.Namespace }}.svc:6379
+redisPassword:
+  valueFrom:
+    secretKeyRef: {name: {{ include "serve-app.redisName" . }}, key: password}
+{{- else -}}
+redisAddress: {{ $ft.address | quote }}
+{{- with $ft.username }}
+redisUsername: {value: {{ . | quote }}}
+{{- end }}
+{{- with $ft.existingSecret }}
+redisPassword:
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: {{ $ft.existingSecretKey }}}
+{{- end }}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,180 @@
+"""The chain of timeouts from the client to the pods: which must outlast which. Pure.
+
+The chart's template checks the same rules under the same names before anything is installed; `serve-app check` checks them in a
+configuration file, or in the manifests that a chart or a person wrote. What is not known (None) is not judged.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from serve_app.config import Settings
+
+SHUTDOWN_MARGIN_S = 10.0
+"""From the end of the drain to the end of the replica's process."""
+
+
+def serve_shutdown_s(settings: Settings) -> float:
+    """Return Serve's ``graceful_shutdown_timeout_s`` of every deployment: the whole drain and a margin."""
+    return settings.ingress.unready_s + settings.timeouts.drain_s + SHUTDOWN_MARGIN_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Everything in seconds; None where it is not known."""
+
+    drain_s: float | None = None
+    unready_s: float | None = None
+    no_replica_s: float | None = None
+    keep_alive_s: float | None = None
+    serve_shutdown_s: float | None = None
+    """Serve's graceful_shutdown_timeout_s."""
+    client_s: float | None = None
+    """After which clients give an answer up."""
+    load_balancer_idle_s: float | None = None
+    """Of silence, after which the load balancer closes a connection."""
+    node_drain_s: float | None = None
+    """RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S of a Ray pod; Ray's own default is 30."""
+    pod_grace_s: float | None = None
+    """terminationGracePeriodSeconds of a Ray pod; Kubernetes' own default is 30."""
+    spot_notice_s: float | None = None
+    """Between the notice that a node goes and its end; of a pod that may run on such a node."""
+    old_cluster_s: float | None = None
+    """rayClusterDeletionDelaySeconds of a RayService; KubeRay's own default is 60."""
+    gcs_reconnect_s: float | None = None
+    """RAY_gcs_rpc_server_reconnect_timeout_s of a Ray pod; Ray's own default is 60."""
+
+
+def timeouts_of(settings: Settings, *, client_s: float | None = None, load_balancer_idle_s: float | None = None) -> Timeouts:
+    """Return what a configuration file fixes."""
+    return Timeouts(
+        drain_s=settings.timeouts.drain_s,
+        unready_s=settings.ingress.unready_s,
+        no_replica_s=settings.timeouts.no_replica_s,
+        keep_alive_s=settings.ingress.keep_alive_s,
+        serve_shutdown_s=serve_shutdown_s(settings),
+        client_s=client_s,
+        load_balancer_idle_s=load_balancer_idle_s,
+    )
+
+
+class Rule(NamedTuple):
+    """``longer`` is at least the sum of ``shorter`` and ``margin_s``."""
+
+    name: str
+    longer: str
+    shorter: tuple[str, ...]
+    margin_s: float
+    reason: str
+
+
+RULES = (
+    Rule(
+        "drain-outlasts-wait",
+        "drain_s",
+        ("no_replica_s",),
+        0,
+        "a stopping ingress would cut requests that still wait for a replica",
+    ),
+    Rule(
+        "client-outlasts-drain",
+        "client_s",
+        ("drain_s",),
+        0,
+        "clients would give up answers that are still being made",
+    ),
+    Rule(
+        "load-balancer-outlasts-silence",
+        "load_balancer_idle_s",
+        ("no_replica_s",),
+        30,  # the longest prompts' prefill
+        "the load balancer would cut requests that wait for a replica and their prefill",
+    ),
+    Rule(
+        "keep-alive-outlasts-load-balancer",
+        "keep_alive_s",
+        ("load_balancer_idle_s",),
+        1,
+        "the load balancer would send requests into connections that the ingress is closing, and answer 502",
+    ),
+    Rule(
+        "serve-outlasts-drain",
+        "serve_shutdown_s",
+        ("drain_s", "unready_s"),
+        SHUTDOWN_MARGIN_S,
+        "Serve would kill replicas that are draining",
+    ),
+    Rule(
+        "node-drain-outlasts-serve",
+        "node_drain_s",
+        ("serve_shutdown_s",),
+        0,
+        "Ray would end the node under replicas that are draining",
+    ),
+    Rule(
+        "pod-grace-outlasts-node-drain",
+        "pod_grace_s",
+        ("node_drain_s",),
+        10,
+        "Kubernetes would kill the pod while its node is draining",
+    ),
+    Rule(
+        "spot-notice-outlasts-drain",
+        "spot_notice_s",
+        ("drain_s", "unready_s"),
+        0,
+        "the node would go under the streams of its ingress; put ingresses on on-demand nodes",
+    ),
+    Rule(
+        "old-cluster-outlasts-drain",
+        "old_cluster_s",
+        ("drain_s",),
+        60,
+        "an upgrade would delete the old cluster under its streams",
+    ),
+    Rule(
+        "gcs-reconnect-outlasts-drain",
+        "gcs_reconnect_s",
+        ("drain_s",),
+        1,
+        "workers would end under their streams when the old cluster's head has gone",
+    ),
+)
+
+KEYS = {
+    "drain_s": "timeouts.drain_s",
+    "unready_s": "ingress.unready_s",
+    "no_replica_s": "timeouts.no_replica_s",
+    "keep_alive_s": "ingress.keep_alive_s",
+    "serve_shutdown_s": "Serve's graceful_shutdown_timeout_s",
+    "client_s": "the clients' timeout",
+    "load_balancer_idle_s": "the load balancer's idle timeout",
+    "node_drain_s": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
+    "pod_grace_s": "terminationGracePeriodSeconds",
+    "spot_notice_s": "the notice of a spot node",
+    "old_cluster_s": "rayClusterDeletionDelaySeconds",
+    "gcs_reconnect_s": "RAY_gcs_rpc_server_reconnect_timeout_s",
+}
+"""Where each is set."""
+
+
+class Broken(NamedTuple):
+    """A rule that does not hold."""
+
+    rule: str
+    problem: str
+    """A sentence with both values."""
+    hint: str
+
+
+def broken_rules(timeouts: Timeouts) -> Iterator[Broken]:
+    """Yield the rules that do not hold, in the order of `RULES`."""
+    for rule in RULES:
+        longer: float | None = getattr(timeouts, rule.longer)
+        shorter: list[float | None] = [getattr(timeouts, name) for name in rule.shorter]
+        known = [value for value in shorter if value is not None]
+        if longer is None or len(known) < len(shorter) or longer >= (least := sum(known) + rule.margin_s):
+            continue
+        others = " and ".join(f"{KEYS[name]} is {value:g}" for name, value in zip(rule.shorter, known, strict=True))
+        problem = f"{KEYS[rule.longer]} is {longer:g} and {others}: {rule.reason}"
+        yield Broken(rule.name, problem, f"{least:g} or more is needed")

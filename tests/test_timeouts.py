@@ -1,0 +1,73 @@
+"""The chain of timeouts: one wrong link at a time."""
+
+import dataclasses
+
+import pytest
+
+from serve_app.config import parse_settings
+from serve_app.timeouts import KEYS, RULES, Broken, Timeouts, broken_rules, timeouts_of
+
+SOUND = Timeouts(
+    drain_s=600,
+    unready_s=5,
+    no_replica_s=30,
+    keep_alive_s=701,
+    serve_shutdown_s=615,
+    client_s=600,
+    load_balancer_idle_s=700,
+    node_drain_s=615,
+    pod_grace_s=625,
+    spot_notice_s=605,
+    old_cluster_s=660,
+    gcs_reconnect_s=601,
+)
+
+
+def test_a_chain_in_order_breaks_no_rule_at_its_very_edges() -> None:
+    assert list(broken_rules(SOUND)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        ({"drain_s": 20}, ["drain-outlasts-wait"]),
+        ({"client_s": 599}, ["client-outlasts-drain"]),
+        ({"load_balancer_idle_s": 59}, ["load-balancer-outlasts-silence"]),
+        ({"keep_alive_s": 700}, ["keep-alive-outlasts-load-balancer"]),
+        ({"serve_shutdown_s": 614}, ["serve-outlasts-drain"]),
+        ({"unready_s": 6, "spot_notice_s": None}, ["serve-outlasts-drain"]),
+        ({"node_drain_s": 614}, ["node-drain-outlasts-serve"]),
+        ({"pod_grace_s": 624}, ["pod-grace-outlasts-node-drain"]),
+        ({"spot_notice_s": 120}, ["spot-notice-outlasts-drain"]),
+        ({"old_cluster_s": 659}, ["old-cluster-outlasts-drain"]),
+        ({"gcs_reconnect_s": 600}, ["gcs-reconnect-outlasts-drain"]),
+    ],
+)
+def test_each_link_that_is_too_short_breaks_its_rule(change: dict[str, float | None], rules: list[str]) -> None:
+    assert [broken.rule for broken in broken_rules(dataclasses.replace(SOUND, **change))] == rules
+
+
+def test_a_broken_rule_names_both_values_and_the_one_that_is_needed() -> None:
+    (broken,) = broken_rules(Timeouts(pod_grace_s=30, node_drain_s=611))
+    problem = (
+        "terminationGracePeriodSeconds is 30 and RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S is 611: "
+        "Kubernetes would kill the pod while its node is draining"
+    )
+    assert broken == Broken("pod-grace-outlasts-node-drain", problem, "621 or more is needed")
+
+
+def test_what_is_not_known_is_not_judged() -> None:
+    assert list(broken_rules(Timeouts())) == []
+    for name in KEYS:
+        assert list(broken_rules(dataclasses.replace(SOUND, **{name: None}))) == []
+
+
+def test_every_timeout_has_a_rule_and_a_place_where_it_is_set() -> None:
+    fields = {field.name for field in dataclasses.fields(Timeouts)}
+    assert set(KEYS) == fields
+    assert {name for rule in RULES for name in (rule.longer, *rule.shorter)} == fields
+
+
+def test_the_defaults_of_the_configuration_are_in_order_behind_a_usual_load_balancer() -> None:
+    settings = parse_settings({"models": [{"name": "a", "model": "/a"}]})
+    assert list(broken_rules(timeouts_of(settings, client_s=600, load_balancer_idle_s=60))) == []
