@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest image clean
+.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest image test-cluster clean
 
 BIN := .venv/bin
 TORCH := torch==2.13.0+cpu
@@ -11,6 +11,7 @@ EMBEDDED_MODEL := smollm2-135m-instruct
 CONFIG ?= examples/cpu.yaml
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
+REDIS_IMAGE ?= localhost/serve-app-redis:$(VERSION)
 BUILD ?= docker build
 
 help: ## show this list
@@ -23,10 +24,10 @@ demo: model ## start, ask, break a replica in mid-stream, show that the answer g
 	$(BIN)/serve-app demo
 
 test: .venv ## all tests that need no cluster, about 15 minutes on 2 cores
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not cluster"
 
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not cluster"
 
 check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/ruff format --check .
@@ -55,6 +56,11 @@ image: .venv ## build the CPU image as IMAGE with BUILD (default: docker build),
 	{ echo "[global]"; $(BIN)/pip config list | sed -n "s/^\(:env:\|global\)[.]*\([a-z-]*\)='\(.*\)'$$/\2 = \3/p" | awk '!seen[$$1]++'; } > "$$config"; \
 	$(BUILD) --target cpu --build-arg TORCH=$(TORCH) --build-arg PYTORCH_CPU_INDEX=$(PYTORCH_CPU_INDEX) \
 	  --secret id=pip,src="$$config" -t $(IMAGE) .
+
+test-cluster: image ## install on the cluster of KUBECONFIG and test it; BUILD must load images where its nodes find them
+	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
+	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
+	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m cluster --durations=0 tests/cluster
 
 lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \

@@ -32,7 +32,12 @@ class Images:
         repository, _, tag = self.app.rpartition(":")
         redis_repository, _, redis_tag = self.redis.rpartition(":")
         prefix = "gcsFaultTolerance.redis.image"
-        named = {"image.repository": repository, "image.tag": tag, f"{prefix}.repository": redis_repository, f"{prefix}.tag": redis_tag}
+        named = {
+            "image.repository": repository,
+            "image.tag": tag,
+            f"{prefix}.repository": redis_repository,
+            f"{prefix}.tag": redis_tag,
+        }
         return [argument for key, value in named.items() for argument in ("--set-string", f"{key}={value}")]
 
 

@@ -71,7 +71,13 @@ async def main() -> None:
     """Run until the stop file appears, then print the sums."""
     model, streams, tokens, stop = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
     stop.unlink(missing_ok=True)
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": tokens, "stream": True}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": tokens,
+        "stream": True,
+    }
     outcomes: list[tuple[str, str]] = []
     started = [asyncio.Event() for _ in range(streams)]
     async with asyncio.TaskGroup() as clients:
