@@ -1,7 +1,6 @@
 """The release all files of this folder share. Without a cluster they are skipped."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,11 +8,11 @@ from tests.cluster.release import Release, images_from_environment
 
 
 @pytest.fixture(scope="session")
-def release() -> Iterator[Release]:
+def release() -> Release:
     """The installed release, ready."""
     images = images_from_environment()
     if not os.environ.get("KUBECONFIG") or images is None:
         pytest.skip("no cluster: `make test-cluster` sets KUBECONFIG and the images")
     installed = Release(images)
     installed.install()
-    yield installed
+    return installed

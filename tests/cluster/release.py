@@ -18,6 +18,7 @@ RELEASE, NAMESPACE = "demo", "serve-app-test"
 CLIENT_NAMESPACE = "serve-app-client"
 MODEL = "sim"
 START_LIMIT_S = 300.0
+ANSWERS_END_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class Streams:
     counts: dict[str, int]
     others: list[str]
     """Outcome and detail of the first requests that were not complete."""
-    texts: int
+    num_texts: int
     """Different answers; the question is the same, greedy and simulated, so 1 unless a resumed stream was wrong."""
     longest_gap_s: float
 
     def require_all_complete(self) -> None:
         """Raises AssertionError if any request was refused, cut or answered otherwise than the rest."""
         assert set(self.counts) == {"complete"}, self
-        assert self.texts == 1, self
+        assert self.num_texts == 1, self
 
 
 class Release:
@@ -119,11 +120,10 @@ class Release:
 
     def python(self, script: str, *arguments: str, limit_s: float = 120.0) -> str:
         """Run a script in the client pod and return what it printed."""
-        return kubectl(*self._python_command(*arguments), stdin=script, limit_s=limit_s)
+        return kubectl(*self._in_client("python", "-c", script, *arguments), limit_s=limit_s)
 
-    def _python_command(self, *arguments: str) -> tuple[str, ...]:
-        key = f"API_KEY={self.api_key()}"
-        return ("exec", "-i", "-n", CLIENT_NAMESPACE, "client", "--", "env", key, "python", "-", *arguments)
+    def _in_client(self, *command: str) -> tuple[str, ...]:
+        return ("exec", "-i", "-n", CLIENT_NAMESPACE, "client", "--", "env", f"API_KEY={self.api_key()}", *command)
 
     @property
     def url(self) -> str:
@@ -134,19 +134,16 @@ class Release:
     def streams(self, *, num: int, tokens: int) -> Iterator[list[Streams]]:
         """Have ``num`` clients stream without pause while the block runs; afterwards the list holds what they saw."""
         seen: list[Streams] = []
-        arguments = (self.url, MODEL, str(num), str(tokens), "/tmp/stop")
-        command = ["kubectl", *self._python_command(*arguments)]
+        script = (HERE / "streams.py").read_text()
+        command = ["kubectl", *self._in_client("python", "-c", script, self.url, MODEL, str(num), str(tokens))]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write((HERE / "streams.py").read_text())
-            process.stdin.close()
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line == "started\n", f"the clients did not start: {line}"
             try:
-                line = process.stdout.readline()
-                assert line == "started\n", f"the clients did not start: {line}"
                 yield seen
             finally:
-                kubectl("exec", "-n", CLIENT_NAMESPACE, "client", "--", "touch", "/tmp/stop")
-                rest = process.stdout.read()
+                rest, _ = process.communicate(timeout=ANSWERS_END_S)
             seen.append(Streams(**json.loads(rest)))
 
 

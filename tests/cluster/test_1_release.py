@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from itertools import pairwise
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_generate_streams_through_the_service(release: Release) -> None:
     assert status == 200
     texts = [json.loads(line)["text"][0] for line in lines]
     assert len(texts) > 10
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
 
 
 def test_without_a_key_nothing_is_answered(release: Release) -> None:
