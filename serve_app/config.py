@@ -1,17 +1,18 @@
 """The whole configuration: one YAML file, read once at the entry point, then passed down as frozen values.
 
-Units are in the names. The sections are in `config_sections/`; checks of vLLM's argument names and the wording of refusals are in
-`config_checks.py`. Besides `cli/`, this is the only file that reads the environment.
+Units are in the names. The sections are in `config_sections/`; checks of vLLM's arguments are in `vllm_arguments.py`, the wording
+of refusals in `config_checks.py`. Besides `cli/`, this is the only file that reads the environment.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
-from serve_app.config_checks import load_yaml, to_config_error, wrong
+from serve_app.config_checks import load_yaml, refuse, to_config_error, to_config_errors, wrong
 from serve_app.config_sections.base import Int, Real, Section
 from serve_app.config_sections.ingress import IngressSettings
 from serve_app.config_sections.links import MembershipSettings, ProtocolSettings, TlsSettings
@@ -33,7 +34,10 @@ __all__ = [
     "default_cache_dir",
     "inherited_environment",
     "load_settings",
+    "mapping_in",
     "parse_settings",
+    "problems",
+    "read_text",
     "settings_json_schema",
 ]
 
@@ -68,32 +72,42 @@ class Settings(Section):
     """Limits on waiting."""
 
     @model_validator(mode="after")
-    def _model_names_are_unique(self) -> Self:
+    def _fits_together(self) -> Self:
+        refuse([*self._repeated_names(), *self._port_problems(self.protocol.port)])
+        return self
+
+    def _repeated_names(self) -> Iterator[PydanticCustomError]:
         first: dict[str, int] = {}
         for index, model in enumerate(self.models):
             if (other := first.setdefault(model.name, index)) != index:
                 problem = f"is {model.name!r}, and so is models[{other}].name"
-                raise wrong(f"models[{index}].name", problem, "give each model its own name")
-        return self
+                yield wrong(f"models[{index}].name", problem, "give each model its own name")
 
-    @model_validator(mode="after")
-    def _a_fixed_port_is_one_replicas(self) -> Self:
+    def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
         """Two replicas on one node cannot listen on one port; which nodes there are, only Ray knows."""
-        if (port := self.protocol.port) == 0:
-            return self
+        if port == 0:
+            return
         if port == self.ingress.port:
-            raise wrong("protocol.port", f"is {port}, and so is ingress.port", "choose another, for example 8020")
+            yield wrong("protocol.port", f"is {port}, and so is ingress.port", "choose another, for example 8020")
         for index, model in enumerate(self.models):
             if model.per_node() != 1:
                 problem = (
                     f"is {model.replicas_per_node} and protocol.port is {port}: two replicas on a node could not both have it"
                 )
                 hint = "set replicas_per_node: 1, or protocol.port: 0"
-                raise wrong(f"models[{index}].replicas_per_node", problem, hint)
+                yield wrong(f"models[{index}].replicas_per_node", problem, hint)
             if len(self.models) > 1 and not model.resources:
                 problem = f"is empty, protocol.port is {port} and there are {len(self.models)} models: two could share a node"
-                raise wrong(f"models[{index}].resources", problem, "give each model a Ray resource, or set protocol.port: 0")
-        return self
+                yield wrong(f"models[{index}].resources", problem, "give each model a Ray resource, or set protocol.port: 0")
+
+
+def problems(values: Mapping[str, Any]) -> list[ConfigError]:
+    """Return all that is wrong with a mapping. What sections say of each other is judged when each is right by itself."""
+    try:
+        Settings.model_validate(values)
+    except ValidationError as exc:
+        return to_config_errors(exc)
+    return []
 
 
 def parse_settings(values: Mapping[str, Any]) -> Settings:
@@ -112,18 +126,35 @@ def load_settings(path: Path) -> Settings:
     """Settings from a YAML file.
 
     Raises:
-        ConfigError: No readable file, not YAML, a key given twice, or what `parse_settings` refuses.
+        ConfigError: What `read_text`, `mapping_in` or `parse_settings` refuses.
+    """
+    return parse_settings(mapping_in(read_text(path), path))
+
+
+def read_text(path: Path) -> str:
+    """Return what is in a file.
+
+    Raises:
+        ConfigError: It cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else f"not UTF-8 at byte {exc.start}"
         raise ConfigError(path="", problem=f"{path} cannot be read: {reason}") from exc
+
+
+def mapping_in(text: str, path: Path) -> Mapping[str, Any]:
+    """Return the mapping that ``text`` holds as YAML; ``path`` is where it came from.
+
+    Raises:
+        ConfigError: Not YAML, a key given twice, or no mapping.
+    """
     values = load_yaml(text)
     if not isinstance(values, Mapping):
         problem = f"{path} is empty" if values is None else f"{path} holds a {type(values).__name__}, not a mapping"
         raise ConfigError("", problem, "start with `models:`; examples/cpu.yaml is complete")
-    return parse_settings(values)
+    return values
 
 
 def settings_json_schema() -> dict[str, Any]:

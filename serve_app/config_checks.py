@@ -1,56 +1,24 @@
-"""What `config.py` checks beyond types, and how a refusal is worded: argument names, hints, units, duplicate keys.
+"""What `config.py` checks beyond types, and how a refusal is worded: hints, units, duplicate keys."""
 
-vLLM's argument names are read from its source with `ast`: importing vLLM takes 8 s, `serve-app check` has 2 s.
-`tests/test_config.py` compares them with the names that vLLM itself reports.
-"""
-
-import ast
 import difflib
-import importlib.util
 import ipaddress
 import re
-from collections.abc import Collection, Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import JsonValue, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import PATH, profile_from
 
-_ONE_NODE = "an engine lives inside one node; use gpus_per_replica for tensor parallelism"
-_MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
-_RAY_PLACES = "Ray assigns the GPUs; set gpus_per_replica"
-_LOGGING = "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes a restarted controller replace every replica"
-RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
-    "lora_modules": "adapters must be on every replica; merge them into a checkpoint of their own",
-    "tool_server": "tools run where the client is; remove it",
-}
-RESERVED_ENGINE_ARGS: Mapping[str, str] = {
-    "model": "set `model` beside engine_args",
-    "served_model_name": "set `name` beside engine_args",
-    "pipeline_parallel_size": _ONE_NODE,
-    "prefill_context_parallel_size": _ONE_NODE,
-    "nnodes": _ONE_NODE,
-    "node_rank": _ONE_NODE,
-    "master_addr": _ONE_NODE,
-    "master_port": _ONE_NODE,
-    "device_ids": _RAY_PLACES,
-    "enable_elastic_ep": _MORE_REPLICAS,
-    "disable_log_stats": "the engine's statistics feed health checks and autoscaling; remove it",
-    "logging_config": _LOGGING,
-    "log_config_file": _LOGGING,
-    "log_level": _LOGGING,
-}
-"""Engine arguments that serve-app sets itself, each with the way out. All of data_parallel_* is reserved too."""
-
+RAY_PLACES = "Ray assigns the GPUs; set gpus_per_replica"
 RESERVED_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "set kv_cache_gib beside env",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "pickle from the wire would let a peer run code; remove it",
-    "CUDA_VISIBLE_DEVICES": _RAY_PLACES,
+    "CUDA_VISIBLE_DEVICES": RAY_PLACES,
 }
 
 _RAYS_OWN_RESOURCES = {"CPU": "set num_cpus", "GPU": "set gpus_per_replica", "memory": "remove it"}
@@ -64,14 +32,6 @@ RESERVED_PORTS: Mapping[int, str] = {
     52365: "Ray's dashboard agent",
 }
 
-# Arguments of vLLM's own HTTP listener. The ingress has its own, so only those that change answers are left.
-_LISTENER_ARGS_THAT_COUNT = frozenset({"enable_flash_late_interaction"})
-_LISTENER_WAY_OUT: Mapping[str, str] = {
-    "host": "set ingress.host",
-    "port": "set ingress.port",
-    "api_key": "set ingress.api_keys_file",
-}
-
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_gib": "GiB", "_tokens": "tokens"}
 _SIZES_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _DURATIONS_S = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -82,6 +42,23 @@ def wrong(key: str, problem: str, hint: str = "") -> PydanticCustomError:
     return PydanticCustomError("serve_app", "{problem}", {"key": key, "problem": problem, "hint": hint})
 
 
+def refuse(problems: Iterable[PydanticCustomError]) -> None:
+    """Raise all of them at once, if there are any.
+
+    Raises:
+        ValidationError: To be raised from inside a validator, which makes them problems of the value it validates.
+    """
+    if found := [InitErrorDetails(type=problem, loc=(), input=None) for problem in problems]:
+        raise ValidationError.from_exception_data("section", found)
+
+
+def again(detail: ErrorDetails) -> InitErrorDetails:
+    """A problem that was found inside a validator, to be raised once more with others."""
+    context = detail.get("ctx", {})
+    kind = PydanticCustomError("serve_app", "{problem}", context) if detail["type"] == "serve_app" else detail["type"]
+    return InitErrorDetails(type=kind, loc=detail["loc"], input=detail["input"], ctx=context)
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """A hint with the nearest of ``known`` names, else with all of them when they are few, else ""."""
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
@@ -89,92 +66,25 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f"known here: {', '.join(sorted(known))}" if 0 < len(known) <= 16 else ""
 
 
-@lru_cache(maxsize=1)
-def engine_arg_names() -> frozenset[str]:
-    """Public field names of vLLM's AsyncEngineArgs; empty when vLLM is not installed."""
-    fields = _fields_in_source("engine/arg_utils.py", "EngineArgs", "AsyncEngineArgs")
-    return frozenset(name for name in fields if not name.startswith("_"))
-
-
-@lru_cache(maxsize=1)
-def frontend_arg_names() -> frozenset[str]:
-    """Field names of vLLM's BaseFrontendArgs and the few of its listener's that change answers; empty without vLLM."""
-    listener = _fields_in_source("entrypoints/launchers/cli_args.py", "FrontendArgs")
-    return _fields_in_source("entrypoints/launchers/cli_args.py", "BaseFrontendArgs") | (listener & _LISTENER_ARGS_THAT_COUNT)
-
-
-@lru_cache(maxsize=1)
-def listener_arg_names() -> frozenset[str]:
-    """Field names that concern only vLLM's own HTTP listener, which is not used here; empty without vLLM."""
-    return _fields_in_source("entrypoints/launchers/cli_args.py", "FrontendArgs") - _LISTENER_ARGS_THAT_COUNT
-
-
-def _fields_in_source(module: str, *classes: str) -> frozenset[str]:
-    spec = importlib.util.find_spec("vllm")  # the top-level package only: a submodule's spec would import its parents
-    if spec is None or not spec.submodule_search_locations:
-        return frozenset()
-    tree = ast.parse(Path(spec.submodule_search_locations[0], module).read_text(encoding="utf-8"))
-    bodies = {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name in classes}
-    return frozenset(
-        statement.target.id
-        for name in classes
-        for statement in bodies[name]
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    )
-
-
-def checked_engine_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """``args`` with underscores in their names.
-
-    Raises:
-        PydanticCustomError: A name that vLLM does not know, that belongs elsewhere, or that serve-app sets itself.
-    """
-    result = _with_underscores(args)
-    for name, value in result.items():
-        way_out = _MORE_REPLICAS if name.startswith("data_parallel_") else RESERVED_ENGINE_ARGS.get(name)
-        if way_out:
-            raise wrong(name, f"is {value!r}, but serve-app sets this argument itself", way_out)
-        if engine_arg_names() and name not in engine_arg_names():
-            if name in frontend_arg_names():
-                raise wrong(name, "is an argument of vLLM's front end", "put it under frontend_args")
-            raise _unknown_argument(name, engine_arg_names())
-    return result
-
-
-def checked_frontend_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """As `checked_engine_args`, for the arguments of vLLM's OpenAI front end."""
-    result = _with_underscores(args)
-    for name, value in result.items():
-        if way_out := RESERVED_FRONTEND_ARGS.get(name):
-            raise wrong(name, f"is {value!r}, which serve-app does not serve", way_out)
-        if frontend_arg_names() and name not in frontend_arg_names():
-            if name in engine_arg_names():
-                raise wrong(name, "is an argument of vLLM's engine", "put it under engine_args")
-            raise _unknown_argument(name, frontend_arg_names())
-    if result.get("enable_auto_tool_choice") and not result.get("tool_call_parser"):
-        parser = result.get("tool_call_parser")
-        raise wrong(
-            "enable_auto_tool_choice",
-            f"is {result['enable_auto_tool_choice']!r} and tool_call_parser is {parser!r}",
-            "set tool_call_parser, for example to hermes, or remove enable_auto_tool_choice",
-        )
-    return result
-
-
 def checked_environment(env: dict[str, str]) -> dict[str, str]:
-    for key, value in env.items():
-        if way_out := RESERVED_ENVIRONMENT.get(key):
-            raise wrong(key, f"is {value!r}, but serve-app sets this variable itself", way_out)
+    refuse(
+        wrong(key, f"is {value!r}, but serve-app sets this variable itself", way_out)
+        for key, value in env.items()
+        if (way_out := RESERVED_ENVIRONMENT.get(key))
+    )
     return env
 
 
 def checked_resources(resources: dict[str, float]) -> dict[str, float]:
-    for key, amount in resources.items():
-        if way_out := _RAYS_OWN_RESOURCES.get(key):
-            raise wrong(key, f"is {amount}, but is not a custom resource", way_out)
-        if amount <= 0:
-            raise wrong(key, f"is {amount}, but should be greater than 0")
+    refuse(problem for key, amount in resources.items() for problem in _resource_problems(key, amount))
     return resources
+
+
+def _resource_problems(key: str, amount: float) -> Iterator[PydanticCustomError]:
+    if way_out := _RAYS_OWN_RESOURCES.get(key):
+        yield wrong(key, f"is {amount}, but is not a custom resource", way_out)
+    elif amount <= 0:
+        yield wrong(key, f"is {amount}, but should be greater than 0")
 
 
 def refuse_port_of_ray(port: int, *, way_out: str) -> int:
@@ -208,34 +118,26 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _with_underscores(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    result: dict[str, JsonValue] = {}
-    for written, value in args.items():
-        name = written.lstrip("-").replace("-", "_")
-        if name in result:
-            raise wrong(written, f"is given twice: {result[name]!r} and {value!r}", f"keep one {name}")
-        result[name] = value
-    return result
-
-
-def _unknown_argument(name: str, known: Collection[str]) -> PydanticCustomError:
-    if name in listener_arg_names():
-        hint = _LISTENER_WAY_OUT.get(name, "remove it: it concerns vLLM's own HTTP listener, the ingress has another")
-        return wrong(name, "has no effect here", hint)  # without its value: api_key is a secret
-    if name.startswith("no_") and name[3:] in known:
-        return wrong(name, "unknown argument", f"write {name[3:]}: false")
-    return wrong(name, "unknown argument", did_you_mean(name, known))
-
-
 def to_config_error(error: ValidationError) -> ConfigError:
     """The first problem as one message with the dotted path of its key."""
-    detail = error.errors(include_url=False)[0]
-    context = detail.get("ctx", {})
-    if detail["type"] == "serve_app":
-        location = (*detail["loc"], *([context["key"]] if context["key"] else []))
-        return ConfigError(path=dotted(location), problem=context["problem"], hint=context["hint"])
-    problem, hint = _plain_words(detail)
-    return ConfigError(path=dotted(detail["loc"]), problem=problem, hint=hint)
+    return to_config_errors(error)[0]
+
+
+def to_config_errors(error: ValidationError) -> list[ConfigError]:
+    """Every problem as one message, each key once."""
+    found: dict[str, ConfigError] = {}
+    for detail in error.errors(include_url=False):
+        context = detail.get("ctx", {})
+        if detail["type"] == "too_short" and detail["input"]:
+            continue  # its items are wrong, and reported
+        if detail["type"] == "serve_app":
+            location = (*detail["loc"], *([context["key"]] if context["key"] else []))
+            problem, hint = context["problem"], context["hint"]
+        else:
+            location = detail["loc"]
+            problem, hint = _plain_words(detail)
+        found.setdefault(dotted(location), ConfigError(dotted(location), problem, hint))
+    return list(found.values())
 
 
 def dotted(location: Iterable[int | str]) -> str:
@@ -261,13 +163,13 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
     if kind == "string_pattern_mismatch":
         return f"is {shown}, but should match {detail['ctx']['pattern']}", "for example my-model"
     if kind in ("int_type", "float_type") and isinstance(value, str):
-        return f"is {shown}, {should}", _number_hint(name, value)
+        return f"is {shown}, {should}", number_hint(name, value)
     if kind == "string_type" and isinstance(value, int | float):
         return f"is {shown}, {should}", f'write "{value}" in quotes'
     return f"is {shown}, {should}", ""
 
 
-def _number_hint(name: str, text: str) -> str:
+def number_hint(name: str, text: str) -> str:
     """The way out for a string where a number belongs, such as "10m" for a field that ends in _s."""
     suffix = next((suffix for suffix in _UNITS if name.endswith(suffix)), None)
     parsed = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", text)

@@ -37,6 +37,12 @@ class Timeouts:
     """RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S of a Ray pod; Ray's own default is 30."""
     pod_grace_s: float | None = None
     """terminationGracePeriodSeconds of a Ray pod; Kubernetes' own default is 30."""
+    prestop_s: float | None = None
+    """Sleep of a Ray pod's preStop hook, before which nothing in it ends."""
+    head_prestop_s: float | None = None
+    """The same of the head's pod."""
+    probe_s: float | None = None
+    """Failures of an ingress pod's readiness probe until the Service turns away from it, times their period."""
     spot_notice_s: float | None = None
     """Between the notice that a node goes and its end; of a pod that may run on such a node."""
     old_cluster_s: float | None = None
@@ -98,6 +104,13 @@ RULES = (
         "the load balancer would send requests into connections that the ingress is closing, and answer 502",
     ),
     Rule(
+        "unready-outlasts-probe",
+        "unready_s",
+        ("probe_s",),
+        1,
+        "a stopping ingress would refuse requests before the Service has turned away",
+    ),
+    Rule(
         "serve-outlasts-drain",
         "serve_shutdown_s",
         ("drain_s", "unready_s"),
@@ -114,7 +127,7 @@ RULES = (
     Rule(
         "pod-grace-outlasts-node-drain",
         "pod_grace_s",
-        ("node_drain_s",),
+        ("node_drain_s", "prestop_s"),
         10,
         "Kubernetes would kill the pod while its node is draining",
     ),
@@ -124,6 +137,13 @@ RULES = (
         ("drain_s", "unready_s"),
         0,
         "the node would go under the streams of its ingress; put ingresses on on-demand nodes",
+    ),
+    Rule(
+        "head-outlasts-worker-sleep",
+        "head_prestop_s",
+        ("prestop_s",),
+        15,
+        "the head of a deleted cluster would go before its workers have announced their drain",
     ),
     Rule(
         "old-cluster-outlasts-drain",
@@ -151,6 +171,9 @@ KEYS = {
     "load_balancer_idle_s": "the load balancer's idle timeout",
     "node_drain_s": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
     "pod_grace_s": "terminationGracePeriodSeconds",
+    "prestop_s": "the sleep of preStop",
+    "head_prestop_s": "the sleep of the head's preStop",
+    "probe_s": "the readiness probe's period times its failures",
     "spot_notice_s": "the notice of a spot node",
     "old_cluster_s": "rayClusterDeletionDelaySeconds",
     "gcs_reconnect_s": "RAY_gcs_rpc_server_reconnect_timeout_s",

@@ -316,17 +316,34 @@ def test_dashes_become_underscores() -> None:
     assert settings.models[0].engine_args == {"max_model_len": 2048, "dtype": "float32"}
 
 
-def test_the_argument_names_read_from_source_are_those_vllm_reports() -> None:
-    import dataclasses
-
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import FrontendArgs
-
-    engine = {field.name for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
-    frontend = {field.name for field in dataclasses.fields(FrontendArgs)}
-    assert config_checks.engine_arg_names() == engine
-    assert config_checks.frontend_arg_names() | config_checks.listener_arg_names() == frontend
-    assert set(config_checks.RESERVED_ENGINE_ARGS) <= engine
+def test_all_mistakes_of_a_file_are_found_at_once() -> None:
+    values = {
+        "modls": [],
+        "ingres": {},
+        "ingress": {"prot": 1, "port": 80, "num_cpus": "many"},
+        "models": [
+            {"nam": "a", "model": "x", "engine_args": {"max_modl_len": 5, "seed": "one"}, "gpus_per_replica": 2},
+            LLAMA | {"device": "cuda", "kv_cache_gib": 4.0, "engine_args": {"tensor_parallel_size": 2}},
+        ],
+        "protocol": {"host": "0.0.0.0", "send_buffer_bytes": 1 << 20},
+    }
+    assert [problem.path for problem in config.problems(values)] == [
+        "modls",
+        "ingres",
+        "models[0].nam",
+        "models[0].engine_args.max_modl_len",
+        "models[0].engine_args.seed",
+        "models[1].engine_args.tensor_parallel_size",
+        "models[1].gpus_per_replica",
+        "models[1].kv_cache_gib",
+        "ingress.prot",
+        "ingress.port",
+        "ingress.num_cpus",
+        "protocol.send_buffer_bytes",
+        "protocol.host",
+    ]
+    assert config.problems({"models": [LLAMA, LLAMA], "protocol": {"port": 8010}})[0].path == "models[1].name"
+    assert config.problems({"models": [LLAMA]}) == []
 
 
 @given(

@@ -16,7 +16,10 @@ SOUND = Timeouts(
     client_s=600,
     load_balancer_idle_s=700,
     node_drain_s=615,
-    pod_grace_s=625,
+    pod_grace_s=630,
+    prestop_s=5,
+    head_prestop_s=20,
+    probe_s=4,
     spot_notice_s=605,
     old_cluster_s=660,
     gcs_reconnect_s=601,
@@ -37,7 +40,10 @@ def test_a_chain_in_order_breaks_no_rule_at_its_very_edges() -> None:
         ({"serve_shutdown_s": 614}, ["serve-outlasts-drain"]),
         ({"unready_s": 6, "spot_notice_s": None}, ["serve-outlasts-drain"]),
         ({"node_drain_s": 614}, ["node-drain-outlasts-serve"]),
-        ({"pod_grace_s": 624}, ["pod-grace-outlasts-node-drain"]),
+        ({"pod_grace_s": 629}, ["pod-grace-outlasts-node-drain"]),
+        ({"prestop_s": 6, "head_prestop_s": None}, ["pod-grace-outlasts-node-drain"]),
+        ({"head_prestop_s": 19}, ["head-outlasts-worker-sleep"]),
+        ({"probe_s": 5}, ["unready-outlasts-probe"]),
         ({"spot_notice_s": 120}, ["spot-notice-outlasts-drain"]),
         ({"old_cluster_s": 659}, ["old-cluster-outlasts-drain"]),
         ({"gcs_reconnect_s": 600}, ["gcs-reconnect-outlasts-drain"]),
@@ -48,12 +54,12 @@ def test_each_link_that_is_too_short_breaks_its_rule(change: dict[str, float | N
 
 
 def test_a_broken_rule_names_both_values_and_the_one_that_is_needed() -> None:
-    (broken,) = broken_rules(Timeouts(pod_grace_s=30, node_drain_s=611))
+    (broken,) = broken_rules(Timeouts(pod_grace_s=30, node_drain_s=611, prestop_s=5))
     problem = (
-        "terminationGracePeriodSeconds is 30 and RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S is 611: "
+        "terminationGracePeriodSeconds is 30 and RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S is 611 and the sleep of preStop is 5: "
         "Kubernetes would kill the pod while its node is draining"
     )
-    assert broken == Broken("pod-grace-outlasts-node-drain", problem, "621 or more is needed")
+    assert broken == Broken("pod-grace-outlasts-node-drain", problem, "626 or more is needed")
 
 
 def test_what_is_not_known_is_not_judged() -> None:

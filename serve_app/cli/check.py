@@ -1,49 +1,77 @@
 """`serve-app check FILE`: refuse a wrong configuration in under 2 s, and show what a right one asks for."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from serve_app.config import ModelSettings, Settings, default_cache_dir, load_settings
-from serve_app.config_checks import did_you_mean, engine_arg_names
+from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
+from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
+from serve_app.config_checks import did_you_mean
 from serve_app.errors import ConfigError
+from serve_app.timeouts import timeouts_of
+from serve_app.vllm_source import engine_arg_types
 
 
-def check(file: Annotated[Path, typer.Argument(help="The configuration file.", show_default=False)]) -> None:
-    """Check a configuration file without starting anything.
+def check(
+    file: Annotated[
+        Path, typer.Argument(help="A configuration file, or Kubernetes manifests; - is standard input.", show_default=False)
+    ],
+    client_timeout_s: Annotated[float | None, typer.Option(help="After which clients give an answer up.")] = None,
+    load_balancer_idle_s: Annotated[float | None, typer.Option(help="Silence after which the load balancer closes.")] = None,
+) -> None:
+    """Check a configuration file, or manifests of a cluster, without starting anything.
 
-    Exit status 0: it can be used. 1: the message names the first wrong key.
+    Exit status 0: it can be used. 1: each line names a wrong key, or a timeout that ends before another one that it must outlast.
     """
+    text = read_text(Path("/dev/stdin") if str(file) == "-" else file)
     try:
-        settings = load_settings(file)
-        notes = list(_notes(settings))
+        if are_manifests(text):
+            _refuse(file, manifest_problems(text, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s))
+            typer.secho(f"{file} is valid.", fg="green")
+            return
+        values = mapping_in(text, file)
     except ConfigError as exc:
         raise dataclasses.replace(exc, path=f"{file}: {exc.path}" if exc.path else "") from exc
+    _refuse(file, problems(values))
+    settings = parse_settings(values)
+    known = timeouts_of(settings, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s)
+    _refuse(file, [*_unknown_models(settings), *timeout_problems([known])])
     typer.secho(f"{file} is valid.", fg="green")
     for line in (*map(_model_line, settings.models), *_summary(settings)):
         typer.echo(line)
-    for note in notes:
+    for note in _notes(settings):
         typer.secho(f"note: {note}", fg="yellow")
 
 
-def _notes(settings: Settings) -> Iterator[str]:
-    """What is not wrong with the file but missing on this machine.
+def _refuse(file: Path, wrong: Iterable[ConfigError]) -> None:
+    """Print every problem on a line and end the command, if there are any."""
+    lines = [f"error: {file}: {problem}" if problem.path else f"error: {problem}" for problem in wrong]
+    for line in lines:
+        typer.secho(line, fg="red", err=True)
+    if lines:
+        raise typer.Exit(1)
 
-    Raises:
-        ConfigError: A model is embedded by a name that does not exist.
-    """
-    from serve_app.checkpoints import EMBEDDED, CheckpointError, resolve_model
 
-    if not engine_arg_names():
-        yield "vLLM is not installed: the names in engine_args and frontend_args are unchecked"
+def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
+    from serve_app.checkpoints import EMBEDDED
+
     for index, model in enumerate(settings.models):
         name = model.model.removeprefix("embedded:")
         if name != model.model and name not in EMBEDDED:
             hint = did_you_mean(name, EMBEDDED)
-            raise ConfigError(path=f"models[{index}].model", problem=f"no embedded model {name!r}", hint=hint)
+            yield ConfigError(path=f"models[{index}].model", problem=f"no embedded model {name!r}", hint=hint)
+
+
+def _notes(settings: Settings) -> Iterator[str]:
+    """What is not wrong with the file but missing on this machine."""
+    from serve_app.checkpoints import CheckpointError, resolve_model
+
+    if not engine_arg_types():
+        yield "vLLM is not installed: engine_args and frontend_args are unchecked"
+    for model in settings.models:
         try:
             source = resolve_model(model.model, default_cache_dir())
         except CheckpointError as exc:

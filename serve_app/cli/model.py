@@ -1,4 +1,4 @@
-"""`serve-app model`: fetch the embedded model, make tiny ones for tests, list what there is."""
+"""`serve-app model`: fetch the embedded model or weights for a volume, make tiny models for tests, list what there is."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +11,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Column, Table
 
 from serve_app.checkpoints import EMBEDDED, KINDS, CheckpointError, fetch_embedded, problem_with
+from serve_app.checkpoints.weights import download as download_weights
+from serve_app.checkpoints.weights import verify as verify_weights
+from serve_app.checkpoints.weights import wait_for
 from serve_app.config import default_cache_dir
 
 app = typer.Typer(help="Fetch and make model checkpoints.", no_args_is_help=True)
@@ -20,6 +23,8 @@ Kind = Literal["llama", "opt", "embedding"]
 CacheDir = Annotated[
     Path | None, typer.Option(help="Where checkpoints are kept. Default: SERVE_APP_CACHE, else ~/.cache/serve-app.")
 ]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder on the volume.")]
+Mark = Annotated[str, typer.Argument(metavar="MARK", help="What the folder is marked with when it is complete.")]
 STAGES = {"wait": "waiting for another fetch", "convert": "converting"}
 
 
@@ -55,6 +60,35 @@ def list_models(cache_dir: CacheDir = None) -> None:
         state = str(directory / name) if problem is None else f"{problem}; run `serve-app model fetch {name}`"
         table.add_row(f"embedded:{name}", model.description, state)
     Console().print(table)
+
+
+@app.command()
+def download(folder: Folder, mark: Mark) -> None:
+    """Fetch hf:ORG/NAME@COMMIT from the Hugging Face hub into DIR, compare checksums, mark it complete."""
+    with _errors_on_one_line():
+        download_weights(folder, mark, say=typer.echo)
+
+
+@app.command()
+def verify(
+    folder: Folder, mark: Mark, sha256: Annotated[str, typer.Option(help="Checksum of the file SHA256SUMS in DIR.")]
+) -> None:
+    """Compare the files in DIR with its SHA256SUMS, mark it complete."""
+    with _errors_on_one_line():
+        verify_weights(folder, mark, sha256=sha256, say=typer.echo)
+
+
+@app.command()
+def wait(
+    folders_and_marks: Annotated[list[str], typer.Argument(metavar="DIR MARK...", help="Folders and their marks in turn.")],
+    timeout_s: Annotated[float, typer.Option(min=0, help="Seconds until giving up.")] = 14400.0,
+) -> None:
+    """Wait until each DIR is complete, that is, marked with its MARK."""
+    if len(folders_and_marks) % 2:
+        raise typer.BadParameter("give pairs: DIR MARK DIR MARK")
+    pairs = [(Path(folder), mark) for folder, mark in zip(folders_and_marks[::2], folders_and_marks[1::2], strict=True)]
+    with _errors_on_one_line():
+        wait_for(pairs, timeout_s=timeout_s, say=typer.echo)
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from serve_app.config_checks import checked_absolute, did_you_mean, wrong
+from serve_app.config_checks import again, checked_absolute, did_you_mean, wrong
 
 # Strict: YAML has numbers, so "10m", "64 MiB" and yes are refused with the unit instead of being guessed at.
 Int = Annotated[int, Field(strict=True)]
@@ -19,16 +20,28 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
-        """Before the types, so that a misspelt key is reported as such and not as a missing one."""
-        for key in values if isinstance(values, Mapping) else ():
-            if not isinstance(key, str):
-                raise wrong(str(key), f"the key {key!r} is not a string", "put it in quotes")
-            if key not in cls.model_fields:
-                raise wrong(key, "unknown key", cls._hint_for(key))
-        return values
+    def _refuse_unknown_keys(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Unknown keys first, and then what is wrong with the others; a misspelt key is not reported as a missing one too."""
+        unknown = [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
+        if not unknown:
+            return handler(values)
+        problems = [cls._unknown(key) for key in unknown]
+        meant = {f"did you mean {name}?": name for name in cls.model_fields}
+        excused = {(meant[hint],) for p in problems if p.context and (hint := p.context["hint"]) in meant}
+        found = [InitErrorDetails(type=problem, loc=(), input=values) for problem in problems]
+        try:
+            handler({key: value for key, value in values.items() if key in cls.model_fields})
+        except ValidationError as exc:
+            found += [again(detail) for detail in exc.errors() if detail["type"] != "missing" or detail["loc"] not in excused]
+        raise ValidationError.from_exception_data(cls.__name__, found)
+
+    @classmethod
+    def _unknown(cls, key: object) -> PydanticCustomError:
+        if not isinstance(key, str):
+            return wrong(str(key), f"the key {key!r} is not a string", "put it in quotes")
+        return wrong(key, "unknown key", cls._hint_for(key))
 
     @classmethod
     def _hint_for(cls, key: str) -> str:

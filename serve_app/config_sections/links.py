@@ -1,10 +1,12 @@
 """The links between ingress and replicas, and the leases by which they find each other."""
 
+from collections.abc import Iterator
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from serve_app.config_checks import is_loopback, refuse_port_of_ray, wrong
+from serve_app.config_checks import is_loopback, refuse, refuse_port_of_ray, wrong
 from serve_app.config_sections.base import AbsolutePath, Int, Real, Section
 
 
@@ -54,17 +56,20 @@ class ProtocolSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        refuse(self._problems())
+        return self
+
+    def _problems(self) -> Iterator[PydanticCustomError]:
         interval_s, timeout_s = self.heartbeat_interval_s, self.heartbeat_timeout_s
         if timeout_s <= 2 * interval_s:
             problem = f"is {timeout_s} and heartbeat_interval_s is {interval_s}: one late heartbeat would cut the link"
-            raise wrong("heartbeat_timeout_s", problem, f"set it above {2 * interval_s}")
+            yield wrong("heartbeat_timeout_s", problem, f"set it above {2 * interval_s}")
         if self.send_buffer_bytes < self.max_frame_bytes:
             problem = f"is {self.send_buffer_bytes} and max_frame_bytes is {self.max_frame_bytes}"
-            raise wrong("send_buffer_bytes", problem, f"set it to {self.max_frame_bytes} or more")
+            yield wrong("send_buffer_bytes", problem, f"set it to {self.max_frame_bytes} or more")
         if self.cluster_token_file is None and not is_loopback(self.host):
             problem = f"is {self.host!r} and cluster_token_file is not set: anyone who reaches the port could send work"
-            raise wrong("host", problem, "set cluster_token_file, or host: 127.0.0.1")
-        return self
+            yield wrong("host", problem, "set cluster_token_file, or host: 127.0.0.1")
 
 
 class MembershipSettings(Section):

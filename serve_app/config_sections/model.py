@@ -1,22 +1,23 @@
 """One served model: what the engine loads, how many replicas there are and where they run."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from serve_app.config_checks import (
     checked_absolute,
-    checked_engine_args,
     checked_environment,
-    checked_frontend_args,
     checked_profile,
     checked_resources,
-    engine_arg_names,
-    frontend_arg_names,
+    refuse,
     wrong,
 )
 from serve_app.config_sections.base import Int, Real, Section
+from serve_app.vllm_arguments import checked_engine_args, checked_frontend_args, known_frontend_args
+from serve_app.vllm_source import engine_arg_types
 
 DEFAULT_KV_CACHE_GIB = 1.0
 
@@ -106,9 +107,9 @@ class ModelSettings(Section):
     @classmethod
     def _hint_for(cls, key: str) -> str:
         name = key.replace("-", "_")
-        if name in engine_arg_names():
+        if name in engine_arg_types():
             return "it is an argument of vLLM's engine: put it under engine_args"
-        if name in frontend_arg_names():
+        if name in known_frontend_args():
             return "it is an argument of vLLM's front end: put it under frontend_args"
         return super()._hint_for(key)
 
@@ -120,34 +121,33 @@ class ModelSettings(Section):
         return model
 
     @model_validator(mode="after")
-    def _device_fits(self) -> Self:
-        gpus = self.gpus_per_replica
-        tensor_parallel_size = self.engine_args.get("tensor_parallel_size")
-        if tensor_parallel_size is not None:
-            problem = f"is {tensor_parallel_size!r} and gpus_per_replica is {gpus}"
-            raise wrong("engine_args.tensor_parallel_size", problem, "remove it: gpus_per_replica sets both")
-        if self.simulated is not None:
-            self._simulation_fits(self.simulated)
-        if self.device == "cuda" and gpus == 0:
-            raise wrong("gpus_per_replica", "is 0 and device is cuda", "set gpus_per_replica to 1 or more")
-        if self.device == "cpu" and gpus > 0:
-            raise wrong("gpus_per_replica", f"is {gpus} and device is cpu", "set device: cuda, or gpus_per_replica: 0")
-        if self.device == "cuda" and self.kv_cache_gib != DEFAULT_KV_CACHE_GIB:
-            problem = f"is {self.kv_cache_gib} and device is cuda"
-            raise wrong("kv_cache_gib", problem, "remove it; use engine_args.gpu_memory_utilization")
-        if self.device == "cpu" and (size := self.engine_args.get("kv_cache_memory_bytes")) is not None:
-            problem = f"is {size!r} and kv_cache_gib is {self.kv_cache_gib}"
-            raise wrong("engine_args.kv_cache_memory_bytes", problem, "remove it: on cpu kv_cache_gib sets the cache")
+    def _fits_together(self) -> Self:
+        refuse([*(self._simulation_problems(self.simulated) if self.simulated else ()), *self._device_problems()])
         return self
 
-    def _simulation_fits(self, simulated: SimulatedSettings) -> None:
+    def _device_problems(self) -> Iterator[PydanticCustomError]:
+        gpus = self.gpus_per_replica
+        if (size := self.engine_args.get("tensor_parallel_size")) is not None:
+            problem = f"is {size!r} and gpus_per_replica is {gpus}"
+            yield wrong("engine_args.tensor_parallel_size", problem, "remove it: gpus_per_replica sets both")
+        if self.device == "cuda" and gpus == 0:
+            yield wrong("gpus_per_replica", "is 0 and device is cuda", "set gpus_per_replica to 1 or more")
+        if self.device == "cpu" and gpus > 0:
+            yield wrong("gpus_per_replica", f"is {gpus} and device is cpu", "set device: cuda, or gpus_per_replica: 0")
+        if self.device == "cuda" and self.simulated is None and self.kv_cache_gib != DEFAULT_KV_CACHE_GIB:
+            problem = f"is {self.kv_cache_gib} and device is cuda"
+            yield wrong("kv_cache_gib", problem, "remove it; use engine_args.gpu_memory_utilization")
+        if self.device == "cpu" and (cache := self.engine_args.get("kv_cache_memory_bytes")) is not None:
+            problem = f"is {cache!r} and kv_cache_gib is {self.kv_cache_gib}"
+            yield wrong("engine_args.kv_cache_memory_bytes", problem, "remove it: on cpu kv_cache_gib sets the cache")
+
+    def _simulation_problems(self, simulated: SimulatedSettings) -> Iterator[PydanticCustomError]:
+        there = f"and simulated.profile is {simulated.profile!r}"
         if self.device == "cuda":
-            problem = f"is cuda and simulated.profile is {simulated.profile!r}"
-            raise wrong("device", problem, "set device: cpu to simulate, or remove simulated to compute")
+            yield wrong("device", f"is cuda {there}", "set device: cpu to simulate, or remove simulated to compute")
         if self.kv_cache_gib != DEFAULT_KV_CACHE_GIB:
-            problem = f"is {self.kv_cache_gib} and simulated.profile is {simulated.profile!r}"
-            raise wrong("kv_cache_gib", problem, "remove it: the profile's memory sets the cache")
-        backend = self.engine_args.get("distributed_executor_backend")
-        if backend is not None:
-            problem = f"is {backend!r} and simulated.profile is {simulated.profile!r}"
-            raise wrong("engine_args.distributed_executor_backend", problem, "remove it: simulated sets the executor")
+            problem = f"is {self.kv_cache_gib} {there}"
+            yield wrong("kv_cache_gib", problem, "remove it: the profile's memory sets the cache")
+        if (backend := self.engine_args.get("distributed_executor_backend")) is not None:
+            problem = f"is {backend!r} {there}"
+            yield wrong("engine_args.distributed_executor_backend", problem, "remove it: simulated sets the executor")

@@ -60,3 +60,38 @@ def test_an_error_is_one_line_with_file_and_key_and_exit_status_1(
     assert captured.out == ""
     assert captured.err.startswith(f"error: {file}: {said}")
     assert captured.err.count("\n") == 1
+
+
+def test_every_mistake_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: [{name: a, model: /a, device: gpu, engine_args: {seed: one}}]\ningress: {prot: 8011}")
+    code, output = run("check", str(file))
+    assert (code, [line.split("; ")[0] for line in output.splitlines()]) == (
+        1,
+        [
+            f"error: {file}: models[0].engine_args.seed: is 'one', but vLLM takes int",
+            f"error: {file}: models[0].device: is 'gpu', but should be 'cpu' or 'cuda'",
+            f"error: {file}: ingress.prot: unknown key",
+        ],
+    )
+
+
+def test_timeouts_out_of_order_are_refused_by_the_name_of_the_rule(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: [{name: a, model: /a}]\ntimeouts: {drain_s: 20}")
+    code, output = run("check", str(file), "--client-timeout-s", "10", "--load-balancer-idle-s", "60")
+    assert (code, output.splitlines()) == (
+        1,
+        [
+            f"error: {file}: drain-outlasts-wait: timeouts.drain_s is 20 and timeouts.no_replica_s is 30: a stopping ingress "
+            "would cut requests that still wait for a replica; 30 or more is needed",
+            f"error: {file}: client-outlasts-drain: the clients' timeout is 10 and timeouts.drain_s is 20: clients would give "
+            "up answers that are still being made; 20 or more is needed",
+        ],
+    )
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
+def test_the_examples_timeouts_are_in_order(file: Path) -> None:
+    code, output = run("check", str(file))
+    assert code == 0, output

@@ -13,6 +13,7 @@
 {{- $_ := set $config "protocol" (merge $token ($config.protocol | default dict)) -}}
 {{- range $i, $model := $config.models -}}
 {{- $_ := set $model "resources" (dict (printf "serve_app_model_%d" $i) 1) -}}
+{{- $_ := set $model "replicas_per_node" 1 -}}{{- /* to Ray a pod is a node */ -}}
 {{- end -}}
 {{ toYaml $config }}
 {{- end }}

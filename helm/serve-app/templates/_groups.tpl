@@ -125,7 +125,7 @@ template:
 {{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" .root "downloads" $mine)) -}}
 {{- end -}}
 groupName: {{ $group }}
-replicas: {{ dig "replicas" "initial" $min .model | int }}
+replicas: {{ dig "replicas" "initial" "" .model | default $min | int }}
 minReplicas: {{ $min }}
 maxReplicas: {{ add (dig "replicas" "max" 1 .model | int) $pods.surge }}
 rayStartParams:

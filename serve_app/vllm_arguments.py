@@ -1,0 +1,146 @@
+"""Which of vLLM's arguments a configuration file may give, and of which type; `vllm_source.py` knows them."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from serve_app.config_checks import RAY_PLACES, did_you_mean, number_hint, refuse, wrong
+from serve_app.vllm_source import engine_arg_types, frontend_arg_types, listener_arg_types
+
+_ONE_NODE = "an engine lives inside one node; use gpus_per_replica for tensor parallelism"
+_MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
+_LOGGING = "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes a restarted controller replace every replica"
+RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
+    "lora_modules": "adapters must be on every replica; merge them into a checkpoint of their own",
+    "tool_server": "tools run where the client is; remove it",
+}
+RESERVED_ENGINE_ARGS: Mapping[str, str] = {
+    "model": "set `model` beside engine_args",
+    "served_model_name": "set `name` beside engine_args",
+    "pipeline_parallel_size": _ONE_NODE,
+    "prefill_context_parallel_size": _ONE_NODE,
+    "nnodes": _ONE_NODE,
+    "node_rank": _ONE_NODE,
+    "master_addr": _ONE_NODE,
+    "master_port": _ONE_NODE,
+    "device_ids": RAY_PLACES,
+    "enable_elastic_ep": _MORE_REPLICAS,
+    "disable_log_stats": "the engine's statistics feed health checks and autoscaling; remove it",
+    "logging_config": _LOGGING,
+    "log_config_file": _LOGGING,
+    "log_level": _LOGGING,
+}
+"""Engine arguments that serve-app sets itself, each with the way out. All of data_parallel_* is reserved too."""
+
+
+# Arguments of vLLM's own HTTP listener. The ingress has its own, so only those that change answers are left.
+_LISTENER_ARGS_THAT_COUNT = frozenset({"enable_flash_late_interaction"})
+_LISTENER_WAY_OUT: Mapping[str, str] = {
+    "host": "set ingress.host",
+    "port": "set ingress.port",
+    "api_key": "set ingress.api_keys_file",
+}
+
+
+def known_frontend_args() -> dict[str, Any]:
+    """Arguments of vLLM's front end, and the few of its listener's that change answers; empty without vLLM."""
+    return {
+        **frontend_arg_types(),
+        **{name: kind for name, kind in listener_arg_types().items() if name in _LISTENER_ARGS_THAT_COUNT},
+    }
+
+
+def checked_engine_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """``args`` with underscores in their names.
+
+    Raises:
+        ValidationError: Names that vLLM does not know, that belong elsewhere, that serve-app sets itself, and values of a wrong type.
+    """
+    result = _with_underscores(args)
+    refuse(problem for name, value in result.items() for problem in _engine_arg_problems(name, value))
+    return result
+
+
+def _engine_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustomError]:
+    way_out = _MORE_REPLICAS if name.startswith("data_parallel_") else RESERVED_ENGINE_ARGS.get(name)
+    if way_out:
+        yield wrong(name, f"is {value!r}, but serve-app sets this argument itself", way_out)
+    elif engine_arg_types() and name not in engine_arg_types():
+        if name in known_frontend_args():
+            yield wrong(name, "is an argument of vLLM's front end", "put it under frontend_args")
+        else:
+            yield _unknown_argument(name, engine_arg_types())
+    else:
+        yield from _type_problems(name, value, engine_arg_types().get(name, Any))
+
+
+def checked_frontend_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """As `checked_engine_args`, for the arguments of vLLM's OpenAI front end."""
+    result = _with_underscores(args)
+    problems = [problem for name, value in result.items() for problem in _frontend_arg_problems(name, value)]
+    parser = result.get("tool_call_parser")
+    if result.get("enable_auto_tool_choice") and not parser:
+        problem = f"is {result['enable_auto_tool_choice']!r} and tool_call_parser is {parser!r}"
+        hint = "set tool_call_parser, for example to hermes, or remove enable_auto_tool_choice"
+        problems.append(wrong("enable_auto_tool_choice", problem, hint))
+    refuse(problems)
+    return result
+
+
+def _frontend_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustomError]:
+    known = known_frontend_args()
+    if way_out := RESERVED_FRONTEND_ARGS.get(name):
+        yield wrong(name, f"is {value!r}, which serve-app does not serve", way_out)
+    elif known and name not in known:
+        if name in engine_arg_types():
+            yield wrong(name, "is an argument of vLLM's engine", "put it under engine_args")
+        else:
+            yield _unknown_argument(name, known)
+    else:
+        yield from _type_problems(name, value, known.get(name, Any))
+
+
+def _type_problems(name: str, value: JsonValue, kind: Any) -> Iterator[PydanticCustomError]:
+    """Strict, as JSON: vLLM takes these values as they are, except that a list may be a set or a tuple to it."""
+    if value is None:
+        return  # as if it were not given
+    try:
+        TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError:
+        hint = number_hint(name, value) if isinstance(value, str) and {int, float} & {kind, *get_args(kind)} else ""
+        options = [o for part in (kind, *get_args(kind)) if get_origin(part) is Literal for o in get_args(part)]
+        if isinstance(value, str) and options:
+            hint = did_you_mean(value, [o for o in options if isinstance(o, str)])
+        shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+        yield wrong(name, f"is {shown}, but vLLM takes {_words(kind)}", hint)
+
+
+def _words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, get_args(kind)))
+    if isinstance(kind, type) or get_origin(kind) in (list, dict, set, tuple):
+        return str(kind) if get_origin(kind) else str(kind.__name__)
+    return " or ".join(_words(part) for part in get_args(kind) if part is not NoneType)
+
+
+def _with_underscores(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    result: dict[str, JsonValue] = {}
+    for written, value in args.items():
+        name = written.lstrip("-").replace("-", "_")
+        if name in result:
+            raise wrong(written, f"is given twice: {result[name]!r} and {value!r}", f"keep one {name}")
+        result[name] = value
+    return result
+
+
+def _unknown_argument(name: str, known: Collection[str]) -> PydanticCustomError:
+    if name in listener_arg_types():
+        hint = _LISTENER_WAY_OUT.get(name, "remove it: it concerns vLLM's own HTTP listener, the ingress has another")
+        return wrong(name, "has no effect here", hint)  # without its value: api_key is a secret
+    if name.startswith("no_") and name[3:] in known:
+        return wrong(name, "unknown argument", f"write {name[3:]}: false")
+    return wrong(name, "unknown argument", did_you_mean(name, known))

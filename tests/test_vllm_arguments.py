@@ -1,0 +1,64 @@
+"""Values of vLLM's arguments are checked against vLLM's own types, without importing it."""
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+from pydantic.functional_validators import AfterValidator
+
+from serve_app.config_checks import to_config_errors
+from serve_app.vllm_arguments import checked_engine_args, checked_frontend_args
+
+ENGINE: TypeAdapter[Any] = TypeAdapter(Annotated[dict[str, Any], AfterValidator(checked_engine_args)])
+FRONTEND: TypeAdapter[Any] = TypeAdapter(Annotated[dict[str, Any], AfterValidator(checked_frontend_args)])
+
+
+def refusals(adapter: TypeAdapter[Any], **args: Any) -> list[str]:
+    with pytest.raises(ValidationError) as refused:
+        adapter.validate_python(args)
+    return [str(problem) for problem in to_config_errors(refused.value)]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"max_model_len": "2048"}, "is '2048', but vLLM takes int; a plain number without unit is wanted: write 2048"),
+        ({"max_model_len": "4k"}, "is '4k', but vLLM takes int; a plain number without unit is wanted"),
+        ({"max_model_len": 2048.5}, "is 2048.5, but vLLM takes int"),
+        ({"seed": True}, "is True, but vLLM takes int"),
+        ({"gpu_memory_utilization": "0.9"}, "is '0.9', but vLLM takes float; a plain number without unit is wanted: write 0.9"),
+        ({"enforce_eager": "yes"}, "is 'yes', but vLLM takes bool"),
+        ({"enable_prefix_caching": 1}, "is 1, but vLLM takes bool"),
+        ({"max_num_seqs": [1]}, "is [1], but vLLM takes int"),
+        ({"runner": "poling"}, "is 'poling', but vLLM takes one of auto, generate, pooling, draft; did you mean pooling?"),
+        ({"cudagraph_capture_sizes": [1, "2"]}, "is [1, '2'], but vLLM takes list[int]"),
+        ({"limit_mm_per_prompt": {"image": "2"}}, "is {'image': '2'}, but vLLM takes dict[str, int | dict[str, int]]"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_vllms_own(args: dict[str, Any], said: str) -> None:
+    (name,) = args
+    assert refusals(ENGINE, **args) == [f"{name}: {said}"]
+
+
+def test_values_that_vllm_takes_pass() -> None:
+    args = {
+        "max_model_len": 2048,
+        "gpu_memory_utilization": 1,
+        "enable_prefix_caching": None,
+        "dtype": "float32",
+        "cpu_offload_params": ["a"],
+        "limit_mm_per_prompt": {"image": 2, "video": {"count": 1}},
+        "hf_overrides": {"rope_theta": 1e6},
+        "compilation_config": {"level": 3},
+        "quantization": "fp8",
+    }
+    assert ENGINE.validate_python(args) == args
+
+
+def test_all_wrong_arguments_are_named_at_once() -> None:
+    assert refusals(ENGINE, seed="one", max_modl_len=5, model="x") == [
+        "seed: is 'one', but vLLM takes int; a plain number without unit is wanted",
+        "max_modl_len: unknown argument; did you mean max_model_len?",
+        "model: is 'x', but serve-app sets this argument itself; set `model` beside engine_args",
+    ]
+    assert refusals(FRONTEND, response_role=5, enable_auto_tool_choice=True)[0] == "response_role: is 5, but vLLM takes str"

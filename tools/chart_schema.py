@@ -1,0 +1,136 @@
+"""Makes helm/serve-app/values.schema.json from values.yaml and from the schema of serve-app's configuration.
+
+Types come from the default values, descriptions from the `# --` comments, and what neither tells (an empty list's entries, bounds,
+choices) from the tables below. Every object is closed, so that a misspelt key fails. `config` is the configuration's own schema.
+Run as `python -m tools.chart_schema`; tests/chart/test_schema.py fails when the file is not what this makes.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serve_app.config import settings_json_schema
+
+CHART = Path(__file__).parents[1] / "helm" / "serve-app"
+Schema = dict[str, Any]
+
+_STRING_MAP: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+_QUANTITY: Schema = {"type": ["string", "number"], "pattern": r"^[0-9.]+(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
+_AMOUNTS: Schema = {"type": "object", "additionalProperties": _QUANTITY}
+_OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
+_STRINGS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
+_PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+_DOWNLOAD: Schema = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["path", "source"],
+    "properties": {
+        "path": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]*$"},
+        "source": {"type": "string", "pattern": r"^(hf:[^/@:]+/[^/@:]+|s3://[^/]+/.+)$"},
+        "revision": {"type": "string", "pattern": r"^[0-9a-f]{40}$"},
+        "sha256": {"type": "string", "pattern": r"^[0-9a-f]{64}$"},
+    },
+}
+
+BY_KEY: dict[str, Schema] = {
+    **dict.fromkeys(("nodeSelector", "annotations", "podAnnotations", "podLabels", "labels", "dashboardLabels"), _STRING_MAP),
+    **dict.fromkeys(("headAnnotations", "workerAnnotations", "weightsAnnotations"), _STRING_MAP),
+    **dict.fromkeys(("tolerations", "extraEnv", "extraVolumes", "extraVolumeMounts"), _OBJECTS),
+    **dict.fromkeys(("parentRefs", "clients", "dns", "extraEgress"), _OBJECTS),
+    **dict.fromkeys(("pullSecrets", "loadBalancerSourceRanges", "hosts", "hostnames"), _STRINGS),
+    **dict.fromkeys(("apiServerCidrs", "weightsCidrs", "redisCidrs"), _STRINGS),
+    **dict.fromkeys(("tmpSize", "homeSize", "shmSize", "size"), _QUANTITY),
+    **dict.fromkeys(("requests", "limits"), _AMOUNTS),
+    "affinity": {"type": "object"},
+    "apiServerPorts": {"type": "array", "items": _PORT},
+    "downloads": {"type": "array", "items": _DOWNLOAD},
+    "digest": {"type": "string", "pattern": r"^(sha256:[0-9a-f]{64})?$"},
+    "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+    "topologySpread": {"enum": ["ScheduleAnyway", "DoNotSchedule", ""]},
+    "upscalingMode": {"enum": ["Default", "Conservative"]},
+    "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    "albScheme": {"enum": ["internal", "internet-facing"]},
+    "accessMode": {"enum": ["ReadWriteMany", "ReadOnlyMany", "ReadWriteOnce"]},
+    "whenDeleted": {"enum": ["Delete", "Retain"]},
+    "port": _PORT,
+    "bytes": {"type": "integer", "minimum": 78643200},  # Ray's least
+    "prefillSeconds": {"type": "integer", "minimum": 30},
+    "rayVersion": {"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
+    "repository": {"type": "string", "minLength": 1},
+}
+"""What the value of a key of this name is, wherever it stands."""
+
+
+def values_schema() -> Schema:
+    """Return the whole schema."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    described = dict(descriptions())
+    config = _moved(settings_json_schema())
+    del values["config"]
+    properties = {key: _of(value, (key,), described) for key, value in values.items()}
+    pods = properties["modelPods"]["properties"]
+    own = {key: schema for key, schema in pods.items() if key != "byModel"}
+    pods["byModel"] |= {"additionalProperties": {"type": "object", "properties": own, "additionalProperties": False}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Values of the chart serve-app",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "global": {"type": "object", "description": "Helm's own, for parent charts."},
+            **properties,
+            "config": config,
+        },
+        "$defs": config.pop("$defs"),
+    }
+
+
+def _of(value: Any, path: tuple[str, ...], described: dict[tuple[str, ...], str]) -> Schema:
+    """Return the schema of a default value."""
+    schema: Schema
+    if path[-1] in BY_KEY:
+        schema = dict(BY_KEY[path[-1]])
+    elif isinstance(value, dict):
+        properties = {key: _of(entry, (*path, key), described) for key, entry in value.items()}
+        schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    elif isinstance(value, bool):
+        schema = {"type": "boolean"}
+    elif isinstance(value, int):
+        schema = {"type": "integer", "minimum": 0}
+    elif isinstance(value, str):
+        schema = {"type": "string"}
+    else:
+        raise TypeError(f"values.yaml: {'.'.join(path)} is {value!r}; name its type in BY_KEY of {__name__}")
+    return schema | ({"description": described[path]} if path in described else {})
+
+
+def _moved(schema: Schema) -> Schema:
+    """Return the configuration's schema for use below `config`: what it lacks the chart adds, so nothing but models is required."""
+    return {key: value for key, value in schema.items() if key != "$schema"}
+
+
+def descriptions() -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the path of each key of values.yaml that has a `# --` comment, and its text."""
+    path: list[tuple[int, str]] = []
+    comment: list[str] = []
+    for line in (CHART / "values.yaml").read_text(encoding="utf-8").splitlines():
+        if found := re.match(r"\s*# ?(.*)", line):
+            text = found[1]
+            if text.startswith("-- "):
+                comment = [text.removeprefix("-- ")]
+            elif comment and not text.startswith("@"):
+                comment.append(text)
+        elif found := re.match(r"( *)([A-Za-z_0-9]+):", line):
+            indent = len(found[1])
+            path = [*((i, key) for i, key in path if i < indent), (indent, found[2])]
+            if comment:
+                yield tuple(key for _, key in path), " ".join(comment)
+            comment = []
+
+
+if __name__ == "__main__":
+    (CHART / "values.schema.json").write_text(json.dumps(values_schema(), indent=2) + "\n", encoding="utf-8")
