@@ -1,0 +1,147 @@
+"""Renders the chart with helm and finds things in what comes out."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).parents[2] / "helm" / "serve-app"
+CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
+RELEASE = "demo"
+Values = Mapping[str, Any]
+Object = dict[str, Any]
+
+
+def tool(name: str) -> str | None:
+    """Return the path of helm, helm-docs or kubeconform: on the PATH, or where the Kubernetes bed unpacks its own."""
+    bed = Path(os.environ.get("KUBE_TESTBED") or "~/.cache/kube-testbed").expanduser()
+    return shutil.which(name) or shutil.which(name, path=str(bed / "bin"))
+
+
+class Refused(Exception):
+    """Helm's message for values that it did not render."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """All objects of one rendering."""
+
+    text: str
+
+    @functools.cached_property
+    def objects(self) -> list[Object]:
+        return [o for o in yaml.load_all(self.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if o]
+
+    def of(self, kind: str) -> dict[str, Object]:
+        """Return the objects of this kind by the part of their name after the release's, "" for the release itself."""
+        found = [o for o in self.objects if o["kind"] == kind]
+        return {o["metadata"]["name"].removeprefix(RELEASE).removeprefix("-"): o for o in found}
+
+    @property
+    def service(self) -> Object:
+        """The spec of the RayService."""
+        return dict(self.of("RayService")[""]["spec"])
+
+    @property
+    def cluster(self) -> Object:
+        return dict(self.service["rayClusterConfig"])
+
+    @property
+    def serve(self) -> Object:
+        """Serve's configuration."""
+        return dict(yaml.safe_load(self.service["serveConfigV2"]))
+
+    @property
+    def config(self) -> Object:
+        """serve-app's configuration."""
+        return dict(self.serve["applications"][0]["args"])
+
+    def group(self, name: str) -> Object:
+        """Return the worker group, or the head's for "head"."""
+        if name == "head":
+            return dict(self.cluster["headGroupSpec"])
+        return next(g for g in self.cluster["workerGroupSpecs"] if g["groupName"] == name)
+
+    def pod(self, group: str) -> Object:
+        """Return the pod's spec of a group."""
+        return dict(self.group(group)["template"]["spec"])
+
+    def container(self, group: str) -> Object:
+        return dict(self.pod(group)["containers"][0])
+
+    def environment(self, group: str) -> dict[str, Any]:
+        return {e["name"]: e.get("value", e.get("valueFrom")) for e in self.container(group)["env"]}
+
+    def pod_templates(self) -> Iterator[tuple[str, Object]]:
+        """Yield name and template of every pod of any object, custom resources and the autoscaler's container included."""
+        for o in self.objects:
+            where = f"{o['kind']} {o['metadata']['name']}"
+            if o["kind"] == "Pod":
+                yield where, {"metadata": o["metadata"], "spec": o["spec"]}
+            elif o["kind"] in ("Job", "StatefulSet"):
+                yield where, o["spec"]["template"]
+            elif o["kind"] == "RayService":
+                cluster = o["spec"]["rayClusterConfig"]
+                yield f"{where} head", _with_autoscaler(cluster)
+                for group in cluster["workerGroupSpecs"]:
+                    yield f"{where} {group['groupName']}", group["template"]
+
+
+def _with_autoscaler(cluster: Object) -> Object:
+    """The head's template with the container that KubeRay adds, as it makes it from autoscalerOptions."""
+    template = dict(cluster["headGroupSpec"]["template"])
+    if not cluster["enableInTreeAutoscaling"]:
+        return template
+    options, head = cluster["autoscalerOptions"], template["spec"]["containers"][0]
+    added = {
+        "name": "autoscaler",
+        "image": head["image"],
+        "args": ["ray kuberay-autoscaler"],
+        **{key: options[key] for key in ("imagePullPolicy", "resources", "securityContext", "volumeMounts")},
+    }
+    return template | {"spec": template["spec"] | {"containers": [*template["spec"]["containers"], added]}}
+
+
+def render(values: Values | None = None, *, files: tuple[Path, ...] = (), release: str = RELEASE) -> Rendered:
+    """Render with these values over the chart's. Equal calls render once.
+
+    Raises:
+        Refused: The schema or a check of the chart refuses the values.
+    """
+    return _render(json.dumps(values or {}, sort_keys=True), files, release)
+
+
+@functools.lru_cache(maxsize=None)
+def _render(values: str, files: tuple[Path, ...], release: str) -> Rendered:
+    helm = tool("helm")
+    assert helm is not None
+    chosen = [argument for file in files for argument in ("--values", str(file))]
+    command = [helm, "template", release, str(CHART), "--namespace", "serving", *chosen, "--values", "-"]
+    done = subprocess.run(command, input=values, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise Refused(done.stderr)
+    return Rendered(done.stdout)
+
+
+def at(path: str, value: Any) -> dict[str, Any]:
+    """Return nested mappings with ``value`` at a dotted path."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)
+
+
+def merged(*several: Values) -> dict[str, Any]:
+    """Return the mappings merged as helm does: maps by key, all else replaced."""
+    result: dict[str, Any] = {}
+    for values in several:
+        for key, value in values.items():
+            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both else value
+    return result

@@ -1,0 +1,68 @@
+"""JSON schemas for kubeconform: Kubernetes' and KubeRay's own, and closed ones of what the chart uses of three other APIs.
+
+The bed that the cluster tests run on has schemas of its API server, with KubeRay's resources. The Prometheus operator and the
+Gateway API are not in it: their fields below were written after monitoring.coreos.com_{podmonitors,prometheusrules}.yaml (v0.85)
+and gateway.networking.k8s.io_httproutes.yaml (v1.3), only those that the chart uses, closed.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
+DURATION: Schema = {"type": "string", "pattern": r"^(0|([0-9]+(h|m|s|ms)){1,4})$"}
+
+
+def closed(**properties: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def listed(entry: Schema) -> Schema:
+    return {"type": "array", "minItems": 1, "items": entry}
+
+
+_METADATA = closed(name=TEXT, namespace=TEXT, labels=LABELS, annotations=LABELS)
+_EXPRESSION = closed(key=TEXT, operator={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]}, values=TEXTS)
+_SELECTOR = closed(matchLabels=LABELS, matchExpressions=listed(_EXPRESSION))
+_RULE = closed(alert=TEXT, expr=TEXT, labels=LABELS, annotations=LABELS) | {"required": ["alert", "expr"]}
+_RULE["properties"]["for"] = DURATION
+_PARENT = closed(group=TEXT, kind=TEXT, name=TEXT, namespace=TEXT, sectionName=TEXT) | {"required": ["name"]}
+_MATCH = closed(path=closed(type={"enum": ["Exact", "PathPrefix", "RegularExpression"]}, value=TEXT))
+_ROUTE = closed(
+    matches=listed(_MATCH),
+    timeouts=closed(request=DURATION, backendRequest=DURATION),
+    backendRefs=listed(closed(name=TEXT, port={"type": "integer"})),
+)
+SPECS: dict[str, tuple[str, Schema]] = {
+    "podmonitor-monitoring-v1": (
+        "monitoring.coreos.com/v1",
+        closed(
+            selector=_SELECTOR,
+            podTargetLabels=TEXTS,
+            podMetricsEndpoints=listed(closed(port=TEXT, path=TEXT, interval=DURATION)),
+        ),
+    ),
+    "prometheusrule-monitoring-v1": ("monitoring.coreos.com/v1", closed(groups=listed(closed(name=TEXT, rules=listed(_RULE))))),
+    "httproute-gateway-v1": (
+        "gateway.networking.k8s.io/v1",
+        closed(parentRefs=listed(_PARENT), hostnames=TEXTS, rules=listed(_ROUTE)),
+    ),
+}
+
+
+def kubeconform_schemas(directory: Path) -> list[str] | None:
+    """Write the schemas above into ``directory``; return kubeconform's locations, None where Kubernetes' own are not to be found."""
+    bed = Path(os.environ.get("KUBE_TESTBED") or "~/.cache/kube-testbed").expanduser()
+    own = Path(os.environ.get("KUBE_SCHEMAS") or bed / "schemas")
+    if not (own / "rayservice-ray-v1.json").is_file():
+        return None
+    for name, (version, spec) in SPECS.items():
+        schema = closed(apiVersion={"const": version}, kind=TEXT, metadata=_METADATA, spec=spec)
+        required = ["apiVersion", "kind", "metadata", "spec"]
+        (directory / f"{name}.json").write_text(json.dumps(schema | {"required": required}))
+    return [f"{place}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json" for place in (own, directory)]

@@ -1,0 +1,85 @@
+"""What is made from values.yaml is what is in the repository: the schema, the README; and every value is described."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.config import settings_json_schema
+from tests.chart.render import CHART, tool
+from tools.chart_schema import descriptions, values_schema
+
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(values, dict) and values:
+        for key, value in values.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def test_the_schema_is_the_one_that_the_values_make() -> None:
+    made = json.loads((CHART / "values.schema.json").read_text())
+    assert made == values_schema(), "run `make chart-files`"
+
+
+def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
+    made = json.loads((CHART / "values.schema.json").read_text())
+    assert made["properties"]["config"]["required"] == ["models"]
+    assert made["$defs"] == settings_json_schema()["$defs"]
+
+
+def test_every_object_of_the_schema_is_closed_or_a_map_of_one_type() -> None:
+    free = {"global", "affinity"}  # Helm's own, and a large type of Kubernetes
+    entries_are_free = {"tolerations", "extraEnv", "extraVolumes", "extraVolumeMounts", "parentRefs", "clients", "dns", "extraEgress"}
+
+    def open_objects(schema: Any, key: str) -> Iterator[str]:
+        if not isinstance(schema, dict) or key in free | entries_are_free:
+            return
+        if schema.get("type") == "object" and "additionalProperties" not in schema:
+            yield key
+        for name, entry in schema.get("properties", {}).items():
+            yield from open_objects(entry, name)
+
+    schema = values_schema()
+    assert list(open_objects({key: value for key, value in schema.items() if key != "$defs"}, "")) == []
+
+
+def test_every_value_is_described() -> None:
+    described = {path for path, _ in descriptions()}
+    bare = [path for path in leaves(VALUES) if not any(path[:depth] in described for depth in range(1, len(path) + 1))]
+    assert bare == []
+
+
+def test_every_description_is_of_a_value() -> None:
+    def exists(path: tuple[str, ...]) -> bool:
+        value: Any = VALUES
+        for key in path:
+            if not isinstance(value, dict) or key not in value:
+                return False
+            value = value[key]
+        return True
+
+    assert [path for path, _ in descriptions() if not exists(path)] == []
+
+
+def test_the_readme_is_the_one_that_helm_docs_makes() -> None:
+    helm_docs = tool("helm-docs")
+    if helm_docs is None:
+        pytest.skip("helm-docs is neither on the PATH nor in $KUBE_TESTBED/bin")
+    command = [helm_docs, "--chart-search-root", str(CHART), "--dry-run", "--log-level", "error"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == (CHART / "README.md").read_text().strip(), "run `make chart-files`"
+
+
+def test_templates_are_short_and_hold_no_shell_programs() -> None:
+    templates = [p for p in CHART.joinpath("templates").rglob("*") if p.is_file()]
+    lengths: dict[Path, int] = {p: len(p.read_text().splitlines()) for p in templates}
+    assert [p.name for p, lines in lengths.items() if lines > 150] == []
+    assert [p.name for p in templates if any(word in p.read_text() for word in ("/bin/sh", "bash", "sh -c", "python -c"))] == []

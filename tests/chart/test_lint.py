@@ -1,0 +1,249 @@
+"""Every check across values: one set of values that triggers it, with both values in the sentence, and one beside it that does not."""
+
+from typing import Any
+
+import pytest
+
+from serve_app.timeouts import RULES
+from tests.chart.render import Refused, at, merged, render
+
+MODEL: dict[str, Any] = {"name": "m", "model": "embedded:smollm2-135m-instruct"}
+CUDA = MODEL | {"model": "/opt/model", "device": "cuda", "gpus_per_replica": 2}
+WEIGHTS = {"enabled": True}
+HUB = {"path": "m", "source": "hf:org/name"}
+S3 = {"path": "m", "source": "s3://bucket/m"}
+
+
+def models(*several: dict[str, Any]) -> dict[str, Any]:
+    return at("config.models", list(several))
+
+
+TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
+    ("drain-outlasts-wait", at("config.timeouts.drain_s", 20), ("20", "30"), at("config.timeouts.drain_s", 30)),
+    ("client-outlasts-drain", at("timeouts.clientSeconds", 599), ("599", "600"), at("timeouts.clientSeconds", 600)),
+    (
+        "load-balancer-outlasts-silence",
+        at("timeouts.loadBalancerIdleSeconds", 89),
+        ("89", "30", "60"),
+        at("timeouts.loadBalancerIdleSeconds", 90),
+    ),
+    (
+        "keep-alive-outlasts-load-balancer",
+        at("config.ingress.keep_alive_s", 120),
+        ("120",),
+        at("config.ingress.keep_alive_s", 121),
+    ),
+    ("unready-outlasts-probe", at("config.ingress.unready_s", 4), ("is 4",), at("config.ingress.unready_s", 5)),
+    ("node-drain-outlasts-serve", at("timeouts.rayDrainSeconds", 615), ("615", "616"), at("timeouts.rayDrainSeconds", 616)),
+    (
+        "pod-grace-outlasts-node-drain",
+        at("timeouts.terminationGracePeriodSeconds", 640),
+        ("640", "626", "is 5"),
+        at("timeouts.terminationGracePeriodSeconds", 641),
+    ),
+    (
+        "old-cluster-outlasts-drain",
+        at("timeouts.rayClusterDeletionDelaySeconds", 659),
+        ("659", "600"),
+        at("timeouts.rayClusterDeletionDelaySeconds", 660),
+    ),
+    ("gcs-reconnect-outlasts-drain", at("timeouts.gcsReconnectSeconds", 600), ("600",), at("timeouts.gcsReconnectSeconds", 601)),
+    ("head-outlasts-worker-sleep", at("head.preStopSleepSeconds", 19), ("19", "is 5"), at("head.preStopSleepSeconds", 20)),
+    (
+        "spot-notice-outlasts-drain",
+        at("ingressPods.spot", True),
+        ("120", "600", "is 6"),
+        merged(at("ingressPods.spot", True), at("config.timeouts.drain_s", 114)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "broken", "shown", "kept"), TIMEOUTS, ids=[rule for rule, *_ in TIMEOUTS])
+def test_a_timeout_out_of_order_is_refused_with_all_values_and_the_next_second_is_not(
+    rule: str, broken: dict[str, Any], shown: tuple[str, ...], kept: dict[str, Any]
+) -> None:
+    with pytest.raises(Refused, match=rule) as refusal:
+        render(broken)
+    assert [value for value in shown if value not in str(refusal.value)] == []
+    render(kept)
+
+
+def test_the_chart_has_the_rules_of_serve_app_check() -> None:
+    derived = {"serve-outlasts-drain"}  # the chart gives no way to set Serve's graceful shutdown
+    assert {rule for rule, *_ in TIMEOUTS} == {rule.name for rule in RULES} - derived
+
+
+CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
+    (
+        "a target of a model that cannot scale",
+        models(MODEL | {"replicas": {"min": 2, "max": 2, "target_outstanding_tokens": 777}}),
+        ("777", "min is 2 and max is 2", "can never scale"),
+        models(MODEL | {"replicas": {"min": 2, "max": 3, "target_outstanding_tokens": 777}}),
+    ),
+    (
+        "a target of an ingress that cannot scale",
+        at("config.ingress.replicas", {"min": 1, "max": 1, "target_streams": 55}),
+        ("55", "min is 1 and max is 1", "can never scale"),
+        at("config.ingress.replicas", {"min": 1, "max": 2, "target_streams": 55}),
+    ),
+    (
+        "a target above what there can be",
+        models(
+            MODEL
+            | {"engine_args": {"max_model_len": 10, "max_num_seqs": 5}}
+            | {"replicas": {"min": 1, "max": 2, "target_outstanding_tokens": 10051}}
+        ),
+        ("10051", "10050", "can never scale"),
+        models(
+            MODEL
+            | {"engine_args": {"max_model_len": 10, "max_num_seqs": 5}}
+            | {"replicas": {"min": 1, "max": 2, "target_outstanding_tokens": 10050}}
+        ),
+    ),
+    (
+        "scaling without the autoscaler",
+        merged(at("autoscaler.enabled", False), at("config.ingress.replicas.max", 3)),
+        ("max is 3 and min is 1", "autoscaler.enabled is false"),
+        at("autoscaler.enabled", False),
+    ),
+    (
+        "GPUs that do not divide",
+        merged(models(CUDA | {"gpus_per_replica": 3}), at("modelPods.gpusPerNode", 8)),
+        ("gpus_per_replica is 3", "gpusPerNode is 8"),
+        merged(models(CUDA), at("modelPods.gpusPerNode", 8)),
+    ),
+    (
+        "GPUs set twice",
+        merged(models(CUDA), {"modelPods": {"resources": {"limits": {"nvidia.com/gpu": 4}}}}),
+        ("nvidia.com/gpu 4", "gpus_per_replica is 2"),
+        models(CUDA),
+    ),
+    ("latest", at("image.tag", "latest"), ("image.tag is latest", "image.digest is empty"), at("image.tag", "1.2.3")),
+    (
+        "latest of another image",
+        at("gcsFaultTolerance.redis.image.tag", "latest"),
+        ("redis.image.tag is latest",),
+        {"gcsFaultTolerance": {"redis": {"image": {"tag": "latest", "digest": "sha256:" + "a" * 64}}}},
+    ),
+    (
+        "a tag in the repository",
+        at("image.repository", "host:5000/app:1"),
+        ("host:5000/app:1", 'image.tag is ""'),
+        at("image.repository", "host:5000/app"),
+    ),
+    (
+        "a secret in a model's environment",
+        models(MODEL | {"env": {"HF_TOKEN": "x"}}),
+        ("config.models[0].env.HF_TOKEN", "secret"),
+        models(MODEL | {"env": {"HF_HOME": "x"}}),
+    ),
+    (
+        "a secret in a pod's environment",
+        at("head.extraEnv", [{"name": "MY_PASSWORD", "value": "x"}]),
+        ("extraEnv of head", "MY_PASSWORD"),
+        at("head.extraEnv", [{"name": "MY_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]),
+    ),
+    (
+        "a secret in one model's pods",
+        at("modelPods.byModel", {"smollm2-135m-instruct": {"extraEnv": [{"name": "API_KEY", "value": "x"}]}}),
+        ("extraEnv of smollm2-135m-instruct", "API_KEY"),
+        at("modelPods.byModel", {"smollm2-135m-instruct": {"extraEnv": [{"name": "LEVEL", "value": "x"}]}}),
+    ),
+    (
+        "something that looks like a secret anywhere",
+        at("service.annotations", {"note": "hf_" + "a" * 34}),
+        ("looks like a secret (hf_aaa",),
+        at("service.annotations", {"note": "hf_short"}),
+    ),
+    (
+        "a password in Redis' address",
+        {"gcsFaultTolerance": {"enabled": True, "address": "redis://user:pw@host:6379"}},
+        ("gcsFaultTolerance.address has a password",),
+        {"gcsFaultTolerance": {"enabled": True, "address": "redis://host:6379"}},
+    ),
+    ("another name", at("config.name", "x"), ('config.name is "x"', '"demo"'), at("config.name", "demo")),
+    ("another host", at("config.ingress.host", "::1"), ('"::1"', '"0.0.0.0"'), at("config.ingress.host", "0.0.0.0")),
+    (
+        "a token file elsewhere",
+        at("config.protocol.cluster_token_file", "/x"),
+        ('"/x"', '"/etc/serve-app/cluster-token/token"'),
+        at("config.protocol.cluster_token_file", "/etc/serve-app/cluster-token/token"),
+    ),
+    (
+        "other resources of the ingress",
+        at("config.ingress.resources", {"x": 1}),
+        ('{"x":1}', '{"serve_app_ingress":1}'),
+        at("config.ingress.resources", {"serve_app_ingress": 1}),
+    ),
+    ("resources of a model", models(MODEL | {"resources": {"x": 1}}), ('{"x":1}', "serve_app_model_0"), models(MODEL)),
+    (
+        "several replicas in a pod",
+        models(MODEL | {"replicas_per_node": 2}),
+        ("replicas_per_node is 2", "1 replica"),
+        models(MODEL | {"replicas_per_node": 1}),
+    ),
+    ("a port of the links that nobody knows", at("config.protocol.port", 0), ("port is 0",), at("config.protocol.port", 8021)),
+    (
+        "pods of an unknown model",
+        at("modelPods.byModel", {"other": {}}),
+        ('"other"', "smollm2-135m-instruct"),
+        at("modelPods.byModel", {"smollm2-135m-instruct": {}}),
+    ),
+    (
+        "a hub's model in pods that reach no hub",
+        models(MODEL | {"model": "org/name"}),
+        ("config.models[0].model is org/name", "networkPolicies.enabled is true"),
+        merged(models(MODEL | {"model": "org/name"}), at("networkPolicies.enabled", False)),
+    ),
+    (
+        "weights without a volume",
+        models(MODEL | {"model": "/models/m"}),
+        ("/models/m", "weights.enabled is false"),
+        merged(models(MODEL | {"model": "/models/m"}), {"weights": WEIGHTS}),
+    ),
+    (
+        "downloads without a volume",
+        {"weights": {"downloads": [HUB | {"revision": "a" * 40}]}},
+        ("hf:org/name", "weights.enabled is false"),
+        {"weights": WEIGHTS | {"downloads": [HUB | {"revision": "a" * 40}]}},
+    ),
+    (
+        "a download without a commit",
+        {"weights": WEIGHTS | {"downloads": [HUB]}},
+        ("hf:org/name", "revision is empty"),
+        {"weights": WEIGHTS | {"downloads": [HUB | {"revision": "a" * 40}]}},
+    ),
+    (
+        "a download without a checksum",
+        {"weights": WEIGHTS | {"downloads": [S3]}},
+        ("s3://bucket/m", "sha256 is empty"),
+        {"weights": WEIGHTS | {"downloads": [S3 | {"sha256": "a" * 64}]}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "shown", "right"), [case[1:] for case in CHECKS], ids=[case[0] for case in CHECKS])
+def test_wrong_values_are_refused_with_a_sentence_that_names_them(
+    wrong: dict[str, Any], shown: tuple[str, ...], right: dict[str, Any]
+) -> None:
+    with pytest.raises(Refused) as refusal:
+        render(wrong)
+    message = str(refusal.value)
+    assert "execution error at" in message, "a check of the chart, not an accident of its templates"
+    assert [text for text in shown if text not in message] == []
+    render(right)
+
+
+@pytest.mark.parametrize(
+    ("release", "shown"), [("a" * 42, "42 characters, KubeRay allows 41"), ("1st", "cannot name a RayService")]
+)
+def test_a_release_that_kuberay_would_refuse_is_refused_here(release: str, shown: str) -> None:
+    with pytest.raises(Refused, match=shown):
+        render(release=release)
+    render(release="a" * 41)
+
+
+@pytest.mark.parametrize("path", ["serviceAcounts", "head.resorces", "config.ingress.prot", "modelPods.byModel.m.gpu", "image.tags"])
+def test_a_misspelt_key_is_refused(path: str) -> None:
+    with pytest.raises(Refused, match="additional properties"):
+        render(at(path, "x"))

@@ -1,0 +1,156 @@
+"""Who reaches whom, computed from the rendered NetworkPolicies as Kubernetes defines them, against a table written by hand."""
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.chart.render import Rendered, at, merged, render
+
+NAMESPACE = "serving"
+ALL = merged(
+    at("gcsFaultTolerance.enabled", True),
+    at("monitoring.podMonitors", True),
+    {"weights": {"enabled": True, "downloads": [{"path": "m", "source": "hf:o/n", "revision": "a" * 40}]}},
+)
+
+
+@dataclass(frozen=True)
+class End:
+    """A pod, or with an address something outside."""
+
+    namespace: str = NAMESPACE
+    labels: tuple[tuple[str, str], ...] = ()
+    address: str | None = None
+
+
+def ours(component: str) -> End:
+    labels = {"app.kubernetes.io/name": "serve-app", "app.kubernetes.io/instance": "demo", "app.kubernetes.io/component": component}
+    return End(labels=tuple(labels.items()))
+
+
+HEAD, INGRESS, MODEL, REDIS, JOB, TEST = map(ours, ("head", "ingress", "model", "redis", "weights", "test"))
+NEIGHBOUR = End()
+CLIENT = End("elsewhere")
+OTHER_RELEASE = End(labels=(("app.kubernetes.io/name", "serve-app"), ("app.kubernetes.io/instance", "x"), ("app.kubernetes.io/component", "head")))
+OPERATOR, PROMETHEUS = End("kuberay-system"), End("monitoring")
+DNS = End("kube-system", (("k8s-app", "kube-dns"),))
+API, HUB = End(address="10.100.0.1"), End(address="3.3.3.3")
+NODE_CREDENTIALS, POD_IDENTITY = End(address="169.254.169.254"), End(address="169.254.170.23")
+
+
+def _matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    equal = selector.get("matchLabels", {}).items() <= labels.items()
+    return equal and all(labels.get(e["key"]) in e["values"] for e in selector.get("matchExpressions", []))
+
+
+def _is_peer(peer: Mapping[str, Any], end: End) -> bool:
+    if (block := peer.get("ipBlock")) is not None:
+        if end.address is None:
+            return False
+        address = ipaddress.ip_address(end.address)
+        inside = address in ipaddress.ip_network(block["cidr"])
+        return inside and not any(address in ipaddress.ip_network(e) for e in block.get("except", []))
+    if end.address is not None:
+        return False
+    if "namespaceSelector" in peer:
+        in_namespace = _matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": end.namespace})
+    else:
+        in_namespace = end.namespace == NAMESPACE
+    return in_namespace and _matches(peer.get("podSelector", {}), dict(end.labels))
+
+
+def _allows(rule: Mapping[str, Any], side: str, end: End, port: int, protocol: str) -> bool:
+    ports = rule.get("ports")
+    on_port = ports is None or any(
+        p["protocol"] == protocol and p["port"] <= port <= p.get("endPort", p["port"]) for p in ports
+    )
+    peers = rule.get(side)
+    return on_port and (not peers or any(_is_peer(peer, end) for peer in peers))
+
+
+def _rules(r: Rendered, pod: End, direction: str) -> Iterator[list[Any]]:
+    for policy in r.of("NetworkPolicy").values():
+        spec = policy["spec"]
+        if direction in spec["policyTypes"] and pod.address is None and pod.namespace == NAMESPACE and _matches(spec["podSelector"], dict(pod.labels)):
+            yield spec.get(direction.lower(), [])
+
+
+def reaches(r: Rendered, source: End, target: End, port: int, protocol: str = "TCP") -> bool:
+    """Tell whether a connection is let out of ``source`` and into ``target``."""
+    out, into = list(_rules(r, source, "Egress")), list(_rules(r, target, "Ingress"))
+    leaves = not out or any(_allows(rule, "to", target, port, protocol) for rules in out for rule in rules)
+    enters = not into or any(_allows(rule, "from", source, port, protocol) for rules in into for rule in rules)
+    return leaves and enters
+
+
+ALLOWED = [
+    (CLIENT, INGRESS, 8010),
+    (NEIGHBOUR, INGRESS, 8010),
+    (TEST, INGRESS, 8010),
+    (INGRESS, MODEL, 8020),
+    (INGRESS, HEAD, 6379),
+    (MODEL, HEAD, 6379),
+    (HEAD, MODEL, 8076),
+    (MODEL, INGRESS, 8077),
+    (HEAD, INGRESS, 8079),
+    (HEAD, MODEL, 52365),
+    (HEAD, MODEL, 10002),
+    (MODEL, HEAD, 10999),
+    (OPERATOR, HEAD, 8265),
+    (PROMETHEUS, HEAD, 8080),
+    (PROMETHEUS, MODEL, 8080),
+    (PROMETHEUS, INGRESS, 8080),
+    (PROMETHEUS, INGRESS, 8010),
+    (HEAD, API, 443),
+    (HEAD, API, 6443),
+    (HEAD, REDIS, 6379),
+    (JOB, HUB, 443),
+    (JOB, POD_IDENTITY, 80),
+    *((end, DNS, 53) for end in (HEAD, INGRESS, MODEL, REDIS, JOB, TEST)),
+]
+DENIED = [
+    *((outsider, HEAD, port) for outsider in (CLIENT, NEIGHBOUR, OTHER_RELEASE, TEST, JOB) for port in (6379, 8265, 10001, 8076, 10002)),
+    *((outsider, MODEL, port) for outsider in (CLIENT, NEIGHBOUR, OTHER_RELEASE, OPERATOR, TEST) for port in (8020, 8080, 52365, 10002)),
+    *((outsider, INGRESS, port) for outsider in (CLIENT, NEIGHBOUR) for port in (8080, 52365, 8076, 10001)),
+    *((outsider, REDIS, 6379) for outsider in (CLIENT, NEIGHBOUR, OTHER_RELEASE, INGRESS, MODEL, OPERATOR)),
+    *((peer, HEAD, 10001) for peer in (INGRESS, MODEL, OPERATOR)),
+    (INGRESS, HEAD, 8265),
+    (OPERATOR, HEAD, 6379),
+    (PROMETHEUS, HEAD, 8265),
+    *((serving, HUB, 443) for serving in (INGRESS, MODEL, HEAD, REDIS, TEST)),
+    *((serving, API, 443) for serving in (INGRESS, MODEL, REDIS, TEST)),
+    *((any_of_ours, NODE_CREDENTIALS, port) for any_of_ours in (HEAD, INGRESS, MODEL, REDIS, JOB, TEST) for port in (80, 443)),
+    (INGRESS, POD_IDENTITY, 80),
+    (INGRESS, DNS, 8080),
+]
+
+
+def _named(value: object) -> str:
+    if not isinstance(value, End):
+        return str(value)
+    component = dict(value.labels).get("app.kubernetes.io/component")
+    instance = dict(value.labels).get("app.kubernetes.io/instance")
+    return value.address or (f"{instance}-{component}" if component else value.namespace)
+
+
+@pytest.mark.parametrize(("source", "target", "port"), ALLOWED, ids=_named)
+def test_who_must_reaches(source: End, target: End, port: int) -> None:
+    assert reaches(render(ALL), source, target, port)
+
+
+@pytest.mark.parametrize(("source", "target", "port"), dict.fromkeys(DENIED), ids=_named)
+def test_who_must_not_does_not_reach(source: End, target: End, port: int) -> None:
+    assert not reaches(render(ALL), source, target, port)
+
+
+def test_clients_can_be_narrowed_and_the_test_still_reaches() -> None:
+    narrow = render(at("networkPolicies.clients", [{"ipBlock": {"cidr": "10.9.0.0/16"}}]))
+    outside = End(address="10.9.1.1")
+    assert [reaches(narrow, source, INGRESS, 8010) for source in (CLIENT, outside, TEST)] == [False, True, True]
+
+
+def test_metrics_are_closed_without_monitors() -> None:
+    assert not reaches(render(), PROMETHEUS, HEAD, 8080)

@@ -1,0 +1,131 @@
+"""What is rendered is what Kubernetes, KubeRay, Ray Serve and serve-app accept."""
+
+import copy
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from ray.serve.schema import ServeDeploySchema
+
+from serve_app.application import serve_config
+from serve_app.cli.manifests import manifest_problems
+from serve_app.config import parse_settings
+from tests.chart.render import CI_FILES, Object, Rendered, at, merged, render, tool
+from tests.chart.schemas import kubeconform_schemas
+
+ALL = [pytest.param(render_file, id=render_file.stem) for render_file in CI_FILES]
+
+
+@pytest.fixture(params=ALL)
+def rendered(request: pytest.FixtureRequest) -> Rendered:
+    return render(files=(request.param,))
+
+
+def test_there_are_values_for_four_kinds_of_cluster() -> None:
+    assert [f.name.removesuffix("-values.yaml") for f in CI_FILES] == ["default", "eks-gpu", "production", "simulated"]
+
+
+def test_kubeconform_accepts_every_object_strictly(rendered: Rendered, tmp_path: Path) -> None:
+    kubeconform, schemas = tool("kubeconform"), kubeconform_schemas(tmp_path)
+    if kubeconform is None or schemas is None:
+        pytest.skip("kubeconform or its schemas are neither on the PATH nor in $KUBE_TESTBED")
+    locations = [argument for schema in schemas for argument in ("-schema-location", schema)]
+    command = [kubeconform, "-strict", "-summary", "-output", "json", *locations, "-"]
+    done = subprocess.run(command, input=rendered.text, capture_output=True, text=True, timeout=60)
+    report = json.loads(done.stdout)
+    assert report.get("resources", []) == []
+    assert report["summary"] == {"valid": len(rendered.objects), "invalid": 0, "errors": 0, "skipped": 0}
+
+
+def test_serve_app_accepts_the_configuration_and_says_the_same_to_serve(rendered: Rendered) -> None:
+    settings = parse_settings(rendered.config)
+    ours, theirs = serve_config(settings), rendered.serve
+    policies = [serve["applications"][0].pop("autoscaling_policy", None) for serve in (ours, theirs)]
+    assert parse_settings(theirs["applications"][0].pop("args")) == parse_settings(ours["applications"][0].pop("args"))
+    assert theirs == ours
+    assert (policies[0] is None) == (policies[1] is None)
+    if policies[0] and policies[1]:
+        assert parse_settings(policies[1]["policy_kwargs"].pop("settings")) == settings
+        policies[0]["policy_kwargs"].pop("settings")
+        assert policies[0] == policies[1]
+
+
+def test_serve_accepts_the_configuration(rendered: Rendered) -> None:
+    assert ServeDeploySchema.model_validate(rendered.serve).applications[0].name == "demo"
+
+
+def test_serve_app_check_finds_nothing_wrong(rendered: Rendered) -> None:
+    assert list(manifest_problems(rendered.text, client_s=None, load_balancer_idle_s=None)) == []
+
+
+def test_every_replica_has_exactly_one_group_of_pods_whose_resource_it_asks_for(rendered: Rendered) -> None:
+    asked = [rendered.config["ingress"]["resources"], *(m["resources"] for m in rendered.config["models"])]
+    groups = rendered.cluster["workerGroupSpecs"]
+    assert [_resources(g) for g in groups] == asked
+    maximum = [rendered.config["ingress"]["replicas"]["max"], *(m["replicas"]["max"] for m in rendered.config["models"])]
+    assert all(group["maxReplicas"] > needed for group, needed in zip(groups, maximum, strict=True)), "room for an update"
+
+
+def _resources(group: Object) -> Object:
+    """Ray's resources of a group: JSON in quotes for the shell, with the quotes inside escaped."""
+    text = group["rayStartParams"]["resources"]
+    assert text.startswith('"')
+    assert text.endswith('"')
+    return dict(json.loads(text[1:-1].replace('\\"', '"')))
+
+
+def test_selectors_find_their_pods(rendered: Rendered) -> None:
+    labels = [template["metadata"].get("labels", {}) for _, template in rendered.pod_templates()]
+    for name, service in rendered.of("Service").items():
+        wanted = service["spec"]["selector"].items()
+        assert any(wanted <= found.items() for found in labels), name
+    assert rendered.of("Service")[""]["spec"]["selector"].items() <= rendered.group("ingress")["template"]["metadata"]["labels"].items()
+
+
+def test_a_chart_version_is_in_no_label_of_a_pod_of_ray(rendered: Rendered) -> None:
+    """It would make a new Ray cluster of each upgrade of the chart."""
+    assert "helm.sh/chart" not in json.dumps(rendered.cluster)
+    assert "app.kubernetes.io/version" not in json.dumps(rendered.cluster)
+
+
+def test_the_ray_cluster_is_the_same_when_only_serve_has_to_know() -> None:
+    """KubeRay compares the RayCluster's spec without the numbers of replicas: what differs makes a new cluster."""
+
+    def compared(rendered: Rendered) -> Object:
+        cluster = copy.deepcopy(rendered.cluster)
+        for group in cluster["workerGroupSpecs"]:
+            for key in ("replicas", "minReplicas", "maxReplicas"):
+                del group[key]
+        return cluster
+
+    base = render(at("config.ingress.replicas", {"min": 1, "max": 2}))
+    model = base.config["models"][0]
+    in_place = [
+        at("config.ingress.replicas", {"min": 2, "max": 3, "target_streams": 10}),
+        at("config.ingress.max_body_bytes", 1000),
+        {"config": {"models": [{k: v for k, v in model.items() if k != "resources"} | {"engine_args": {"max_model_len": 1024}}]}},
+        at("networkPolicies.enabled", False),
+        at("monitoring", {"podMonitors": True}),
+    ]
+    for change in in_place:
+        assert compared(render(merged(at("config.ingress.replicas", {"min": 1, "max": 2}), change))) == compared(base), change
+    assert compared(render(at("image.tag", "0.2.0"))) != compared(base)
+
+
+def test_numbers_are_whole_however_large() -> None:
+    """Helm holds numbers as floats, which would print as 1.048576e+07."""
+    config = render(merged(at("config.ingress.max_body_bytes", 10485760), at("config.protocol.max_frame_bytes", 1 << 30))).config
+    assert (config["ingress"]["max_body_bytes"], config["protocol"]["max_frame_bytes"]) == (10485760, 1 << 30)
+    assert render(at("objectStore.bytes", 1 << 31)).group("head")["rayStartParams"]["object-store-memory"] == str(1 << 31)
+
+
+def test_generated_secrets_are_long_and_differ() -> None:
+    secrets = render(at("gcsFaultTolerance.enabled", True)).of("Secret")
+    values = [secrets[name]["stringData"][key] for name, key in SECRETS.items()]
+    assert min(map(len, values)) >= 43
+    assert len(set(values)) == len(values)
+    assert f"requirepass {secrets['redis']['stringData']['password']}\n" in secrets["redis"]["stringData"]["redis.conf"]
+
+
+SECRETS = {"cluster-token": "token", "ray-token": "auth_token", "api-keys": "keys", "redis": "password"}

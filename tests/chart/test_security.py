@@ -1,0 +1,172 @@
+"""Every pod of every values file meets Pod Security "restricted" and more; checkov agrees, and has looked at all of them.
+
+Scanners skip custom resources: a RayService scores perfectly by not being read. So its pod templates are taken out first, with the
+autoscaler's container that KubeRay adds, and the number of what was audited is part of the test.
+"""
+
+import json
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.render import CI_FILES, Object, Rendered, at, merged, render
+
+DOWNLOADS = [
+    {"path": "a", "source": "hf:o/n", "revision": "a" * 40},
+    {"path": "b", "source": "s3://b/p", "sha256": "b" * 64},
+]
+EVERYTHING = merged(at("gcsFaultTolerance.enabled", True), {"weights": {"enabled": True, "downloads": DOWNLOADS}})
+NUM_PODS = {"default": 4, "eks-gpu": 5, "production": 5, "simulated": 4, "everything": 7}
+NUM_CHECKS_PASSED = 1800
+"""Of checkov, over all that it audits below: a renderer or a scanner that looks at less must not look like a success."""
+
+
+def rendered(name: str) -> Rendered:
+    if name == "everything":
+        return render(EVERYTHING)
+    (file,) = [f for f in CI_FILES if f.name == f"{name}-values.yaml"]
+    return render(files=(file,))
+
+
+def containers(pod: Object) -> Iterator[Object]:
+    yield from pod.get("initContainers", [])
+    yield from pod["containers"]
+
+
+def not_restricted(pod: Object) -> Iterator[str]:
+    """Yield what the Pod Security Standard "restricted" (v1.34) forbids of what the chart could do wrong."""
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    yield from (f"{key} is set" for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key))
+    yield from (f"volume {v['name']}" for v in pod.get("volumes", []) if not allowed & v.keys())
+    for c in containers(pod):
+        context: dict[str, Any] = pod["securityContext"] | c["securityContext"]
+        facts = {
+            "privileged": not context.get("privileged", False),
+            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
+            "capabilities": context.get("capabilities") == {"drop": ["ALL"]},
+            "runAsNonRoot": context.get("runAsNonRoot") is True,
+            "runAsUser": context.get("runAsUser", 0) >= 10000,
+            "seccompProfile": context.get("seccompProfile") == {"type": "RuntimeDefault"},
+            "hostPort": not any("hostPort" in port for port in c.get("ports", [])),
+        }
+        yield from (f"{c['name']}: {name}" for name, holds in facts.items() if not holds)
+
+
+def beyond_restricted(pod: Object) -> Iterator[str]:
+    """Yield what the chart promises besides: a read-only root, bounded writable places, no token, bounded resources."""
+    if pod.get("automountServiceAccountToken") is not False or pod.get("enableServiceLinks") is not False:
+        yield "the account's token or service links"
+    yield from (f"{v['name']} has no size limit" for v in pod["volumes"] if "emptyDir" in v and "sizeLimit" not in v["emptyDir"])
+    for c in containers(pod):
+        if not c["securityContext"].get("readOnlyRootFilesystem"):
+            yield f"{c['name']}: the root can be written"
+        if {"cpu", "memory"} - c["resources"].get("limits", {}).keys() | {"cpu", "memory"} - c["resources"].get("requests", {}).keys():
+            yield f"{c['name']}: resources"
+        yield from (f"{c['name']}: {e['name']} comes from a secret" for e in c.get("env", []) if "secretKeyRef" in e.get("valueFrom", {}))
+
+
+@pytest.mark.parametrize("name", NUM_PODS)
+def test_every_pod_is_restricted_and_none_is_overlooked(name: str) -> None:
+    pods = dict(rendered(name).pod_templates())
+    assert len(pods) == NUM_PODS[name]
+    wrong = {where: [*not_restricted(t["spec"]), *beyond_restricted(t["spec"])] for where, t in pods.items()}
+    assert wrong == {where: [] for where in pods}
+
+
+def test_the_check_finds_what_is_not_restricted() -> None:
+    pod = {
+        "hostNetwork": True,
+        "securityContext": {"runAsUser": 1},
+        "volumes": [{"name": "h", "hostPath": {}}],
+        "containers": [{"name": "c", "securityContext": {"privileged": True}}],
+    }
+    assert len(list(not_restricted(pod))) == 2 + 6
+
+
+def test_only_the_autoscalers_container_has_a_token_of_the_cluster() -> None:
+    for where, template in render(EVERYTHING).pod_templates():
+        with_token = [c["name"] for c in containers(template["spec"]) if any("kubernetes.io" in m["mountPath"] for m in c["volumeMounts"])]
+        assert with_token == (["autoscaler"] if where.endswith(" head") else [])
+    without = render(at("autoscaler.enabled", False)).pod("head")
+    assert [v["name"] for v in without["volumes"]] == ["tmp", "home", "shm"]
+
+
+def test_every_secret_is_mounted_only_where_it_is_needed() -> None:
+    found = {where: sorted(_secrets(t["spec"])) for where, t in render(EVERYTHING).pod_templates() if _secrets(t["spec"])}
+    assert found == {
+        "Pod demo-test": ["demo-api-keys"],
+        "RayService demo ingress": ["demo-api-keys", "demo-cluster-token"],
+        "RayService demo model-0": ["demo-cluster-token"],
+        "StatefulSet demo-redis": ["demo-redis"],
+    }
+
+
+def _secrets(pod: Object) -> list[str]:
+    return [v["secret"]["secretName"] for v in pod.get("volumes", []) if "secret" in v]
+
+
+def test_no_role_is_made_and_no_account_mounts_its_token_by_itself() -> None:
+    objects = render(EVERYTHING)
+    assert {kind for o in objects.objects if "rbac" in o["apiVersion"] for kind in [o["kind"]]} == set()
+    assert {a["automountServiceAccountToken"] for a in objects.of("ServiceAccount").values()} == {False}
+
+
+ACCEPTED = {
+    "CKV_K8S_15": "IfNotPresent with a digest or a fixed tag; Always would make each start depend on the registry",
+    "CKV_K8S_43": "a digest is the user's to give; production-values.yaml does",
+}
+WITHOUT_PROBES = {"CKV_K8S_8", "CKV_K8S_9"}
+"""Probes: jobs and the test end by themselves, and KubeRay's autoscaler container has no way to give it one."""
+
+
+def test_checkov_finds_nothing_in_all_that_it_must_audit(tmp_path: Path) -> None:
+    checkov = shutil.which("checkov")
+    if checkov is None:
+        pytest.skip("checkov is not on the PATH; make charts installs it")
+    audited: Counter[str] = Counter()
+    for name in NUM_PODS:
+        documents = list(_for_checkov(rendered(name)))
+        audited.update(d["kind"] for d in documents)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump_all(documents))
+    command = [checkov, "-d", str(tmp_path), "--framework", "kubernetes", "--skip-download", "--quiet", "--compact", "-o", "json"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120).stdout)
+    summary, failed = report["summary"], report["results"]["failed_checks"]
+    assert (summary["skipped"], summary["parsing_errors"]) == (0, 0)
+    assert summary["passed"] >= NUM_CHECKS_PASSED
+    assert {c["resource"].split(".")[0] for c in report["results"].get("passed_checks", [])} <= audited.keys()
+    assert audited["Pod"] == sum(NUM_PODS.values())
+    unexpected = [f"{c['check_id']} {c['check_name']}: {c['resource']} in {c['file_path']}" for c in failed if not _accepted(c)]
+    assert unexpected == []
+
+
+def _accepted(check: Object) -> bool:
+    if check["check_id"] in WITHOUT_PROBES:
+        return check["resource"].endswith(("-test", "-head")) or "job-demo-weights" in check["resource"]
+    digest = check["check_id"] == "CKV_K8S_43" and check["file_path"] == "/production.yaml"
+    return check["check_id"] in ACCEPTED and not digest
+
+
+def _for_checkov(found: Rendered) -> Iterator[Object]:
+    for where, template in found.pod_templates():
+        name = where.lower().replace(" ", "-")
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"] | {"name": name, "namespace": "serving"}, "spec": template["spec"]}
+    for o in found.objects:
+        if o["kind"] not in ("Pod", "RayService", "Job", "StatefulSet"):
+            yield o | {"metadata": o["metadata"] | {"namespace": "serving"}}
+
+
+def test_checkov_would_find_a_pod_that_is_not_hardened(tmp_path: Path) -> None:
+    checkov = shutil.which("checkov")
+    if checkov is None:
+        pytest.skip("checkov is not on the PATH; make charts installs it")
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
+    command = [checkov, "-d", str(tmp_path), "--framework", "kubernetes", "--skip-download", "--compact", "-o", "json"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120).stdout)
+    assert report["summary"]["failed"] > 10

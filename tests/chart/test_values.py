@@ -1,0 +1,443 @@
+"""Every value of values.yaml shows where it should: one row per value, and no value without a row."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.render import CHART, Object, Rendered, at, merged, render
+from tests.chart.test_generated import leaves
+
+Place = Callable[[Rendered], Any]
+Row = tuple[str, Any, Place, Any, dict[str, Any]]
+
+CUDA = {"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
+GPU = at("config.models", [CUDA])
+FT = at("gcsFaultTolerance.enabled", True)
+OUTSIDE = {"gcsFaultTolerance": {"enabled": True, "address": "rediss://r:6380"}}
+MONITORS = at("monitoring.podMonitors", True)
+RULES = at("monitoring.prometheusRules", True)
+BOARD = at("monitoring.dashboards", True)
+CLASSES = at("priorityClasses.create", True)
+INGRESS = at("ingress.enabled", True)
+ALB = {"ingress": {"enabled": True, "alb": True}}
+ROUTE = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}}
+HUB = {"path": "m", "source": "hf:o/n", "revision": "a" * 40}
+S3 = {"path": "s", "source": "s3://b/p", "sha256": "b" * 64}
+LOADED = {"weights": {"enabled": True, "downloads": [HUB]}}
+LOADED_S3 = {"weights": {"enabled": True, "downloads": [S3]}}
+MAPPING = {"a/b": "c"}
+TOLERATION = [{"key": "k", "operator": "Exists"}]
+VARIABLE = {"name": "N", "value": "v"}
+MOUNT = {"name": "v", "mountPath": "/v"}
+VOLUME = {"name": "v", "emptyDir": {}}
+MODEL = "model-0"
+
+
+def only(objects: dict[str, Object]) -> Object:
+    (one,) = objects.values()
+    return one
+
+
+def first(objects: dict[str, Object], prefix: str) -> Object:
+    return next(o for name, o in objects.items() if name.startswith(prefix))
+
+
+def size_of(group: str, volume: str) -> Place:
+    return lambda r: next(v for v in r.pod(group)["volumes"] if v["name"] == volume)["emptyDir"]["sizeLimit"]
+
+
+def job(r: Rendered) -> Object:
+    return dict(only(r.of("Job"))["spec"]["template"]["spec"])
+
+
+def redis(r: Rendered) -> Object:
+    return dict(only(r.of("StatefulSet"))["spec"])
+
+
+def redis_container(r: Rendered) -> Object:
+    return dict(redis(r)["template"]["spec"]["containers"][0])
+
+
+def policy(name: str) -> Callable[[Rendered], Object]:
+    return lambda r: dict(r.of("NetworkPolicy")[name]["spec"])
+
+
+def annotations(kind: str, name: str = "") -> Place:
+    return lambda r: r.of(kind)[name]["metadata"].get("annotations", {})
+
+
+def resources(path: str, place: Place, context: dict[str, Any] | None = None) -> Iterator[Row]:
+    """Rows of the four amounts of a container, whose resources ``place`` finds."""
+    for kind, name, amount in (
+        ("requests", "cpu", "11m"),
+        ("requests", "memory", "12Mi"),
+        ("limits", "cpu", "13m"),
+        ("limits", "memory", "14Mi"),
+    ):
+        yield (
+            f"{path}.{kind}.{name}",
+            amount,
+            lambda r, kind=kind, name=name: place(r)[kind][name],
+            amount,
+            context or {},
+        )
+
+
+def pods(path: str, group: str) -> Iterator[Row]:
+    """Rows that the pods of all three kinds have in common."""
+    yield from resources(f"{path}.resources", lambda r: r.container(group)["resources"])
+    yield f"{path}.priorityClassName", "p", lambda r: r.pod(group)["priorityClassName"], "p", {}
+    yield f"{path}.nodeSelector", MAPPING, lambda r: r.pod(group)["nodeSelector"], MAPPING, {}
+    yield f"{path}.tolerations", TOLERATION, lambda r: r.pod(group)["tolerations"], TOLERATION, {}
+    yield f"{path}.affinity", {"nodeAffinity": {}}, lambda r: r.pod(group)["affinity"], {"nodeAffinity": {}}, {}
+    template = lambda r: r.group(group)["template"]["metadata"]  # noqa: E731
+    yield f"{path}.podAnnotations", MAPPING, lambda r: template(r)["annotations"], MAPPING, {}
+    yield f"{path}.podLabels", MAPPING, lambda r: template(r)["labels"]["a/b"], "c", {}
+    yield f"{path}.extraEnv", [VARIABLE], lambda r: r.environment(group)["N"], "v", {}
+    yield f"{path}.extraVolumes", [VOLUME], lambda r: r.pod(group)["volumes"][-1], VOLUME, {}
+    yield f"{path}.extraVolumeMounts", [MOUNT], lambda r: r.container(group)["volumeMounts"][-1], MOUNT, {}
+    yield f"{path}.tmpSize", "3Mi", size_of(group, "tmp"), "3Mi", {}
+    yield f"{path}.homeSize", "3Mi", size_of(group, "home"), "3Mi", {}
+    yield f"{path}.shmSize", "3Mi", size_of(group, "shm"), "3Mi", {}
+
+
+def images(path: str, place: Place, context: dict[str, Any], *, name: str) -> Iterator[Row]:
+    """Rows of an image whose container ``place`` finds."""
+    digest = "sha256:" + "d" * 64
+    yield f"{path}.repository", "h/i", lambda r: place(r)["image"].rpartition(":")[0], "h/i", context
+    yield f"{path}.tag", "9.9", lambda r: place(r)["image"], f"{name}:9.9", context
+    yield f"{path}.digest", digest, lambda r: place(r)["image"], f"{name}@{digest}", context
+    yield f"{path}.pullPolicy", "Always", lambda r: place(r)["imagePullPolicy"], "Always", context
+
+
+CONFIG: list[Row] = [
+    ("config.models", [CUDA, CUDA | {"name": "n"}], lambda r: [m["name"] for m in r.config["models"]], ["m", "n"], {}),
+    ("config.ingress.port", 8011, lambda r: r.container("ingress")["ports"][0], {"name": "http", "containerPort": 8011}, {}),
+    ("config.ingress.num_cpus", 2.5, lambda r: r.group("ingress")["rayStartParams"]["num-cpus"], "3", {}),
+    ("config.ingress.keep_alive_s", 131, lambda r: r.config["ingress"]["keep_alive_s"], 131, {}),
+    ("config.ingress.unready_s", 7, lambda r: r.environment("ingress")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"], "627", {}),
+    ("config.ingress.replicas.min", 2, lambda r: r.group("ingress")["minReplicas"], 2, at("config.ingress.replicas.max", 2)),
+    ("config.ingress.replicas.max", 3, lambda r: r.group("ingress")["maxReplicas"], 6, {}),
+    ("config.protocol.port", 8021, lambda r: r.container(MODEL)["ports"][0], {"name": "link", "containerPort": 8021}, {}),
+    ("config.timeouts.drain_s", 100, lambda r: r.pod(MODEL)["terminationGracePeriodSeconds"], 141, {}),
+    ("config.timeouts.no_replica_s", 31, lambda r: r.config["timeouts"]["no_replica_s"], 31, {}),
+]
+
+PODS: list[Row] = [
+    *images("image", lambda r: r.container("head"), {}, name="serve-app"),
+    ("image.pullSecrets", ["s"], lambda r: [p["spec"]["imagePullSecrets"] for _, p in r.pod_templates()], [[{"name": "s"}]] * 4, {}),
+    ("rayVersion", "2.61.0", lambda r: r.cluster["rayVersion"], "2.61.0", {}),
+    *pods("head", "head"),
+    *pods("ingressPods", "ingress"),
+    *pods("modelPods", MODEL),
+    ("head.preStopSleepSeconds", 44, lambda r: r.pod("head")["terminationGracePeriodSeconds"], 74, {}),
+    ("ingressPods.spot", True, lambda r: r.pod("ingress")["terminationGracePeriodSeconds"], 141, at("config.timeouts.drain_s", 100)),
+    (
+        "ingressPods.spotNoticeSeconds",
+        606,
+        lambda r: r.pod("ingress")["terminationGracePeriodSeconds"],
+        641,
+        at("ingressPods.spot", True),
+    ),
+    (
+        "ingressPods.topologySpread",
+        "DoNotSchedule",
+        lambda r: [c["whenUnsatisfiable"] for c in r.pod("ingress")["topologySpreadConstraints"]],
+        ["DoNotSchedule"] * 2,
+        {},
+    ),
+    ("modelPods.topologySpread", "", lambda r: r.pod(MODEL).get("topologySpreadConstraints"), None, {}),
+    ("modelPods.surge", 5, lambda r: r.group(MODEL)["maxReplicas"], 6, {}),
+    ("modelPods.onePerNode", False, lambda r: r.pod(MODEL).get("affinity"), None, GPU),
+    ("modelPods.gpusPerNode", 4, lambda r: r.container(MODEL)["resources"]["limits"]["nvidia.com/gpu"], 2, GPU),
+    ("modelPods.gpuResource", "amd.com/gpu", lambda r: r.container(MODEL)["resources"]["limits"]["amd.com/gpu"], 2, GPU),
+    ("modelPods.runtimeClassName", "nvidia", lambda r: r.pod(MODEL)["runtimeClassName"], "nvidia", GPU),
+    ("modelPods.byModel", {"m": {"surge": 7}}, lambda r: r.group(MODEL)["maxReplicas"], 8, GPU),
+    ("autoscaler.enabled", False, lambda r: (r.cluster["enableInTreeAutoscaling"], "autoscalerOptions" in r.cluster), (False, False), {}),
+    ("autoscaler.idleTimeoutSeconds", 9, lambda r: r.cluster["autoscalerOptions"]["idleTimeoutSeconds"], 9, {}),
+    ("autoscaler.upscalingMode", "Conservative", lambda r: r.cluster["autoscalerOptions"]["upscalingMode"], "Conservative", {}),
+    *resources("autoscaler.resources", lambda r: r.cluster["autoscalerOptions"]["resources"]),
+    ("objectStore.bytes", 80000000, lambda r: r.group(MODEL)["rayStartParams"]["object-store-memory"], "80000000", {}),
+]
+
+TIMEOUTS: list[Row] = [
+    ("timeouts.clientSeconds", 901, lambda r: only(r.of("HTTPRoute"))["spec"]["rules"][0]["timeouts"]["request"], "901s", ROUTE),
+    (
+        "timeouts.loadBalancerIdleSeconds",
+        121,
+        lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/load-balancer-attributes"],
+        "idle_timeout.timeout_seconds=121",
+        ALB,
+    ),
+    ("timeouts.prefillSeconds", 90, lambda r: len(r.objects) > 0, True, {}),  # only checked: test_lint.py
+    ("timeouts.preStopSleepSeconds", 6, lambda r: r.container(MODEL)["lifecycle"]["preStop"], {"sleep": {"seconds": 6}}, {}),
+    (
+        "timeouts.rayDrainSeconds",
+        700,
+        lambda r: r.environment("ingress")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"],
+        "700",
+        {},
+    ),
+    ("timeouts.gcsReconnectSeconds", 999, lambda r: r.environment("head")["RAY_gcs_rpc_server_reconnect_timeout_s"], "999", {}),
+    ("timeouts.terminationGracePeriodSeconds", 900, lambda r: r.pod("ingress")["terminationGracePeriodSeconds"], 900, {}),
+    ("timeouts.rayClusterDeletionDelaySeconds", 800, lambda r: r.service["rayClusterDeletionDelaySeconds"], 800, {}),
+]
+
+EDGE: list[Row] = [
+    ("service.type", "LoadBalancer", lambda r: r.of("Service")[""]["spec"]["type"], "LoadBalancer", {}),
+    ("service.port", 81, lambda r: r.of("Service")[""]["spec"]["ports"], [{"name": "http", "port": 81, "targetPort": "http"}], {}),
+    ("service.annotations", MAPPING, annotations("Service"), MAPPING, {}),
+    (
+        "service.loadBalancerSourceRanges",
+        ["10.0.0.0/8"],
+        lambda r: r.of("Service")[""]["spec"]["loadBalancerSourceRanges"],
+        ["10.0.0.0/8"],
+        {},
+    ),
+    ("ingress.enabled", True, lambda r: len(r.of("Ingress")), 1, {}),
+    ("ingress.className", "c", lambda r: only(r.of("Ingress"))["spec"]["ingressClassName"], "c", INGRESS),
+    ("ingress.alb", True, lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/target-type"], "ip", INGRESS),
+    (
+        "ingress.albScheme",
+        "internet-facing",
+        lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/scheme"],
+        "internet-facing",
+        ALB,
+    ),
+    ("ingress.albCertificateArn", "arn", lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/certificate-arn"], "arn", ALB),
+    ("ingress.annotations", MAPPING, lambda r: annotations("Ingress")(r)["a/b"], "c", ALB),
+    ("ingress.hosts", ["a", "b"], lambda r: [rule["host"] for rule in only(r.of("Ingress"))["spec"]["rules"]], ["a", "b"], INGRESS),
+    ("ingress.tlsSecretName", "t", lambda r: only(r.of("Ingress"))["spec"]["tls"][0]["secretName"], "t", INGRESS),
+    ("httpRoute.enabled", True, lambda r: len(r.of("HTTPRoute")), 1, at("httpRoute.parentRefs", [{"name": "g"}])),
+    ("httpRoute.parentRefs", [{"name": "h"}], lambda r: only(r.of("HTTPRoute"))["spec"]["parentRefs"], [{"name": "h"}], ROUTE),
+    ("httpRoute.hostnames", ["a"], lambda r: only(r.of("HTTPRoute"))["spec"]["hostnames"], ["a"], ROUTE),
+    ("httpRoute.annotations", MAPPING, annotations("HTTPRoute"), MAPPING, ROUTE),
+]
+
+SECRETS: list[Row] = [
+    ("clusterToken.existingSecret", "s", lambda r: ("cluster-token" in r.of("Secret"), secrets_of(r, MODEL)), (False, ["s"]), {}),
+    ("rayToken.existingSecret", "s", lambda r: r.cluster["authOptions"], {"mode": "token", "secretName": "s"}, {}),
+    ("apiKeys.enabled", False, lambda r: ("api-keys" in r.of("Secret"), "api_keys_file" in r.config["ingress"]), (False, False), {}),
+    ("apiKeys.existingSecret", "s", lambda r: secrets_of(r, "ingress"), ["demo-cluster-token", "s"], {}),
+]
+
+
+def secrets_of(r: Rendered, group: str) -> list[str]:
+    return [v["secret"]["secretName"] for v in r.pod(group)["volumes"] if "secret" in v]
+
+
+REDIS: list[Row] = [
+    (
+        "gcsFaultTolerance.enabled",
+        True,
+        lambda r: r.cluster["gcsFaultToleranceOptions"]["redisAddress"],
+        "redis://demo-redis.serving.svc:6379",
+        {},
+    ),
+    (
+        "gcsFaultTolerance.address",
+        "rediss://r:6381",
+        lambda r: (r.cluster["gcsFaultToleranceOptions"], r.of("StatefulSet")),
+        ({"redisAddress": "rediss://r:6381"}, {}),
+        FT,
+    ),
+    ("gcsFaultTolerance.username", "u", lambda r: r.cluster["gcsFaultToleranceOptions"]["redisUsername"], {"value": "u"}, OUTSIDE),
+    ("gcsFaultTolerance.existingSecret", "s", lambda r: redis_password(r), {"name": "s", "key": "password"}, OUTSIDE),
+    (
+        "gcsFaultTolerance.existingSecretKey",
+        "k",
+        lambda r: redis_password(r),
+        {"name": "s", "key": "k"},
+        merged(OUTSIDE, at("gcsFaultTolerance.existingSecret", "s")),
+    ),
+    *images("gcsFaultTolerance.redis.image", redis_container, FT, name="docker.io/valkey/valkey"),
+    *resources("gcsFaultTolerance.redis.resources", lambda r: redis_container(r)["resources"], FT),
+    (
+        "gcsFaultTolerance.redis.priorityClassName",
+        "p",
+        lambda r: redis(r)["template"]["spec"]["priorityClassName"],
+        "p",
+        FT,
+    ),
+    ("gcsFaultTolerance.redis.nodeSelector", MAPPING, lambda r: redis(r)["template"]["spec"]["nodeSelector"], MAPPING, FT),
+    ("gcsFaultTolerance.redis.tolerations", TOLERATION, lambda r: redis(r)["template"]["spec"]["tolerations"], TOLERATION, FT),
+    (
+        "gcsFaultTolerance.redis.persistence.enabled",
+        False,
+        lambda r: ("volumeClaimTemplates" in redis(r), redis(r)["template"]["spec"]["volumes"][-1]["emptyDir"]),
+        (False, {"sizeLimit": "1Gi"}),
+        FT,
+    ),
+    (
+        "gcsFaultTolerance.redis.persistence.size",
+        "2Gi",
+        lambda r: redis(r)["volumeClaimTemplates"][0]["spec"]["resources"],
+        {"requests": {"storage": "2Gi"}},
+        FT,
+    ),
+    (
+        "gcsFaultTolerance.redis.persistence.storageClass",
+        "fast",
+        lambda r: redis(r)["volumeClaimTemplates"][0]["spec"]["storageClassName"],
+        "fast",
+        FT,
+    ),
+    (
+        "gcsFaultTolerance.redis.persistence.whenDeleted",
+        "Retain",
+        lambda r: redis(r)["persistentVolumeClaimRetentionPolicy"]["whenDeleted"],
+        "Retain",
+        FT,
+    ),
+]
+
+
+def redis_password(r: Rendered) -> Any:
+    return r.cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
+
+
+def weights_mounts(r: Rendered) -> list[bool]:
+    return [any(m["mountPath"] == "/models" for m in r.container(group)["volumeMounts"]) for group in ("ingress", MODEL, "head")]
+
+
+def claim(r: Rendered) -> Object:
+    return dict(r.of("PersistentVolumeClaim")["weights"])
+
+
+def variables(container: Object) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in container["env"]}
+
+
+WEIGHTS: list[Row] = [
+    ("weights.enabled", True, weights_mounts, [True, True, False], {}),
+    (
+        "weights.existingClaim",
+        "c",
+        lambda r: ([v["persistentVolumeClaim"] for v in r.pod(MODEL)["volumes"] if v["name"] == "weights"], r.of("PersistentVolumeClaim")),
+        ([{"claimName": "c"}], {}),
+        LOADED,
+    ),
+    ("weights.storageClass", "efs", lambda r: claim(r)["spec"]["storageClassName"], "efs", LOADED),
+    ("weights.accessMode", "ReadOnlyMany", lambda r: claim(r)["spec"]["accessModes"], ["ReadOnlyMany"], LOADED),
+    ("weights.size", "1Ti", lambda r: claim(r)["spec"]["resources"], {"requests": {"storage": "1Ti"}}, LOADED),
+    ("weights.keep", False, lambda r: claim(r)["metadata"].get("annotations"), None, LOADED),
+    (
+        "weights.downloads",
+        [HUB],
+        lambda r: job(r)["containers"][0]["args"],
+        ["/models/m", "hf:o/n@" + "a" * 40],
+        at("weights.enabled", True),
+    ),
+    *images("weights.s3Image", lambda r: job(r)["initContainers"][0], LOADED_S3, name="public.ecr.aws/aws-cli/aws-cli"),
+    (
+        "weights.huggingFaceTokenSecret",
+        "s",
+        lambda r: ([v["secret"]["secretName"] for v in job(r)["volumes"] if "secret" in v], variables(job(r)["containers"][0])),
+        (["s"], {"HF_HUB_OFFLINE": "0", "HF_TOKEN_PATH": "/etc/serve-app/hugging-face/token"}),
+        LOADED,
+    ),
+    ("weights.huggingFaceEndpoint", "https://m", lambda r: variables(job(r)["containers"][0])["HF_ENDPOINT"], "https://m", LOADED),
+    ("weights.s3Endpoint", "https://s", lambda r: variables(job(r)["initContainers"][0])["AWS_ENDPOINT_URL_S3"], "https://s", LOADED_S3),
+    ("weights.s3Region", "eu-west-1", lambda r: variables(job(r)["initContainers"][0])["AWS_REGION"], "eu-west-1", LOADED_S3),
+    ("weights.activeDeadlineSeconds", 99, lambda r: only(r.of("Job"))["spec"]["activeDeadlineSeconds"], 99, LOADED),
+    *resources("weights.resources", lambda r: job(r)["containers"][0]["resources"], LOADED),
+    ("weights.nodeSelector", MAPPING, lambda r: job(r)["nodeSelector"], MAPPING, LOADED),
+    ("weights.tolerations", TOLERATION, lambda r: job(r)["tolerations"], TOLERATION, LOADED),
+]
+
+PEER = [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
+RANGE = ["10.1.0.0/16"]
+
+POLICIES: list[Row] = [
+    ("networkPolicies.enabled", False, lambda r: r.of("NetworkPolicy"), {}, {}),
+    ("networkPolicies.clients", PEER, lambda r: policy("clients")(r)["ingress"][0]["from"], PEER, {}),
+    (
+        "networkPolicies.operatorNamespace",
+        "o",
+        lambda r: policy("operator")(r)["ingress"][0]["from"],
+        [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "o"}}}],
+        {},
+    ),
+    (
+        "networkPolicies.prometheusNamespace",
+        "o",
+        lambda r: policy("prometheus-head")(r)["ingress"][0]["from"],
+        [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "o"}}}],
+        MONITORS,
+    ),
+    ("networkPolicies.dns", PEER, lambda r: policy("dns")(r)["egress"][0]["to"], PEER, {}),
+    ("networkPolicies.apiServerCidrs", RANGE, lambda r: policy("api-server")(r)["egress"][0]["to"], PEER, {}),
+    (
+        "networkPolicies.apiServerPorts",
+        [444],
+        lambda r: policy("api-server")(r)["egress"][0]["ports"],
+        [{"protocol": "TCP", "port": 444}],
+        {},
+    ),
+    ("networkPolicies.weightsCidrs", RANGE, lambda r: policy("weights")(r)["egress"][0]["to"], PEER, LOADED),
+    ("networkPolicies.redisCidrs", RANGE, lambda r: policy("head-to-redis")(r)["egress"][0]["to"], PEER, OUTSIDE),
+    ("networkPolicies.extraEgress", [{"to": PEER}], lambda r: policy("extra-egress")(r)["egress"], [{"to": PEER}], {}),
+]
+
+CLUSTER: list[Row] = [
+    ("podDisruptionBudgets.enabled", False, lambda r: r.of("PodDisruptionBudget"), {}, at("config.ingress.replicas", {"min": 3, "max": 3})),
+    ("podDisruptionBudgets.head", True, lambda r: r.of("PodDisruptionBudget")["head"]["spec"]["minAvailable"], 1, {}),
+    ("priorityClasses.create", True, lambda r: [r.pod(g)["priorityClassName"] for g in ("head", MODEL)], ["demo-head", "demo-worker"], {}),
+    ("priorityClasses.headValue", 7, lambda r: r.of("PriorityClass")["head"]["value"], 7, CLASSES),
+    ("priorityClasses.workerValue", 7, lambda r: r.of("PriorityClass")["worker"]["value"], 7, CLASSES),
+    ("serviceAccounts.headAnnotations", MAPPING, annotations("ServiceAccount", "head"), MAPPING, {}),
+    ("serviceAccounts.workerAnnotations", MAPPING, annotations("ServiceAccount", "worker"), MAPPING, {}),
+    ("serviceAccounts.weightsAnnotations", MAPPING, annotations("ServiceAccount", "weights"), MAPPING, LOADED),
+    ("monitoring.podMonitors", True, lambda r: sorted(r.of("PodMonitor")), ["ingress", "ray"], {}),
+    ("monitoring.prometheusRules", True, lambda r: len(r.of("PrometheusRule")), 1, {}),
+    ("monitoring.dashboards", True, lambda r: "dashboard" in r.of("ConfigMap"), True, {}),
+    ("monitoring.labels", MAPPING, lambda r: r.of("PodMonitor")["ray"]["metadata"]["labels"]["a/b"], "c", MONITORS),
+    (
+        "monitoring.dashboardLabels.grafana_dashboard",
+        "2",
+        lambda r: r.of("ConfigMap")["dashboard"]["metadata"]["labels"]["grafana_dashboard"],
+        "2",
+        BOARD,
+    ),
+    (
+        "monitoring.scrapeIntervalSeconds",
+        9,
+        lambda r: r.of("PodMonitor")["ray"]["spec"]["podMetricsEndpoints"][0]["interval"],
+        "9s",
+        MONITORS,
+    ),
+    ("monitoring.waitingRequestsAlert", 77, lambda r: alert(r, "ServeAppRequestsWait")["expr"].endswith("> 77"), True, RULES),
+    ("test.apiKeySecret", "s", lambda r: only(r.of("Pod"))["spec"]["volumes"][1]["secret"]["secretName"], "s", {}),
+    ("test.timeoutSeconds", 99, lambda r: only(r.of("Pod"))["spec"]["activeDeadlineSeconds"], 159, {}),
+    *resources("test.resources", lambda r: only(r.of("Pod"))["spec"]["containers"][0]["resources"]),
+]
+
+
+def alert(r: Rendered, name: str) -> Object:
+    rules = only(r.of("PrometheusRule"))["spec"]["groups"][0]["rules"]
+    return next(rule for rule in rules if rule["alert"] == name)
+
+
+ROWS: list[Row] = [*CONFIG, *PODS, *TIMEOUTS, *EDGE, *SECRETS, *REDIS, *WEIGHTS, *POLICIES, *CLUSTER]
+
+
+@pytest.mark.parametrize(("path", "value", "place", "expected", "context"), ROWS, ids=[row[0] for row in ROWS])
+def test_a_value_shows_in_its_place(path: str, value: Any, place: Place, expected: Any, context: dict[str, Any]) -> None:
+    assert place(render(merged(context, at(path, value)))) == expected
+
+
+def test_every_value_has_a_row_and_every_row_a_value() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert sorted(row[0] for row in ROWS) == sorted(".".join(path) for path in leaves(values))
+
+
+def test_no_row_sets_what_is_the_default_anyway() -> None:
+    def default(path: str) -> Any:
+        value: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+        for key in path.split("."):
+            value = value[key]
+        return value
+
+    assert [path for path, value, *_ in ROWS if value == default(path)] == []
