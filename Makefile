@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest manifests clean
+.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest manifests image test-cluster clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -11,6 +11,10 @@ TORCH := torch==2.13.0+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 EMBEDDED_MODEL := smollm2-135m-instruct
 CONFIG ?= examples/cpu.yaml
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE ?= localhost/serve-app:$(VERSION)
+REDIS_IMAGE ?= localhost/serve-app-redis:$(VERSION)
+BUILD ?= docker build
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,10 +26,10 @@ demo: model ## start, ask, break a replica in mid-stream, show that the answer g
 	$(BIN)/serve-app demo
 
 test: .venv ## all tests that need no cluster, about 15 minutes on 2 cores
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not cluster"
 
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not cluster"
 
 check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/ruff format --check .
@@ -59,13 +63,27 @@ selftest-loadtest: .venv ## the load generator against a server of known laws: a
 	$(BIN)/serve-app-loadtest selftest --out results/selftest
 	$(BIN)/pytest tests/loadtest
 
-lock: .venv ## renew requirements/cpu.lock after a change of pyproject.toml; known versions stay
+image: .venv ## build the CPU image as IMAGE with BUILD (default: docker build), pip configured as here
+	@config=$$(mktemp); trap 'rm -f "$$config"' EXIT; \
+	{ echo "[global]"; $(BIN)/pip config list | sed -n "s/^\(:env:\|global\)[.]*\([a-z-]*\)='\(.*\)'$$/\2 = \3/p" | awk '!seen[$$1]++'; } > "$$config"; \
+	$(BUILD) --target cpu --build-arg TORCH=$(TORCH) --build-arg PYTORCH_CPU_INDEX=$(PYTORCH_CPU_INDEX) \
+	  --secret id=pip,src="$$config" -t $(IMAGE) .
+
+test-cluster: image ## install on the cluster of KUBECONFIG and test it; BUILD must load images where its nodes find them
+	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
+	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
+	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m cluster --durations=0 tests/cluster
+
+lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
-	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --python-version 3.11 \
-	  --override requirements/overrides.txt --generate-hashes --no-emit-index-url --no-emit-package torch \
-	  --extra cpu --extra kubernetes --extra loadtest --extra dev "$${args[@]}" -o requirements/cpu.lock pyproject.toml
-	@echo "requirements/cpu.lock is renewed; make test installs it"
+	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
+	  --generate-hashes --no-emit-index-url "$$@"; }; \
+	compile --python-version 3.11 --extra cpu --extra kubernetes --extra loadtest --no-emit-package torch "$${args[@]}" -o requirements/cpu.lock pyproject.toml; \
+	compile --python-version 3.11 --group dev -c requirements/cpu.lock -o requirements/dev.lock; \
+	compile --python-version 3.11 --group sbom -o requirements/sbom.lock; \
+	compile --python-version 3.12 --extra loadtest -c requirements/cpu.lock -o requirements/cuda.lock pyproject.toml
+	@echo "requirements/*.lock are renewed; make test installs them"
 
 lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
 	UV_CUSTOM_COMPILE_COMMAND="make lock-charts" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -82,7 +100,7 @@ clean: ## remove .venv and caches; fetched models stay
 .venv: .venv/.installed
 
 # Not the directory: its time changes with every file made in it.
-.venv/.installed: requirements/cpu.lock pyproject.toml
+.venv/.installed: requirements/cpu.lock requirements/dev.lock pyproject.toml
 	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3 || true); \
 	[ -n "$$python" ] || { echo "error: no python3 found; install Python 3.11 or 3.12 (Debian: apt install python3 python3-venv)" >&2; exit 1; }; \
 	version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
@@ -96,8 +114,8 @@ clean: ## remove .venv and caches; fetched models stay
 	@if $(BIN)/pip install -q --no-deps $(TORCH) 2>/dev/null; then echo "$(TORCH) came from where pip is configured to look"; \
 	else echo "pip's own sources lack $(TORCH): taking it from $(PYTORCH_CPU_INDEX)"; \
 	  $(BIN)/pip install -q --no-deps --index-url $(PYTORCH_CPU_INDEX) $(TORCH); fi
-	@echo "installing requirements/cpu.lock, every file checked against its hash"
-	@$(BIN)/pip install -q --no-deps --require-hashes -r requirements/cpu.lock
+	@echo "installing requirements/cpu.lock and dev.lock, every file checked against its hash"
+	@$(BIN)/pip install -q --no-deps --require-hashes -r requirements/cpu.lock -r requirements/dev.lock
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import ray
+from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 
 from serve_app.config import MembershipSettings
 
@@ -109,6 +110,8 @@ def lease_board(application: str, settings: MembershipSettings) -> Any:
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=0,
+            # Beside Serve's controller. On a worker it would keep that node busy for ever, and the autoscaler would never remove it.
+            resources={HEAD_NODE_RESOURCE_NAME: 0.001},
             max_concurrency=1000,
         )
         .remote(settings.expiry_s)

@@ -65,9 +65,10 @@ def test_only_what_may_scale_is_autoscaled_and_never_by_serves_own_delays() -> N
 
 
 def test_a_new_ingress_listens_before_an_old_one_stops_and_gpus_are_not_asked_for_twice() -> None:
-    built = deployments({"models": [SCALED]})
+    spare = {**TINY, "name": "spare", "replicas": {"surge": 0}}
+    built = deployments({"models": [SCALED, TINY, spare]})
     surge = {name: d._deployment_config.max_surge_percent for name, d in built.items()}
-    assert surge == {"ingress": 100, "replica-big": 0}
+    assert surge == {"ingress": 100, "replica-big": 0, "replica-tiny": 1, "replica-spare": 0}
 
 
 def test_ingresses_report_for_a_model_that_may_scale_also_where_they_may_not() -> None:

@@ -44,6 +44,9 @@ class ScalingSettings(Bounds):
     """Replicas at the first deployment, between min and max. Default: min."""
     target_outstanding_tokens: Int = Field(default=4096, ge=1)
     """Tokens of unfinished work (prompt + still expected output) per replica that the autoscaler aims at."""
+    surge: Int | None = Field(default=None, ge=0, le=1)
+    """Replicas beyond those, while an update replaces them. 1: the new one is up before an old one stops, and the update waits for
+    room for it. 0: an old one stops first, so that a model of one replica is away for a start. Default: 1 on cpu, 0 on cuda."""
 
     @model_validator(mode="after")
     def _initial_is_within_bounds(self) -> Self:

@@ -1,0 +1,18 @@
+"""The release all files of this folder share. Without a cluster they are skipped."""
+
+import os
+
+import pytest
+
+from tests.cluster.release import Release, images_from_environment
+
+
+@pytest.fixture(scope="session")
+def release() -> Release:
+    """The installed release, ready."""
+    images = images_from_environment()
+    if not os.environ.get("KUBECONFIG") or images is None:
+        pytest.skip("no cluster: `make test-cluster` sets KUBECONFIG and the images")
+    installed = Release(images)
+    installed.install()
+    return installed

@@ -1,0 +1,50 @@
+"""kubectl and helm as functions, and waiting with deadlines. One current context: $KUBECONFIG."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+POLL_S = 1.0
+
+
+def run(*command: str, stdin: str | None = None, limit_s: float = 120.0) -> str:
+    """Return the command's standard output. A failure is an AssertionError with all that it said."""
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=limit_s)
+    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def kubectl(*arguments: str, stdin: str | None = None, limit_s: float = 120.0) -> str:
+    """Return what kubectl printed."""
+    return run("kubectl", *arguments, stdin=stdin, limit_s=limit_s)
+
+
+def get(kind: str, *arguments: str) -> Any:
+    """Return the object, or with a selector the list, as parsed JSON."""
+    return json.loads(kubectl("get", kind, *arguments, "-o", "json"))
+
+
+def apply(*objects: dict[str, Any]) -> None:
+    """Create or change objects."""
+    kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(o) for o in objects))
+
+
+def wait_until(what: str, condition: Callable[[], Any], limit_s: float) -> Any:
+    """Return the condition's first true value.
+
+    Raises:
+        AssertionError: It was false for ``limit_s`` seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {limit_s:.0f} s"
+        time.sleep(POLL_S)
+    return value
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    """Whether the pod's condition Ready is true and it is not being deleted."""
+    conditions = pod["status"].get("conditions", [])
+    return "deletionTimestamp" not in pod["metadata"] and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

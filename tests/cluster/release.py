@@ -1,0 +1,163 @@
+"""The release under test: installing it, asking it from a pod, streams that run while something happens."""
+
+import base64
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.kube import apply, get, is_ready, kubectl, run, wait_until
+
+HERE = Path(__file__).parent
+CHART = HERE.parent.parent / "helm" / "serve-app"
+RELEASE, NAMESPACE = "demo", "serve-app-test"
+CLIENT_NAMESPACE = "serve-app-client"
+MODEL = "sim"
+START_LIMIT_S = 300.0
+ANSWERS_END_S = 120.0
+
+
+@dataclass(frozen=True)
+class Images:
+    """Repository and tag of the images under test, which every node can get."""
+
+    app: str
+    redis: str
+
+    def values(self) -> list[str]:
+        """Return helm's arguments that name the images."""
+        repository, _, tag = self.app.rpartition(":")
+        redis_repository, _, redis_tag = self.redis.rpartition(":")
+        prefix = "gcsFaultTolerance.redis.image"
+        named = {
+            "image.repository": repository,
+            "image.tag": tag,
+            f"{prefix}.repository": redis_repository,
+            f"{prefix}.tag": redis_tag,
+        }
+        return [argument for key, value in named.items() for argument in ("--set-string", f"{key}={value}")]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What the clients of `streams.py` saw."""
+
+    counts: dict[str, int]
+    others: list[str]
+    """Outcome and detail of the first requests that were not complete."""
+    num_texts: int
+    """Different answers; the question is the same, greedy and simulated, so 1 unless a resumed stream was wrong."""
+    longest_gap_s: float
+
+    def require_all_complete(self) -> None:
+        """Raises AssertionError if any request was refused, cut or answered otherwise than the rest."""
+        assert set(self.counts) == {"complete"}, self
+        assert self.num_texts == 1, self
+
+
+class Release:
+    """One helm release and a client pod in a namespace of its own."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+
+    def install(self) -> None:
+        """Make the namespaces, the release and the client, and wait until the first answer could come."""
+        for name in (NAMESPACE, CLIENT_NAMESPACE):
+            labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+            apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+        self.upgrade()
+        apply(client_pod(self.images.app))
+        self.wait_ready()
+        wait_until("client pod", lambda: is_ready(get("pod", "client", "-n", CLIENT_NAMESPACE)), 60)
+
+    def upgrade(self, *arguments: str) -> None:
+        """`helm upgrade --install` with the tests' values and these arguments; the release keeps no values of before."""
+        command = ("helm", "upgrade", "--install", RELEASE, str(CHART), "-n", NAMESPACE, "-f", str(HERE / "values.yaml"))
+        run(*command, *self.images.values(), *arguments)
+
+    def wait_ready(self) -> None:
+        """Wait until KubeRay says Ready and the Service has an address."""
+        wait_until("RayService Ready", self.is_ready, START_LIMIT_S)
+        wait_until("ready ingress pod", lambda: self.ready_pods("ingress"), START_LIMIT_S)
+
+    def is_ready(self) -> bool:
+        """Whether the RayService's condition Ready is true."""
+        return self.condition("Ready") == "True"
+
+    def condition(self, name: str) -> str:
+        """Return the RayService's condition, "" when it has none of that name."""
+        conditions = self.status().get("conditions", [])
+        return next((str(c["status"]) for c in conditions if c["type"] == name), "")
+
+    def status(self) -> dict[str, Any]:
+        """Return the RayService's status."""
+        status: dict[str, Any] = get("rayservice", RELEASE, "-n", NAMESPACE).get("status", {})
+        return status
+
+    def active_cluster(self) -> str:
+        """Return the name of the Ray cluster that serves."""
+        return str(self.status()["activeServiceStatus"]["rayClusterName"])
+
+    def pods(self, component: str) -> list[dict[str, Any]]:
+        """Return the component's pods, whatever their state."""
+        selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component={component}"
+        items: list[dict[str, Any]] = get("pods", "-n", NAMESPACE, "-l", selector)["items"]
+        return items
+
+    def ready_pods(self, component: str) -> list[str]:
+        """Return the names of the component's pods that are ready."""
+        return [pod["metadata"]["name"] for pod in self.pods(component) if is_ready(pod)]
+
+    def api_key(self) -> str:
+        """Return the generated key."""
+        data = get("secret", f"{RELEASE}-api-keys", "-n", NAMESPACE)["data"]
+        return base64.b64decode(data["keys"]).decode().split()[0]
+
+    def python(self, script: str, *arguments: str, limit_s: float = 120.0) -> str:
+        """Run a script in the client pod and return what it printed."""
+        return kubectl(*self._in_client("python", "-c", script, *arguments), limit_s=limit_s)
+
+    def _in_client(self, *command: str) -> tuple[str, ...]:
+        return ("exec", "-i", "-n", CLIENT_NAMESPACE, "client", "--", "env", f"API_KEY={self.api_key()}", *command)
+
+    @property
+    def url(self) -> str:
+        """The Service, as pods see it."""
+        return f"http://{RELEASE}.{NAMESPACE}"
+
+    @contextmanager
+    def streams(self, *, num: int, tokens: int) -> Iterator[list[Streams]]:
+        """Have ``num`` clients stream without pause while the block runs; afterwards the list holds what they saw."""
+        seen: list[Streams] = []
+        script = (HERE / "streams.py").read_text()
+        command = ["kubectl", *self._in_client("python", "-c", script, self.url, MODEL, str(num), str(tokens))]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line == "started\n", f"the clients did not start: {line}"
+            try:
+                yield seen
+            finally:
+                rest, _ = process.communicate(timeout=ANSWERS_END_S)
+            seen.append(Streams(**json.loads(rest)))
+
+
+def client_pod(image: str) -> dict[str, Any]:
+    """A pod that waits to be told what to run."""
+    restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    pod_security = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+    wait = {"name": "client", "image": image, "command": ["sleep", "infinity"], "securityContext": restricted}
+    spec = {"containers": [wait], "securityContext": pod_security, "terminationGracePeriodSeconds": 0}
+    metadata = {"name": "client", "namespace": CLIENT_NAMESPACE}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def images_from_environment() -> Images | None:
+    """Return the images named by `make test-cluster`; None where there are none."""
+    app, redis = os.environ.get("SERVE_APP_IMAGE"), os.environ.get("SERVE_APP_REDIS_IMAGE")
+    return Images(app, redis) if app and redis else None

@@ -1,0 +1,84 @@
+"""The installed release: helm's own test, answers through the Service, refused values, Pod Security."""
+
+import json
+import subprocess
+from itertools import pairwise
+
+import pytest
+
+from tests.cluster.kube import get, run
+from tests.cluster.release import CHART, MODEL, NAMESPACE, RELEASE, Release
+
+pytestmark = pytest.mark.cluster
+
+ASK = """
+import json, os, sys, httpx
+url, path, body = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+headers = {"authorization": "Bearer " + os.environ["API_KEY"]}
+with httpx.stream("POST", url + path, json=body, headers=headers, timeout=60) as answer:
+    print(json.dumps([answer.status_code, [line for line in answer.iter_lines() if line]]))
+"""
+
+
+def test_helm_test_passes(release: Release) -> None:
+    said = run("helm", "test", RELEASE, "-n", NAMESPACE, "--logs", "--timeout", "3m", limit_s=240)
+    assert "Phase:          Succeeded" in said, said
+
+
+def ask(release: Release, path: str, body: dict[str, object]) -> tuple[int, list[str]]:
+    status, lines = json.loads(release.python(ASK, release.url, path, json.dumps(body)))
+    return status, lines
+
+
+def test_a_chat_streams_through_the_service(release: Release) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
+    status, lines = ask(release, "/v1/chat/completions", body)
+    assert status == 200
+    assert lines[-1] == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert events[-1]["usage"]["completion_tokens"] == 20
+    assert len([e for e in events if e["choices"]]) > 10  # streamed, not sent at once
+    assert [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]] == ["length"]
+
+
+def test_generate_streams_through_the_service(release: Release) -> None:
+    status, lines = ask(release, "/generate", {"prompt": "hello", "max_tokens": 20, "stream": True})
+    assert status == 200
+    texts = [json.loads(line)["text"][0] for line in lines]
+    assert len(texts) > 10
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+
+
+def test_without_a_key_nothing_is_answered(release: Release) -> None:
+    script = ASK.replace('os.environ["API_KEY"]', '"wrong"')
+    status, _ = json.loads(release.python(script, release.url, "/v1/chat/completions", "{}"))
+    assert status == 401
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("config.modles=1", "modles"),
+        ("image.tag=latest", "latest"),
+        ("timeouts.terminationGracePeriodSeconds=10", "terminationGracePeriodSeconds"),
+    ],
+)
+def test_wrong_values_are_refused_by_the_upgrade(release: Release, wrong: str, said: str) -> None:
+    before = get("rayservice", RELEASE, "-n", NAMESPACE)["metadata"]["generation"]
+    command = ["helm", "upgrade", RELEASE, str(CHART), "-n", NAMESPACE, "--reuse-values", "--set", wrong]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert get("rayservice", RELEASE, "-n", NAMESPACE)["metadata"]["generation"] == before
+
+
+def test_a_namespace_with_restricted_pod_security_accepts_every_pod(release: Release) -> None:
+    labels = get("namespace", NAMESPACE)["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    ready = {component: len(release.ready_pods(component)) for component in ("head", "ingress", "model", "redis")}
+    assert all(ready.values()), ready
+    for component in ready:
+        for pod in release.pods(component):
+            for container in pod["spec"]["containers"] + pod["spec"].get("initContainers", []):
+                assert container["securityContext"]["readOnlyRootFilesystem"] is True, (component, container["name"])

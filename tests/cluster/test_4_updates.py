@@ -1,0 +1,39 @@
+"""Helm upgrades under streams that never stop: none is cut."""
+
+import pytest
+
+from tests.cluster.kube import get, wait_until
+from tests.cluster.release import NAMESPACE, Release
+
+pytestmark = pytest.mark.cluster
+
+NUM_STREAMS, TOKENS = 6, 300
+
+
+def test_a_value_of_the_configuration_changes_in_place(release: Release) -> None:
+    cluster, key = release.active_cluster(), release.api_key()
+    before = {*release.ready_pods("ingress"), *release.ready_pods("model")}
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+        release.upgrade("--set", "config.ingress.max_waiting_requests=999")
+        wait_until("new pods alone", lambda: replaced(release, before), 300)
+    seen[0].require_all_complete()
+    assert release.active_cluster() == cluster
+    assert release.api_key() == key
+
+
+def replaced(release: Release, before: set[str]) -> bool:
+    """Whether both components have ready pods, none of them from ``before``."""
+    return all((ready := set(release.ready_pods(c))) and not ready & before for c in ("ingress", "model"))
+
+
+def test_a_value_of_the_pods_makes_a_new_ray_cluster(release: Release) -> None:
+    old = release.active_cluster()
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+        release.upgrade("--set", "ingressPods.podAnnotations.changed=yes")
+        wait_until("the new Ray cluster serves", lambda: release.active_cluster() != old, 300)
+        wait_until("the old Ray cluster is gone", lambda: ray_clusters() == [release.active_cluster()], 300)
+    seen[0].require_all_complete()
+
+
+def ray_clusters() -> list[str]:
+    return [item["metadata"]["name"] for item in get("rayclusters", "-n", NAMESPACE)["items"]]
