@@ -156,8 +156,11 @@ def compare(
 def audit(
     run_folder: Run,
     reference: Annotated[Path | None, typer.Option(help="Run of the same schedule whose texts must be the same.")] = None,
-    server_log: Annotated[Path | None, typer.Option(help="JSONL log of the server, a line per request.")] = None,
-    id_key: Annotated[str, typer.Option(help="Key of the X-Request-Id in a line of that log.")] = "request_id",
+    server_log: Annotated[
+        list[Path] | None, typer.Option(help="Log of the server, a line per request with its X-Request-Id; repeatable.")
+    ] = None,
+    id_key: Annotated[str, typer.Option(help="Key of the id in JSON lines of that log; default: anywhere in the line.")] = "",
+    log_lines: Annotated[str, typer.Option(help="Only lines of that log with these words count.")] = "",
     allow: Annotated[list[str] | None, typer.Option(help="A state that is no finding, as timeout; repeatable.")] = None,
 ) -> None:
     """Check that schedule, client and server agree about every request.
@@ -165,11 +168,13 @@ def audit(
     Example: serve-app-loadtest audit results/chat --server-log truth.jsonl
     """
     from loadtest.audit import audit as audit_run
+    from loadtest.server_log import ServerLog
 
     allowed = frozenset(state for state in get_args(State) if state in (allow or ()))
     if wrong := set(allow or ()) - allowed:
         raise UsageError("--allow", f"{min(wrong)!r} is not one of {', '.join(get_args(State))}")
-    result = audit_run(run_folder, reference=reference, server_log=server_log, id_key=id_key, allow=allowed)
+    log = ServerLog(server_log, id_key, log_lines) if server_log else None
+    result = audit_run(run_folder, reference=reference, server_log=log, allow=allowed)
     typer.echo(result.table())
     if not result.ok:
         raise AuditMismatch(sum(result.counts.values()), result.lines()[0])

@@ -29,6 +29,7 @@ from loadtest.records import (
 )
 from loadtest.scenario import Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
 from loadtest.schedule import read_schedule
+from loadtest.seal import broken_seals
 from loadtest.slo import Limit
 from loadtest.stats import Floats, quantile
 
@@ -94,9 +95,10 @@ def read_records(run: Path) -> Records:
         UsageError: It holds no run, or a record cannot be read.
     """
     manifest, schedule = read_manifest(run), read_schedule(run / "schedule.jsonl")
+    changed = broken_seals(run, manifest)
     if schedule.sha256 != manifest.schedule_sha256:
-        changed = f"schedule.jsonl has the hash {schedule.sha256[:8]}, the run had {manifest.schedule_sha256[:8]}"
-        manifest = msgspec.structs.replace(manifest, problems=[*manifest.problems, changed])
+        changed.append(f"schedule.jsonl has the hash {schedule.sha256[:8]}, the run had {manifest.schedule_sha256[:8]}")
+    manifest = msgspec.structs.replace(manifest, problems=[*manifest.problems, *changed])
     return Records(
         manifest=manifest,
         scenario=parse_scenario(manifest.scenario),

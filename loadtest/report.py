@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from loadtest import __name__ as package
-from loadtest.audit import KINDS as FINDINGS
+from loadtest.findings import KINDS as FINDINGS
 from loadtest.audit import AuditResult, audit
 from loadtest.autoscale import Autoscaling, StepResult
 from loadtest.compare import compare_records
