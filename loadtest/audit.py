@@ -21,7 +21,7 @@ from loadtest.errors import UsageError
 from loadtest.findings import KINDS, Finding, Findings
 from loadtest.plausible import implausible
 from loadtest.records import REJECTIONS, TEXT_SHOWN, Manifest, Row, ScheduledRequest, State, read_lines, read_manifest, read_rows
-from loadtest.scenario import RequestClass, Scenario, parse_scenario
+from loadtest.scenario import RECORDED, RequestClass, Scenario, parse_scenario
 from loadtest.schedule import read_schedule
 from loadtest.seal import broken_seals, is_sealed
 from loadtest.server_log import ServerLog
@@ -101,7 +101,7 @@ def audit(
         UsageError: A folder or file cannot be read, or the reference ran another schedule or model.
     """
     manifest = read_manifest(run)
-    scenario = parse_scenario(manifest.scenario)
+    scenario = parse_scenario(manifest.scenario, context=RECORDED)
     classes = {cls.name: cls for cls in scenario.requests}
     schedule = read_schedule(run / "schedule.jsonl")
     found = Findings()

@@ -15,6 +15,7 @@ import typer
 import yaml
 
 from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
+from loadtest.inputs import read_text
 from loadtest.records import State
 from loadtest.scenario import Scenario, load_scenario, parse_scenario
 from loadtest.target import Target
@@ -229,10 +230,7 @@ def api_key(file: Path | None) -> str:
     """
     if file is None:
         return os.environ.get("LOADTEST_API_KEY", "")
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError("--api-key-file", f"{file}: {exc}") from exc
+    return read_text(file).strip()
 
 
 def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scenario:
@@ -244,8 +242,8 @@ def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scena
     ours = Path(__file__).with_name("scenarios") / f"{file}.yaml"
     path = ours if not file.exists() and ours.exists() else file
     try:
-        values = yaml.safe_load(path.read_text()) if sets else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        values = yaml.safe_load(read_text(path)) if sets else {}
+    except yaml.YAMLError:
         values = {}  # the next line says what is wrong
     return load_scenario(path, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
 

@@ -27,7 +27,7 @@ from loadtest.records import (
     read_manifest,
     read_rows,
 )
-from loadtest.scenario import Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
+from loadtest.scenario import RECORDED, Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
 from loadtest.schedule import read_schedule
 from loadtest.seal import broken_seals
 from loadtest.slo import Limit
@@ -101,7 +101,7 @@ def read_records(run: Path) -> Records:
     manifest = msgspec.structs.replace(manifest, problems=[*manifest.problems, *changed])
     return Records(
         manifest=manifest,
-        scenario=parse_scenario(manifest.scenario),
+        scenario=parse_scenario(manifest.scenario, context=RECORDED),
         schedule=schedule.requests,
         rows=read_rows(run),
         health=_optional(run / "health.jsonl", HealthSample),

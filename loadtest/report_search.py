@@ -14,7 +14,7 @@ from loadtest.figure_kinds import LOAD_KINDS, Found
 from loadtest.figures import draw_all
 from loadtest.plots_load import ProbePoint
 from loadtest.records import Manifest, read_manifest
-from loadtest.scenario import parse_scenario
+from loadtest.scenario import RECORDED, parse_scenario
 from loadtest.search import Capacity, Probe
 from loadtest.slo import Limit
 from loadtest.summary import Quantile, Summary
@@ -36,7 +36,7 @@ def search_context(search: Path) -> dict[str, Any]:
     if missing or not runs:
         raise UsageError(str(search), f"the runs of {len(missing)} probes are missing, the first with seed {missing[:1]}")
     manifest, _ = next(iter(runs.values()))
-    slo = parse_scenario(manifest.scenario).slo
+    slo = parse_scenario(manifest.scenario, context=RECORDED).slo
     limit = slo.limits[0]
     points, rows = [], []
     for probe in capacity.probes:

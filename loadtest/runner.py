@@ -29,7 +29,7 @@ from loadtest.progress import Progress, print_verdict
 from loadtest.recorder import Recorder, as_lines, claim, write_json, write_manifest
 from loadtest.records import Manifest, Row, RunEvent, read_lines, read_manifest
 from loadtest.relay import Relay
-from loadtest.scenario import Scenario, parse_scenario
+from loadtest.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.schedule import Schedule, make_schedule
 from loadtest.seal import SEALS, Seal, broken_seals
 from loadtest.summary import Summary
@@ -171,7 +171,7 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
     manifest = read_manifest(out)
     page = out
     try:
-        count_tokens(out, parse_scenario(manifest.scenario).tokenizer)
+        count_tokens(out, parse_scenario(manifest.scenario, context=RECORDED).tokenizer)
         if report:
             from loadtest.report import write_report  # matplotlib loads for a second or two: not before a run, nor in a probe
 
