@@ -34,6 +34,7 @@ _BY_STATE: dict[State, Final] = {
     "ok": "complete", "http_error": "error", "stream_error": "error", "cancelled": "cancelled", "never_sent": "never_sent",
 }  # fmt: skip
 
+
 class _Text(msgspec.Struct):
     """The part of a `Row` that is read in full."""
 

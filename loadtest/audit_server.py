@@ -30,7 +30,9 @@ def check_log(
     seen = _log_lines(manifest, log)
     if not seen and any(row.status for row in rows.values()):
         words = f"{log.id_key} of {log.paths[0]}" if log.id_key else str(log.paths[0])
-        raise UsageError(words, f"holds no id like {id_prefix(manifest)}7; is it the log of this run, and does it name X-Request-Id?")
+        raise UsageError(
+            words, f"holds no id like {id_prefix(manifest)}7; is it the log of this run, and does it name X-Request-Id?"
+        )
     for request_id in planned.keys() | seen.keys():
         row, lines = rows.get(request_id), seen.get(request_id, [])
         if row is None or row.state == "never_sent":

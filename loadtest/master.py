@@ -241,7 +241,7 @@ class _Running:
         ended_s = self.ended_s if self.ended_s is not None else self.now()
         drift_s = 0.0 if self.epoch is None else time.time() - self.manifest.epoch_unix_s - self.now()
         self.note("interrupted" if self.interrupted else "phase", self.interrupted or "end")
-        sealed = {seal.file: seal.sha256 for seal in self.recorder.seals()}
+        sealed = self.recorder.sealed()
         self.recorder.close()
         manifest = msgspec.structs.replace(
             self.manifest,

@@ -32,15 +32,15 @@ def implausible(row: Row, request: ScheduledRequest, *, timeout_s: float) -> Ite
 
 
 def _chunks(row: Row) -> Iterator[str]:
-    if not row.chunks:
+    if not row.chunks or (sent_s := row.sent_s) is None:
         return
     ms = [at for at, _ in row.chunks]
     if any(later < earlier for earlier, later in pairwise(ms)) or any(num < 0 for _, num in row.chunks):
         yield "chunks are not in the order of time, or hold less than no token"
     ends = (("first_s", row.first_s, ms[0]), ("last_s", row.last_s, ms[-1]))
-    for name, at_s, after_ms in ends if row.sent_s is not None else ():
-        if at_s is None or abs(row.sent_s + after_ms / 1e3 - at_s) > ROUNDING_S:
-            yield f"{name} {at_s} does not fit the chunks, whose own is at {row.sent_s + after_ms / 1e3:.6f}"
+    for name, at_s, after_ms in ends:
+        if at_s is None or abs(sent_s + after_ms / 1e3 - at_s) > ROUNDING_S:
+            yield f"{name} {at_s} does not fit the chunks, whose own is at {sent_s + after_ms / 1e3:.6f}"
 
 
 def _answered(row: Row, timeout_s: float) -> Iterator[str]:

@@ -147,6 +147,10 @@ class Recorder:
     def event(self, event: RunEvent) -> None:
         self.append("events.jsonl", as_lines([event]))
 
+    def sealed(self) -> dict[str, str]:
+        """Return what the manifest keeps of the seals."""
+        return {seal.file: seal.sha256 for seal in self.seals()}
+
     def close(self) -> None:
         for file in self._files.values():
             file.close()

@@ -12,13 +12,13 @@ from typing import Any
 import jinja2
 
 from loadtest import __name__ as package
-from loadtest.findings import KINDS as FINDINGS
 from loadtest.audit import AuditResult, audit
 from loadtest.autoscale import Autoscaling, StepResult
 from loadtest.compare import compare_records
 from loadtest.errors import InvalidRun
 from loadtest.figure_kinds import KINDS, comparison_kinds
 from loadtest.figures import Drawn, RunData, draw_all, read_run
+from loadtest.findings import KINDS as FINDINGS
 from loadtest.recorder import write_json
 from loadtest.records import Manifest
 from loadtest.report_search import search_context

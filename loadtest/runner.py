@@ -73,9 +73,7 @@ def run(
         raise InvalidRun([f"records were removed or changed while the run went on, and are lost: {exc}"]) from exc
 
 
-def _run_prepared(
-    scenario: Scenario, target: Target, out: Path, schedule: Schedule, *, quiet: bool, report: bool
-) -> ExitCode:
+def _run_prepared(scenario: Scenario, target: Target, out: Path, schedule: Schedule, *, quiet: bool, report: bool) -> ExitCode:
     with ExitStack() as stack:
         signals = stack.enter_context(caught_signals())
         beside = stack.enter_context(Beside(scenario, target, out))

@@ -255,7 +255,7 @@ def test_answers_are_counted_with_the_tokenizer_where_there_is_a_text(tmp_path: 
     rows = [Row(k, 0, 0.0, "ok", text=text) for k, text in enumerate(["one two", "", "two two three one"])]
     recorder = Recorder(tmp_path)
     recorder.add(Batch(0, 0, 3, as_lines(rows), b""))
-    sealed = {seal.file: seal.sha256 for seal in recorder.seals()}
+    sealed = recorder.sealed()
     recorder.close()
     write_manifest(tmp_path, Manifest("finished", {}, "", 0, "", "", 0.0, [], sealed=sealed))
     count_tokens(tmp_path, str(tmp_path / "tokenizer.json"))

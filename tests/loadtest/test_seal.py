@@ -25,7 +25,7 @@ def recorded(run: Path, *, state: str = "finished") -> Path:
         rows = [Row(number * 3 + k, 0, 0.0, "ok", text=f"row {number * 3 + k}") for k in range(3)]
         health = as_lines([HealthSample(float(number), 0, 0.1, 0.001, 0.0, 0, 0, 0)])
         recorder.add(Batch(0, number, 3, as_lines(rows), health))
-    sealed = {seal.file: seal.sha256 for seal in recorder.seals()} if state == "finished" else {}
+    sealed = recorder.sealed() if state == "finished" else {}
     recorder.close()
     write_manifest(run, Manifest(state, {}, "", 0, "", "", 0.0, [], sealed=sealed))  # type: ignore[arg-type]
     return run
@@ -95,7 +95,7 @@ def test_rows_that_a_full_disk_cut_have_the_seal_of_what_is_there(tmp_path: Path
     recorder = Recorder(tmp_path)
     with pytest.raises(OSError, match="too large"), small_disk():
         recorder.add(Batch(0, 0, 2, (b"y" * 59 + b"\n") * 2, b"\n"))
-    manifest = Manifest("interrupted", {}, "", 0, "", "", 0.0, [], sealed={s.file: s.sha256 for s in recorder.seals()})
+    manifest = Manifest("interrupted", {}, "", 0, "", "", 0.0, [], sealed=recorder.sealed())
     recorder.close()
     assert (tmp_path / "rows.jsonl").stat().st_size == 60
     assert broken_seals(tmp_path, manifest) == []
@@ -109,7 +109,7 @@ def test_edited_rows_give_no_figures_and_a_finding(tmp_path: Path) -> None:
     recorder = Recorder(run / "copy")
     (run / "copy").mkdir()
     recorder.append("rows.jsonl", (run / "rows.jsonl").read_bytes())
-    sealed = {seal.file: seal.sha256 for seal in recorder.seals()}
+    sealed = recorder.sealed()
     recorder.close()
     manifest = msgspec.structs.replace(read_manifest(run), sealed=sealed)
     write_manifest(run, manifest)

@@ -180,9 +180,8 @@ def test_a_file_without_an_end_is_no_trace() -> None:
 def test_a_pipe_that_never_ends_is_no_trace(head: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtest.traces.MAX_REQUESTS", 1000)
     source = subprocess.Popen(["sh", "-c", 'echo "$0"; exec yes "$1"', head, line], stdout=subprocess.PIPE)
-    assert source.stdout is not None
-    with source, pytest.raises(UsageError, match="has more than 1,000 lines; cut it"):
-        try:
+    with source, contextlib.ExitStack() as stack:
+        stack.callback(source.kill)
+        assert source.stdout is not None
+        with pytest.raises(UsageError, match="has more than 1,000 lines; cut it"):
             read_trace(Path(f"/dev/fd/{source.stdout.fileno()}"))
-        finally:
-            source.kill()
