@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.batching_theory import Floats, Life, block_use
+from benchmarks.batching_theory import Life, block_use
 from loadtest import stats
 from loadtest.records import Manifest, Row, ServerSample, read_lines, read_manifest
+from loadtest.stats import Floats
 from serve_app.static_batching.batches import BatchRecord, kv_use
 
 BLOCK_SIZE = {True: 16, False: 32}

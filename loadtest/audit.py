@@ -10,7 +10,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from rich.console import Console
@@ -27,7 +27,7 @@ from loadtest.seal import broken_seals, is_sealed
 from loadtest.server_log import ServerLog
 
 Final = Literal["complete", "error", "rejected", "cancelled", "never_sent", "allowed", "mismatch"]
-FINALS: tuple[Final, ...] = ("complete", "error", "rejected", "cancelled", "never_sent", "allowed", "mismatch")
+FINALS: tuple[Final, ...] = get_args(Final)
 CUT_S = 1.0
 """A cut is noticed at most that long after its end."""
 _BY_STATE: dict[State, Final] = {

@@ -26,9 +26,7 @@ from loadtest.errors import UsageError
 from loadtest.http_answer import HttpAnswer, refusal, retry_after
 from loadtest.records import Row, ScheduledRequest, State
 from loadtest.sse import BodyParser, Form, Parsed
-from loadtest.target import Target, preflight
-
-__all__ = ["Asked", "Client", "Target", "preflight"]
+from loadtest.target import Target
 
 READ_BYTES = 256 * 1024
 CONNECT_WITHIN_S = 10.0

@@ -145,10 +145,15 @@ def item_bounds(records: Records, item: Item, metric: str, *, q: float = 1.0) ->
     return bounds_s(item.request, item.row, metric, q=q, closed=records.closed, stream=stream)
 
 
-def limit_value_s(request: ScheduledRequest, row: Row | None, limit: Limit, *, closed: bool, stream: bool) -> float | None:
-    """Return what the request itself is held against the limit with: infinite unless measured. None: it keeps the limit."""
-    bounds = bounds_s(request, row, limit.metric, q=limit.quantile, closed=closed, stream=stream)
-    return None if bounds is None else bounds[1]
+def is_good(request: ScheduledRequest, row: Row | None, limits: Sequence[Limit], *, closed: bool, stream: bool) -> bool:
+    """Return whether the request was answered inside all the limits; a metric that it does not have is kept.
+
+    A limit of ITL at p99, say, is kept by a request whose own p99 of gaps is inside.
+    """
+    if row is None or row.state != "ok":
+        return False
+    found = ((limit, bounds_s(request, row, limit.metric, q=limit.quantile, closed=closed, stream=stream)) for limit in limits)
+    return all(bounds is None or bounds[1] <= limit.limit_s for limit, bounds in found)
 
 
 def bounds_s(

@@ -18,7 +18,7 @@ from loadtest.scenario import RECORDED, parse_scenario
 from loadtest.search import Capacity, Probe
 from loadtest.slo import Limit
 from loadtest.summary import Quantile, Summary
-from loadtest.wording import interval
+from loadtest.wording import interval, percentile
 
 
 def search_context(search: Path) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def search_context(search: Path) -> dict[str, Any]:
         points.append(_point(probe, summary, capacity, limit))
         rows.append(_row(probe, points[-1], summary, limit))
     threats = Counter(threat for _, summary in runs.values() for threat in summary.threats)
-    found = Found(points, f"{limit.metric.upper()} p{limit.quantile * 100:g}", limit.limit_s, capacity.low, capacity.high)
+    found = Found(points, f"{limit.metric.upper()} {percentile(limit.quantile)}", limit.limit_s, capacity.low, capacity.high)
     head = ("rate", "purpose", "verdict of the rate", "steady", "n", "completed/s", "goodput/s", found.metric)
     return {
         "title": f"Capacity: {manifest.scenario['name']}",

@@ -34,16 +34,11 @@ from loadtest.schedule import Schedule, make_schedule
 from loadtest.seal import SEALS, Seal, broken_seals
 from loadtest.summary import Summary
 from loadtest.target import Target, preflight
+from loadtest.wording import VERDICTS
 from loadtest.workload import load_tokenizer
 
 LATE_S = 60.0
 """What the generator has beyond the drain to hand over its rows; then it is ended."""
-_CODES = {
-    "pass": ExitCode.PASS,
-    "slo-missed": ExitCode.SLO_MISSED,
-    "undecided": ExitCode.UNDECIDED,
-    "invalid": ExitCode.INVALID,
-}
 
 
 def run(
@@ -205,7 +200,7 @@ def count_tokens(out: Path, tokenizer: str) -> None:
 
 def exit_code(summary: Summary, manifest: Manifest) -> ExitCode:
     """A pass of an interrupted run is undecided: part of the schedule was never asked."""
-    code = _CODES[summary.verdict]
+    code = VERDICTS[summary.verdict].code
     return ExitCode.UNDECIDED if code is ExitCode.PASS and manifest.state == "interrupted" else code
 
 

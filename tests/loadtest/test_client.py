@@ -15,9 +15,10 @@ import gevent
 import gevent.monkey
 import pytest
 
-from loadtest.client import NOTE_RESENT, Client, Target
+from loadtest.client import NOTE_RESENT, Client
 from loadtest.errors import UsageError
 from loadtest.http_answer import HttpAnswer
+from loadtest.target import Target
 from tests.loadtest.scripted import (
     CHUNKED,
     DONE,
