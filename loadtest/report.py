@@ -163,6 +163,8 @@ def _workload(data: RunData) -> Iterator[tuple[str, str]]:
     for cls in scenario.requests:
         yield f"requests: {cls.name}", _class_words(cls)
     yield "scheduled", f"{manifest.num_scheduled} requests over {scenario.duration_s:g} s, SHA-256 {manifest.schedule_sha256}"
+    if rows_sha256 := manifest.sealed.get("rows.jsonl"):
+        yield "records", f"rows.jsonl as it was recorded: SHA-256 {rows_sha256}"
     start, end = data.summary.window_s
     yield "measured window", f"{start:.4g} s to {end:.4g} s (warm-up cut at {data.summary.warmup_cut_s:.4g} s)"
     yield "timeout", f"{scenario.timeout_s:g} s after due, drain {scenario.drain_s:g} s"
