@@ -2,9 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest image test-cluster clean
+.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching selftest-loadtest manifests image test-cluster clean
 
+.PHONY: charts chart-files lock-charts
 BIN := .venv/bin
+CHARTS_PATH := $(CURDIR)/.venv-charts/bin:$(PATH):$(or $(KUBE_TESTBED),$(HOME)/.cache/kube-testbed)/bin
 TORCH := torch==2.13.0+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 EMBEDDED_MODEL := smollm2-135m-instruct
@@ -34,6 +36,16 @@ check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+charts: .venv .venv-charts/.installed ## tests of the Helm chart without a cluster, under two minutes; wants helm, helm-docs, kubeconform
+	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
+	.venv-charts/bin/yamllint --strict helm/serve-app/Chart.yaml helm/serve-app/values.yaml helm/serve-app/ci
+	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/serve-app
+	PATH="$(CHARTS_PATH)" $(BIN)/pytest tests/chart
+
+chart-files: .venv ## renew what is made from the chart's values: its schema and README
+	$(BIN)/python -m tools.chart_schema
+	PATH="$(CHARTS_PATH)" helm-docs --log-level error --chart-search-root helm/serve-app
 
 model: .venv ## fetch the embedded model (once)
 	$(BIN)/serve-app model fetch $(EMBEDDED_MODEL)
@@ -67,14 +79,21 @@ lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
 	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
 	  --generate-hashes --no-emit-index-url "$$@"; }; \
-	compile --python-version 3.11 --extra cpu --extra loadtest --no-emit-package torch "$${args[@]}" -o requirements/cpu.lock pyproject.toml; \
+	compile --python-version 3.11 --extra cpu --extra kubernetes --extra loadtest --no-emit-package torch "$${args[@]}" -o requirements/cpu.lock pyproject.toml; \
 	compile --python-version 3.11 --group dev -c requirements/cpu.lock -o requirements/dev.lock; \
 	compile --python-version 3.11 --group sbom -o requirements/sbom.lock; \
 	compile --python-version 3.12 --extra loadtest -c requirements/cpu.lock -o requirements/cuda.lock pyproject.toml
 	@echo "requirements/*.lock are renewed; make test installs them"
 
+lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
+	UV_CUSTOM_COMPILE_COMMAND="make lock-charts" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  -o requirements/charts.lock requirements/charts.in
+
+manifests: ## render the chart into k8s/manifests; needs helm
+	k8s/manifests/render > k8s/manifests/serve-app.yaml
+
 clean: ## remove .venv and caches; fetched models stay
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-charts build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find serve_app loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: .venv
@@ -100,3 +119,10 @@ clean: ## remove .venv and caches; fetched models stay
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"
+
+# Of its own: checkov pins versions that serve-app's dependencies do not have.
+.venv-charts/.installed: requirements/charts.lock
+	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3); \
+	rm -rf .venv-charts; "$$python" -m venv .venv-charts
+	@.venv-charts/bin/pip install -q --no-deps --require-hashes -r requirements/charts.lock
+	@touch $@

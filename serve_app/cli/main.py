@@ -10,6 +10,7 @@ import typer
 from serve_app.cli import model
 from serve_app.cli.check import check
 from serve_app.cli.demo import demo
+from serve_app.cli.rollout import rollout
 from serve_app.cli.status import down, status
 from serve_app.cli.up import up
 from serve_app.errors import ServingError
@@ -27,6 +28,7 @@ app.command()(check)
 app.command()(up)
 app.command()(down)
 app.command()(status)
+app.command()(rollout)
 app.command()(demo)
 
 

@@ -1,19 +1,24 @@
 """``serve-app status`` and ``serve-app down``."""
 
 import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from serve_app.cli.cluster import connect, find_run, interrupt, members
+from serve_app.cli.rayservice import Pod, RayService, judge, own_words
 
-Name = Annotated[str, typer.Argument(help="Name of the application.")]
+Name = Annotated[str, typer.Argument(help="Name of the application; on Kubernetes, of the release.")]
 
 
 def down(name: Name = "serve-app") -> None:
     """Stop a running `serve-app up`: streams end first, then everything goes."""
+    from serve_app.cli.cluster import find_run, interrupt
+
     state = find_run(name)
     interrupt(state.pid)
     typer.echo(f"{name} stopped")
@@ -22,23 +27,36 @@ def down(name: Name = "serve-app") -> None:
 def status(
     name: Name = "serve-app",
     address: Annotated[str, typer.Option(help="Ray cluster to ask; empty: the one `serve-app up` started here.")] = "",
+    context: Annotated[str | None, typer.Option(help="Ask Kubernetes: a context of the kubeconfig.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Ask Kubernetes: the release's namespace.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show ingresses, replicas, models, load and versions."""
+    """Show ingresses, replicas, models, load and versions; on Kubernetes the RayService, its applications and its pods."""
+    console = Console(highlight=False)
+    if context is not None or namespace is not None:
+        _show_release(name, context, namespace, console, as_json=as_json)
+        return
+    report = _report(name, address)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        show(report, console)
+
+
+def _report(name: str, address: str) -> dict[str, Any]:
+    from serve_app.cli.cluster import connect, find_run
+
     url = token = ""
     if not address:
         state = find_run(name)
         address, url, token = state.ray_address, state.url, state.ray_token
     connect(address, name, token)
-    report = collect(name, url)
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        show(report, Console(highlight=False))
+    return collect(name, url)
 
 
 def collect(name: str, url: str) -> dict[str, Any]:
     """Return what is known of the application: Serve's deployments and the members' own words."""
+    from serve_app.cli.cluster import members
     from serve_app.cli.up import application_status
 
     application = application_status(name)
@@ -55,26 +73,90 @@ def collect(name: str, url: str) -> dict[str, Any]:
     }
 
 
-def show(report: dict[str, Any], console: Console) -> None:
-    """Print the report as two tables."""
-    console.print(f"{report['name']}: {report['status']}  {report['url']}")
-    deployments = Table("deployment", "status", "replicas", "message")
+def show(report: Mapping[str, Any], console: Console) -> None:
+    """Print the report in 80 columns: a table of the deployments, one of the ingresses, one of each model's replicas."""
+    versions = sorted({lease["vllm_version"] for lease in report["members"]} - {""})
+    vllm = f"  vLLM {', '.join(versions)}" if versions else ""
+    console.print(f"{report['name']}: {report['status']}  {report['url']}{vllm}")
+    rows = []
     for name, d in report["deployments"].items():
         states = ", ".join(f"{count} {state.lower()}" for state, count in d["replica_states"].items() if count)
-        deployments.add_row(name, d["status"], states or "0", d["message"])
-    console.print(deployments)
-    table = Table("member", "role", "model", "state", "address", "load", "vllm", "pid")
+        rows.append((name, d["status"], states or "0", own_words(d["message"])))
+    _print_table(console, "", ("deployment", "status", "replicas", "message"), rows)
+    by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for lease in sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"])):
-        address = f"{lease['host']}:{lease['port']}"
-        load = _load(lease)
-        row = (lease["replica_id"], lease["role"], lease["model"] or "-", lease["state"], address, load)
-        table.add_row(*row, lease["vllm_version"], str(lease["pid"]))
+        by_model[lease["model"]].append(lease)
+    for model, leases in by_model.items():
+        _print_members(console, model, leases)
+
+
+def _print_members(console: Console, model: str, leases: Iterable[Mapping[str, Any]]) -> None:
+    if not model:
+        rows = [(*_common(lease), *_ingress_load(lease["load"])) for lease in leases]
+        _print_table(console, "", ("ingress", "state", "address", "pid", "streams", "waiting"), rows)
+    else:
+        rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]
+        _print_table(console, model, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
+
+
+def _common(lease: Mapping[str, Any]) -> tuple[str, ...]:
+    return lease["replica_id"], lease["state"], f"{lease['host']}:{lease['port']}", str(lease["pid"])
+
+
+def _ingress_load(load: Mapping[str, Any]) -> tuple[str, ...]:
+    return str(load.get("streams", 0)), str(sum(m["waiting"] for m in load.get("models", {}).values()))
+
+
+def _replica_load(load: Mapping[str, Any]) -> tuple[str, ...]:
+    return str(load["running"]), str(load["waiting"]), f"{load['kv_usage']:.0%}", str(load["links"])
+
+
+def _print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print without borders. Columns that are empty in every row are left out; long cells are folded, never cut."""
+    kept = list(rows)
+    if not kept:
+        return
+    used = [i for i in range(len(columns)) if any(row[i] for row in kept)]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i in used:
+        table.add_column(columns[i], overflow="fold")
+    for row in kept:
+        table.add_row(*(row[i] for i in used))
+    console.print(f"\n{title}" if title else "")
     console.print(table)
 
 
-def _load(lease: dict[str, Any]) -> str:
-    load = lease["load"]
-    if lease["role"] == "ingress":
-        waiting = sum(m["waiting"] for m in load.get("models", {}).values())
-        return f"{load.get('streams', 0)} streams, {waiting} waiting"
-    return f"{load['running']} running, {load['waiting']} waiting, KV {load['kv_usage']:.0%}, {load['links']} links"
+def _show_release(name: str, context: str | None, namespace: str | None, console: Console, *, as_json: bool) -> None:
+    from serve_app.cli import kube
+
+    cluster = kube.connect(context, namespace)
+    service = cluster.ray_service(name)
+    pods = cluster.pods(service)
+    if as_json:
+        verdict = asdict(judge(service, pods))
+        typer.echo(json.dumps({**asdict(service), "rollout": verdict, "pods": [asdict(p) for p in pods]}, indent=2))
+        return
+    where = f"namespace {cluster.namespace}" + (f", context {cluster.context}" if cluster.context else "")
+    console.print(f"{name} ({where})")
+    show_release(service, pods, console)
+
+
+def show_release(service: RayService, pods: Sequence[Pod], console: Console) -> None:
+    """Print how a RayService stands: its conditions, and for each of its clusters the applications and the pods."""
+    verdict = judge(service, pods)
+    console.print(f"rollout {verdict.kind}: {verdict.line}")
+    rows = [(kind, state.status, state.message) for kind, state in service.conditions.items()]
+    _print_table(console, "", ("condition", "status", "message"), rows)
+    for role, cluster in (("active", service.active), ("pending", service.pending)):
+        if cluster is None:
+            continue
+        states = [*cluster.applications.items(), *cluster.deployments.items()]
+        rows = [(name, state.status, own_words(state.message)) for name, state in states]
+        console.print(f"\n{role} cluster {cluster.name}")
+        _print_table(console, "", ("application", "status", "message"), rows)
+        mine = [_pod_row(p) for p in pods if p.cluster == cluster.name]
+        _print_table(console, "", ("pod", "phase", "ready", "restarts", "node", "reason"), mine)
+
+
+def _pod_row(p: Pod) -> tuple[str, ...]:
+    return p.name.removeprefix(f"{p.cluster}-"), p.phase, "yes" if p.is_ready else "no", str(p.restarts or ""), p.node, p.reason

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import re
 import signal
 import threading
 import time
@@ -16,6 +15,7 @@ import typer
 from rich.console import Console
 
 from serve_app.cli.cluster import RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
+from serve_app.cli.rayservice import own_words
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.config import Settings, load_settings
 from serve_app.errors import ClusterFailed
@@ -180,19 +180,11 @@ def _check_application(settings: Settings) -> str:
     if status is None:
         return "waiting for Ray Serve"
     if status.status == "DEPLOY_FAILED":
-        reasons = {_own_words(d.message): n for n, d in status.deployments.items() if d.message} or {
-            status.message: settings.name
-        }
+        reasons = {own_words(d.message): n for n, d in status.deployments.items() if d.message} or {status.message: settings.name}
         hint = "\n".join(f"{name}: {reason}" for reason, name in reasons.items())
         raise ClusterFailed(problem="the application did not come up", hint=hint)
     states = [f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items()]
     return "; ".join(states) or "waiting for Ray Serve"
-
-
-def _own_words(message: str) -> str:
-    """Return our own error's text out of Serve's message, which wraps it in three tracebacks; else the whole message."""
-    found = re.findall(r"^serve_app\.errors\.\w+: (.+)$", message, re.MULTILINE)
-    return found[-1] if found else message
 
 
 def _counts(deployment: Any) -> str:

@@ -37,7 +37,16 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
 
 def test_every_object_of_the_schema_is_closed_or_a_map_of_one_type() -> None:
     free = {"global", "affinity"}  # Helm's own, and a large type of Kubernetes
-    entries_are_free = {"tolerations", "extraEnv", "extraVolumes", "extraVolumeMounts", "parentRefs", "clients", "dns", "extraEgress"}
+    entries_are_free = {
+        "tolerations",
+        "extraEnv",
+        "extraVolumes",
+        "extraVolumeMounts",
+        "parentRefs",
+        "clients",
+        "dns",
+        "extraEgress",
+    }
 
     def open_objects(schema: Any, key: str) -> Iterator[str]:
         if not isinstance(schema, dict) or key in free | entries_are_free:

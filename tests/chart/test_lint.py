@@ -243,7 +243,9 @@ def test_a_release_that_kuberay_would_refuse_is_refused_here(release: str, shown
     render(release="a" * 41)
 
 
-@pytest.mark.parametrize("path", ["serviceAcounts", "head.resorces", "config.ingress.prot", "modelPods.byModel.m.gpu", "image.tags"])
+@pytest.mark.parametrize(
+    "path", ["serviceAcounts", "head.resorces", "config.ingress.prot", "modelPods.byModel.m.gpu", "image.tags"]
+)
 def test_a_misspelt_key_is_refused(path: str) -> None:
     with pytest.raises(Refused, match="additional properties"):
         render(at(path, "x"))

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from prometheus_client.core import Metric
 from vllm.v1.metrics import loggers
@@ -11,9 +12,7 @@ from serve_app.core.fleet import FleetSettings, FleetState
 from serve_app.ingress.metrics import FleetCollector
 from tests.chart.render import Rendered, at, merged, render
 
-MONITORED = merged(
-    at("monitoring.podMonitors", True), at("monitoring.prometheusRules", True), at("monitoring.dashboards", True)
-)
+MONITORED = merged(at("monitoring.podMonitors", True), at("monitoring.prometheusRules", True), at("monitoring.dashboards", True))
 
 
 def expressions(r: Rendered) -> Iterator[str]:
@@ -37,7 +36,7 @@ def fleet_series() -> dict[str, set[str]]:
 
 
 def test_every_series_exists() -> None:
-    source = open(loggers.__file__, encoding="utf-8").read()
+    source = Path(loggers.__file__).read_text(encoding="utf-8")
     asked = {name for e in expressions(render(MONITORED)) for name in re.findall(r"\b(?:vllm:|serve_app_)\w+", e)}
     ours = {name for name in asked if name.startswith("serve_app_")}
     theirs = {name.removesuffix("_bucket") for name in asked - ours}

@@ -27,14 +27,20 @@ class End:
 
 
 def ours(component: str) -> End:
-    labels = {"app.kubernetes.io/name": "serve-app", "app.kubernetes.io/instance": "demo", "app.kubernetes.io/component": component}
+    labels = {
+        "app.kubernetes.io/name": "serve-app",
+        "app.kubernetes.io/instance": "demo",
+        "app.kubernetes.io/component": component,
+    }
     return End(labels=tuple(labels.items()))
 
 
 HEAD, INGRESS, MODEL, REDIS, JOB, TEST = map(ours, ("head", "ingress", "model", "redis", "weights", "test"))
 NEIGHBOUR = End()
 CLIENT = End("elsewhere")
-OTHER_RELEASE = End(labels=(("app.kubernetes.io/name", "serve-app"), ("app.kubernetes.io/instance", "x"), ("app.kubernetes.io/component", "head")))
+OTHER_RELEASE = End(
+    labels=(("app.kubernetes.io/name", "serve-app"), ("app.kubernetes.io/instance", "x"), ("app.kubernetes.io/component", "head"))
+)
 OPERATOR, PROMETHEUS = End("kuberay-system"), End("monitoring")
 DNS = End("kube-system", (("k8s-app", "kube-dns"),))
 API, HUB = End(address="10.100.0.1"), End(address="3.3.3.3")
@@ -64,9 +70,7 @@ def _is_peer(peer: Mapping[str, Any], end: End) -> bool:
 
 def _allows(rule: Mapping[str, Any], side: str, end: End, port: int, protocol: str) -> bool:
     ports = rule.get("ports")
-    on_port = ports is None or any(
-        p["protocol"] == protocol and p["port"] <= port <= p.get("endPort", p["port"]) for p in ports
-    )
+    on_port = ports is None or any(p["protocol"] == protocol and p["port"] <= port <= p.get("endPort", p["port"]) for p in ports)
     peers = rule.get(side)
     return on_port and (not peers or any(_is_peer(peer, end) for peer in peers))
 
@@ -74,7 +78,12 @@ def _allows(rule: Mapping[str, Any], side: str, end: End, port: int, protocol: s
 def _rules(r: Rendered, pod: End, direction: str) -> Iterator[list[Any]]:
     for policy in r.of("NetworkPolicy").values():
         spec = policy["spec"]
-        if direction in spec["policyTypes"] and pod.address is None and pod.namespace == NAMESPACE and _matches(spec["podSelector"], dict(pod.labels)):
+        if (
+            direction in spec["policyTypes"]
+            and pod.address is None
+            and pod.namespace == NAMESPACE
+            and _matches(spec["podSelector"], dict(pod.labels))
+        ):
             yield spec.get(direction.lower(), [])
 
 
@@ -112,8 +121,16 @@ ALLOWED = [
     *((end, DNS, 53) for end in (HEAD, INGRESS, MODEL, REDIS, JOB, TEST)),
 ]
 DENIED = [
-    *((outsider, HEAD, port) for outsider in (CLIENT, NEIGHBOUR, OTHER_RELEASE, TEST, JOB) for port in (6379, 8265, 10001, 8076, 10002)),
-    *((outsider, MODEL, port) for outsider in (CLIENT, NEIGHBOUR, OTHER_RELEASE, OPERATOR, TEST) for port in (8020, 8080, 52365, 10002)),
+    *(
+        (outsider, HEAD, port)
+        for outsider in (CLIENT, NEIGHBOUR, OTHER_RELEASE, TEST, JOB)
+        for port in (6379, 8265, 10001, 8076, 10002)
+    ),
+    *(
+        (outsider, MODEL, port)
+        for outsider in (CLIENT, NEIGHBOUR, OTHER_RELEASE, OPERATOR, TEST)
+        for port in (8020, 8080, 52365, 10002)
+    ),
     *((outsider, INGRESS, port) for outsider in (CLIENT, NEIGHBOUR) for port in (8080, 52365, 8076, 10001)),
     *((outsider, REDIS, 6379) for outsider in (CLIENT, NEIGHBOUR, OTHER_RELEASE, INGRESS, MODEL, OPERATOR)),
     *((peer, HEAD, 10001) for peer in (INGRESS, MODEL, OPERATOR)),

@@ -80,7 +80,10 @@ def test_selectors_find_their_pods(rendered: Rendered) -> None:
     for name, service in rendered.of("Service").items():
         wanted = service["spec"]["selector"].items()
         assert any(wanted <= found.items() for found in labels), name
-    assert rendered.of("Service")[""]["spec"]["selector"].items() <= rendered.group("ingress")["template"]["metadata"]["labels"].items()
+    assert (
+        rendered.of("Service")[""]["spec"]["selector"].items()
+        <= rendered.group("ingress")["template"]["metadata"]["labels"].items()
+    )
 
 
 def test_a_chart_version_is_in_no_label_of_a_pod_of_ray(rendered: Rendered) -> None:

@@ -66,9 +66,13 @@ def beyond_restricted(pod: Object) -> Iterator[str]:
     for c in containers(pod):
         if not c["securityContext"].get("readOnlyRootFilesystem"):
             yield f"{c['name']}: the root can be written"
-        if {"cpu", "memory"} - c["resources"].get("limits", {}).keys() | {"cpu", "memory"} - c["resources"].get("requests", {}).keys():
+        if {"cpu", "memory"} - c["resources"].get("limits", {}).keys() | {"cpu", "memory"} - c["resources"].get(
+            "requests", {}
+        ).keys():
             yield f"{c['name']}: resources"
-        yield from (f"{c['name']}: {e['name']} comes from a secret" for e in c.get("env", []) if "secretKeyRef" in e.get("valueFrom", {}))
+        yield from (
+            f"{c['name']}: {e['name']} comes from a secret" for e in c.get("env", []) if "secretKeyRef" in e.get("valueFrom", {})
+        )
 
 
 @pytest.mark.parametrize("name", NUM_PODS)
@@ -91,7 +95,9 @@ def test_the_check_finds_what_is_not_restricted() -> None:
 
 def test_only_the_autoscalers_container_has_a_token_of_the_cluster() -> None:
     for where, template in render(EVERYTHING).pod_templates():
-        with_token = [c["name"] for c in containers(template["spec"]) if any("kubernetes.io" in m["mountPath"] for m in c["volumeMounts"])]
+        with_token = [
+            c["name"] for c in containers(template["spec"]) if any("kubernetes.io" in m["mountPath"] for m in c["volumeMounts"])
+        ]
         assert with_token == (["autoscaler"] if where.endswith(" head") else [])
     without = render(at("autoscaler.enabled", False)).pod("head")
     assert [v["name"] for v in without["volumes"]] == ["tmp", "home", "shm"]
@@ -155,7 +161,12 @@ def _accepted(check: Object) -> bool:
 def _for_checkov(found: Rendered) -> Iterator[Object]:
     for where, template in found.pod_templates():
         name = where.lower().replace(" ", "-")
-        yield {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"] | {"name": name, "namespace": "serving"}, "spec": template["spec"]}
+        yield {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": template["metadata"] | {"name": name, "namespace": "serving"},
+            "spec": template["spec"],
+        }
     for o in found.objects:
         if o["kind"] not in ("Pod", "RayService", "Job", "StatefulSet"):
             yield o | {"metadata": o["metadata"] | {"namespace": "serving"}}

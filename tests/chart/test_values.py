@@ -1,5 +1,6 @@
 """Every value of values.yaml shows where it should: one row per value, and no value without a row."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,13 +77,11 @@ def resources(path: str, place: Place, context: dict[str, Any] | None = None) ->
         ("limits", "cpu", "13m"),
         ("limits", "memory", "14Mi"),
     ):
-        yield (
-            f"{path}.{kind}.{name}",
-            amount,
-            lambda r, kind=kind, name=name: place(r)[kind][name],
-            amount,
-            context or {},
-        )
+        yield f"{path}.{kind}.{name}", amount, amount_at(place, kind, name), amount, context or {}
+
+
+def amount_at(place: Place, kind: str, name: str) -> Place:
+    return lambda r: place(r)[kind][name]
 
 
 def pods(path: str, group: str) -> Iterator[Row]:
@@ -92,7 +91,10 @@ def pods(path: str, group: str) -> Iterator[Row]:
     yield f"{path}.nodeSelector", MAPPING, lambda r: r.pod(group)["nodeSelector"], MAPPING, {}
     yield f"{path}.tolerations", TOLERATION, lambda r: r.pod(group)["tolerations"], TOLERATION, {}
     yield f"{path}.affinity", {"nodeAffinity": {}}, lambda r: r.pod(group)["affinity"], {"nodeAffinity": {}}, {}
-    template = lambda r: r.group(group)["template"]["metadata"]  # noqa: E731
+
+    def template(r: Rendered) -> Object:
+        return dict(r.group(group)["template"]["metadata"])
+
     yield f"{path}.podAnnotations", MAPPING, lambda r: template(r)["annotations"], MAPPING, {}
     yield f"{path}.podLabels", MAPPING, lambda r: template(r)["labels"]["a/b"], "c", {}
     yield f"{path}.extraEnv", [VARIABLE], lambda r: r.environment(group)["N"], "v", {}
@@ -127,13 +129,25 @@ CONFIG: list[Row] = [
 
 PODS: list[Row] = [
     *images("image", lambda r: r.container("head"), {}, name="serve-app"),
-    ("image.pullSecrets", ["s"], lambda r: [p["spec"]["imagePullSecrets"] for _, p in r.pod_templates()], [[{"name": "s"}]] * 4, {}),
+    (
+        "image.pullSecrets",
+        ["s"],
+        lambda r: [p["spec"]["imagePullSecrets"] for _, p in r.pod_templates()],
+        [[{"name": "s"}]] * 4,
+        {},
+    ),
     ("rayVersion", "2.61.0", lambda r: r.cluster["rayVersion"], "2.61.0", {}),
     *pods("head", "head"),
     *pods("ingressPods", "ingress"),
     *pods("modelPods", MODEL),
     ("head.preStopSleepSeconds", 44, lambda r: r.pod("head")["terminationGracePeriodSeconds"], 74, {}),
-    ("ingressPods.spot", True, lambda r: r.pod("ingress")["terminationGracePeriodSeconds"], 141, at("config.timeouts.drain_s", 100)),
+    (
+        "ingressPods.spot",
+        True,
+        lambda r: r.pod("ingress")["terminationGracePeriodSeconds"],
+        141,
+        at("config.timeouts.drain_s", 100),
+    ),
     (
         "ingressPods.spotNoticeSeconds",
         606,
@@ -155,7 +169,13 @@ PODS: list[Row] = [
     ("modelPods.gpuResource", "amd.com/gpu", lambda r: r.container(MODEL)["resources"]["limits"]["amd.com/gpu"], 2, GPU),
     ("modelPods.runtimeClassName", "nvidia", lambda r: r.pod(MODEL)["runtimeClassName"], "nvidia", GPU),
     ("modelPods.byModel", {"m": {"surge": 7}}, lambda r: r.group(MODEL)["maxReplicas"], 8, GPU),
-    ("autoscaler.enabled", False, lambda r: (r.cluster["enableInTreeAutoscaling"], "autoscalerOptions" in r.cluster), (False, False), {}),
+    (
+        "autoscaler.enabled",
+        False,
+        lambda r: (r.cluster["enableInTreeAutoscaling"], "autoscalerOptions" in r.cluster),
+        (False, False),
+        {},
+    ),
     ("autoscaler.idleTimeoutSeconds", 9, lambda r: r.cluster["autoscalerOptions"]["idleTimeoutSeconds"], 9, {}),
     ("autoscaler.upscalingMode", "Conservative", lambda r: r.cluster["autoscalerOptions"]["upscalingMode"], "Conservative", {}),
     *resources("autoscaler.resources", lambda r: r.cluster["autoscalerOptions"]["resources"]),
@@ -187,7 +207,13 @@ TIMEOUTS: list[Row] = [
 
 EDGE: list[Row] = [
     ("service.type", "LoadBalancer", lambda r: r.of("Service")[""]["spec"]["type"], "LoadBalancer", {}),
-    ("service.port", 81, lambda r: r.of("Service")[""]["spec"]["ports"], [{"name": "http", "port": 81, "targetPort": "http"}], {}),
+    (
+        "service.port",
+        81,
+        lambda r: r.of("Service")[""]["spec"]["ports"],
+        [{"name": "http", "port": 81, "targetPort": "http"}],
+        {},
+    ),
     ("service.annotations", MAPPING, annotations("Service"), MAPPING, {}),
     (
         "service.loadBalancerSourceRanges",
@@ -206,9 +232,21 @@ EDGE: list[Row] = [
         "internet-facing",
         ALB,
     ),
-    ("ingress.albCertificateArn", "arn", lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/certificate-arn"], "arn", ALB),
+    (
+        "ingress.albCertificateArn",
+        "arn",
+        lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/certificate-arn"],
+        "arn",
+        ALB,
+    ),
     ("ingress.annotations", MAPPING, lambda r: annotations("Ingress")(r)["a/b"], "c", ALB),
-    ("ingress.hosts", ["a", "b"], lambda r: [rule["host"] for rule in only(r.of("Ingress"))["spec"]["rules"]], ["a", "b"], INGRESS),
+    (
+        "ingress.hosts",
+        ["a", "b"],
+        lambda r: [rule["host"] for rule in only(r.of("Ingress"))["spec"]["rules"]],
+        ["a", "b"],
+        INGRESS,
+    ),
     ("ingress.tlsSecretName", "t", lambda r: only(r.of("Ingress"))["spec"]["tls"][0]["secretName"], "t", INGRESS),
     ("httpRoute.enabled", True, lambda r: len(r.of("HTTPRoute")), 1, at("httpRoute.parentRefs", [{"name": "g"}])),
     ("httpRoute.parentRefs", [{"name": "h"}], lambda r: only(r.of("HTTPRoute"))["spec"]["parentRefs"], [{"name": "h"}], ROUTE),
@@ -219,7 +257,13 @@ EDGE: list[Row] = [
 SECRETS: list[Row] = [
     ("clusterToken.existingSecret", "s", lambda r: ("cluster-token" in r.of("Secret"), secrets_of(r, MODEL)), (False, ["s"]), {}),
     ("rayToken.existingSecret", "s", lambda r: r.cluster["authOptions"], {"mode": "token", "secretName": "s"}, {}),
-    ("apiKeys.enabled", False, lambda r: ("api-keys" in r.of("Secret"), "api_keys_file" in r.config["ingress"]), (False, False), {}),
+    (
+        "apiKeys.enabled",
+        False,
+        lambda r: ("api-keys" in r.of("Secret"), "api_keys_file" in r.config["ingress"]),
+        (False, False),
+        {},
+    ),
     ("apiKeys.existingSecret", "s", lambda r: secrets_of(r, "ingress"), ["demo-cluster-token", "s"], {}),
 ]
 
@@ -243,7 +287,13 @@ REDIS: list[Row] = [
         ({"redisAddress": "rediss://r:6381"}, {}),
         FT,
     ),
-    ("gcsFaultTolerance.username", "u", lambda r: r.cluster["gcsFaultToleranceOptions"]["redisUsername"], {"value": "u"}, OUTSIDE),
+    (
+        "gcsFaultTolerance.username",
+        "u",
+        lambda r: r.cluster["gcsFaultToleranceOptions"]["redisUsername"],
+        {"value": "u"},
+        OUTSIDE,
+    ),
     ("gcsFaultTolerance.existingSecret", "s", lambda r: redis_password(r), {"name": "s", "key": "password"}, OUTSIDE),
     (
         "gcsFaultTolerance.existingSecretKey",
@@ -315,7 +365,10 @@ WEIGHTS: list[Row] = [
     (
         "weights.existingClaim",
         "c",
-        lambda r: ([v["persistentVolumeClaim"] for v in r.pod(MODEL)["volumes"] if v["name"] == "weights"], r.of("PersistentVolumeClaim")),
+        lambda r: (
+            [v["persistentVolumeClaim"] for v in r.pod(MODEL)["volumes"] if v["name"] == "weights"],
+            r.of("PersistentVolumeClaim"),
+        ),
         ([{"claimName": "c"}], {}),
         LOADED,
     ),
@@ -338,8 +391,20 @@ WEIGHTS: list[Row] = [
         (["s"], {"HF_HUB_OFFLINE": "0", "HF_TOKEN_PATH": "/etc/serve-app/hugging-face/token"}),
         LOADED,
     ),
-    ("weights.huggingFaceEndpoint", "https://m", lambda r: variables(job(r)["containers"][0])["HF_ENDPOINT"], "https://m", LOADED),
-    ("weights.s3Endpoint", "https://s", lambda r: variables(job(r)["initContainers"][0])["AWS_ENDPOINT_URL_S3"], "https://s", LOADED_S3),
+    (
+        "weights.huggingFaceEndpoint",
+        "https://m",
+        lambda r: variables(job(r)["containers"][0])["HF_ENDPOINT"],
+        "https://m",
+        LOADED,
+    ),
+    (
+        "weights.s3Endpoint",
+        "https://s",
+        lambda r: variables(job(r)["initContainers"][0])["AWS_ENDPOINT_URL_S3"],
+        "https://s",
+        LOADED_S3,
+    ),
     ("weights.s3Region", "eu-west-1", lambda r: variables(job(r)["initContainers"][0])["AWS_REGION"], "eu-west-1", LOADED_S3),
     ("weights.activeDeadlineSeconds", 99, lambda r: only(r.of("Job"))["spec"]["activeDeadlineSeconds"], 99, LOADED),
     *resources("weights.resources", lambda r: job(r)["containers"][0]["resources"], LOADED),
@@ -382,9 +447,21 @@ POLICIES: list[Row] = [
 ]
 
 CLUSTER: list[Row] = [
-    ("podDisruptionBudgets.enabled", False, lambda r: r.of("PodDisruptionBudget"), {}, at("config.ingress.replicas", {"min": 3, "max": 3})),
+    (
+        "podDisruptionBudgets.enabled",
+        False,
+        lambda r: r.of("PodDisruptionBudget"),
+        {},
+        at("config.ingress.replicas", {"min": 3, "max": 3}),
+    ),
     ("podDisruptionBudgets.head", True, lambda r: r.of("PodDisruptionBudget")["head"]["spec"]["minAvailable"], 1, {}),
-    ("priorityClasses.create", True, lambda r: [r.pod(g)["priorityClassName"] for g in ("head", MODEL)], ["demo-head", "demo-worker"], {}),
+    (
+        "priorityClasses.create",
+        True,
+        lambda r: [r.pod(g)["priorityClassName"] for g in ("head", MODEL)],
+        ["demo-head", "demo-worker"],
+        {},
+    ),
     ("priorityClasses.headValue", 7, lambda r: r.of("PriorityClass")["head"]["value"], 7, CLASSES),
     ("priorityClasses.workerValue", 7, lambda r: r.of("PriorityClass")["worker"]["value"], 7, CLASSES),
     ("serviceAccounts.headAnnotations", MAPPING, annotations("ServiceAccount", "head"), MAPPING, {}),
@@ -434,10 +511,6 @@ def test_every_value_has_a_row_and_every_row_a_value() -> None:
 
 
 def test_no_row_sets_what_is_the_default_anyway() -> None:
-    def default(path: str) -> Any:
-        value: Any = yaml.safe_load((CHART / "values.yaml").read_text())
-        for key in path.split("."):
-            value = value[key]
-        return value
-
-    assert [path for path, value, *_ in ROWS if value == default(path)] == []
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    defaults = {".".join(path): functools.reduce(lambda value, key: value[key], path, values) for path in leaves(values)}
+    assert [path for path, value, *_ in ROWS if value == defaults[path]] == []

@@ -1,0 +1,24 @@
+output "cluster_name" {
+  description = "For: aws eks update-kubeconfig --name"
+  value       = aws_eks_cluster.this.name
+}
+
+output "node_role" {
+  description = "Role of the EC2NodeClass in k8s/cluster/karpenter.yaml."
+  value       = aws_iam_role.node.name
+}
+
+output "interruption_queue" {
+  description = "settings.interruptionQueue of Karpenter's chart."
+  value       = aws_sqs_queue.interruptions.name
+}
+
+output "efs_id" {
+  description = "fileSystemId of the StorageClass in k8s/cluster/storage.yaml."
+  value       = aws_efs_file_system.weights.id
+}
+
+output "vpc_cidr" {
+  description = "networkPolicies.clients of the chart, for the load balancer."
+  value       = var.cidr
+}

@@ -1,0 +1,204 @@
+"""The command line's dealings with Kubernetes, through its own client; every refusal says what is missing and the way out."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serve_app.cli.rayservice import Pod, RayService, pod, ray_service
+from serve_app.errors import ClusterFailed
+
+_GROUP, _VERSION, _PLURAL = "ray.io", "v1", "rayservices"
+_LIMIT_S = 15.0
+FIELD_MANAGER = "serve-app"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A namespace of a Kubernetes cluster."""
+
+    api: Any
+    """The client's ApiClient."""
+    context: str
+    """"" inside a pod."""
+    namespace: str
+
+    def kubectl_options(self) -> str:
+        """Return the options that point kubectl to the same place."""
+        context = f"--context {self.context} " if self.context else ""
+        return f"{context}-n {self.namespace}"
+
+    def helm_options(self) -> str:
+        return self.kubectl_options().replace("--context", "--kube-context")
+
+    def ray_service(self, name: str) -> RayService:
+        """Return the RayService.
+
+        Raises:
+            ClusterFailed: There is none of that name, or the cluster refused or did not answer.
+        """
+        return ray_service(self.raw_ray_service(name))
+
+    def raw_ray_service(self, name: str) -> dict[str, Any]:
+        from kubernetes.client import CustomObjectsApi
+
+        with explained(self, "get rayservices.ray.io", missing=lambda: self._no_service(name)):
+            api = CustomObjectsApi(self.api)
+            found: dict[str, Any] = api.get_namespaced_custom_object(
+                _GROUP, _VERSION, self.namespace, _PLURAL, name, _request_timeout=_LIMIT_S
+            )
+        return found
+
+    def ray_services(self) -> list[str]:
+        """Return the names of the namespace's RayServices."""
+        from kubernetes.client import CustomObjectsApi
+
+        with explained(self, "list rayservices.ray.io"):
+            api = CustomObjectsApi(self.api)
+            found = api.list_namespaced_custom_object(_GROUP, _VERSION, self.namespace, _PLURAL, _request_timeout=_LIMIT_S)
+        return [item["metadata"]["name"] for item in found["items"]]
+
+    def _no_service(self, name: str) -> ClusterFailed:
+        names: list[str] = []
+        with contextlib.suppress(ClusterFailed):  # only for the hint
+            names = self.ray_services()
+        hint = (
+            f"there: {', '.join(names)}"
+            if names
+            else f"install it with: helm install {name} helm/serve-app {self.helm_options()}"
+        )
+        return ClusterFailed(problem=f"no RayService {name!r} in the namespace {self.namespace!r}", hint=hint)
+
+    def pods(self, service: RayService) -> list[Pod]:
+        """Return the pods of its clusters, in the order of their names."""
+        from kubernetes.client import CoreV1Api
+
+        clusters = [c.name for c in (service.active, service.pending) if c is not None]
+        if not clusters:
+            return []
+        with explained(self, "list pods"):
+            selector = f"ray.io/cluster in ({','.join(clusters)})"
+            found = CoreV1Api(self.api).list_namespaced_pod(
+                self.namespace, label_selector=selector, _request_timeout=_LIMIT_S, _preload_content=False
+            )
+            items = json.loads(found.data)["items"]
+        return sorted(map(pod, items), key=lambda p: p.name)
+
+    def apply(self, manifests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """Apply each by server-side apply, and yield its kind and name.
+
+        Raises:
+            ClusterFailed: The cluster refused one; those before it are applied.
+        """
+        from kubernetes.dynamic import DynamicClient
+
+        with tempfile.TemporaryDirectory() as folder, explained(self, "read the API's kinds"):
+            client = DynamicClient(self.api, cache_file=str(Path(folder, "kinds.json")))  # its default is a shared file in /tmp
+        for manifest in manifests:
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            with explained(self, f"patch {kind} {name}", missing=lambda kind=kind: _no_kind(kind)):
+                resource = client.resources.get(api_version=manifest["apiVersion"], kind=kind)
+                namespace = manifest["metadata"].get("namespace", self.namespace) if resource.namespaced else None
+                resource.server_side_apply(body=dict(manifest), name=name, namespace=namespace, field_manager=FIELD_MANAGER)
+            yield f"{kind} {name}"
+
+
+def connect(context: str | None, namespace: str | None) -> Cluster:
+    """Return the cluster of a context of the kubeconfig (None: its current one), or of the pod that this runs in.
+
+    Raises:
+        ClusterFailed: The client is not installed, or there is no such context.
+    """
+    try:
+        from kubernetes import client, config
+    except ImportError as exc:
+        raise ClusterFailed(problem="the Kubernetes client is not installed", hint="pip install 'serve-app[kubernetes]'") from exc
+    configuration = client.Configuration()
+    configuration.retries = False
+    try:
+        contexts, current = config.list_kube_config_contexts()
+    except config.ConfigException as exc:
+        with contextlib.suppress(config.ConfigException):
+            config.load_incluster_config(configuration)
+            return Cluster(client.ApiClient(configuration), "", namespace or _pods_namespace())
+        hint = "set KUBECONFIG, or make one, for EKS: aws eks update-kubeconfig --name CLUSTER"
+        raise ClusterFailed(problem=f"no kubeconfig: {_first_line(exc)}", hint=hint) from exc
+    by_name = {c["name"]: c for c in contexts}
+    chosen = by_name.get(context or current["name"])
+    if chosen is None:
+        raise ClusterFailed(problem=f"the kubeconfig has no context {context!r}", hint=f"it has: {', '.join(by_name)}")
+    try:
+        config.load_kube_config(context=chosen["name"], client_configuration=configuration)
+    except config.ConfigException as exc:
+        raise ClusterFailed(problem=f"the context {chosen['name']!r} cannot be used: {_first_line(exc)}", hint="") from exc
+    return Cluster(client.ApiClient(configuration), chosen["name"], namespace or chosen["context"].get("namespace") or "default")
+
+
+def _pods_namespace() -> str:
+    return Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text(encoding="utf-8").strip()
+
+
+def _first_line(exc: Exception) -> str:
+    return (str(exc).strip().splitlines() or [type(exc).__name__])[0]
+
+
+def _no_kind(kind: str) -> ClusterFailed:
+    if kind == "RayService":
+        return ClusterFailed(problem="the cluster knows no RayService: KubeRay is not installed", hint=_INSTALL_KUBERAY)
+    return ClusterFailed(problem=f"the cluster knows no {kind}", hint="install what defines it, or leave it out of the manifests")
+
+
+_INSTALL_KUBERAY = "install its operator and its CRDs: docs/runbook.md, Install"
+
+
+@contextlib.contextmanager
+def explained(cluster: Cluster, action: str, missing: Any = None) -> Iterator[None]:
+    """Turn the client's errors into ours.
+
+    Args:
+        action: What was asked, as ``kubectl auth can-i`` takes it.
+        missing: Makes the error for an object, or a kind, that does not exist.
+
+    Raises:
+        ClusterFailed: Whatever the client raised.
+    """
+    from kubernetes.client import ApiException
+    from kubernetes.dynamic.exceptions import ResourceNotFoundError
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except ResourceNotFoundError as exc:
+        raise missing() if missing else ClusterFailed(problem=_first_line(exc), hint="") from exc
+    except ApiException as exc:
+        raise _refusal(cluster, action, exc, missing) from exc
+    except HTTPError as exc:
+        server = cluster.api.configuration.host
+        hint = "is the cluster up, and its address reachable from here?"
+        raise ClusterFailed(problem=f"the API server {server} does not answer: {_first_line(exc)}", hint=hint) from exc
+
+
+def _refusal(cluster: Cluster, action: str, exc: Any, missing: Any) -> ClusterFailed:
+    try:
+        told = json.loads(exc.body)
+    except (TypeError, ValueError):
+        told = {}
+    message = told.get("message") or exc.reason or f"status {exc.status}"
+    match exc.status:
+        case 401:
+            return ClusterFailed(problem="the cluster does not know who asks (401)", hint="renew the kubeconfig's credentials")
+        case 403:
+            hint = f"ask for the right; it is there when this says yes: kubectl auth can-i {action} {cluster.kubectl_options()}"
+            return ClusterFailed(problem=f"not allowed: {message}", hint=hint)
+        case 404 if not told.get("details", {}).get("name"):  # the path itself is unknown
+            return _no_kind("RayService")
+        case 404 if missing:
+            found: ClusterFailed = missing()
+            return found
+        case 409:
+            hint = "who owns it should change it: helm upgrade where Helm does"
+            return ClusterFailed(problem=f"others own what {action} would change: {message}", hint=hint)
+    return ClusterFailed(problem=f"the cluster refused to {action}: {message}", hint="")

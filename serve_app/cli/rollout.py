@@ -1,0 +1,112 @@
+"""``serve-app rollout``: apply a change to a cluster, or take one that Helm has applied, and watch it to its end."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from serve_app.cli import kube
+from serve_app.cli.manifests import manifest_problems
+from serve_app.cli.rayservice import RayService, Verdict, judge
+from serve_app.config import default_cache_dir, read_text
+from serve_app.errors import ConfigError
+
+FAILED, TIMED_OUT = 3, 4
+_SETTLED = 3
+"""Looks in a row that must find it done, or failed: in the first moment after a change, the old state may still be shown."""
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def rollout(
+    name: Annotated[str, typer.Argument(help="The release: name of the RayService.")] = "serve-app",
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="Manifests to apply first. Without: watch what was applied, by Helm for example."),
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current one.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")] = None,
+    timeout_s: Annotated[float, typer.Option(help="After which it counts as failed.", min=1)] = 1800.0,
+    poll_s: Annotated[float, typer.Option(hidden=True)] = 2.0,
+) -> None:
+    """Roll a change out on Kubernetes and wait until it runs.
+
+    Exit status 0: it runs. 1: nothing was changed, or the cluster cannot be asked. 3: it failed. 4: it took too long. What failed is
+    left as it is, with the way back: where KubeRay makes a new cluster for the change, the old one goes on serving.
+    """
+    cluster = kube.connect(context, namespace)
+    way_back = _apply(cluster, name, file) if file else ""
+    try:
+        service, verdict = follow(cluster, name, timeout_s=timeout_s, poll_s=poll_s)
+    except KeyboardInterrupt:
+        console.print(f"the rollout goes on; watch it with: serve-app rollout {name} {cluster.kubectl_options()}")
+        raise typer.Exit(130) from None
+    if verdict.kind == "done":
+        typer.echo(f"{name}: {verdict.line}")
+        return
+    said = "has failed" if verdict.kind == "failed" else f"has not ended within {timeout_s:g} s"
+    console.print(f"error: the rollout of {name} {said}: {verdict.line}", style="red")
+    console.print(f"look:     serve-app status {name} {cluster.kubectl_options()}")
+    console.print(f"way back: {way_back or _way_back(cluster, service)}")
+    raise typer.Exit(FAILED if verdict.kind == "failed" else TIMED_OUT)
+
+
+def follow(cluster: kube.Cluster, name: str, *, timeout_s: float, poll_s: float) -> tuple[RayService, Verdict]:
+    """Watch until it is done, has failed, or ``timeout_s`` have passed and it still goes on; each new line is printed once."""
+    deadline = time.monotonic() + timeout_s
+    said, kind, num_looks = "", "", 0
+    while True:
+        service = cluster.ray_service(name)
+        verdict = judge(service, cluster.pods(service))
+        num_looks = num_looks + 1 if verdict.kind == kind else 1
+        kind = verdict.kind
+        if kind != "progressing" and num_looks == _SETTLED:
+            return service, verdict
+        if time.monotonic() >= deadline:
+            return service, Verdict("progressing", verdict.line)
+        if verdict.kind == "progressing" and verdict.line != said:
+            console.print(f"  {verdict.line}")
+            said = verdict.line
+        time.sleep(poll_s)
+
+
+def _apply(cluster: kube.Cluster, name: str, file: Path) -> str:
+    """Apply the manifests and return the way back.
+
+    Raises:
+        ConfigError: The file is wrong; nothing was applied.
+        ClusterFailed: The cluster refused.
+    """
+    text = read_text(file)
+    if wrong := list(manifest_problems(text, client_s=None, load_balancer_idle_s=None)):
+        raise ConfigError(f"{file}: {wrong[0].path}", wrong[0].problem, wrong[0].hint)
+    manifests: list[Mapping[str, Any]] = [m for m in yaml.safe_load_all(text) if m]
+    if name not in [m["metadata"]["name"] for m in manifests if m["kind"] == "RayService"]:
+        raise ConfigError(str(file), f"holds no RayService {name!r}", "give its name: serve-app rollout NAME -f FILE")
+    way_back = _save(cluster, name)
+    for done in cluster.apply(manifests):
+        console.print(f"  applied {done}")
+    return way_back
+
+
+def _save(cluster: kube.Cluster, name: str) -> str:
+    """Keep the RayService as it is, and return the command that applies it again."""
+    if name not in cluster.ray_services():
+        return f"kubectl delete rayservice {name} {cluster.kubectl_options()}"
+    before = cluster.raw_ray_service(name)
+    metadata = before["metadata"]
+    kept = {key: metadata[key] for key in ("name", "namespace", "labels", "annotations") if key in metadata}
+    path = default_cache_dir() / "rollouts" / f"{name}-{metadata['uid']}-{metadata['generation']}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    value = {"apiVersion": before["apiVersion"], "kind": before["kind"], "metadata": kept, "spec": before["spec"]}
+    path.write_text(yaml.safe_dump(value, sort_keys=False))
+    return f"serve-app rollout {name} -f {path} {cluster.kubectl_options()}"
+
+
+def _way_back(cluster: kube.Cluster, service: RayService) -> str:
+    if service.helm_release:
+        return f"helm rollback {service.helm_release} {cluster.helm_options()}"
+    return "apply the manifests of before"

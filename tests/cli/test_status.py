@@ -1,0 +1,61 @@
+"""`serve-app status` on a machine: the report of a fleet, readable at 80 columns."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from serve_app.cli.status import show
+
+LOAD = {"running": 12, "waiting": 3, "kv_usage": 0.455, "links": 2}
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def lease(replica_id: str, role: str, model: str, port: int, load: dict[str, Any]) -> dict[str, Any]:
+    place = {"host": "255.255.255.255", "port": port, "pid": 4194304, "state": "draining"}
+    return {"replica_id": replica_id, "role": role, "model": model, "load": load, "vllm_version": "0.32.0", **place}
+
+
+REPORT = {
+    "name": "serve-app",
+    "url": "http://127.0.0.1:8010",
+    "status": "DEPLOYING",
+    "deployments": {
+        "ingress": {"status": "HEALTHY", "message": "", "replica_states": {"RUNNING": 1, "STARTING": 0}},
+        "replica-meta-llama-Llama-3-1-8B-Instruct-c14cdd": {
+            "status": "UPDATING",
+            "message": "Traceback\nserve_app.errors.EngineStartFailed: the engine core of 'a' did not start: no memory",
+            "replica_states": {"RUNNING": 1, "STARTING": 1},
+        },
+    },
+    "members": [
+        lease("abcdefgh", "replica", MODEL, 65535, LOAD),
+        lease("ijklmnop", "ingress", "", 8010, {"streams": 15, "models": {MODEL: {"waiting": 4}}}),
+    ],
+}
+
+
+def shown(width: int) -> list[str]:
+    out = io.StringIO()
+    show(REPORT, Console(file=out, width=width, highlight=False))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_every_line_fits_80_columns_and_nothing_is_cut() -> None:
+    lines = shown(80)
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    assert "replica-meta-llama-Llama-3-1-8B-Instruct-c14cdd" in "".join(line.split("  ")[0] for line in lines)
+
+
+def test_a_line_is_one_member_with_its_load() -> None:
+    words = [line.split() for line in shown(80)]
+    assert words[0] == ["serve-app:", "DEPLOYING", "http://127.0.0.1:8010", "vLLM", "0.32.0"]
+    assert ["ijklmnop", "draining", "255.255.255.255:8010", "4194304", "15", "4"] in words
+    assert [MODEL] in words
+    assert ["abcdefgh", "draining", "255.255.255.255:65535", "4194304", "12", "3", "46%", "2"] in words
+
+
+def test_a_reason_is_in_our_own_words() -> None:
+    assert "the engine core of 'a' did not start: no memory" in " ".join(shown(200))
+    assert "Traceback" not in "\n".join(shown(200))

@@ -1,0 +1,120 @@
+"""k8s/: what stands around the chart agrees with the chart, and the plain manifests are the chart."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.cli.manifests import manifest_problems
+from tests.chart.render import CHART, render, tool
+
+K8S = Path(__file__).parents[2] / "k8s"
+EKS_VALUES = CHART / "ci" / "eks-gpu-values.yaml"
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [d for d in yaml.safe_load_all(path.read_text()) if d]
+
+
+def values(path: Path) -> dict[str, Any]:
+    (found,) = documents(path)
+    return found
+
+
+def node_pools() -> list[dict[str, Any]]:
+    return [d for d in documents(K8S / "cluster/karpenter.yaml") if d["kind"] == "NodePool"]
+
+
+def requirement(pool: dict[str, Any], key: str) -> list[str]:
+    (found,) = [r for r in pool["spec"]["template"]["spec"]["requirements"] if r["key"] == key]
+    return list(found["values"])
+
+
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_the_plain_manifests_are_the_chart() -> None:
+    """`make manifests` renews them."""
+    helm = Path(tool("helm") or "")
+    environment = {**os.environ, "PATH": f"{helm.parent}:{os.environ['PATH']}"}
+    rendered = subprocess.run([K8S / "manifests/render"], capture_output=True, text=True, check=True, env=environment)
+    assert rendered.stdout == (K8S / "manifests/serve-app.yaml").read_text()
+
+
+def test_the_plain_manifests_pass_the_check_and_hold_no_secret() -> None:
+    text = (K8S / "manifests/serve-app.yaml").read_text()
+    assert list(manifest_problems(text, client_s=None, load_balancer_idle_s=None)) == []
+    assert [d["kind"] for d in documents(K8S / "manifests/serve-app.yaml") if d["kind"] == "Secret"] == []
+
+
+@pytest.mark.parametrize("pool", node_pools(), ids=lambda pool: pool["metadata"]["name"])
+def test_the_gpu_nodes_take_the_model_pods_of_the_charts_eks_values(pool: dict[str, Any]) -> None:
+    pods = values(EKS_VALUES)["modelPods"]
+    template = pool["spec"]["template"]
+    assert pods["nodeSelector"].items() <= template["metadata"]["labels"].items()
+    assert requirement(pool, "karpenter.k8s.aws/instance-gpu-count") == [str(pods["gpusPerNode"])]
+    tolerated = {(t["key"], t["effect"]) for t in pods["tolerations"] if t["operator"] == "Exists"}
+    assert {(t["key"], t["effect"]) for t in template["spec"]["taints"]} <= tolerated
+    plugin = values(K8S / "cluster/values/nvidia-device-plugin.yaml")
+    assert plugin["nodeSelector"].items() <= template["metadata"]["labels"].items()
+
+
+def test_spot_comes_first_and_there_is_a_pool_for_when_it_is_sold_out() -> None:
+    weights = {requirement(pool, "karpenter.sh/capacity-type")[0]: pool["spec"]["weight"] for pool in node_pools()}
+    assert set(weights) == {"spot", "on-demand"}
+    assert weights["spot"] > weights["on-demand"]
+
+
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+@pytest.mark.parametrize("pool", node_pools(), ids=lambda pool: pool["metadata"]["name"])
+def test_karpenter_takes_no_node_under_a_stream(pool: dict[str, Any]) -> None:
+    """Only empty nodes by its own will, and where it must, later than the pods' own grace."""
+    assert pool["spec"]["disruption"]["consolidationPolicy"] == "WhenEmpty"
+    minutes = re.fullmatch(r"(\d+)m", pool["spec"]["template"]["spec"]["terminationGracePeriod"])
+    rendered = render(files=(EKS_VALUES,))
+    graces = [g["template"]["spec"]["terminationGracePeriodSeconds"] for g in rendered.cluster["workerGroupSpecs"]]
+    assert minutes is not None
+    assert int(minutes[1]) * 60 > max(graces)
+    for group in rendered.cluster["workerGroupSpecs"]:
+        assert group["template"]["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+
+
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_external_secrets_makes_the_keys_that_the_chart_mounts() -> None:
+    made = {
+        d["metadata"]["name"]: {item["secretKey"] for item in d["spec"]["data"]}
+        for d in documents(K8S / "cluster/secrets.yaml")
+        if d["kind"] == "ExternalSecret"
+    }
+    names = values(K8S / "manifests/values.yaml")
+    assert made == {
+        names["apiKeys"]["existingSecret"]: {"keys"},
+        names["clusterToken"]["existingSecret"]: {"token"},
+        names["rayToken"]["existingSecret"]: {"auth_token"},
+        values(EKS_VALUES)["weights"]["huggingFaceTokenSecret"]: {"token"},
+    }
+    text = (K8S / "manifests/serve-app.yaml").read_text()
+    assert all(name in text for name in names["apiKeys"].values())
+
+
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_the_runbook_explains_every_alert_of_the_chart() -> None:
+    (rule,) = render({"monitoring": {"prometheusRules": True}}).of("PrometheusRule").values()
+    alerts = {r["alert"] for group in rule["spec"]["groups"] for r in group["rules"]}
+    runbook = (K8S.parent / "docs/runbook.md").read_text()
+    assert set(re.findall(r"^### (\w+)$", runbook, re.MULTILINE)) == alerts
+
+
+def test_the_namespaces_are_those_of_the_charts_network_policies() -> None:
+    names = {d["metadata"]["name"] for d in documents(K8S / "cluster/namespaces.yaml")}
+    policies = values(CHART / "values.yaml")["networkPolicies"]
+    assert {policies["operatorNamespace"], policies["prometheusNamespace"]} <= names
+
+
+def test_every_variable_of_the_files_is_exported_in_the_readme() -> None:
+    used = {v for f in (K8S / "cluster").glob("*.yaml") for v in re.findall(r"\$\{(\w+)\}", f.read_text())}
+    exports = [line for line in (K8S / "README.md").read_text().splitlines() if line.startswith("export ")]
+    exported = set(re.findall(r"\b([A-Z_]+)=", " ".join(exports)))
+    assert used <= exported
