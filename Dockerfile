@@ -8,31 +8,7 @@
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 ARG CUDA_BASE=docker.io/vllm/vllm-openai:v0.32.0
 
-# ---- packages: a virtual environment from the lock file, without what no server needs ------------------------------------------
-# hadolint ignore=DL3006
-FROM ${BASE} AS packages
-# hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends binutils && rm -rf /var/lib/apt/lists/*
-COPY requirements/cpu.lock /requirements/
-ARG TORCH=torch==2.13.0+cpu
-ARG PYTORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-# Of 2.9 GB no server needs 1.1: tests, C++ headers, Java archives, Intel's offloading runtimes, debugging symbols. Bytecode is made
-# here, because nothing can be written later, and unchecked, because builders may rewrite times; py312_intrinsics is no Python 3.11.
-# What is moved to /layers becomes a layer of its own. One step, because each one's result is stored.
-WORKDIR /opt/venv/lib/python3.11/site-packages
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python3.11 -m venv /opt/venv && install="/opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps" \
- && { $install "$TORCH" 2>/dev/null || $install --index-url "$PYTORCH_CPU_INDEX" "$TORCH"; } \
- && $install --require-hashes -r /requirements/cpu.lock \
- && find /opt/venv/lib -maxdepth 1 -type f ! -name libiomp5.so -delete \
- && find torch/bin -type f ! -name torch_shm_manager -delete \
- && rm -rf torch/test torch/include ray/jars ray/rllib \
- && find . -type d \( -name tests -o -name test \) -prune -exec rm -rf {} + \
- && find torch/lib ray vllm llvmlite -type f \( -name '*.so' -o -name raylet -o -name gcs_server \) -exec strip --strip-unneeded {} + \
- && python3.11 -m compileall -q -j 0 -x py312_intrinsics --invalidation-mode unchecked-hash . \
- && mkdir /layers && mv torch vllm ray /layers
-
-# ---- runtime: what every stage below starts from -------------------------------------------------------------------------------
+# ---- runtime: what every stage below starts from. Steps are the layers, so each one cleans up after itself ----------------------
 # hadolint ignore=DL3006
 FROM ${BASE} AS runtime
 # wget: the liveness probe that KubeRay adds. libnuma1: vLLM's CPU kernels.
@@ -43,10 +19,31 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
  && groupadd --gid 10001 serve-app \
  && useradd --uid 10001 --gid 10001 --create-home --shell /bin/bash serve-app \
  && echo "PATH=/opt/venv/bin:\$PATH" > /etc/profile.d/serve-app.sh
-COPY --from=packages /layers/torch /opt/venv/lib/python3.11/site-packages/torch
-COPY --from=packages /layers/vllm /opt/venv/lib/python3.11/site-packages/vllm
-COPY --from=packages /layers/ray /opt/venv/lib/python3.11/site-packages/ray
-COPY --from=packages /opt/venv /opt/venv
+WORKDIR /opt/venv/lib/python3.11/site-packages
+# Of 2.9 GB no server needs 1.0: debugging symbols, tests, C++ headers, Java archives, Intel's offloading runtimes. Bytecode is made
+# here, because nothing can be written later, and unchecked, because builders may rewrite times; py312_intrinsics is no Python 3.11.
+ARG TORCH=torch==2.13.0+cpu
+ARG PYTORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    apt-get update && apt-get install -y --no-install-recommends binutils \
+ && python3.11 -m venv /opt/venv && install="/opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps" \
+ && { $install "$TORCH" 2>/dev/null || $install --index-url "$PYTORCH_CPU_INDEX" "$TORCH"; } \
+ && find torch/bin -type f ! -name torch_shm_manager -delete && rm -rf torch/test torch/include \
+ && strip --strip-unneeded torch/lib/*.so \
+ && python3.11 -m compileall -q -j 0 -x py312_intrinsics --invalidation-mode unchecked-hash torch torchgen functorch \
+ && apt-get purge -y --auto-remove binutils && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
+COPY requirements/cpu.lock /opt/serve-app/
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    apt-get update && apt-get install -y --no-install-recommends binutils \
+ && /opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps --require-hashes -r /opt/serve-app/cpu.lock \
+ && find /opt/venv/lib -maxdepth 1 -type f ! -name libiomp5.so -delete \
+ && find . -path ./torch -prune -o -type d \( -name tests -o -name test \) -prune -exec rm -rf {} + \
+ && rm -rf ray/jars ray/rllib \
+ && find ray vllm llvmlite -type f \( -name '*.so' -o -name raylet -o -name gcs_server \) -exec strip --strip-unneeded {} + \
+ && python3.11 -m compileall -q -j 0 -x '^./(torch|torchgen|functorch)/' --invalidation-mode unchecked-hash . \
+ && apt-get purge -y --auto-remove binutils && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin \
     HOME=/home/serve-app \
     SERVE_APP_CACHE=/opt/serve-app/cache \

@@ -12,8 +12,10 @@ Records, JSON and figures are left in results/batching/SETUP.
 import argparse
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from benchmarks.batching_setups import (
     static_run_s,
     static_values,
 )
+from loadtest.errors import InvalidRun
 from loadtest.records import ScheduledRequest, read_manifest
 from loadtest.runner import run
 from loadtest.scenario import Scenario
@@ -44,6 +47,8 @@ SHARE = 4
 """A static server gets one request of a burst in so many, in full batches (on the CPU only the naive one): its throughput does not
 depend on how many wait, and what the host needs to take them in counts less. ``paper static`` keeps the maximum of all."""
 LATENCY_CAP = 1536
+MAX_TRIES = 3
+"""Of an experiment whose run is invalid; then its cells stay empty, and it is in no figure."""
 
 
 @dataclass(frozen=True)
@@ -83,22 +88,31 @@ class Bench:
 
     def __init__(self, setup: Setup, folder: Path) -> None:
         self.setup, self.folder = setup, folder
+        self.made = {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
         self.runs: list[dict[str, Any]] = []
 
-    def measure(self, experiment: Experiment, url: str, time_scale: float, **facts: Any) -> Path:
-        """Load the server at ``url``; return the folder with the records."""
-        out = self.folder / experiment.name
+    def measure(
+        self, experiment: Experiment, url: str, time_scale: float, *, begin: Callable[[], None] | None = None, **facts: Any
+    ) -> Run | None:
+        """Load the server at ``url``, up to `MAX_TRIES` times until the run is valid; None: it never was.
+
+        Args:
+            begin: Makes the server ready for each try.
+        """
         scenario = experiment.scenario(self.setup, time_scale)
-        code = run(scenario, Target(url), out, quiet=True, report=False)
-        summary = json.loads((out / "summary.json").read_text())
-        if read_manifest(out).state == "interrupted":  # loadtest's run took the Ctrl-C for itself
-            raise KeyboardInterrupt
-        bad = [gate["text"] for gate in summary["gates"] if not gate["ok"]]
-        entry = {**experiment.__dict__, "folder": out.name, "time_scale": time_scale, "exit_code": int(code), "problems": bad}
-        self.runs.append({**entry, **facts})
-        (self.folder / "runs.json").write_text(json.dumps({"setup": self.setup.name, "runs": self.runs}, indent=1))
-        print(f"{self.setup.name} {experiment.name}: {'INVALID: ' + '; '.join(bad) if bad else 'done'}", flush=True)
-        return out
+        entry = {**experiment.__dict__, "time_scale": time_scale, **facts}
+        for tries in range(1, MAX_TRIES + 1):
+            out = self.folder / (experiment.name if tries == 1 else f"{experiment.name}-{tries}")
+            if begin:
+                begin()
+            bad = _load(scenario, url, out)
+            print(f"{self.setup.name} {out.name}: {'INVALID: ' + '; '.join(bad) if bad else 'done'}", flush=True)
+            if not bad:
+                break
+        self.runs.append({**entry, "folder": out.name, "tries": tries, "problems": bad})
+        results = {"setup": self.setup.name, **self.made, "runs": self.runs}
+        (self.folder / "runs.json").write_text(json.dumps(results, indent=1))
+        return None if bad else Run(out, time_scale)
 
     def continuous(self) -> float:
         """Run all of the fleet's experiments; return the CPU's capacity in requests/s, 1 on a simulated accelerator."""
@@ -109,8 +123,10 @@ class Bench:
                 self.measure(Experiment("burst", CONTINUOUS, cap, num=setup.num_burst), url, setup.time_scale)
             if setup.profile is None:
                 self.measure(Experiment("alone", CONTINUOUS, LATENCY_CAP, num=setup.num_burst // SHARE), url, 1.0)
-                out = self.measure(Experiment("capacity", CONTINUOUS, LATENCY_CAP, num=setup.num_burst), url, 1.0)
-                unit = Run(out, 1.0).requests_per_s / 8.0  # the study's saturates around 8
+                capacity = self.measure(Experiment("capacity", CONTINUOUS, LATENCY_CAP, num=setup.num_burst), url, 1.0)
+                if capacity is None:
+                    raise SystemExit(f"the fleet's capacity is invalid {MAX_TRIES} of {MAX_TRIES}: no rate can follow from it")
+                unit = capacity.per_s("completed") / 8.0  # the study's saturates around 8
             for qps in setup.qps:
                 experiment = Experiment("latency", CONTINUOUS, LATENCY_CAP, qps=qps * unit, num=setup.num_latency)
                 self.measure(experiment, url, setup.time_scale, nominal_qps=qps)
@@ -135,7 +151,7 @@ class Bench:
                     experiment = Experiment("latency", system, LATENCY_CAP, qps=qps * unit, num=setup.num_latency)
                     self._static(static, experiment, nominal_qps=qps)
                 capacity = self._static_capacity(system) if setup.static_rates else 0.0
-                for rate in setup.static_rates:
+                for rate in setup.static_rates if capacity else ():
                     batches, least = (6, 0) if setup.profile is None else (15, 60)  # simulated time costs nothing
                     window_s = max(setup.window_s, max(batches * setup.batch_size(system, LATENCY_CAP), least) / capacity)
                     experiment = Experiment("rate", system, LATENCY_CAP, qps=rate * capacity, window_s=window_s)
@@ -150,11 +166,11 @@ class Bench:
         length_s = experiment.window_s or max(planned_s, experiment.num / experiment.qps if experiment.qps else 0.0)
         # In whole thousandths, which YAML, JSON and the server's settings carry unchanged.
         time_scale = max(0.001, round(setup.static_run_s / length_s, 3)) if setup.profile else 1.0
-        static.set(static_values(setup, system, cap, global_max, time_scale))
-        batch = setup.batch_size(system, cap)
-        known = {"batch_size": batch, "global_max": global_max, "planned_s": planned_s}
-        out = self.measure(experiment, static.url, time_scale, **known, **facts)
-        (out / "batches.json").write_bytes(static.batches())
+        known = {"batch_size": setup.batch_size(system, cap), "global_max": global_max, "planned_s": planned_s, **facts}
+        values = static_values(setup, system, cap, global_max, time_scale)
+        measured = self.measure(experiment, static.url, time_scale, begin=lambda: static.set(values), **known)
+        if measured:
+            (measured.folder / "batches.json").write_bytes(static.batches())
 
     def _planned_s(self, requests: Sequence[ScheduledRequest], system: str, cap: int, global_max: int) -> float:
         if self.setup.profile is None:
@@ -165,12 +181,37 @@ class Bench:
         return static_run_s(self.setup.profile, lengths, form=form, batch_size=size, global_max=global_max)  # type: ignore[arg-type]
 
     def _static_capacity(self, system: str) -> float:
-        """Return requests/s with the latency experiment's lengths: by the timing model, on the CPU by the burst just measured."""
+        """Return requests/s with the latency experiment's lengths: by the timing model, on the CPU by the burst just measured.
+
+        0: that burst is invalid, and the rates that follow from it are left out.
+        """
         if self.setup.profile is None:
-            folder = next(r["folder"] for r in self.runs if (r["kind"], r["system"], r["cap"]) == ("burst", system, LATENCY_CAP))
-            return Run(self.folder / folder, 1.0).requests_per_s
+            burst_run = next(r for r in self.runs if (r["kind"], r["system"], r["cap"]) == ("burst", system, LATENCY_CAP))
+            return 0.0 if burst_run["problems"] else Run(self.folder / burst_run["folder"], 1.0).per_s("completed")
         requests = make_schedule(burst(self.setup, LATENCY_CAP, 400, latency_inputs=True)).requests
         return len(requests) / self._planned_s(requests, system, LATENCY_CAP, max(r.output_tokens for r in requests))
+
+
+def commit() -> str:
+    """Return the commit that is measured, with a mark if files were changed since; empty outside a clone."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _load(scenario: Scenario, url: str, out: Path) -> list[str]:
+    """Run it once; return why the run is invalid, nothing if it is valid.
+
+    Raises:
+        KeyboardInterrupt: loadtest's run took the Ctrl-C for itself.
+    """
+    try:
+        run(scenario, Target(url), out, quiet=True, report=False)
+    except InvalidRun as exc:
+        return exc.reasons
+    manifest = read_manifest(out)
+    if manifest.state == "interrupted" and not manifest.problems:
+        raise KeyboardInterrupt
+    return Run(out, 1.0).problems
 
 
 def _warm(url: str, setup: Setup) -> None:

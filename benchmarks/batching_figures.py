@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from benchmarks.batching_records import Run, read_runs
+from benchmarks.batching_records import Run, read_results, read_runs
 from benchmarks.batching_setups import CONTINUOUS, PAPER_BATCH, SYSTEMS, Setup
 from benchmarks.batching_theory import LengthLaw, plain_multiple, rows_of
 from loadtest import stats
@@ -28,7 +28,10 @@ def draw(setup: Setup, folder: Path) -> str:
     """Write the figures as PNG and SVG and report.json into the folder; return the tables as Markdown."""
     runs = read_runs(folder)
     tables = {"burst": burst_table(setup, runs), "latency": latency_table(runs), "rate": rate_table(runs)}
-    report: dict[str, Any] = {**tables, "alone": alone_words(runs)}
+    results = read_results(folder)
+    head = {name: results.get(name, "not recorded") for name in ("commit", "date")}
+    report: dict[str, Any] = {**head, **tables, "alone": alone_words(runs)}
+    runs = [(entry, run) for entry, run in runs if not entry["problems"]]
     (folder / "report.json").write_text(json.dumps(report, indent=1))
     style: Any = STYLE  # matplotlib types the keys one by one
     with mpl.rc_context(style):
@@ -37,17 +40,18 @@ def draw(setup: Setup, folder: Path) -> str:
         plot_kv(right, setup, report["burst"])
         _save(figure, folder / "throughput")
         rates = sorted({entry["nominal_qps"] for entry, _ in runs if entry["kind"] == "latency"})
-        figure, axes = _figure(len(rates), height=4.0)
-        for ax, qps in zip(axes, rates, strict=True):
-            plot_latencies(ax, [(e, r) for e, r in runs if e["kind"] == "latency" and e["nominal_qps"] == qps], setup, qps)
-        _save(figure, folder / "latency")
-        if report["rate"]:
+        if rates:
+            figure, axes = _figure(len(rates), height=4.0)
+            for ax, qps in zip(axes, rates, strict=True):
+                plot_latencies(ax, [(e, r) for e, r in runs if e["kind"] == "latency" and e["nominal_qps"] == qps], setup, qps)
+            _save(figure, folder / "latency")
+        if _valid(report["rate"]):
             figure, axes = _figure(1, height=3.6, width=6)
             plot_rates(axes[0], report["rate"], setup)
             _save(figure, folder / "rates")
         figure, axes = _figure(3, height=4.2, sharex=True)
-        plot_occupancy(axes, setup, runs, cap=512 if 512 in setup.caps else setup.caps[-1])
-        _save(figure, folder / "occupancy")
+        if plot_occupancy(axes, setup, runs, cap=512 if 512 in setup.caps else setup.caps[-1]):
+            _save(figure, folder / "occupancy")
     return _markdown(setup, report)
 
 
@@ -67,32 +71,43 @@ def burst_table(setup: Setup, runs: Runs) -> list[Entry]:
     bursts = {(e["cap"], e["system"]): (e, run) for e, run in runs if e["kind"] == "burst"}
     for cap in setup.caps:
         law = LengthLaw(setup.mean_tokens, setup.cap(cap))
-        base = bursts[cap, "paper static"][1].total_tokens_per_s
+        paper, paper_run = bursts[cap, "paper static"]
         for system in SYSTEMS:
             entry, run = bursts[cap, system]
-            batch = entry.get("batch_size") or run.num_running()
-            row = {"cap": setup.cap(cap), "study_cap": cap, "system": system, "batch": batch, "num": len(run.rows)}
-            row |= {"failed": len(run.rows) - len(run.answered), "time_scale": entry["time_scale"], "problems": entry["problems"]}
-            row |= {"output_tokens_per_s": run.output_tokens_per_s, "total_tokens_per_s": run.total_tokens_per_s}
-            row |= {"multiple": run.total_tokens_per_s / base, "kv": run.kv(setup.kv_tokens, simulated=bool(setup.profile))}
-            row |= {"equal_steps": 1.0, "waste": 1.0}
+            rows.append({"cap": setup.cap(cap), "study_cap": cap, "system": system, **_of_entry(entry)})
+            if entry["problems"]:
+                continue
+            row, batch = rows[-1], entry.get("batch_size") or run.num_running()
+            row |= {"batch": batch, "failed": len(run.rows) - len(run.answered)}
+            row |= {"output_tokens_per_s": run.per_s("output_tokens"), "total_tokens_per_s": run.per_s("total_tokens")}
+            row["multiple"] = None if paper["problems"] else run.per_s("total_tokens") / paper_run.per_s("total_tokens")
+            row |= {"kv": run.kv(setup.kv_tokens, simulated=bool(setup.profile)), "equal_steps": 1.0, "waste": 1.0}
             if system != CONTINUOUS:
                 row["waste"] = law.waste(int(batch), setup.num_burst if system == "paper static" else None)
             if system != "paper static":
                 bounds = (PAPER_BATCH[cap], setup.num_burst)
                 row["equal_steps"] = plain_multiple(law, batch, *bounds, own_max=system != CONTINUOUS)
             row["seconds"], row["planned_s"] = run.length_s, entry.get("planned_s") or None
-            rows.append(row)
     return rows
+
+
+def _of_entry(entry: Entry) -> Entry:
+    return {name: entry[name] for name in ("num", "time_scale", "problems", "tries")}
+
+
+def _valid(table: Sequence[Entry]) -> list[Entry]:
+    """Return the rows that have figures."""
+    return [row for row in table if not row["problems"]]
 
 
 def alone_words(runs: Runs) -> list[str]:
     """Return a line on what of the multiple is the engine's, not batching's: both servers with one request at a time."""
-    found = [run for entry, run in runs if entry["kind"] == "alone"]
-    naive = [run for entry, run in runs if (entry["kind"], entry["system"], entry["cap"]) == ("burst", "naive", 1536)]
+    valid = [(entry, run) for entry, run in runs if not entry["problems"]]
+    found = [run for entry, run in valid if entry["kind"] == "alone"]
+    naive = [run for entry, run in valid if (entry["kind"], entry["system"], entry["cap"]) == ("burst", "naive", 1536)]
     if not found or not naive:
         return []
-    engine, transformers = found[0].output_tokens_per_s, naive[0].output_tokens_per_s
+    engine, transformers = found[0].per_s("output_tokens"), naive[0].per_s("output_tokens")
     rates = f"vLLM {engine:.1f} output tok/s, Transformers {transformers:.1f}"
     return [f"The same requests one at a time: {rates}, so {engine / transformers:.2f}x is the engine's own, without batching."]
 
@@ -102,9 +117,11 @@ def latency_table(runs: Runs) -> list[Entry]:
     rows = []
     for entry, run in runs:
         if entry["kind"] == "latency":
-            row = {"qps": entry["qps"], "nominal_qps": entry["nominal_qps"], "system": entry["system"], "num": len(run.rows)}
-            row |= {"e2e_s": run.median_s("e2e"), "ttft_s": run.median_s("ttft"), "failed": len(run.rows) - len(run.answered)}
-            rows.append({**row, "time_scale": entry["time_scale"], "problems": entry["problems"]})
+            row = {"qps": entry["qps"], "nominal_qps": entry["nominal_qps"], "system": entry["system"], **_of_entry(entry)}
+            if not entry["problems"]:
+                row |= {"e2e_s": run.median_s("e2e"), "ttft_s": run.median_s("ttft"), "num": len(run.rows)}
+                row["failed"] = len(run.rows) - len(run.answered)
+            rows.append(row)
     return sorted(rows, key=lambda r: (r["nominal_qps"], SYSTEMS.index(r["system"])))
 
 
@@ -113,9 +130,10 @@ def rate_table(runs: Runs) -> list[Entry]:
     rows = []
     for entry, run in runs:
         if entry["kind"] == "rate":
-            output, total = run.window_tokens_per_s(entry["window_s"])
-            offered = {"qps": entry["qps"], "output_tokens_per_s": output, "total_tokens_per_s": total}
-            rows.append({"system": entry["system"], **offered, "problems": entry["problems"]})
+            row = {"system": entry["system"], "qps": entry["qps"], **_of_entry(entry)}
+            if not entry["problems"]:
+                row["output_tokens_per_s"], row["total_tokens_per_s"] = run.window_tokens_per_s(entry["window_s"])
+            rows.append(row)
     return sorted(rows, key=lambda r: (SYSTEMS.index(r["system"]), r["qps"]))
 
 
@@ -132,8 +150,8 @@ _ABOVE: dict[str, Any] = {
 def plot_multiples(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
     """Throughput over paper static on a log scale; diamonds are first principles, lines the study's."""
     for index, system in enumerate(SYSTEMS):
-        rows = [row for row in table if row["system"] == system]
-        at = np.arange(len(rows)) + (index - 1.5) * 0.2
+        rows = [row for row in _valid(table) if row["system"] == system and row["multiple"]]
+        at = np.array([setup.caps.index(row["study_cap"]) for row in rows]) + (index - 1.5) * 0.2
         bars = ax.bar(at, [r["multiple"] for r in rows], 0.19, color=COLOUR[system], label=system, bottom=0)
         ax.bar_label(bars, [f"{r['multiple']:.1f}" if r["multiple"] < 10 else f"{r['multiple']:.0f}" for r in rows], fontsize=7)
         if system in ("fair static", CONTINUOUS):
@@ -157,8 +175,8 @@ def plot_multiples(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
 def plot_kv(ax: Axes, setup: Setup, table: Sequence[Entry]) -> None:
     """KV memory while requests wait: used, reserved in vain, free."""
     for index, system in enumerate(SYSTEMS):
-        rows = [row for row in table if row["system"] == system]
-        at = np.arange(len(rows)) + (index - 1.5) * 0.2
+        rows = [row for row in _valid(table) if row["system"] == system]
+        at = np.array([setup.caps.index(row["study_cap"]) for row in rows]) + (index - 1.5) * 0.2
         reserved = np.array([r["kv"]["reserved"] for r in rows]) * 100
         used = np.array([r["kv"]["used"] for r in rows]) * 100
         ax.bar(at, reserved, 0.19, color=COLOUR[system], alpha=0.3)
@@ -177,7 +195,7 @@ def plot_latencies(ax: Axes, runs: Runs, setup: Setup, qps: float) -> None:
     for entry, run in sorted(runs, key=lambda pair: SYSTEMS.index(pair[0]["system"])):
         values = run.latencies_s("e2e")
         known = np.sort(values[np.isfinite(values)])
-        label = f"{entry['system']}, median {run.median_s('e2e')[0]:.1f} s"
+        label = f"{entry['system']}, median {_seconds(run.median_s('e2e')[0])} s"
         sample = Sample(label, known, values.size - known.size, stats.effective_size(values, 0.5))
         plot_cdf(ax, sample, color=SERIES.index(COLOUR[entry["system"]]))
     offered = f"{qps:g} requests/s" if setup.profile else f"{runs[0][0]['qps']:.2f} requests/s ({qps:g}/8 of capacity)"
@@ -186,6 +204,7 @@ def plot_latencies(ax: Axes, runs: Runs, setup: Setup, qps: float) -> None:
 
 def plot_rates(ax: Axes, table: Sequence[Entry], setup: Setup) -> None:
     """Throughput against the offered rate, both on log scales."""
+    table = _valid(table)
     for system in SYSTEMS:
         rows = [row for row in table if row["system"] == system]
         ax.plot([r["qps"] for r in rows], [r["total_tokens_per_s"] for r in rows], "o-", color=COLOUR[system], label=system)
@@ -199,9 +218,14 @@ def plot_rates(ax: Axes, table: Sequence[Entry], setup: Setup) -> None:
     ax.set_title(f"{setup.name}: throughput against offered load")
 
 
-def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) -> None:
-    """Who runs in which place of the batch when, from the timestamps of servers (static) and client (continuous)."""
+def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) -> bool:
+    """Who runs in which place of the batch when, from the timestamps of servers (static) and client (continuous).
+
+    Nothing is drawn, and False returned, unless all three were measured.
+    """
     found = {e["system"]: run for e, run in runs if e["kind"] == "burst" and e["cap"] == cap}
+    if not {"paper static", "fair static", CONTINUOUS} <= found.keys():
+        return False
     panels = {s: _static_bars(found[s]) for s in ("paper static", "fair static")} | {
         CONTINUOUS: _continuous_bars(found[CONTINUOUS])
     }
@@ -222,6 +246,7 @@ def plot_occupancy(axes: Sequence[Axes], setup: Setup, runs: Runs, *, cap: int) 
         ax.grid(visible=False)
         ax.set_title(f"{system}: {places} places, {useful / places / length:.0%} in use, {done} answers")
     axes[0].set_ylabel(f"place in the batch, {setup.name}, cap {setup.cap(cap)}")
+    return True
 
 
 Bar = tuple[int, float, float, float]
@@ -230,7 +255,7 @@ Bar = tuple[int, float, float, float]
 
 def _static_bars(run: Run) -> list[Bar]:
     """From the server's timestamps."""
-    epoch, scale, bars = run.manifest.epoch_unix_s, run.time_scale, list[Bar]()
+    epoch, scale, bars = run.records.manifest.epoch_unix_s, run.time_scale, list[Bar]()
     for batch in run.batches:
         start, ends = (batch.started_unix_s - epoch) / scale, batch.step_ends_s
         for place, member in enumerate(batch.members):
@@ -246,31 +271,43 @@ def _continuous_bars(run: Run) -> list[Bar]:
 
 
 def _markdown(setup: Setup, report: dict[str, Any]) -> str:
-    lines = [f"### {setup.name}", ""]
+    lines = [f"### {setup.name}", "", f"Measured {report['date']}, commit {report['commit']}.", ""]
     heads = ["cap", "system", "batch", "requests", "output tok/s", "total tok/s", "x paper static", "equal steps", "waste"]
     lines += _head([*heads, "KV reserved", "KV used of it", "time_scale"])
     for r in report["burst"]:
-        figures = f"{r['output_tokens_per_s']:.1f} | {r['total_tokens_per_s']:.0f} | {r['multiple']:.2f} | {r['equal_steps']:.1f}"
-        kv = f"{r['kv']['reserved']:.0%} | {r['kv']['used'] / r['kv']['reserved']:.1%}"
-        mark = " (INVALID)" if r["problems"] else ""
-        row = f"| {r['cap']} | {r['system']}{mark} | {r['batch']:.0f} | {r['num']} | {figures} | {r['waste']:.2f} | {kv}"
-        lines.append(f"{row} | {r['time_scale']:g} |")
-    lines += [
-        "",
-        *report["alone"],
-        "",
-        *_head(["requests/s", "system", "requests", "median latency s (95 %)", "median TTFT s (95 %)", "time_scale"]),
-    ]
+        cells = _invalid(r, 8) or [
+            f"{r['batch']:.0f}", str(r["num"]), f"{r['output_tokens_per_s']:.1f}", f"{r['total_tokens_per_s']:.0f}",
+            f"{r['multiple']:.2f}" if r["multiple"] else "", f"{r['equal_steps']:.1f}", f"{r['waste']:.2f}",
+            f"{r['kv']['reserved']:.0%}", f"{r['kv']['used'] / r['kv']['reserved']:.1%}",
+        ]  # fmt: skip
+        lines.append(_line([str(r["cap"]), r["system"], *cells, f"{r['time_scale']:g}"]))
+    latency = ["requests/s", "system", "requests", "median latency s (95 %)", "median TTFT s (95 %)", "time_scale"]
+    lines += ["", *report["alone"], "", *_head(latency)]
     for r in report["latency"]:
-        middle = " | ".join("{:.2f} ({:.2f}-{:.2f})".format(*r[name]) for name in ("e2e_s", "ttft_s"))
-        mark = " (INVALID)" if r["problems"] else ""
-        lines.append(f"| {r['qps']:.3g} | {r['system']}{mark} | {r['num']} | {middle} | {r['time_scale']:g} |")
+        cells = _invalid(r, 2) or [str(r["num"]), *(_median(r[name]) for name in ("e2e_s", "ttft_s"))]
+        lines.append(_line([f"{r['qps']:.3g}", r["system"], *cells, f"{r['time_scale']:g}"]))
     lines += ["", *_head(["system", "offered requests/s", "output tok/s", "total tok/s"])]
     for r in report["rate"]:
-        mark = " (INVALID)" if r["problems"] else ""
-        figures = f"{r['output_tokens_per_s']:.0f} | {r['total_tokens_per_s']:.0f}"
-        lines.append(f"| {r['system']}{mark} | {r['qps']:.2f} | {figures} |")
+        cells = _invalid(r, 1) or [f"{r['output_tokens_per_s']:.0f}", f"{r['total_tokens_per_s']:.0f}"]
+        lines.append(_line([r["system"], f"{r['qps']:.2f}", *cells]))
     return "\n".join([*lines, ""])
+
+
+def _invalid(row: Entry, num_empty: int) -> list[str]:
+    """Return the cells of a row without figures, of which all but the first are empty; nothing for one that has them."""
+    return [f"invalid {row['tries']} of {row['tries']}", *[""] * num_empty] if row["problems"] else []
+
+
+def _median(values: tuple[float | None, float | None, float | None]) -> str:
+    return "{} ({}-{})".format(*map(_seconds, values))
+
+
+def _seconds(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _head(names: Sequence[str]) -> list[str]:

@@ -4,14 +4,17 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from benchmarks.batching_theory import Floats, Life, block_use
-from loadtest import stats
-from loadtest.records import Manifest, Row, ServerSample, read_lines, read_manifest
+from benchmarks.batching_theory import Life, block_use
+from loadtest.analysis import distribution, summary_of
+from loadtest.metrics import Records, metric_bounds, read_records
+from loadtest.records import Row
+from loadtest.stats import Floats
+from loadtest.summary import Summary
 from serve_app.static_batching.batches import BatchRecord, kv_use
 
 BLOCK_SIZE = {True: 16, False: 32}
@@ -20,18 +23,27 @@ BLOCK_SIZE = {True: 16, False: 32}
 
 @dataclass(frozen=True)
 class Run:
-    """One experiment on one system, as it was recorded."""
+    """One experiment on one system, as it was recorded. Percentiles and throughput are `loadtest`'s own."""
 
     folder: Path
     time_scale: float
 
     @cached_property
-    def rows(self) -> list[Row]:
-        return sorted(read_lines(self.folder / "rows.jsonl", Row), key=lambda row: row.id)
+    def records(self) -> Records:
+        return read_records(self.folder)
 
     @cached_property
-    def manifest(self) -> Manifest:
-        return read_manifest(self.folder)
+    def summary(self) -> Summary:
+        return summary_of(self.records)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the run is invalid, and says nothing; empty if it is valid."""
+        return [gate.text for gate in self.summary.gates if not gate.ok]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        return sorted(self.records.rows, key=lambda row: row.id)
 
     @cached_property
     def batches(self) -> list[BatchRecord]:
@@ -44,35 +56,30 @@ class Run:
 
     @property
     def length_s(self) -> float:
-        return (max(row.end_s or 0.0 for row in self.rows) - min(row.due_s for row in self.rows)) / self.time_scale
+        start_s, end_s = self.summary.window_s
+        return (end_s - start_s) / self.time_scale
 
-    @property
-    def output_tokens_per_s(self) -> float:
-        return sum(row.output_tokens or 0 for row in self.answered) / self.length_s
-
-    @property
-    def total_tokens_per_s(self) -> float:
-        """Prompt tokens included, as the study counts."""
-        return self.output_tokens_per_s + sum(row.prompt_tokens or 0 for row in self.answered) / self.length_s
-
-    @property
-    def requests_per_s(self) -> float:
-        return len(self.answered) / self.length_s
+    def per_s(self, what: Literal["completed", "output_tokens", "total_tokens"]) -> float:
+        """Return requests, output tokens or all tokens (as the study counts) per second, of a valid run."""
+        assert self.summary.throughput is not None
+        rate: float = getattr(self.summary.throughput, what)
+        return rate * self.time_scale
 
     def latencies_s(self, metric: str) -> Floats:
-        """Return E2E or TTFT from the due time in the order of due times; infinite for what failed."""
-        ends = [(row.end_s if metric == "e2e" else row.first_s) if row.state == "ok" else None for row in self.rows]
-        due = [row.due_s for row in self.rows]
-        return np.array([np.inf if e is None else (e - d) / self.time_scale for e, d in zip(ends, due, strict=True)])
+        """Return the metric of all requests, in the order of due times; infinite for what failed."""
+        return metric_bounds(self.records, self.records.items(), metric)[1] / self.time_scale
 
-    def median_s(self, metric: str) -> tuple[float, float, float]:
-        """Return the median with its 95 % interval for dependent samples (`loadtest.stats`)."""
-        values = self.latencies_s(metric)
-        low, high = stats.order_interval(np.sort(values), np.sort(values), 0.5, stats.effective_size(values, 0.5))
-        return stats.quantile(values, 0.5), low, high
+    def median_s(self, metric: str) -> tuple[float | None, float | None, float | None]:
+        """Return the median of all requests with its 95 % interval; None: the run cannot tell."""
+        low, high = (bounds / self.time_scale for bounds in metric_bounds(self.records, self.records.items(), metric))
+        median = next(each for each in distribution(metric, low, high).quantiles if each.q == 0.5)
+        return median.value_s, median.low_s, median.high_s
 
     def window_tokens_per_s(self, window_s: float) -> tuple[float, float]:
-        """Return output and total tokens per second in the last two thirds of the window; prompts count at the first token."""
+        """Return output and total tokens per second in the last two thirds of the window; prompts count at the first token.
+
+        By their own times: loadtest counts the tokens of answers that have ended, and of an overloaded server few have.
+        """
         start, end = window_s / 3 * self.time_scale, window_s * self.time_scale
         output = prompt = 0
         for row in self.rows:
@@ -102,7 +109,7 @@ class Run:
         lives = self.lives()
         times, allocated, used = block_use(lives, block_size=BLOCK_SIZE[simulated])
         busy = times <= max(life.first_s for life in lives)
-        said = [s.values["kv_usage"] for s in read_lines(self.folder / "server.jsonl", ServerSample) if "kv_usage" in s.values]
+        said = [s.values["kv_usage"] for s in self.records.server if "kv_usage" in s.values]
         return {
             "reserved": float(allocated[busy].mean()) / kv_tokens,
             "used": float(used[busy].mean()) / kv_tokens,
@@ -117,6 +124,15 @@ class Run:
 
 
 def read_runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
-    """Return what ran, and its records."""
-    entries = json.loads((folder / "runs.json").read_text())["runs"]
-    return [(entry, Run(folder / entry["folder"], entry["time_scale"])) for entry in entries]
+    """Return what ran, and its records. ``problems`` of an entry: why its run, the last of ``tries``, says nothing."""
+    runs = []
+    for entry in read_results(folder)["runs"]:
+        run = Run(folder / entry["folder"], entry["time_scale"])
+        runs.append(({**entry, "tries": entry.get("tries", 1), "problems": entry["problems"] or run.problems}, run))
+    return runs
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Return runs.json: setup, commit and date of the measurement, and its runs."""
+    found: dict[str, Any] = json.loads((folder / "runs.json").read_text())
+    return found

@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ QPS = (1, 4)
 METRICS = ("ttft", "tpot", "e2e")
 CHECK_RATE, CHECK_REQUESTS, CHECK_TOKENS = 8.0, 400, 64
 """Of the cross-check: requests per second, requests, and tokens of prompt and answer."""
+MAX_TRIES = 3
 CHECK_S = CHECK_REQUESTS / CHECK_RATE
 
 
@@ -43,15 +45,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of the cross-check")
     parser.add_argument("--out", type=Path, default=Path("results/latency"))
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    out = arguments.out / time.strftime("%Y%m%d-%H%M%S")
+    out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as name:
         model = simulated(Path(name))
         with started(model, ["bare", "fleet-1"], Path(name)) as targets:
             for qps in QPS:
-                runs = [_run(mixed(qps, arguments.seconds), target, arguments.out) for target in targets]
+                runs = [_run(mixed(qps, arguments.seconds), target, out) for target in targets]
                 print(f"\n{latency_table(qps, runs)}\n\n{chr(10).join(compare(runs[1], runs[0]).lines())}", flush=True)
-                draw(qps, runs, arguments.out)
-            print(f"\n{cross_check(targets[0], model, arguments.rounds, arguments.out)}")
+                draw(qps, runs, out)
+            print(f"\n{cross_check(targets[0], model, arguments.rounds, out)}")
 
 
 def mixed(qps: float, seconds: float) -> Scenario:
@@ -71,23 +74,20 @@ def _scenario(
 
 
 def _run(scenario: Scenario, target: Target, out: Path) -> Path:
-    """Run it once and return the folder.
+    """Run it until the generator was healthy, three times at most, and return that run's folder.
 
     Raises:
-        RuntimeError: The generator was sick; nothing may be concluded.
+        RuntimeError: The generator was sick each time; nothing may be concluded.
     """
-    folder = out / f"{scenario.name}-{target.name}"
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = out / f"{scenario.name}-{target.name}-{number}"
-    if run(scenario, LoadTarget(target.url), folder, command=["make", "bench-latency"]) is ExitCode.INVALID:
-        raise RuntimeError(f"the run {folder} is invalid; its report says why")
-    return folder
+    for attempt in range(1, MAX_TRIES + 1):
+        folder = out / f"{scenario.name}-{target.name}-{attempt}"
+        if run(scenario, LoadTarget(target.url), folder, command=["make", "bench-latency"]) is not ExitCode.INVALID:
+            return folder
+    raise RuntimeError(f"{folder} is invalid, and so were {MAX_TRIES - 1} before it; the reports say why")
 
 
 def latency_table(qps: float, runs: Sequence[Path]) -> str:
-    """Return Markdown: medians and tails with their intervals, in ms from the due time."""
+    """Return Markdown: medians and tails with their intervals, in ms from the due time; ``?`` where too few requests bound it."""
     rows = [f"| QPS {qps:g} | n | failed | metric | p50 | p90 | p95 | p99 |", "|---|---|---|---|---|---|---|---|"]
     for folder in runs:
         summary = analyse(folder)
@@ -100,9 +100,8 @@ def latency_table(qps: float, runs: Sequence[Path]) -> str:
 
 def _cell(quantiles: Sequence[Any], q: float) -> str:
     found = next(each for each in quantiles if each.q == q)
-    if found.value_s is None or found.high_s is None:
-        return "not estimable"
-    return f"{found.value_s * 1000:.1f} [{found.low_s * 1000:.1f}, {found.high_s * 1000:.1f}]"
+    low, value, high = ("?" if s is None else f"{s * 1000:.1f}" for s in (found.low_s, found.value_s, found.high_s))
+    return f"{value} [{low}, {high}]"
 
 
 def draw(qps: float, runs: Sequence[Path], out: Path) -> None:
@@ -110,7 +109,7 @@ def draw(qps: float, runs: Sequence[Path], out: Path) -> None:
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     for ax, metric in zip(figure.subplots(1, len(METRICS)), METRICS, strict=True):
         for color, folder in enumerate(runs):
-            name = "bare vLLM" if folder.name.endswith("bare") else "serve-app, 1 replica"
+            name = "bare vLLM" if "-bare-" in folder.name else "serve-app, 1 replica"
             plot_cdf(ax, read_run(folder, analyse(folder)).sample(metric, label=name), color=color)
         ax.set_title(f"{metric.upper()} at QPS {qps:g}")
     figure.suptitle(f"Poisson arrivals, simulated accelerator {PROFILE}", fontsize=10)
@@ -123,7 +122,9 @@ def cross_check(target: Target, model: ModelSettings, rounds: int, out: Path) ->
     for seed in range(rounds):
         theirs.append(_vllm_bench(target, model, seed, out))
         exact = {"input_tokens": {"mean": CHECK_TOKENS}, "output_tokens": {"mean": CHECK_TOKENS}}
-        ours.append(_figures(_run(_scenario("cross-check", CHECK_RATE, CHECK_S, 0.0, exact, seed, law="constant"), target, out)))
+        ours.append(
+            _figures(_run(_scenario(f"cross-check-{seed}", CHECK_RATE, CHECK_S, 0.0, exact, seed, law="constant"), target, out))
+        )
     rows = ["| figure | vllm bench serve | serve-app-loadtest | ratio |", "|---|---|---|---|"]
     for name in ours[0]:
         a, b = (statistics.median(each[name] for each in side) for side in (theirs, ours))

@@ -14,7 +14,7 @@ import numpy as np
 
 from loadtest import stats
 from loadtest.health import gates
-from loadtest.metrics import METRICS, Item, Records, item_bounds, limit_value_s, metric_bounds, num_output_tokens, read_records
+from loadtest.metrics import METRICS, Item, Records, is_good, item_bounds, metric_bounds, num_output_tokens, read_records
 from loadtest.records import Row
 from loadtest.scenario import Burst, Closed, Trace
 from loadtest.slo import Limit
@@ -199,8 +199,13 @@ def _throughput(records: Records, items: Sequence[Item], window: tuple[float, fl
     done = [r for r in records.rows if r.state == "ok" and r.end_s is not None and window[0] <= r.end_s <= window[1]]
     output = sum(num_output_tokens(row) for row in done)
     prompt = sum(row.prompt_tokens or 0 for row in done)
-    limits = records.scenario.slo.limits
-    good = sum(1 for item in items if is_good(records, item)) if limits else len(done)
+    limits, streams = records.scenario.slo.limits, records.streams
+    good = len(done)
+    if limits:
+        good = sum(
+            is_good(item.request, item.row, limits, closed=records.closed, stream=streams.get(item.request.cls, True))
+            for item in items
+        )
     return Throughput(
         offered=len(items) / length_s,
         completed=len(done) / length_s,
@@ -208,19 +213,6 @@ def _throughput(records: Records, items: Sequence[Item], window: tuple[float, fl
         output_tokens=output / length_s,
         total_tokens=(output + prompt) / length_s,
     )
-
-
-def is_good(records: Records, item: Item) -> bool:
-    """Return whether the request was answered inside all limits of the SLO; a metric that it does not have is kept.
-
-    A limit of ITL at p99, say, is kept by a request whose own p99 of gaps is inside.
-    """
-    if item.row is None or item.row.state != "ok":
-        return False
-    stream = records.streams.get(item.request.cls, True)
-    limits = records.scenario.slo.limits
-    values = (limit_value_s(item.request, item.row, limit, closed=records.closed, stream=stream) for limit in limits)
-    return all(value is None or value <= limit.limit_s for value, limit in zip(values, limits, strict=True))
 
 
 def _tokens(rows: Sequence[Row]) -> dict[str, int]:

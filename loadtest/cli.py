@@ -3,11 +3,14 @@
 Exit status: 0 pass, 1 SLO missed, 2 usage, 3 invalid run, 4 audit mismatch, 5 undecided.
 """
 
+import functools
+import inspect
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -15,9 +18,10 @@ import typer
 import yaml
 
 from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
+from loadtest.inputs import read_text
 from loadtest.records import State
 from loadtest.scenario import Scenario, load_scenario, parse_scenario
-from loadtest.target import Target
+from loadtest.target import API_KEY_VARIABLE, Target, trust
 
 app = typer.Typer(
     name="serve-app-loadtest",
@@ -28,14 +32,51 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file, or the name of one that comes with it.")]
-TargetUrl = Annotated[str, typer.Option("--target", help="Like http://127.0.0.1:8000.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder, new or empty; default results/<scenario>-<time>.")]
-KeyFile = Annotated[Path | None, typer.Option("--api-key-file", help="File with the key; default: LOADTEST_API_KEY.")]
-Model = Annotated[str | None, typer.Option("--model", help="Default: the scenario's, else the first that the target lists.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value over the scenario, as arrival.rate=8; repeatable.")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Load generator processes.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Another seed is another schedule.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Options of the commands that send requests; `sends_load` declares them."""
+
+    target: Annotated[str, typer.Option("--target", help="Like http://127.0.0.1:8000.")]
+    out: Annotated[Path | None, typer.Option("--out", help="Folder, new or empty; default results/<scenario>-<time>.")] = None
+    api_key_file: Annotated[Path | None, typer.Option(help="File with the key; default: LOADTEST_API_KEY.")] = None
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Certificates (PEM) to trust instead of the system's file; as SSL_CERT_FILE.")
+    ] = None
+    model: Annotated[str | None, typer.Option(help="Default: the scenario's, else the first that the target lists.")] = None
+    sets: Set = None
+    workers: Workers = None
+    seed: Seed = None
+
+    def over(self) -> dict[str, Any]:
+        """Return what goes over the values of a scenario, beside ``sets``."""
+        return {"model": self.model, "workers": self.workers, "seed": self.seed}
+
+    def asked(self) -> Target:
+        """Return the target, which every process of the run trusts by ``ca_file`` from now on."""
+        os.environ.update(trust(self.ca_file))
+        return Target(self.target, api_key(self.api_key_file))
+
+
+def sends_load(command: Callable[..., None]) -> Callable[..., None]:
+    """Give the command the options of `Load` in place of its parameter ``load``."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "load"]
+    shared = inspect.signature(Load, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        load = Load(**{name: values.pop(name) for name in shared})
+        command(load=load, **values)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (own[0], *shared.values(), *own[1:])]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
 
 
 @app.command()
@@ -52,15 +93,10 @@ def plan(scenario: ScenarioFile, sets: Set = None, workers: Workers = None, seed
 
 
 @app.command()
+@sends_load
 def run(
     scenario: ScenarioFile,
-    target: TargetUrl,
-    out: Out = None,
-    api_key_file: KeyFile = None,
-    model: Model = None,
-    sets: Set = None,
-    workers: Workers = None,
-    seed: Seed = None,
+    load: Load,
     below_pid: Annotated[int | None, typer.Option(help="Faults may touch processes below this one.")] = None,
     report: Annotated[bool, typer.Option(help="Write the HTML page.")] = True,
 ) -> None:
@@ -70,26 +106,21 @@ def run(
     """
     from loadtest.faults import below
 
-    loaded = scenario_of(scenario, sets, model=model, workers=workers, seed=seed)
+    loaded = scenario_of(scenario, load.sets, **load.over())
     loaded = loaded.model_copy(update={"faults": below(loaded.faults, below_pid)})
-    _run(loaded, target, out, api_key_file, report)
+    _run(loaded, load, report=report)
 
 
 @app.command()
+@sends_load
 def saturate(
     scenario: ScenarioFile,
-    target: TargetUrl,
+    load: Load,
     slo: Annotated[str, typer.Option("--slo", help="Limits, or a preset: ttft_p99=500ms,itl_p99=80ms.")] = "",
     start_rate: Annotated[float, typer.Option(help="Of the first probe; 0: the scenario's.")] = 0.0,
     step: Annotated[float, typer.Option(help="Bisect until rates differ by this share.", min=0.001)] = 0.03,
     max_requests: Annotated[int, typer.Option(help="Per rate.")] = 20_000,
     max_probes: Annotated[int, typer.Option(help="In all.")] = 80,
-    out: Out = None,
-    api_key_file: KeyFile = None,
-    model: Model = None,
-    sets: Set = None,
-    workers: Workers = None,
-    seed: Seed = None,
 ) -> None:
     """Search the highest rate that keeps an SLO, and state it as an interval.
 
@@ -99,7 +130,7 @@ def saturate(
     from loadtest.saturate import saturate as search_capacity
     from loadtest.search import SearchSettings
 
-    loaded = scenario_of(scenario, sets, model=model, workers=workers, seed=seed, slo=slo or None)
+    loaded = scenario_of(scenario, load.sets, **load.over(), slo=slo or None)
     settings = SearchSettings(
         start_rate=start_rate or getattr(loaded.arrival, "rate", 1.0),
         quantiles=tuple(limit.quantile for limit in loaded.slo.limits),
@@ -108,24 +139,18 @@ def saturate(
         max_probes=max_probes,
         seed=loaded.seed,
     )
-    asked = Target(target, api_key(api_key_file))
-    where = out or default_out(loaded)
-    raise typer.Exit(search_capacity(loaded, asked, where, settings, command=_command(), say=typer.echo))
+    where = load.out or default_out(loaded)
+    raise typer.Exit(search_capacity(loaded, load.asked(), where, settings, command=_command(), say=typer.echo))
 
 
 @app.command()
+@sends_load
 def replay(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV or JSONL file of recorded requests.")],
-    target: TargetUrl,
+    load: Load,
     speed: Annotated[float, typer.Option(help="2 replays twice as fast.")] = 1.0,
     dequantise_s: Annotated[float, typer.Option(help="Spread times recorded in steps of this length.")] = 0.0,
     duration_s: Annotated[float, typer.Option(help="Of the replay: later requests are left out.")] = 600.0,
-    out: Out = None,
-    api_key_file: KeyFile = None,
-    model: Model = None,
-    sets: Set = None,
-    workers: Workers = None,
-    seed: Seed = None,
 ) -> None:
     """Ask what a recorded trace asked, when it did.
 
@@ -134,8 +159,8 @@ def replay(
     arrival = {"law": "trace", "file": str(trace.absolute()), "speed": speed, "dequantise_s": dequantise_s}
     values: dict[str, Any] = {"name": "replay", "arrival": arrival, "duration_s": duration_s}
     values |= {"requests": [{"endpoint": "chat", "prompt": "text"}]}
-    values |= {"warmup_s": 0.0} | overrides(values, sets or (), model=model, workers=workers, seed=seed)
-    _run(parse_scenario(values), target, out, api_key_file, True)
+    values |= {"warmup_s": 0.0} | overrides(values, load.sets or (), **load.over())
+    _run(parse_scenario(values), load)
 
 
 @app.command()
@@ -156,8 +181,11 @@ def compare(
 def audit(
     run_folder: Run,
     reference: Annotated[Path | None, typer.Option(help="Run of the same schedule whose texts must be the same.")] = None,
-    server_log: Annotated[Path | None, typer.Option(help="JSONL log of the server, a line per request.")] = None,
-    id_key: Annotated[str, typer.Option(help="Key of the X-Request-Id in a line of that log.")] = "request_id",
+    server_log: Annotated[
+        list[Path] | None, typer.Option(help="Log of the server, a line per request with its X-Request-Id; repeatable.")
+    ] = None,
+    id_key: Annotated[str, typer.Option(help="Key of the id in JSON lines of that log; default: anywhere in the line.")] = "",
+    log_lines: Annotated[str, typer.Option(help="Only lines of that log with these words count.")] = "",
     allow: Annotated[list[str] | None, typer.Option(help="A state that is no finding, as timeout; repeatable.")] = None,
 ) -> None:
     """Check that schedule, client and server agree about every request.
@@ -165,11 +193,13 @@ def audit(
     Example: serve-app-loadtest audit results/chat --server-log truth.jsonl
     """
     from loadtest.audit import audit as audit_run
+    from loadtest.server_log import ServerLog
 
     allowed = frozenset(state for state in get_args(State) if state in (allow or ()))
     if wrong := set(allow or ()) - allowed:
         raise UsageError("--allow", f"{min(wrong)!r} is not one of {', '.join(get_args(State))}")
-    result = audit_run(run_folder, reference=reference, server_log=server_log, id_key=id_key, allow=allowed)
+    log = ServerLog(server_log, id_key, log_lines) if server_log else None
+    result = audit_run(run_folder, reference=reference, server_log=log, allow=allowed)
     typer.echo(result.table())
     if not result.ok:
         raise AuditMismatch(sum(result.counts.values()), result.lines()[0])
@@ -204,12 +234,11 @@ def selftest(
     raise typer.Exit(run_selftest(quick=quick, only=only, out=out))
 
 
-def _run(scenario: Scenario, target: str, out: Path | None, api_key_file: Path | None, report: bool) -> None:
+def _run(scenario: Scenario, load: Load, *, report: bool = True) -> None:
     from loadtest.runner import default_out
     from loadtest.runner import run as run_scenario
 
-    asked = Target(target, api_key(api_key_file))
-    raise typer.Exit(run_scenario(scenario, asked, out or default_out(scenario), command=_command(), report=report))
+    raise typer.Exit(run_scenario(scenario, load.asked(), load.out or default_out(scenario), command=_command(), report=report))
 
 
 def _command() -> list[str]:
@@ -223,11 +252,8 @@ def api_key(file: Path | None) -> str:
         UsageError: The file cannot be read.
     """
     if file is None:
-        return os.environ.get("LOADTEST_API_KEY", "")
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError("--api-key-file", f"{file}: {exc}") from exc
+        return os.environ.get(API_KEY_VARIABLE, "")
+    return read_text(file).strip()
 
 
 def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scenario:
@@ -239,8 +265,8 @@ def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scena
     ours = Path(__file__).with_name("scenarios") / f"{file}.yaml"
     path = ours if not file.exists() and ours.exists() else file
     try:
-        values = yaml.safe_load(path.read_text()) if sets else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        values = yaml.safe_load(read_text(path)) if sets else {}
+    except yaml.YAMLError:
         values = {}  # the next line says what is wrong
     return load_scenario(path, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
 

@@ -26,13 +26,11 @@ from loadtest.errors import UsageError
 from loadtest.http_answer import HttpAnswer, refusal, retry_after
 from loadtest.records import Row, ScheduledRequest, State
 from loadtest.sse import BodyParser, Form, Parsed
-from loadtest.target import Target, preflight
-
-__all__ = ["Asked", "Client", "Target", "preflight"]
+from loadtest.target import Target
 
 READ_BYTES = 256 * 1024
 CONNECT_WITHIN_S = 10.0
-"""When warming up; else a request's own deadline counts."""
+"""For all connections of the warm-up; else a request's own deadline counts."""
 RACE_S = 0.1
 """A close that comes later than this was no race: the server had taken the request."""
 READS_PER_SLICE = 128
@@ -100,11 +98,29 @@ class Client:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
     def warm(self, num: int) -> int:
-        """Open ``num`` connections for the pool; return how many could be opened."""
-        if num <= 0:
-            return 0
-        self._idle += [sock for sock in gevent.pool.Pool(64).map(lambda _: self._try_connect(), range(num)) if sock]
-        return len(self._idle)
+        """Open up to ``num`` connections for the pool in `CONNECT_WITHIN_S`; return how many could be opened.
+
+        Raises:
+            UsageError: Not one of them: the target takes none, or not in time.
+        """
+        pool, first = gevent.pool.Pool(64), len(self._idle)
+        self._refused = f"it took none in {CONNECT_WITHIN_S:g} s"
+        with gevent.Timeout(CONNECT_WITHIN_S, False):
+            for _ in range(num):
+                pool.spawn(self._open_idle)
+            pool.join()
+        pool.kill()
+        if num > 0 and len(self._idle) == first:
+            raise UsageError(
+                "target", f"{self._target.root} has answered before, but no connection to it can be opened now: {self._refused}"
+            )
+        return len(self._idle) - first
+
+    def _open_idle(self) -> None:
+        try:
+            self._idle.append(self._connect())
+        except OSError as exc:
+            self._refused = f"{type(exc).__name__}: {exc}"
 
     def close(self) -> None:
         """Close the pool. Requests under way go on; kill their greenlets to give them up: `ask` then returns a timeout."""
@@ -211,10 +227,6 @@ class Client:
         except BaseException:  # the timer's, too
             sock.close()
             raise
-
-    def _try_connect(self) -> Any:
-        with contextlib.suppress(OSError), gevent.Timeout(CONNECT_WITHIN_S, False):
-            return self._connect()
 
     def _take_idle(self) -> Any:
         """Return the pooled connection that was used last and is still open."""

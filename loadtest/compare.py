@@ -12,11 +12,13 @@ from loadtest.errors import InvalidRun
 from loadtest.metrics import Item, Records, item_bounds, metric_bounds, read_records
 from loadtest.stats import Floats
 from loadtest.summary import Summary
+from loadtest.wording import percentile
 
 Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
 QUANTILES = stats.QUANTILES[:-1]
+"""Of the pages; p99.9 stands in summary.json only."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -32,7 +34,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         known = "" if self.ratio is None else f" x{self.ratio:.3f} ({self.low:.3f} .. {self.high:.3f})"
-        return f"{self.metric} p{self.q * 100:g}{known}: {self.claim}"
+        return f"{self.metric} {percentile(self.q)}{known}: {self.claim}"
 
 
 class Comparison(msgspec.Struct, frozen=True):

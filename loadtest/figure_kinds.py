@@ -12,9 +12,10 @@ from loadtest import plots, plots_load
 from loadtest.attribution import attribution
 from loadtest.compare import Comparison
 from loadtest.figures import Draw, Kind, RunData
-from loadtest.plots import Floats
 from loadtest.plots_load import ProbePoint
 from loadtest.slo import Metric
+from loadtest.stats import Floats
+from loadtest.wording import percentile
 
 CDF_WORDS: dict[Metric, str] = {
     "ttft": "time to first token since due",
@@ -227,7 +228,7 @@ def comparison_kinds(other: RunData, comparison: Comparison) -> list[Kind[RunDat
         return [draw] if all(sample.values_s.size for sample in samples) else []
 
     ratios = {
-        f"{r.metric.upper()} p{r.q * 100:g}": (r.ratio, r.low, r.high)
+        f"{r.metric.upper()} {percentile(r.q)}": (r.ratio, r.low, r.high)
         for r in comparison.ratios
         if r.ratio is not None and r.low is not None and r.high is not None
     }

@@ -19,10 +19,11 @@ from matplotlib.figure import Figure
 from loadtest import plots, plots_load
 from loadtest.analysis import summary_of
 from loadtest.autoscale import Autoscaling, analyse_autoscale
-from loadtest.metrics import Item, Records, item_bounds, limit_value_s, metric_bounds, read_records
-from loadtest.plots import Floats, Sample
+from loadtest.metrics import Item, Records, item_bounds, metric_bounds, read_records
+from loadtest.plots import Sample
 from loadtest.records import Row, RunEvent, ServerSample
 from loadtest.slo import Limit
+from loadtest.stats import Floats
 from loadtest.summary import Summary
 
 Draw = Callable[[Axes], object]
@@ -55,9 +56,9 @@ class RunData:
         """Of the window."""
         return [item.row for item in self.window if item.row is not None]
 
-    def value_s(self, item: Item, metric: str) -> float | None:
+    def value_s(self, item: Item, metric: str, *, q: float = 1.0) -> float | None:
         """Return the metric of one request, infinite unless measured; None: it has none."""
-        bounds = item_bounds(self.records, item, metric)
+        bounds = item_bounds(self.records, item, metric, q=q)
         return None if bounds is None else bounds[1]
 
     def autoscaling(self) -> Autoscaling | None:
@@ -68,9 +69,7 @@ class RunData:
         rows = [item.row for item in self.items if item.row is not None]
 
         def held_against(row: Row, limit: Limit) -> float | None:
-            request = by_id[row.id].request
-            stream = self.records.streams.get(request.cls, True)
-            return limit_value_s(request, row, limit, closed=self.records.closed, stream=stream)
+            return self.value_s(by_id[row.id], limit.metric, q=limit.quantile)
 
         return analyse_autoscale(self.server, rows, self.records.scenario, held_against)
 

@@ -17,7 +17,7 @@ from locust.runners import WorkerRunner
 from loadtest.dispatch import install_worker
 from loadtest.errors import ExitCode
 from loadtest.master import Master
-from loadtest.processes import API_KEY_VARIABLE
+from loadtest.target import API_KEY_VARIABLE
 
 PARENT_GONE_S = 15.0
 """After its owner's end a process may still hand over its rows."""

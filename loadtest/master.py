@@ -16,7 +16,7 @@ from loadtest.dispatch import Epoch, Plan, boot_id
 from loadtest.errors import ExitCode, LoadtestError
 from loadtest.health import STOPPED
 from loadtest.recorder import Batch, End, Ledger, Recorder, write_manifest
-from loadtest.records import Manifest, RunEvent, read_manifest
+from loadtest.records import Manifest, RunEvent, id_prefix, read_manifest
 from loadtest.scenario import Scenario
 from loadtest.schedule import read_schedule
 
@@ -124,7 +124,7 @@ class Master:
                 num_workers=len(clients),
                 target=self._environment.host,
                 model=manifest.model,
-                id_prefix=f"lt-{manifest.schedule_sha256[:8]}-",
+                id_prefix=id_prefix(manifest),
                 scenario=manifest.scenario,
                 part=schedule.part(worker, len(clients)),
                 drained_s=self._run.drained_s,
@@ -189,7 +189,8 @@ class Master:
         try:
             self._run.finish()
         except OSError as exc:
-            logger.critical("the manifest cannot be written: %s", exc.strerror)
+            came = f"{self._run.ledger.num_rows()} rows of {self._run.manifest.num_scheduled} requests had come"
+            logger.critical("the manifest cannot be written, and the records may be lost: %s; %s", exc.strerror, came)
             return
         try:
             self._environment.process_exit_code = self._hooks.close_run(self._run.out)
@@ -240,6 +241,7 @@ class _Running:
         ended_s = self.ended_s if self.ended_s is not None else self.now()
         drift_s = 0.0 if self.epoch is None else time.time() - self.manifest.epoch_unix_s - self.now()
         self.note("interrupted" if self.interrupted else "phase", self.interrupted or "end")
+        sealed = self.recorder.sealed()
         self.recorder.close()
         manifest = msgspec.structs.replace(
             self.manifest,
@@ -247,5 +249,6 @@ class _Running:
             ended_s=ended_s,
             clock_drift_s=round(drift_s, 6),
             problems=[*self.problems, *self.ledger.problems()],
+            sealed=sealed,
         )
         write_manifest(self.out, manifest)

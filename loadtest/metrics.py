@@ -27,8 +27,9 @@ from loadtest.records import (
     read_manifest,
     read_rows,
 )
-from loadtest.scenario import Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
+from loadtest.scenario import RECORDED, Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
 from loadtest.schedule import read_schedule
+from loadtest.seal import broken_seals
 from loadtest.slo import Limit
 from loadtest.stats import Floats, quantile
 
@@ -94,12 +95,13 @@ def read_records(run: Path) -> Records:
         UsageError: It holds no run, or a record cannot be read.
     """
     manifest, schedule = read_manifest(run), read_schedule(run / "schedule.jsonl")
+    changed = broken_seals(run, manifest)
     if schedule.sha256 != manifest.schedule_sha256:
-        changed = f"schedule.jsonl has the hash {schedule.sha256[:8]}, the run had {manifest.schedule_sha256[:8]}"
-        manifest = msgspec.structs.replace(manifest, problems=[*manifest.problems, changed])
+        changed.append(f"schedule.jsonl has the hash {schedule.sha256[:8]}, the run had {manifest.schedule_sha256[:8]}")
+    manifest = msgspec.structs.replace(manifest, problems=[*manifest.problems, *changed])
     return Records(
         manifest=manifest,
-        scenario=parse_scenario(manifest.scenario),
+        scenario=parse_scenario(manifest.scenario, context=RECORDED),
         schedule=schedule.requests,
         rows=read_rows(run),
         health=_optional(run / "health.jsonl", HealthSample),
@@ -143,10 +145,15 @@ def item_bounds(records: Records, item: Item, metric: str, *, q: float = 1.0) ->
     return bounds_s(item.request, item.row, metric, q=q, closed=records.closed, stream=stream)
 
 
-def limit_value_s(request: ScheduledRequest, row: Row | None, limit: Limit, *, closed: bool, stream: bool) -> float | None:
-    """Return what the request itself is held against the limit with: infinite unless measured. None: it keeps the limit."""
-    bounds = bounds_s(request, row, limit.metric, q=limit.quantile, closed=closed, stream=stream)
-    return None if bounds is None else bounds[1]
+def is_good(request: ScheduledRequest, row: Row | None, limits: Sequence[Limit], *, closed: bool, stream: bool) -> bool:
+    """Return whether the request was answered inside all the limits; a metric that it does not have is kept.
+
+    A limit of ITL at p99, say, is kept by a request whose own p99 of gaps is inside.
+    """
+    if row is None or row.state != "ok":
+        return False
+    found = ((limit, bounds_s(request, row, limit.metric, q=limit.quantile, closed=closed, stream=stream)) for limit in limits)
+    return all(bounds is None or bounds[1] <= limit.limit_s for limit, bounds in found)
 
 
 def bounds_s(

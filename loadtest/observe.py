@@ -28,7 +28,7 @@ import httpx
 
 from loadtest.records import ServerSample
 from loadtest.scenario import Observe
-from loadtest.target import Target
+from loadtest.target import Target, get_within
 
 TIMEOUT_S = 2.0
 
@@ -122,7 +122,7 @@ class Observer:
         own = urlsplit(self._metrics_url)[:2] == urlsplit(target.root)[:2]
         self._metrics_headers = target.headers if own else None  # the key is for nobody else
         # As the load itself: without a proxy, and by the system's certificates.
-        self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=ssl.create_default_context())
+        self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False, follow_redirects=True, verify=ssl.create_default_context())
         self._list_pods: Callable[[], Iterable[Any]] | None = None
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Observer:
         return samples
 
     def _get(self, url: str, headers: Mapping[str, str] | None = None) -> str:
-        return self._http.get(url, headers=headers, follow_redirects=True).raise_for_status().text
+        return get_within(self._http, url, TIMEOUT_S, headers).raise_for_status().text
 
     def _metrics(self) -> dict[str, float]:
         values = metrics_values(self._get(self._metrics_url, self._metrics_headers))

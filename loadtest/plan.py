@@ -10,6 +10,7 @@ from loadtest.records import ScheduledRequest
 from loadtest.scenario import Burst, Closed, Scenario, Trace
 from loadtest.schedule import Schedule
 from loadtest.stats import CONFIDENCE, QUANTILES
+from loadtest.wording import percentile
 
 WORKER_RATE = 80.0
 """Requests per second that one worker process is planned for, with 128 streamed tokens each on one core."""
@@ -83,7 +84,7 @@ class Plan:
 def _line_of(interval: Interval) -> str:
     minutes = "" if interval.minutes is None else f", {interval.minutes:.3g} minutes"
     verdict = "has an interval" if interval.possible else "NO interval: the sample is too small"
-    return f"p{interval.quantile * 100:<10g} {verdict} (needs {interval.num_needed:,} independent samples{minutes})"
+    return f"{percentile(interval.quantile):<11} {verdict} (needs {interval.num_needed:,} independent samples{minutes})"
 
 
 def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:

@@ -16,7 +16,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from loadtest.stats import dkw_half_width
+from loadtest.stats import Floats, dkw_half_width
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK, MUTED, GRID, PAPER = "#1c2128", "#5b6470", "#d5d9de", "#ffffff"
@@ -54,8 +54,6 @@ STYLE: dict[str, Any] = {
 
 MAX_POINTS = 600
 """Of a curve: more than the pixels that it is drawn on, and a page of ten curves stays below 1 MB."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from loadtest.plots import INK, MUTED, SERIES, Floats, legend_above, limit_line, percent_axis, seconds_axis
+from loadtest.plots import INK, MUTED, SERIES, legend_above, limit_line, percent_axis, seconds_axis
 from loadtest.records import RunEvent
+from loadtest.stats import Floats
 
 DASHES = ("-", "--", ":", "-.")
 

@@ -16,9 +16,8 @@ from typing import Self
 
 from loadtest.errors import InvalidRun
 from loadtest.records import read_manifest
-from loadtest.target import Target
+from loadtest.target import API_KEY_VARIABLE, Target
 
-API_KEY_VARIABLE = "LOADTEST_API_KEY"
 POLL_S = 0.1
 END_S = 5.0
 """For processes that were told to end; then they are killed."""

@@ -13,22 +13,17 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from loadtest.metrics import limit_value_s
+from loadtest.metrics import is_good
 from loadtest.records import HealthSample, Manifest, Row
 from loadtest.scenario import Closed, Scenario
 from loadtest.schedule import Schedule
-from loadtest.summary import Distribution, Quantile, Summary
+from loadtest.summary import Distribution, Summary
+from loadtest.wording import VERDICTS, interval
 
 RECENT_S = 10.0
 """TTFT, goodput and lag are those of the last ten seconds."""
 LINE_S = 5.0
 """Without a terminal, a line each five seconds."""
-_WORDS = {
-    "pass": "[bold green]PASS[/]",
-    "slo-missed": "[bold red]SLO MISSED[/]",
-    "undecided": "[bold yellow]UNDECIDED[/]",
-    "invalid": "[bold red]INVALID[/]",
-}
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -73,9 +68,7 @@ class Figures:
 
     def _is_good(self, row: Row) -> bool:
         request = self._requests[row.id]
-        stream = self._streams[request.cls]
-        values = [(limit, limit_value_s(request, row, limit, closed=self._closed, stream=stream)) for limit in self._limits]
-        return row.state == "ok" and all(value is None or value <= limit.limit_s for limit, value in values)
+        return is_good(request, row, self._limits, closed=self._closed, stream=self._streams[request.cls])
 
     @property
     def num_done(self) -> int:
@@ -154,7 +147,10 @@ def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
     note = " (interrupted)" if manifest.state == "interrupted" else ""
     if summary.verdict == "pass" and not summary.slo:
         note += " (there is no SLO to judge by)"
-    console.print(f"{_WORDS[summary.verdict]}{note}  {summary.scenario}, {summary.loop} loop: {states or 'no requests'}")
+    verdict = VERDICTS[summary.verdict]
+    console.print(
+        f"[bold {verdict.colour}]{verdict.word}[/]{note}  {summary.scenario}, {summary.loop} loop: {states or 'no requests'}"
+    )
     if summary.verdict == "invalid":
         for gate in summary.gates:
             if not gate.ok:
@@ -168,15 +164,15 @@ def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
 
 def _print_figures(console: Console, summary: Summary) -> None:
     for result in summary.slo:
-        interval = f"{result.low:.2%} .. {result.high:.2%}"
+        bounds = f"{result.low:.2%} .. {result.high:.2%}"
         what = "gaps" if result.limit.startswith("itl_") else "requests"
-        console.print(f"  {result.limit}: {result.verdict}, {result.attained:.2%} of the {what} inside ({interval})")
+        console.print(f"  {result.limit}: {result.verdict}, {result.attained:.2%} of the {what} inside ({bounds})")
     if summary.throughput:
         t = summary.throughput
         console.print(
             f"  offered {t.offered:.2f}/s, completed {t.completed:.2f}/s, good {t.goodput:.2f}/s; {t.output_tokens:.0f} output tokens/s"
         )
-    table = Table("ms (95 % interval)", "n", "n_eff", "p50", "p90", "p99", box=None, padding=(0, 2), header_style="dim")
+    table = Table("95 % interval", "n", "n_eff", "p50", "p90", "p99", box=None, padding=(0, 2), header_style="dim")
     for column in table.columns:
         column.no_wrap = True
     for metric in ("ttft", "tpot", "itl", "max_itl", "e2e", "send_ttft", "lag"):
@@ -186,15 +182,6 @@ def _print_figures(console: Console, summary: Summary) -> None:
 
 
 def _table_row(distribution: Distribution) -> list[str]:
-    cells = {quantile.q: _cell(quantile) for quantile in distribution.quantiles}
+    cells = {quantile.q: interval(quantile) for quantile in distribution.quantiles}
     counts = [str(distribution.n), f"{distribution.n_eff:.0f}"]
     return [distribution.metric, *counts, *(cells.get(q, "") for q in (0.5, 0.9, 0.99))]
-
-
-def _cell(quantile: Quantile) -> str:
-    def ms(seconds: float | None) -> str:
-        return "?" if seconds is None else f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
-
-    if quantile.value_s is None:
-        return ">= " + ms(quantile.censored_s) if quantile.censored_s is not None else "failed"
-    return f"{ms(quantile.value_s)} ({ms(quantile.low_s)}..{ms(quantile.high_s)})"

@@ -5,14 +5,18 @@ batches. `Ledger` is pure: a batch that is missing, or came twice, makes the run
 """
 
 import contextlib
+import errno
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
 from loadtest.errors import UsageError
 from loadtest.records import Manifest, RunEvent
+from loadtest.seal import SEALS, Seal, Sealed
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -51,6 +55,9 @@ class Ledger:
     def end(self, end: End) -> None:
         self._ends[end.worker] = end
 
+    def num_rows(self) -> int:
+        return sum(self._rows)
+
     def num_ended(self) -> int:
         return sum(end is not None for end in self._ends)
 
@@ -74,23 +81,31 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.num_bytes = 0
+        """Written so far, as ``digest`` is of them."""
+        self.digest = hashlib.sha256()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def append(self, lines: bytes) -> None:
         """Write ``lines``, the last of which ends with a line end too.
 
         Raises:
-            OSError: The disk is full, for example. The file ends with the last line that did fit, complete.
+            OSError: The disk is full, for example: the file ends with the last line that did fit, complete. Or it was removed.
         """
-        size, written = os.fstat(self._fd).st_size, 0
+        before, written = os.fstat(self._fd), 0
+        if not before.st_nlink:
+            raise FileNotFoundError(errno.ENOENT, f"{self.path} was removed while the run went on")
         try:
             while written < len(lines):
                 written += os.write(self._fd, lines[written:])
         except OSError:
-            whole = lines.rfind(b"\n", 0, written) + 1
+            written = lines.rfind(b"\n", 0, written) + 1
             with contextlib.suppress(OSError):  # a device has no length
-                os.ftruncate(self._fd, size + whole)
+                os.ftruncate(self._fd, before.st_size + written)
             raise
+        finally:
+            self.digest.update(memoryview(lines)[:written])
+            self.num_bytes += written
 
     def close(self) -> None:
         os.close(self._fd)
@@ -104,7 +119,7 @@ class Recorder:
         self._files: dict[str, LineFile] = {}
 
     def append(self, name: str, lines: bytes) -> None:
-        """Append to ``rows.jsonl``, ``health.jsonl``, ``server.jsonl`` or ``events.jsonl``.
+        """Append to one of the files that `loadtest.records` lists.
 
         Raises:
             OSError: As `LineFile.append`.
@@ -114,11 +129,27 @@ class Recorder:
         self._files[name].append(lines)
 
     def add(self, batch: Batch) -> None:
+        """Append what a worker handed over, and the seals of it.
+
+        Raises:
+            OSError: As `LineFile.append`.
+        """
         self.append("health.jsonl", batch.health)
         self.append("rows.jsonl", batch.rows)
+        self.append(SEALS, as_lines(self.seals()))
+
+    def seals(self) -> list[Seal]:
+        """Return what the sealed files hold so far."""
+        names: tuple[Sealed, ...] = get_args(Sealed)
+        there = [(name, self._files[name]) for name in names if name in self._files]
+        return [Seal(name, file.num_bytes, file.digest.hexdigest()) for name, file in there]
 
     def event(self, event: RunEvent) -> None:
         self.append("events.jsonl", as_lines([event]))
+
+    def sealed(self) -> dict[str, str]:
+        """Return what the manifest keeps of the seals."""
+        return {seal.file: seal.sha256 for seal in self.seals()}
 
     def close(self) -> None:
         for file in self._files.values():

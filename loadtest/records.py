@@ -6,6 +6,7 @@
     RUN/health.jsonl     one `HealthSample` a line: each worker, each second
     RUN/server.jsonl     one `ServerSample` a line: what the target said of itself
     RUN/events.jsonl     one `RunEvent` a line: phases, faults
+    RUN/seal.jsonl       one `loadtest.seal.Seal` a line: digests of rows and health, as they were recorded
     RUN/summary.json     `loadtest.summary.Summary`; made from the files above, and can be made again
 
 Every time of a run is in seconds from its epoch (the manifest's ``epoch_unix_s``), taken from one monotonic clock per process.
@@ -166,6 +167,8 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     """What the target says of itself: /version, Server header."""
     problems: list[str] = []
     """Reasons why the run is invalid that only the running generator could see, such as a lost worker."""
+    sealed: dict[str, str] = {}
+    """SHA-256 of each file that `loadtest.seal` watches, at the end of the run."""
 
 
 T = TypeVar("T")
@@ -173,6 +176,11 @@ REJECTIONS = (429, 503)
 """Statuses with which a server says that it is too busy."""
 TEXT_SHOWN = 60
 """Letters of an answer that a finding of the audit quotes."""
+
+
+def id_prefix(manifest: Manifest) -> str:
+    """Return what stands before a request's id in its header X-Request-Id."""
+    return f"lt-{manifest.schedule_sha256[:8]}-"
 
 
 def read_lines(path: Path, kind: type[T]) -> Iterator[T]:

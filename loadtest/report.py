@@ -12,30 +12,21 @@ from typing import Any
 import jinja2
 
 from loadtest import __name__ as package
-from loadtest.audit import KINDS as FINDINGS
 from loadtest.audit import AuditResult, audit
 from loadtest.autoscale import Autoscaling, StepResult
-from loadtest.compare import compare_records
+from loadtest.compare import QUANTILES, compare_records
 from loadtest.errors import InvalidRun
 from loadtest.figure_kinds import KINDS, comparison_kinds
 from loadtest.figures import Drawn, RunData, draw_all, read_run
+from loadtest.findings import KINDS as FINDINGS
 from loadtest.recorder import write_json
 from loadtest.records import Manifest
 from loadtest.report_search import search_context
 from loadtest.scenario import Length, RequestClass
-from loadtest.stats import QUANTILES
 from loadtest.summary import Distribution, Gate, Summary
-from loadtest.wording import interval, ratio, share
+from loadtest.wording import VERDICTS, interval, percentile, ratio, share
 
-VERDICTS = {
-    "pass": ("pass", "Pass: every limit of the SLO is kept"),
-    "slo-missed": ("fail", "SLO missed"),
-    "undecided": ("undecided", "Undecided: the sample is too small to say whether the SLO is kept"),
-    "invalid": ("invalid", "INVALID: this run says nothing about the target"),
-}
 TONES = {"ok": "pass", "pass": "pass", "fail": "fail", "FAILED": "fail", "undecided": "undecided", "invalid": "invalid"}
-PERCENTILES = QUANTILES[:-1]
-"""p99.9 stands in summary.json only."""
 GROUPS = {
     "since due: what a user waits, the generator's own lag included": ("ttft", "e2e"),
     "within an answer": ("tpot", "itl", "max_itl"),
@@ -93,7 +84,12 @@ def _comparison(run: Path, data: RunData, other: Path) -> dict[str, Any]:
     shares = (("output tokens per second", found.throughput_ratio), ("goodput", found.goodput_ratio))
     lines += [f"Ratio of {words}: {value:.3f}." for words, value in shares if value is not None]
     rows = [
-        (f"{r.metric.upper()} p{r.q * 100:g}", ratio(r.ratio), f"[{ratio(r.low)}, {ratio(r.high)}]", claims.get(r.claim, r.claim))
+        (
+            f"{r.metric.upper()} {percentile(r.q)}",
+            ratio(r.ratio),
+            f"[{ratio(r.low)}, {ratio(r.high)}]",
+            claims.get(r.claim, r.claim),
+        )
         for r in found.ratios
     ]
     figures = draw_all(kinds, data, run / "figures")
@@ -128,7 +124,7 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
         "audit": audited,
         "findings": [(f"{kind}: {FINDINGS[kind]}", count) for kind, count in audited.counts.items()],
         "throughput": _throughput(summary) if valid else [],
-        "percentiles": [f"p{q * 100:g}" for q in PERCENTILES],
+        "percentiles": list(map(percentile, QUANTILES)),
         "numbers": list(_numbers(summary)) if valid else [],
         "number_notes": list(_number_notes(summary)) if valid else [],
         "figures": list(drawn.values()),
@@ -139,7 +135,7 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
 
 
 def _verdict(summary: Summary, manifest: Manifest, audited: AuditResult) -> dict[str, Any]:
-    tone, words = VERDICTS[summary.verdict]
+    tone, words = VERDICTS[summary.verdict].tone, VERDICTS[summary.verdict].sentence
     if summary.verdict == "pass" and not summary.slo:
         words = "Valid run; the scenario has no SLO to judge it by"
     lines = [f"{gate.name}: {gate.text}" for gate in summary.gates if not gate.ok] if summary.verdict == "invalid" else []
@@ -167,6 +163,8 @@ def _workload(data: RunData) -> Iterator[tuple[str, str]]:
     for cls in scenario.requests:
         yield f"requests: {cls.name}", _class_words(cls)
     yield "scheduled", f"{manifest.num_scheduled} requests over {scenario.duration_s:g} s, SHA-256 {manifest.schedule_sha256}"
+    if rows_sha256 := manifest.sealed.get("rows.jsonl"):
+        yield "records", f"rows.jsonl as it was recorded: SHA-256 {rows_sha256}"
     start, end = data.summary.window_s
     yield "measured window", f"{start:.4g} s to {end:.4g} s (warm-up cut at {data.summary.warmup_cut_s:.4g} s)"
     yield "timeout", f"{scenario.timeout_s:g} s after due, drain {scenario.drain_s:g} s"
@@ -234,7 +232,7 @@ def _numbers(summary: Summary) -> Iterator[tuple[str, list[list[str]]]]:
 
 def _number_row(distribution: Distribution) -> list[str]:
     found = {quantile.q: quantile for quantile in distribution.quantiles}
-    cells = [interval(found[q]) if q in found else "" for q in PERCENTILES]
+    cells = [interval(found[q]) if q in found else "" for q in QUANTILES]
     return [WORDS[distribution.metric], *cells, str(distribution.n), f"{distribution.n_eff:.0f}", str(distribution.num_failed)]
 
 

@@ -14,11 +14,11 @@ from loadtest.figure_kinds import LOAD_KINDS, Found
 from loadtest.figures import draw_all
 from loadtest.plots_load import ProbePoint
 from loadtest.records import Manifest, read_manifest
-from loadtest.scenario import parse_scenario
+from loadtest.scenario import RECORDED, parse_scenario
 from loadtest.search import Capacity, Probe
 from loadtest.slo import Limit
 from loadtest.summary import Quantile, Summary
-from loadtest.wording import interval
+from loadtest.wording import interval, percentile
 
 
 def search_context(search: Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def search_context(search: Path) -> dict[str, Any]:
     if missing or not runs:
         raise UsageError(str(search), f"the runs of {len(missing)} probes are missing, the first with seed {missing[:1]}")
     manifest, _ = next(iter(runs.values()))
-    slo = parse_scenario(manifest.scenario).slo
+    slo = parse_scenario(manifest.scenario, context=RECORDED).slo
     limit = slo.limits[0]
     points, rows = [], []
     for probe in capacity.probes:
@@ -44,7 +44,7 @@ def search_context(search: Path) -> dict[str, Any]:
         points.append(_point(probe, summary, capacity, limit))
         rows.append(_row(probe, points[-1], summary, limit))
     threats = Counter(threat for _, summary in runs.values() for threat in summary.threats)
-    found = Found(points, f"{limit.metric.upper()} p{limit.quantile * 100:g}", limit.limit_s, capacity.low, capacity.high)
+    found = Found(points, f"{limit.metric.upper()} {percentile(limit.quantile)}", limit.limit_s, capacity.low, capacity.high)
     head = ("rate", "purpose", "verdict of the rate", "steady", "n", "completed/s", "goodput/s", found.metric)
     return {
         "title": f"Capacity: {manifest.scenario['name']}",

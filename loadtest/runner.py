@@ -4,6 +4,7 @@ The generator has processes of its own, which do nothing else (`loadtest.process
 and shows progress beside them, so that none of it delays a request.
 """
 
+import hashlib
 import os
 import platform
 import threading
@@ -28,20 +29,16 @@ from loadtest.progress import Progress, print_verdict
 from loadtest.recorder import Recorder, as_lines, claim, write_json, write_manifest
 from loadtest.records import Manifest, Row, RunEvent, read_lines, read_manifest
 from loadtest.relay import Relay
-from loadtest.scenario import Scenario, parse_scenario
+from loadtest.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.schedule import Schedule, make_schedule
+from loadtest.seal import SEALS, Seal, broken_seals
 from loadtest.summary import Summary
 from loadtest.target import Target, preflight
+from loadtest.wording import VERDICTS
 from loadtest.workload import load_tokenizer
 
 LATE_S = 60.0
 """What the generator has beyond the drain to hand over its rows; then it is ended."""
-_CODES = {
-    "pass": ExitCode.PASS,
-    "slo-missed": ExitCode.SLO_MISSED,
-    "undecided": ExitCode.UNDECIDED,
-    "invalid": ExitCode.INVALID,
-}
 
 
 def run(
@@ -62,9 +59,16 @@ def run(
 
     Raises:
         UsageError: The folder is not empty, or scenario or target cannot be used; nothing was sent.
-        InvalidRun: The generator could not be started.
+        InvalidRun: The generator could not be started, or the folder was removed in mid-run.
     """
     schedule = prepare(scenario, target, out, command=command)
+    try:
+        return _run_prepared(scenario, target, out, schedule, quiet=quiet, report=report)
+    except UsageError as exc:  # of what we wrote ourselves: it is no mistake of the command line any more
+        raise InvalidRun([f"records were removed or changed while the run went on, and are lost: {exc}"]) from exc
+
+
+def _run_prepared(scenario: Scenario, target: Target, out: Path, schedule: Schedule, *, quiet: bool, report: bool) -> ExitCode:
     with ExitStack() as stack:
         signals = stack.enter_context(caught_signals())
         beside = stack.enter_context(Beside(scenario, target, out))
@@ -129,8 +133,15 @@ def _machine() -> dict[str, Any]:
 
 
 def settle(out: Path, problems: Sequence[str]) -> None:
-    """Add what the manifest cannot know: how the generator's processes ended, and faults that did not happen."""
-    manifest = read_manifest(out)
+    """Add what the manifest cannot know: how the generator's processes ended, and faults that did not happen.
+
+    Raises:
+        InvalidRun: There is no manifest any more, or it cannot be written.
+    """
+    try:
+        manifest = read_manifest(out)
+    except UsageError as exc:
+        raise InvalidRun([f"the records are lost: {exc}", *problems]) from exc
     if manifest.state == "running":
         lost = "the generator ended before it could say how the run went"
         manifest = msgspec.structs.replace(manifest, state="interrupted", problems=[*manifest.problems, lost, *problems])
@@ -153,7 +164,7 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
     manifest = read_manifest(out)
     page = out
     try:
-        count_tokens(out, parse_scenario(manifest.scenario).tokenizer)
+        count_tokens(out, parse_scenario(manifest.scenario, context=RECORDED).tokenizer)
         if report:
             from loadtest.report import write_report  # matplotlib loads for a second or two: not before a run, nor in a probe
 
@@ -169,22 +180,27 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
 
 
 def count_tokens(out: Path, tokenizer: str) -> None:
-    """Count the tokens of each answer's text; after the run, because the generator has no time for it."""
-    rows_file = out / "rows.jsonl"
-    if not tokenizer or not rows_file.exists():
+    """Count the tokens of each answer's text; after the run, because the generator has no time for it. Rows are sealed anew."""
+    rows_file, manifest = out / "rows.jsonl", read_manifest(out)
+    if not tokenizer or not rows_file.exists() or broken_seals(out, manifest):
         return
     counter = load_tokenizer(tokenizer)
     rows = list(read_lines(rows_file, Row))
     for row in rows:
         row.retokenized = len(counter.encode(row.text, add_special_tokens=False).ids) if row.text else None
-    part = rows_file.with_suffix(".part")
-    part.write_bytes(as_lines(rows))
-    part.replace(rows_file)
+    lines = as_lines(rows)
+    seal = Seal("rows.jsonl", len(lines), hashlib.sha256(lines).hexdigest())
+    kept = [other for other in read_lines(out / SEALS, Seal) if other.file != seal.file]
+    for path, data in ((rows_file, lines), (out / SEALS, as_lines([*kept, seal]))):
+        part = path.with_suffix(".part")
+        part.write_bytes(data)
+        part.replace(path)
+    write_manifest(out, msgspec.structs.replace(manifest, sealed=manifest.sealed | {seal.file: seal.sha256}))
 
 
 def exit_code(summary: Summary, manifest: Manifest) -> ExitCode:
     """A pass of an interrupted run is undecided: part of the schedule was never asked."""
-    code = _CODES[summary.verdict]
+    code = VERDICTS[summary.verdict].code
     return ExitCode.UNDECIDED if code is ExitCode.PASS and manifest.state == "interrupted" else code
 
 

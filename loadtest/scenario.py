@@ -8,15 +8,30 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from loadtest.errors import UsageError
+from loadtest.inputs import read_text
 from loadtest.slo import Slo, parse_slo
 
 Rate = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+RECORDED = {"recorded": True}
+"""Context of a scenario from a manifest: early ones name every field of a length, also those that its law does not use."""
 
 
 class _Part(BaseModel):
@@ -131,19 +146,29 @@ class Length(_Part):
 
     dist: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
     mean: float = Field(default=64, gt=0)
-    """Of the law before anything is rejected; of ``uniform`` not used."""
+    """Of the law before anything is rejected; not of ``uniform``."""
     cv: float = Field(default=1.0, ge=0.001, le=100)
-    """Standard deviation over mean, of ``lognormal``."""
+    """Standard deviation over mean; of ``lognormal`` alone."""
     min: Tokens = 1
     max: Tokens = 4096
     """Draws outside min..max are drawn again, not cut: a cut would pile them up at the limit."""
 
+    @property
+    def _unused(self) -> set[str]:
+        """Fields that the law does not use: refused where a file names them, and not written."""
+        return {"lognormal": set[str](), "uniform": {"mean", "cv"}}.get(self.dist, {"cv"})
+
+    @model_serializer(mode="wrap")
+    def _used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name not in self._unused}
+
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _ordered(self, info: ValidationInfo) -> Self:
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
-        if self.dist == "uniform" and self.mean != Length.model_fields["mean"].default:  # a manifest names every field
-            raise ValueError(f"uniform takes min and max, not mean ({self.mean:g})")
+        for name in sorted(self._unused & self.model_fields_set) if info.context != RECORDED else ():
+            takes = ", ".join(field for field in Length.model_fields if field not in {"dist", *self._unused})
+            raise ValueError(f"{self.dist} takes {takes}, and not {name} ({getattr(self, name):g}); leave it out")
         if self.dist == "constant" and not self.min <= self.mean <= self.max:  # others are usually cut far below their mean
             raise ValueError(f"mean {self.mean:g} is outside min {self.min} .. max {self.max}")
         return self
@@ -265,22 +290,25 @@ def load_scenario(path: Path, *, overrides: dict[str, Any] | None = None) -> Sce
         UsageError: It cannot be read, or a value is wrong; the message has the key's path.
     """
     try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        values = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as exc:
         raise UsageError(str(path), " ".join(str(exc).split())) from exc
     if not isinstance(values, dict):
         raise UsageError(str(path), "a scenario is a mapping of keys to values")
     return parse_scenario({**values, **(overrides or {})}, folder=path.parent)
 
 
-def parse_scenario(values: dict[str, Any], *, folder: Path = Path()) -> Scenario:
+def parse_scenario(values: dict[str, Any], *, folder: Path = Path(), context: Any = None) -> Scenario:
     """Check the values; the file of a trace is looked up from ``folder``.
+
+    Args:
+        context: `RECORDED` for values from a manifest.
 
     Raises:
         UsageError: One line with the path of the key, the value and what it should be.
     """
     try:
-        scenario = Scenario.model_validate(values)
+        scenario = Scenario.model_validate(values, context=context)
     except ValidationError as exc:
         raise _usage_error(exc.errors()[0]) from exc
     if isinstance(scenario.arrival, Trace):

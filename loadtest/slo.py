@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from loadtest.errors import UsageError
+from loadtest.wording import percentile
 
 Metric = Literal["ttft", "tpot", "itl", "max_itl", "e2e"]
 """TTFT and E2E count from the due time. TPOT of a request is its mean gap between tokens, max_itl its largest; ITL is each gap."""
@@ -24,7 +25,7 @@ class Limit(BaseModel):
     limit_s: float = Field(gt=0, allow_inf_nan=False)
 
     def __str__(self) -> str:
-        return f"{self.metric}_p{self.quantile * 100:g}={self.limit_s * 1000:g}ms"
+        return f"{self.metric}_{percentile(self.quantile)}={self.limit_s * 1000:g}ms"
 
 
 class Slo(BaseModel):

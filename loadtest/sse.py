@@ -2,7 +2,8 @@
 
 Sans-IO, and meant to run after the answer has ended, so that no parsing delays a timestamp. A body has one of three forms:
 ``sse`` (completions and chat streams: events end at a blank line, the stream at ``[DONE]``), ``lines`` (streams of /generate:
-a JSON object a line with the text so far) and ``whole`` (one JSON object). Lines end with LF or CRLF, in any mixture.
+a JSON object a line with the text so far) and ``whole`` (one JSON object). Lines of ``sse`` end with CR, LF or CRLF, in any
+mixture, as the standard allows: the CR ends the line, and an LF right behind it says nothing more.
 
 An event counts as tokens when it has generated payload: content, reasoning, tool calls; not when it only names a role or the
 usage. How many: by how much ``usage.completion_tokens`` rose, when the server sends it with every event, else one. Tokens
@@ -108,6 +109,7 @@ class BodyParser:
     def __init__(self, form: Form) -> None:
         self._form = form
         self._rest = b""
+        self._after_cr = False
         self._data: list[bytes] = []
         self._is_error = False
         self._texts: list[str] = []
@@ -125,12 +127,14 @@ class BodyParser:
             return
         if not self._begun:
             self._begun, data = True, data.removeprefix(codecs.BOM_UTF8)
+        if self._form == "sse" and data and (self._after_cr or b"\r" in data):
+            data = self._with_line_feeds(data)
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
             if self._form == "lines":
                 self._line(at_s, line)
-            elif line in (b"", b"\r"):
+            elif not line:
                 self._end_of_event(at_s)
             elif line.startswith(b"data:"):
                 self._data.append(line[5:])
@@ -155,6 +159,12 @@ class BodyParser:
         if parsed.complete and not parsed.error and not self._num_tokens and not parsed.output_tokens:
             parsed.error = "a complete answer without a token"
         return parsed
+
+    def _with_line_feeds(self, data: bytes) -> bytes:
+        if self._after_cr:
+            data = data.removeprefix(b"\n")
+        self._after_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _line(self, at_s: float, line: bytes) -> None:
         if line.strip():

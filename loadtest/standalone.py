@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from loadtest.errors import ExitCode
+from loadtest.errors import ExitCode, UsageError
 from loadtest.runner import Beside, conclude, default_out, prepare, settle
 from loadtest.scenario import load_scenario
 from loadtest.target import Target
@@ -26,6 +26,10 @@ class Standalone:
         Raises:
             UsageError: As `run`.
         """
+        if self._options.run_time:
+            raise UsageError(
+                "--run-time", "has no effect: the scenario's duration_s says how long; change it there and leave this out"
+            )
         # Not before: it may have been typed into the web UI.
         self._target = target = Target(self._environment.host or "", self._api_key)
         scenario = load_scenario(Path(self._options.scenario))

@@ -1,8 +1,13 @@
 """Where a load test sends its requests, and what is asked of it before the first one."""
 
 import contextlib
+import os
 import ssl
+import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +17,11 @@ from loadtest.errors import UsageError
 from loadtest.sse import error_message, shorten
 
 ANSWER_WITHIN_S = 10.0
+MAX_PAGE_BYTES = 64 * 1024 * 1024
+"""Of a list of models or a page of metrics; beyond it something else answers."""
+API_KEY_VARIABLE = "LOADTEST_API_KEY"
+CA_VARIABLE = "SSL_CERT_FILE"
+"""Names a file of certificates to trust: OpenSSL's own variable, so that every process of a run, and every library, follows it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,61 @@ class Target:
         return {**own, "Authorization": f"Bearer {self.api_key}"} if self.api_key else own
 
 
+def trust(ca_file: Path | None) -> dict[str, str]:
+    """Return the environment variables that make the processes of a run trust the certificates in the file.
+
+    Raises:
+        UsageError: It, or the file that the environment names, cannot be read or holds no certificate.
+    """
+    named = str(ca_file) if ca_file else os.environ.get(CA_VARIABLE, "")
+    if not named:
+        return {}
+    try:
+        ssl.create_default_context(cafile=named)
+    except (OSError, ssl.SSLError) as exc:
+        raise UsageError(
+            "--ca-file" if ca_file else CA_VARIABLE, f"{named}: {exc.strerror or exc}; give certificates as PEM"
+        ) from exc
+    return {CA_VARIABLE: str(Path(named).absolute())}
+
+
+def get_within(http: httpx.Client, url: str, seconds: float, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    """Return the whole answer to a GET. Unlike httpx's own timeouts, which begin anew with each byte, this is the time for all of it.
+
+    Raises:
+        httpx.HTTPError: There is no answer, it is too large, or it is not whole in time.
+    """
+    found: list[httpx.Response | Exception] = []
+
+    def get() -> None:
+        try:
+            with http.stream("GET", url, headers=headers) as answer:
+                found.append(_whole(answer, until))
+        except Exception as exc:  # the root of this thread: raised where it is waited for
+            found.append(exc)
+
+    until = time.monotonic() + seconds
+    thread = threading.Thread(target=get, name=f"get {url}", daemon=True)  # httpx cannot be told to give up
+    thread.start()
+    thread.join(seconds)
+    answer = found[0] if found else httpx.ReadTimeout(f"no whole answer within {seconds:g} s")
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _whole(answer: httpx.Response, until: float) -> httpx.Response:
+    """Return it with its body, which a page without an end does not have."""
+    pieces, left = [], MAX_PAGE_BYTES
+    for piece in answer.iter_bytes():
+        pieces.append(piece)
+        left -= len(piece)
+        if left < 0 or time.monotonic() > until:
+            raise httpx.ReadTimeout(f"the answer did not end in time, or within {MAX_PAGE_BYTES >> 20} MiB")
+    kept = {name: value for name, value in answer.headers.items() if name not in ("content-encoding", "transfer-encoding")}
+    return httpx.Response(answer.status_code, headers=kept, content=b"".join(pieces), request=answer.request)
+
+
 def preflight(target: Target, model: str) -> tuple[str, dict[str, Any]]:
     """Return the model to name in the requests, and what the target says of itself: server, version, models.
 
@@ -82,9 +147,12 @@ def preflight(target: Target, model: str) -> tuple[str, dict[str, Any]]:
     with httpx.Client(headers=target.headers, timeout=ANSWER_WITHIN_S, trust_env=False, verify=verify) as http:
         url = f"{target.root}/v1/models"
         try:
-            answer = http.get(url)
+            answer = get_within(http, url, ANSWER_WITHIN_S)
         except httpx.HTTPError as exc:
-            raise UsageError("target", f"{url}: {exc or type(exc).__name__}; is the server up, and the address right?") from exc
+            hint = "is the server up, and the address right?"
+            if "CERTIFICATE_VERIFY_FAILED" in str(exc):
+                hint = f"give the file of its authority with --ca-file (or {CA_VARIABLE}), and the name that its certificate has"
+            raise UsageError("target", f"{url}: {exc or type(exc).__name__}; {hint}") from exc
         served = _served(url, answer)
         info: dict[str, Any] = {"server": answer.headers.get("server", ""), "models": served}
         if served is None:
@@ -94,7 +162,7 @@ def preflight(target: Target, model: str) -> tuple[str, dict[str, Any]]:
         elif model and model not in served:
             raise UsageError("model", f"{model!r} is not served at {target.root}; it serves {', '.join(served)}")
         with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # many servers have no such page
-            said = http.get(f"{target.root}/version").raise_for_status().json()
+            said = get_within(http, f"{target.root}/version", ANSWER_WITHIN_S).raise_for_status().json()
             info["version"] = str(said["version"])
             if "serve_app" in said:  # which says when its engines are simulated
                 info["simulated"] = str(said.get("simulated", {}).get(model or (served or [""])[0], ""))

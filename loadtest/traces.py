@@ -10,7 +10,7 @@ The columns tell the format, not the file's name. Times count from the first req
 
 import csv
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -20,6 +20,7 @@ import numpy as np
 
 from loadtest.arrivals import MAX_REQUESTS, Times, generator
 from loadtest.errors import UsageError
+from loadtest.inputs import bounded_lines
 from loadtest.records import ScheduledRequest
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
@@ -99,15 +100,11 @@ def read_trace(path: Path) -> Recorded:
     Raises:
         UsageError: ``file:line``, what is wrong there and the way out; or the file holds no request.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            read, ours = _requests(path, file)
-    except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(str(path), f"cannot be read as text: {exc}") from exc
+    read, ours = _requests(path, bounded_lines(path, max_lines=MAX_REQUESTS))
     kept = sorted(
         (r for r in read if r.input_tokens and r.output_tokens), key=recorded_s
     )  # stable: turns of a session stay in order
-    if not 0 < len(kept) <= MAX_REQUESTS:
+    if not kept:
         raise UsageError(str(path), f"{len(kept)} of {len(read)} requests have tokens; give a trace of 1 to {MAX_REQUESTS:,}")
     start_s = 0.0 if ours else recorded_s(kept[0])
     shifted = [msgspec.structs.replace(r, id=number, due_s=recorded_s(r) - start_s) for number, r in enumerate(kept)]
@@ -131,11 +128,11 @@ def recorded_s(request: ScheduledRequest) -> float:
     return request.due_s
 
 
-def _requests(path: Path, file: Iterable[str]) -> tuple[list[ScheduledRequest], bool]:
+def _requests(path: Path, lines: Iterator[str]) -> tuple[list[ScheduledRequest], bool]:
     """Return the file's requests, times as written, and whether it is one of ours."""
     kind: type[_Line] | None = None
     requests = []
-    for line, values in _objects(path, file):
+    for line, values in _objects(path, lines):
         kind = kind or _format_of(path, line, values)
         try:
             requests.append(msgspec.convert(values, kind, strict=False).request())
@@ -144,9 +141,8 @@ def _requests(path: Path, file: Iterable[str]) -> tuple[list[ScheduledRequest], 
     return requests, kind in (_Scheduled, _Sent)
 
 
-def _objects(path: Path, file: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and columns: one JSON object a line, or the records below a CSV file's header."""
-    lines = iter(file)
     first = next(lines, "")
     if not first.lstrip().startswith("{"):
         reader = csv.DictReader(itertools.chain([first], lines), restkey="", skipinitialspace=True)

@@ -1,8 +1,37 @@
-"""Numbers as the report writes them."""
+"""Numbers and verdicts as report and terminal write them."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from loadtest.errors import ExitCode
 from loadtest.summary import Quantile
+
+
+class Verdict(NamedTuple):
+    code: ExitCode
+    tone: str
+    """Class of the page's style."""
+    colour: str
+    """Of the terminal."""
+    word: str
+    sentence: str
+
+
+VERDICTS = {
+    "pass": Verdict(ExitCode.PASS, "pass", "green", "PASS", "Pass: every limit of the SLO is kept"),
+    "slo-missed": Verdict(ExitCode.SLO_MISSED, "fail", "red", "SLO MISSED", "SLO missed"),
+    "undecided": Verdict(
+        ExitCode.UNDECIDED, "undecided", "yellow", "UNDECIDED",
+        "Undecided: the sample is too small to say whether the SLO is kept",
+    ),
+    "invalid": Verdict(ExitCode.INVALID, "invalid", "red", "INVALID", "INVALID: this run says nothing about the target"),
+}  # fmt: skip
+"""By `Summary.verdict`."""
+
+
+def percentile(q: float) -> str:
+    """Return such as ``p99`` or ``p99.9``."""
+    return f"p{q * 100:g}"
 
 
 def interval(quantile: Quantile) -> str:

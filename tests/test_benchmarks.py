@@ -44,10 +44,13 @@ def test_the_fleet_serves_the_same_model_on_one_machine() -> None:
 
 def test_the_table_has_medians_and_the_ratio_to_the_bare_server() -> None:
     rounds = [("bare", 100.0), ("bare", 200.0), ("bare", 120.0), ("fleet-1", 90.0)]
-    rows = table({"runs": [_run(target, rate) for target, rate in rounds]}).splitlines()[2:]
+    runs, idle = [_run(target, rate) for target, rate in rounds], {"fleet-1": {"engine core": 0.011, "ray": 0.0001}}
+    rows = table({"runs": runs, "idle_cpu": idle}).splitlines()[2:]
     assert rows == [
         "| 32 | bare | 120 (100-200) | 1.00 | 7.0 / 7.0 | 7.0 / 7.0 | engine core 2.0 |",
         "| 32 | fleet-1 | 90 (90-90) | 0.75 | 7.0 / 7.0 | 7.0 / 7.0 | engine core 2.0 |",
+        "",
+        "Idle fleet-1, ms of CPU per second: engine core 11.0",
     ]
 
 

@@ -14,6 +14,7 @@ from loadtest.audit import audit
 from loadtest.errors import ExitCode
 from loadtest.records import HealthSample, read_lines
 from loadtest.selftest.bench import Bench, Observed, Point, fault, judged, poisson
+from loadtest.server_log import ServerLog
 from loadtest.stats import Floats, arrival_tests
 
 RATIO = 12.5
@@ -66,7 +67,7 @@ def t7_audit(bench: Bench) -> Iterator[Point]:
     injected = Counter(
         next((kind for kind, each in kinds.items() if number % each == 0), "") for number in range(1, len(observed.rows) + 1)
     )
-    result = audit(observed.folder, server_log=observed.log)
+    result = audit(observed.folder, server_log=ServerLog([observed.log]))
     expected = {"truncated": injected["drop"] + injected["truncate"], "server-duplicate": injected["duplicate"]}
     yield judged("findings", str(result.counts), str(expected), result.counts == expected)
     yield judged(

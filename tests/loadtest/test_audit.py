@@ -2,19 +2,21 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from loadtest.audit import FINALS, KINDS, AuditResult, audit
+from loadtest.audit import FINALS, AuditResult, audit
 from loadtest.errors import UsageError
+from loadtest.findings import KINDS
 from loadtest.records import Manifest, Row, ScheduledRequest, ServerSample
 from loadtest.runner import run as execute
 from loadtest.scenario import parse_scenario
 from loadtest.schedule import Schedule, make_schedule
+from loadtest.server_log import ServerLog
 from loadtest.target import Target
 from loadtest.truth.server import running
 from loadtest.truth.settings import Law
@@ -33,6 +35,7 @@ def good(request: ScheduledRequest) -> Row:
     tokens = request.output_tokens
     row = Row(request.id, 0, 0.0, "ok", sent_s=0.001, end_s=0.01 * tokens, status=200, prompt_tokens=20, output_tokens=tokens)
     row.chunks = [(10.0 * k, 1) for k in range(tokens)]
+    row.first_s, row.last_s = 0.001, 0.001 + 0.01 * (tokens - 1)
     row.text = f"text {request.id}"
     row.text_sha256 = hashlib.sha256(row.text.encode()).hexdigest()
     return row
@@ -82,8 +85,8 @@ class Run:
     def audited(self, **options: Any) -> AuditResult:
         run = self.write()
         if self.log is not None:
-            options["server_log"] = run / "server.log"
-            options["server_log"].write_bytes(msgspec.json.Encoder().encode_lines(self.log))
+            (run / "server.log").write_bytes(msgspec.json.Encoder().encode_lines(self.log))
+            options["server_log"] = ServerLog([run / "server.log"])
         result = audit(run, **options)
         assert sum(result.states.values()) == NUM
         assert set(result.counts) <= set(KINDS)
@@ -115,7 +118,7 @@ def test_every_injected_fault_is_found_and_counted(run: Run, tmp_path: Path) -> 
     run.change(range(30, 33), "connect_error", reason="refused", end_s=None)
     run.change(range(33, 37), "http_error", status=200, reason="text/html")
     for request_id in range(40, 46):
-        run.rows[request_id].text_sha256 = hashlib.sha256(b"other").hexdigest()
+        run.rows[request_id].text, run.rows[request_id].text_sha256 = "other", hashlib.sha256(b"other").hexdigest()
     for request_id in range(50, 57):
         run.rows[request_id].output_tokens = run.schedule.requests[request_id].output_tokens + 1
     run.log = run.logged()
@@ -184,6 +187,7 @@ def test_lengths_are_compared_with_what_was_asked_only_if_eos_is_ignored(tmp_pat
         run = Run(tmp_path / folder, {"requests": [{"ignore_eos": ignore_eos, "output_tokens": {"mean": 20}}]})
         run.rows[3].output_tokens = 19
         run.rows[3].chunks = run.rows[3].chunks[:-1]
+        run.rows[3].last_s = 0.001 + run.rows[3].chunks[-1][0] / 1e3
         for row in run.rows.values():
             row.prompt_tokens = 64
         return run.audited().counts
@@ -193,8 +197,9 @@ def test_lengths_are_compared_with_what_was_asked_only_if_eos_is_ignored(tmp_pat
 
 
 def test_tokens_in_few_events_are_no_finding_and_more_tokens_than_the_usage_says_are(run: Run) -> None:
-    run.rows[3].chunks = [(0.0, 1)]  # the server batched its output
+    run.rows[3].chunks, run.rows[3].last_s = [(0.0, 1)], 0.001  # the server batched its output
     run.rows[4].chunks = [*run.rows[4].chunks, (999.0, 1)]
+    run.rows[4].last_s = run.rows[4].end_s = 1.0
     run.rows[5].prompt_tokens = 19
     assert run.audited().counts == {"usage-differs": 1, "wrong-length": 1}
 
@@ -304,6 +309,95 @@ def test_another_schedule_than_the_manifests_is_a_finding(run: Run) -> None:
     assert run.audited().counts == {"schedule": 1}
 
 
+def edited_text(row: Row) -> None:
+    row.text = "another"
+
+
+def edited_state(row: Row) -> None:
+    row.state, row.reason = "http_error", "500: broken"
+
+
+@pytest.mark.parametrize(
+    ("edit", "kind", "said"),
+    [
+        (edited_text, "text-edited", "'another' is not of"),
+        (edited_state, "implausible", "http_error, but with tokens"),
+        (lambda row: setattr(row, "status", 500), "implausible", "complete, with status 500"),
+        (lambda row: setattr(row, "status", 0), "implausible", "complete, with status 0"),
+        (lambda row: setattr(row, "due_s", 0.2), "implausible", "due at 0.2 s, by the schedule at 0.0 s"),
+        (lambda row: setattr(row, "sent_s", None), "implausible", "complete, without the times of sending"),
+        (lambda row: setattr(row, "first_s", 0.0005), "implausible", "first_s 0.0005 is before sent_s 0.001"),
+        (lambda row: setattr(row, "first_s", 0.002), "implausible", "first_s 0.002 does not fit the chunks"),
+        (lambda row: setattr(row, "last_s", 99.0), "implausible", "is before last_s 99.0"),
+        (lambda row: setattr(row, "end_s", 121.0), "implausible", "complete after 121.000 s, the timeout was 120 s"),
+        (lambda row: setattr(row, "chunks", [(0.0, 1), (-1.0, 1), (0.0, 1)]), "implausible", "the order of time"),
+    ],
+)
+def test_a_row_that_no_run_can_have_recorded_is_found(run: Run, edit: Callable[[Row], None], kind: str, said: str) -> None:
+    edit(run.rows[7])
+    result = run.audited()
+    assert result.counts[kind] >= 1
+    assert (result.states["mismatch"], result.findings[0].id) == (1, 7)
+    assert any(said in finding.text for finding in result.findings)
+
+
+ACCESS = {
+    "nginx": '{{"time":"2023-11-14T22:13:21+00:00","status":"200","id":"{id}"}}\n',
+    "envoy": '{{"start_time":"2023-11-14T22:13:21.5Z","response_code":200,"headers":{{"x-request-id":"{id}"}}}}\n',
+    "ours": '{{"timestamp":1700000001500,"usage":{{"completion_tokens":{tokens}}},"request_id":"cmpl-{id}-0"}}\n',
+    "vllm": "INFO 11-14 22:13:21 [logger.py:39] Received request cmpl-{id}-0: params: SamplingParams(n=1)\n",
+    "text": '127.0.0.1 - [14/Nov/2023:22:13:21] "POST /v1/completions" 200 {id}\n',
+}
+
+
+@pytest.mark.parametrize("form", list(ACCESS))
+@pytest.mark.parametrize(("lost", "counts"), [((), {}), ((3, 30), {"server-missing": 2})])
+def test_any_log_that_names_the_ids_is_understood(run: Run, form: str, lost: tuple[int, ...], counts: dict[str, int]) -> None:
+    folder, log = run.write(), run.folder.parent / "access.log"
+    ids = {row.id: f"lt-{run.schedule.sha256[:8]}-{row.id}" for row in run.rows.values() if row.id not in lost}
+    lines = [ACCESS[form].format(id=name, tokens=run.rows[number].output_tokens) for number, name in ids.items()]
+    log.write_text("".join(["something else\n", *lines]))
+    result = audit(folder, server_log=ServerLog([log]))
+    assert (result.counts, result.server) == (counts, f"log of {NUM - len(lost)} requests of this schedule")
+
+
+def test_what_an_access_log_says_of_an_answer_is_compared(run: Run) -> None:
+    run.log = [{"x": {"id": entry["request_id"]}, "status": 200, "output_tokens": entry["tokens_sent"]} for entry in run.logged()]
+    run.log[7]["status"] = "502"
+    run.log[8]["output_tokens"] += 1
+    result = run.audited()
+    assert [finding.text for finding in result.findings] == [
+        "status 502 in the server's log, 200 received",
+        f"output_tokens {run.log[8]['output_tokens']} in the server's log, {run.rows[8].output_tokens} received",
+    ]
+
+
+def test_only_the_lines_and_the_key_that_were_named_count(run: Run) -> None:
+    folder, log = run.write(), run.folder.parent / "vllm.log"
+    prefix = f"cmpl-lt-{run.schedule.sha256[:8]}"
+    log.write_text("".join(f"Received request {prefix}-{k}-0: x\nAdded request {prefix}-{k}-0-ab1.\n" for k in range(NUM)))
+    assert audit(folder, server_log=ServerLog([log])).counts == {"server-duplicate": NUM}
+    assert audit(folder, server_log=ServerLog([log], containing="Received request")).ok
+    keyed = [{"a": {"id": f"{prefix}-{k}"}, "echo": f"{prefix}-{k + 1}"} for k in range(NUM)]
+    log.write_bytes(msgspec.json.Encoder().encode_lines(keyed))
+    assert audit(folder, server_log=ServerLog([log], id_key="a.id")).ok
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("GET /health 200\n", "holds no id like lt-.*-7; is it the log of this run"),
+        ('{"request_id": 1\n', "access.log:1"),
+        ("x" * (1 << 25), "has a line of more than"),
+    ],
+)
+def test_a_log_that_cannot_be_the_servers_is_refused(run: Run, content: str, said: str) -> None:
+    folder, log = run.write(), run.folder.parent / "access.log"
+    log.write_text(content)
+    with pytest.raises(UsageError, match=said):
+        audit(folder, server_log=ServerLog([log]))
+
+
 @pytest.mark.slow
 def test_what_the_law_server_breaks_is_found_in_a_real_run(tmp_path: Path) -> None:
     kinds = {"drop": 50, "duplicate": 23, "truncate": 29, "error-event": 31, "html": 43}
@@ -324,7 +418,7 @@ def test_what_the_law_server_breaks_is_found_in_a_real_run(tmp_path: Path) -> No
         execute(parse_scenario(scenario), Target(url), folder, quiet=True, report=False)
     told = [entry for entry in map(msgspec.json.decode, log.read_bytes().splitlines()) if entry["kind"] == "request"]
     injected = Counter((entry["injected"], entry["status"]) for entry in told)
-    result = audit(folder, server_log=log)
+    result = audit(folder, server_log=ServerLog([log]))
     assert result.num_scheduled == 400
     assert injected["drop", 0] == 400 // 50  # the law counts arrivals, the first failure that hits is taken
     assert result.counts == {

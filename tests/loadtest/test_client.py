@@ -15,8 +15,10 @@ import gevent
 import gevent.monkey
 import pytest
 
-from loadtest.client import NOTE_RESENT, Client, Target
+from loadtest.client import NOTE_RESENT, Client
+from loadtest.errors import UsageError
 from loadtest.http_answer import HttpAnswer
+from loadtest.target import Target
 from tests.loadtest.scripted import (
     CHUNKED,
     DONE,
@@ -366,7 +368,8 @@ def test_what_was_never_sent_or_never_connected_says_why() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     client = Client(Target(url), worker=0, epoch=time.perf_counter(), id_prefix="x-")
-    assert client.warm(2) == 0
+    with pytest.raises(UsageError, match=r"has answered before, but no connection to it can be opened now: .*refused"):
+        client.warm(2)
     row = client.ask(asked(), due_s=0.0)
     assert (row.state, "refused" in row.reason.lower(), row.connected_s) == ("connect_error", True, None)
     row = client.ask(asked(timeout_s=1.0), due_s=-5.0)

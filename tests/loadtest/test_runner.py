@@ -4,7 +4,9 @@ The machine that runs the tests may be busy, which makes a run invalid for its l
 """
 
 import os
+import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,11 +28,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from loadtest import processes
 from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.processes import Generator
-from loadtest.recorder import as_lines, claim
+from loadtest.recorder import Batch, Recorder, as_lines, claim, write_manifest
 from loadtest.records import Manifest, Row, read_lines, read_manifest
 from loadtest.runner import conclude, count_tokens, exit_code, prepare, run, settle
 from loadtest.scenario import Scenario, parse_scenario
 from loadtest.schedule import Schedule, read_schedule
+from loadtest.seal import broken_seals
 from loadtest.summary import Summary
 from loadtest.target import Target
 
@@ -222,6 +225,17 @@ def test_a_full_disk_ends_the_run_with_a_reason_and_whole_rows(target: Target, t
     assert (command.out / "rows.jsonl").read_bytes().endswith(b"\n")
 
 
+def test_a_folder_that_is_removed_in_mid_run_ends_it_and_says_what_is_lost(target: Target, tmp_path: Path) -> None:
+    command = Command(target, tmp_path, a_scenario(duration_s=60))
+    command.until(command.has_rows)
+    shutil.rmtree(command.out)
+    code, said = command.end()
+    assert code == ExitCode.INVALID
+    assert re.search(r"the run is invalid: the records are lost: .*out: holds no run: manifest.json", said), said
+    assert re.search(r"may be lost: .*; [1-9]\d* rows of \d+ requests had come", said), said
+    assert "Traceback" not in said
+
+
 def test_a_folder_with_something_in_it_is_refused_before_anything_is_sent(target: Target, tmp_path: Path) -> None:
     claim(tmp_path / "out")
     with pytest.raises(UsageError, match="not empty"):
@@ -239,8 +253,13 @@ def test_answers_are_counted_with_the_tokenizer_where_there_is_a_text(tmp_path: 
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     rows = [Row(k, 0, 0.0, "ok", text=text) for k, text in enumerate(["one two", "", "two two three one"])]
-    (tmp_path / "rows.jsonl").write_bytes(as_lines(rows))
+    recorder = Recorder(tmp_path)
+    recorder.add(Batch(0, 0, 3, as_lines(rows), b""))
+    sealed = recorder.sealed()
+    recorder.close()
+    write_manifest(tmp_path, Manifest("finished", {}, "", 0, "", "", 0.0, [], sealed=sealed))
     count_tokens(tmp_path, str(tmp_path / "tokenizer.json"))
+    assert broken_seals(tmp_path, read_manifest(tmp_path)) == []
     counted = list(read_lines(tmp_path / "rows.jsonl", Row))
     assert [row.retokenized for row in counted] == [2, None, 4]
     assert [row.text for row in counted] == [row.text for row in rows]

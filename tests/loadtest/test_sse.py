@@ -67,11 +67,23 @@ def test_an_event_split_byte_by_byte_has_the_time_of_its_last_byte() -> None:
     assert (parsed.chunks, parsed.text) == ([(float(end), 1), (float(len(wire) - 1), 1)], "é世🙂b")
 
 
-@pytest.mark.parametrize("blank", [b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\n\n"])
-def test_events_end_at_a_blank_line_of_either_kind(blank: bytes) -> None:
+@pytest.mark.parametrize("blank", [b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\n\n", b"\r\r", b"\r\r\n", b"\n\r"])
+def test_events_end_at_a_blank_line_of_any_kind(blank: bytes) -> None:
     wire = completion("a").removesuffix(b"\n\n") + blank + b"data:[DONE]" + blank
     parsed = parse_stream([(1.0, wire)])
     assert (parsed.text, parsed.complete) == ("a", True)
+
+
+def test_an_event_of_a_server_that_writes_cr_alone_has_the_time_of_its_own_read() -> None:
+    wires = [completion(text).replace(b"\n", b"\r") for text in "ab"]
+    parsed = parse_stream([(1.0, wires[0]), (2.0, b""), (3.0, wires[1]), (4.0, DONE.replace(b"\n", b"\r"))])
+    assert (parsed.chunks, parsed.text, parsed.complete, parsed.done_s) == ([(1.0, 1), (3.0, 1)], "ab", True, 4.0)
+
+
+def test_a_crlf_that_is_cut_in_two_is_one_line_end() -> None:
+    wire = completion("a").replace(b"\n", b"\r\n") + b'data: {"choices": [\r\ndata: {"text": "b"}]}\r\n\r\n' + DONE
+    reads = [(float(i), wire[i : i + 1]) for i in range(len(wire))]
+    assert parse_stream(reads).text == parse_stream([(1.0, wire)]).text == "ab"
 
 
 def test_comments_fields_and_several_data_lines_are_read_as_the_standard_says() -> None:
@@ -193,7 +205,8 @@ def test_the_message_of_an_error_body(body: bytes, message: str) -> None:
 )
 def test_any_split_gives_the_same_text_tokens_and_order(data: st.DataObject, texts: list[str], form: Form) -> None:
     if form == "sse":
-        ends = data.draw(st.lists(st.sampled_from([b"\n\n", b"\r\n\r\n"]), min_size=len(texts), max_size=len(texts)))
+        kinds = st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"])
+        ends = data.draw(st.lists(kinds, min_size=len(texts), max_size=len(texts)))
         pieces = [b": ping\n" + completion(text).removesuffix(b"\n\n") + end for text, end in zip(texts, ends, strict=True)]
         tail = DONE
     else:
@@ -203,8 +216,9 @@ def test_any_split_gives_the_same_text_tokens_and_order(data: st.DataObject, tex
     cuts = sorted({*data.draw(st.lists(st.integers(1, len(wire) - 1), max_size=20)), len(wire)})
     reads = [(float(i), wire[start:end]) for i, (start, end) in enumerate(zip([0, *cuts], cuts, strict=False))]
     parsed = parse_stream(reads, form=form)
-    # The read that holds an event's last byte: the first whose end is not before the event's.
-    seen = Counter(float(bisect_left(cuts, end)) for end in accumulate(map(len, pieces)))
+    # The read that holds the byte that ends an event, of CRLF the CR: the first whose end is not before it.
+    ends_at = (end - piece.endswith(b"\r\n") for end, piece in zip(accumulate(map(len, pieces)), pieces, strict=True))
+    seen = Counter(float(bisect_left(cuts, end)) for end in ends_at)
     assert (parsed.text, parsed.chunks, parsed.complete) == ("".join(texts), sorted(seen.items()), True)
     assert parsed.num_coalesced == sum(count > 1 for count in seen.values())
 

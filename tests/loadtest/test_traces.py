@@ -1,6 +1,8 @@
 """T12: what a trace says is what will be asked."""
 
 import contextlib
+import resource
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +167,21 @@ def test_no_file_breaks_the_reader(tmp_path: Path, content: bytes) -> None:
     path = written(tmp_path, content)
     with contextlib.suppress(UsageError):
         assert read_trace(path).requests
+
+
+def test_a_file_without_an_end_is_no_trace() -> None:
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError, match="/dev/zero: has a line of more than 16,777,216 characters"):
+        read_trace(Path("/dev/zero"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_kib < 512 * 1024
+
+
+@pytest.mark.parametrize(("head", "line"), [MOONCAKE.splitlines()[:2], BURSTGPT.splitlines()[:2], ("", "")])
+def test_a_pipe_that_never_ends_is_no_trace(head: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.traces.MAX_REQUESTS", 1000)
+    source = subprocess.Popen(["sh", "-c", 'echo "$0"; exec yes "$1"', head, line], stdout=subprocess.PIPE)
+    with source, contextlib.ExitStack() as stack:
+        stack.callback(source.kill)
+        assert source.stdout is not None
+        with pytest.raises(UsageError, match="has more than 1,000 lines; cut it"):
+            read_trace(Path(f"/dev/fd/{source.stdout.fileno()}"))

@@ -1,12 +1,24 @@
 """The pure parts of the batching benchmark: the law of lengths, block arithmetic, and that all systems are asked the same."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import pytest
 
+from benchmarks import batching
+from benchmarks.batching import Bench, Experiment
+from benchmarks.batching_figures import draw
+from benchmarks.batching_records import Run
 from benchmarks.batching_setups import (
+    CONTINUOUS,
     PAPER_BATCH,
     SETUPS,
     STATIC,
+    SYSTEMS,
+    Setup,
     burst,
     fleet_model,
     poisson,
@@ -15,6 +27,9 @@ from benchmarks.batching_setups import (
     static_values,
 )
 from benchmarks.batching_theory import LengthLaw, Life, block_use, plain_multiple, rows_of
+from loadtest.recorder import as_lines
+from loadtest.records import HealthSample, Manifest, Row
+from loadtest.scenario import Scenario
 from loadtest.schedule import make_schedule
 from serve_app.config import ModelSettings
 from serve_app.static_batching.batches import step_ends_s
@@ -92,3 +107,94 @@ def test_a_static_run_is_the_sum_of_its_batches() -> None:
     paper = step_ends_s(profile, [8, 4], 12)[-1] + step_ends_s(profile, [6], 12)[-1]
     assert static_run_s(profile, lengths, form="fair", batch_size=2, global_max=12) == pytest.approx(fair)
     assert static_run_s(profile, lengths, form="paper", batch_size=2, global_max=12) == pytest.approx(paper)
+
+
+def write_records(scenario: Scenario, out: Path, *, token_s: float, problems: list[str]) -> None:
+    """Write a run in which all requests are answered at once, a token each ``token_s``."""
+    schedule, rows = make_schedule(scenario), []
+    for request in schedule.requests:
+        chunks = [(round(1e3 * token_s * (k + 1), 3), 1) for k in range(request.output_tokens)]
+        row = Row(request.id, 0, request.due_s or 0.0, "ok", sent_s=request.due_s or 0.0, status=200, chunks=chunks)
+        row.prompt_tokens, row.output_tokens = request.input_tokens, request.output_tokens
+        row.first_s, row.last_s = (row.due_s + chunks[at][0] / 1e3 for at in (0, -1))
+        row.end_s = row.last_s
+        rows.append(row)
+    out.mkdir()
+    schedule.write(out / "schedule.jsonl")
+    (out / "rows.jsonl").write_bytes(as_lines(rows))
+    (out / "health.jsonl").write_bytes(as_lines([HealthSample(float(t), 0, 0.1, 0.001, 0.0, 0, 0, 0) for t in range(60)]))
+    described = scenario.model_dump(mode="json")
+    manifest = Manifest("finished", described, schedule.sha256, len(rows), "", "m", 1.7e9, [], ended_s=60.0, problems=problems)
+    (out / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+
+
+class Loads:
+    """Stands for real loads: leaves records that are invalid as often as a list says, and then valid."""
+
+    def __init__(self, num_invalid: int, token_s: float = 0.01) -> None:
+        self.left, self.token_s, self.num = num_invalid, token_s, 0
+
+    def __call__(self, scenario: Scenario, url: str, out: Path) -> list[str]:
+        self.num, self.left = self.num + 1, self.left - 1
+        write_records(scenario, out, token_s=self.token_s, problems=["sick"] if self.left >= 0 else [])
+        return Run(out, 1.0).problems
+
+
+@pytest.mark.parametrize(("num_invalid", "tries", "found"), [(0, 1, True), (2, 3, True), (3, 3, False), (9, 3, False)])
+def test_an_invalid_run_is_repeated_three_times_at_most(
+    num_invalid: int, tries: int, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "_load", loads := Loads(num_invalid))
+    begun: list[int] = []
+    bench = Bench(A100, tmp_path)
+    measured = bench.measure(Experiment("burst", "naive", 32, num=8), "", 1.0, begin=lambda: begun.append(loads.num))
+    assert (loads.num, begun, measured is not None) == (tries, list(range(tries)), found)
+    results = json.loads((tmp_path / "runs.json").read_text())
+    (entry,) = results["runs"]
+    assert (entry["tries"], bool(entry["problems"])) == (tries, not found)
+    assert Path(entry["folder"]).name == ("burst-naive-32" if tries == 1 else f"burst-naive-32-{tries}")
+    assert (results["commit"], results["date"][:2]) == (batching.commit(), "20")
+
+
+@pytest.fixture
+def setup() -> Setup:
+    return replace(A100, caps=(32, 128), num_burst=12, num_latency=30)
+
+
+@pytest.fixture
+def results(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Measurements of which two are invalid: a burst of the base that others are divided by, and a latency."""
+    bench = Bench(setup, tmp_path)
+    for cap in setup.caps:
+        for number, system in enumerate(SYSTEMS):
+            sick = (cap, system) == (128, "paper static")
+            monkeypatch.setattr(batching, "_load", Loads(9 if sick else 0, 0.04 / (number + 1)))
+            bench.measure(Experiment("burst", system, cap, num=setup.num_burst), "", 1.0)
+    for system in ("naive", CONTINUOUS):
+        monkeypatch.setattr(batching, "_load", Loads(9 if system == "naive" else 0))
+        bench.measure(Experiment("latency", system, 1536, qps=4.0, num=30), "", 1.0, nominal_qps=4.0)
+    return tmp_path
+
+
+def test_the_cells_of_invalid_runs_are_empty_and_their_figures_left_out(setup: Setup, results: Path) -> None:
+    table = draw(setup, results).splitlines()
+    assert f"commit {batching.commit()}." in table[2]
+    rows = {tuple(line.split(" | ")[:2]): line for line in table if line.startswith("|")}
+    assert rows["| 128", "paper static"] == "| 128 | paper static | invalid 3 of 3 |  |  |  |  |  |  |  |  | 1 |"
+    assert rows["| 4", "naive"] == "| 4 | naive | invalid 3 of 3 |  |  | 1 |"
+    assert rows["| 32", "naive"].split(" | ")[6] == "0.50"  # a token in 40 ms, the base of its cap one in 20
+    assert rows["| 128", "naive"].split(" | ")[6] == ""  # the base of this cap is invalid
+    report = json.loads((results / "report.json").read_text())
+    assert [row["system"] for row in report["latency"] if "e2e_s" in row] == [CONTINUOUS]
+    assert not (results / "occupancy.png").exists()
+    assert (results / "latency.png").exists()
+
+
+def test_throughput_and_medians_are_those_of_the_rows(setup: Setup, results: Path) -> None:
+    run = Run(results / "burst-naive-32", 0.5)
+    ends = [row.end_s or 0.0 for row in run.rows]
+    tokens = sum(row.output_tokens or 0 for row in run.rows)
+    assert run.per_s("output_tokens") == pytest.approx(tokens / max(ends) * 0.5)
+    assert run.per_s("completed") == pytest.approx(setup.num_burst / max(ends) * 0.5)
+    assert run.median_s("e2e")[0] == pytest.approx(sorted(ends)[5] / 0.5)
+    assert run.latencies_s("e2e").tolist() == pytest.approx([end / 0.5 for end in ends])

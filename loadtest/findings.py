@@ -1,0 +1,54 @@
+"""What an audit can find, and what it found so far."""
+
+from collections import Counter
+
+import msgspec
+
+KINDS = {
+    "schedule": "the schedule's file is not the one that the manifest names",
+    "edited": "records are not as the recorder left them",
+    "implausible": "times, tokens or a status that no run can have recorded",
+    "text-edited": "the text is not the one that its own hash is of",
+    "missing": "scheduled, no row",
+    "duplicate-row": "several rows of one id",
+    "unknown-id": "a row of an id that was not scheduled",
+    "timeout": "neither answered nor refused in time",
+    "truncated": "the answer ended without its end mark",
+    "connect-error": "no connection",
+    "bad-answer": "neither an answer nor an error status or event",
+    "no-reason": "never sent, and no reason given",
+    "no-retry-after": "429 or 503 without Retry-After",
+    "text-differs": "complete, with another text than the reference's",
+    "wrong-length": "complete, with another number of tokens than asked",
+    "usage-differs": "more tokens received than the server's usage says",
+    "server-missing": "sent, not in the server's log",
+    "server-duplicate": "several times in the server's log",
+    "server-unsent": "in the server's log, never sent",
+    "server-differs": "the server's log has another status, another number of tokens, or another text",
+    "counters": "the server's counters do not fit the rows",
+}
+MAX_LISTED = 20
+"""Findings listed per kind."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    kind: str
+    """A key of `KINDS`."""
+    id: int | None
+    text: str
+
+
+class Findings:
+    """The findings so far. ``touched`` ids are mismatches."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.findings: list[Finding] = []
+        self.touched: set[int] = set()
+
+    def add(self, kind: str, request_id: int | None, text: str) -> None:
+        self.counts[kind] += 1
+        if request_id is not None:
+            self.touched.add(request_id)
+        if self.counts[kind] <= MAX_LISTED:
+            self.findings.append(Finding(kind, request_id, text))

@@ -1,0 +1,64 @@
+"""Seals of what was recorded, so that a later edit, deletion or reordering of rows is found.
+
+While a run goes on, seal.jsonl gets one `Seal` per file and batch: the SHA-256 of the whole file so far, hence a chain. At the end
+the manifest names the last one of each file. It is a seal, not a signature: who can write all files of the folder can make new
+ones, so keep the digests that the report prints elsewhere if that matters.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from loadtest.records import Manifest, read_lines
+
+Sealed = Literal["rows.jsonl", "health.jsonl"]
+"""Files that one recorder alone writes, and from which every figure and every gate comes."""
+SEALS = "seal.jsonl"
+_PIECE_BYTES = 1 << 20
+
+
+class Seal(msgspec.Struct, frozen=True):
+    file: Sealed
+    num_bytes: int
+    sha256: str
+    """Of the file's first ``num_bytes``."""
+
+
+def broken_seals(run: Path, manifest: Manifest) -> list[str]:
+    """Return one sentence for each file that is not as it was recorded; none for runs that have no seals.
+
+    Of a run that never ended, what came after the last seal (a second, at most) cannot be judged.
+
+    Raises:
+        UsageError: seal.jsonl cannot be read.
+    """
+    if not is_sealed(run, manifest):
+        return []
+    seals = list(read_lines(run / SEALS, Seal)) if (run / SEALS).exists() else []
+    found = (_broken(run / name, [s for s in seals if s.file == name], manifest.sealed.get(name)) for name in get_args(Sealed))
+    return [f"{problem} after it was recorded" for problem in found if problem]
+
+
+def is_sealed(run: Path, manifest: Manifest) -> bool:
+    return bool(manifest.sealed) or (run / SEALS).exists()
+
+
+def _broken(path: Path, seals: list[Seal], last_sha256: str | None) -> str:
+    if not path.exists():
+        return f"{path.name} was removed" if seals or last_sha256 else ""
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        for seal in seals:
+            while done < seal.num_bytes and (piece := file.read(min(_PIECE_BYTES, seal.num_bytes - done))):
+                digest.update(piece)
+                done += len(piece)
+            if digest.hexdigest() != seal.sha256:
+                before = max((s.num_bytes for s in seals if s.num_bytes < seal.num_bytes), default=0)
+                return f"{path.name} was changed between its bytes {before} and {seal.num_bytes}"
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    if last_sha256 is not None and digest.hexdigest() != last_sha256:
+        return f"{path.name} was changed, or something was added, behind its byte {done}"
+    return ""

@@ -1,0 +1,19 @@
+"""Locust's own command: what it takes, and what it refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from loadtest import processes
+from loadtest.errors import ExitCode
+
+LOCUST = [sys.executable, "-m", "locust", "-f", str(Path(processes.__file__).with_name("locustfile.py"))]
+
+
+def test_a_run_time_is_refused_because_the_scenario_says_how_long(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text("name: tiny\narrival: {law: constant, rate: 1}\nduration_s: 60\n")
+    options = ["--headless", "--only-summary", "--scenario", "tiny.yaml", "--host", "http://127.0.0.1:1", "--run-time", "5s"]
+    ended = subprocess.run([*LOCUST, *options], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    said = "--run-time: has no effect: the scenario's duration_s says how long; change it there and leave this out"
+    assert (ended.returncode, said in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert not (tmp_path / "results").exists()

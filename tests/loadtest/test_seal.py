@@ -1,0 +1,118 @@
+"""Seals: whatever is done to the rows after they were recorded is found."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.analysis import analyse
+from loadtest.audit import audit
+from loadtest.errors import UsageError
+from loadtest.recorder import Batch, Recorder, as_lines, write_manifest
+from loadtest.records import HealthSample, Manifest, Row, read_manifest
+from loadtest.seal import broken_seals
+from tests.loadtest.test_recorder import small_disk
+
+Edit = Callable[[list[bytes]], list[bytes]]
+
+
+def recorded(run: Path, *, state: str = "finished") -> Path:
+    """Write three batches of three rows, as a run does; a run that crashed has no seals in its manifest."""
+    run.mkdir()
+    recorder = Recorder(run)
+    for number in range(3):
+        rows = [Row(number * 3 + k, 0, 0.0, "ok", text=f"row {number * 3 + k}") for k in range(3)]
+        health = as_lines([HealthSample(float(number), 0, 0.1, 0.001, 0.0, 0, 0, 0)])
+        recorder.add(Batch(0, number, 3, as_lines(rows), health))
+    sealed = recorder.sealed() if state == "finished" else {}
+    recorder.close()
+    write_manifest(run, Manifest(state, {}, "", 0, "", "", 0.0, [], sealed=sealed))  # type: ignore[arg-type]
+    return run
+
+
+def change(path: Path, edit: Edit) -> None:
+    path.write_bytes(b"".join(edit(path.read_bytes().splitlines(keepends=True))))
+
+
+EDITS: dict[str, Edit] = {
+    "text": lambda lines: [lines[0].replace(b"row 0", b"now 0"), *lines[1:]],
+    "deletion": lambda lines: lines[:4] + lines[5:],
+    "order": lambda lines: [lines[1], lines[0], *lines[2:]],
+    "the last one": lambda lines: lines[:-1],
+    "a new one": lambda lines: [*lines, lines[0]],
+    "all": lambda _: [],
+}
+
+
+@pytest.mark.parametrize("state", ["finished", "running"])
+def test_records_as_they_were_written_are_whole(state: str, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", state=state)
+    assert broken_seals(run, read_manifest(run)) == []
+
+
+@pytest.mark.parametrize("name", list(EDITS))
+def test_every_edit_of_the_rows_is_found(name: str, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    change(run / "rows.jsonl", EDITS[name])
+    (problem,) = broken_seals(run, read_manifest(run))
+    assert problem.startswith("rows.jsonl was changed")
+
+
+def test_the_seal_that_breaks_first_says_where(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    size = (run / "rows.jsonl").stat().st_size
+    change(run / "rows.jsonl", EDITS["deletion"])
+    (problem,) = broken_seals(run, read_manifest(run))
+    assert problem == f"rows.jsonl was changed between its bytes {size // 3} and {size * 2 // 3} after it was recorded"
+
+
+def test_a_run_that_crashed_is_sealed_up_to_its_last_batch(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", state="running")
+    change(run / "rows.jsonl", EDITS["a new one"])
+    assert broken_seals(run, read_manifest(run)) == []
+    change(run / "rows.jsonl", EDITS["text"])
+    assert len(broken_seals(run, read_manifest(run))) == 1
+
+
+def test_health_is_sealed_too_and_a_lost_file_is_found(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    change(run / "health.jsonl", EDITS["the last one"])
+    (run / "rows.jsonl").unlink()
+    removed, changed = broken_seals(run, read_manifest(run))
+    assert (removed, changed[:24]) == ("rows.jsonl was removed after it was recorded", "health.jsonl was changed")
+
+
+@pytest.mark.parametrize("line", ["{}", '{"file":"other","num_bytes":1,"sha256":""}'])
+def test_seals_that_cannot_be_read_are_named(line: str, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    (run / "seal.jsonl").write_text(f"{line}\n")
+    with pytest.raises(UsageError, match=r"seal.jsonl:1"):
+        broken_seals(run, read_manifest(run))
+
+
+def test_rows_that_a_full_disk_cut_have_the_seal_of_what_is_there(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    with pytest.raises(OSError, match="too large"), small_disk():
+        recorder.add(Batch(0, 0, 2, (b"y" * 59 + b"\n") * 2, b"\n"))
+    manifest = Manifest("interrupted", {}, "", 0, "", "", 0.0, [], sealed=recorder.sealed())
+    recorder.close()
+    assert (tmp_path / "rows.jsonl").stat().st_size == 60
+    assert broken_seals(tmp_path, manifest) == []
+
+
+def test_edited_rows_give_no_figures_and_a_finding(tmp_path: Path) -> None:
+    from tests.loadtest.synthetic import write_run
+
+    run = write_run(tmp_path / "run")
+    assert analyse(run).verdict != "invalid"
+    recorder = Recorder(run / "copy")
+    (run / "copy").mkdir()
+    recorder.append("rows.jsonl", (run / "rows.jsonl").read_bytes())
+    sealed = recorder.sealed()
+    recorder.close()
+    manifest = msgspec.structs.replace(read_manifest(run), sealed=sealed)
+    write_manifest(run, manifest)
+    assert (analyse(run).verdict != "invalid", audit(run).counts.get("edited")) == (True, None)
+    change(run / "rows.jsonl", lambda lines: lines[::-1])  # no figure depends on the order of the lines
+    assert (analyse(run).verdict, audit(run).counts["edited"]) == ("invalid", 1)
