@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from loadtest import stats
-from loadtest.health import gates
+from loadtest.health import gates, read_lag_name
 from loadtest.metrics import METRICS, Item, Records, is_good, item_bounds, metric_bounds, num_output_tokens, read_records
 from loadtest.records import Row
 from loadtest.scenario import Burst, Closed, Trace
@@ -29,6 +29,8 @@ MIN_WINDOW_S = 1.0
 MAX_LITTLE_GAP = 0.02
 MAX_COALESCED_SHARE = 0.05
 MAX_CLOCK_DRIFT_S = 0.5
+MAX_READ_LAG_SHARE = 0.1
+"""Of the p99 of the gaps."""
 
 
 def analyse(run: Path) -> Summary:
@@ -296,6 +298,7 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
 def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, bool]:
     heads = [summary.distributions[m] for m in ("ttft", "e2e") if m in summary.distributions]
     unbounded = [d.metric for d in heads if any(q.q == 0.99 and q.high_s is None for q in d.quantiles)]
+    read_s, itl_s = _read_lag_and_itl(summary)
     warmup_s, varies = records.scenario.warmup_s, not isinstance(records.scenario.arrival, Burst)
     return {
         f"The p99 of {' and '.join(unbounded)} has no upper bound: too few independent samples; run longer or replicate.": (
@@ -306,6 +309,8 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
         ),
         f"{summary.num_coalesced_share:.0%} of the reads held several events: the target or a proxy batches them, so gaps between "
         "tokens are intervals.": summary.num_coalesced_share > MAX_COALESCED_SHARE,
+        f"Answers were read up to {read_s * 1e3:.1f} ms late at the p99: so much of the p99 of the ITL, {itl_s * 1e3:.1f} ms, may be the "
+        "generator's own.": read_s > MAX_READ_LAG_SHARE * itl_s > 0,
         f"The warm-up took {summary.warmup_cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out.": (
             summary.warmup_cut_s > warmup_s
         ),
@@ -317,3 +322,11 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
         ),
         "The offered load changes over the run by design: percentiles are those of this mixture.": not records.even and varies,
     }
+
+
+def _read_lag_and_itl(summary: Summary) -> tuple[float, float]:
+    """Return their p99 in seconds, 0 where one is not known."""
+    read_s = next((gate.value for gate in summary.gates if gate.name == read_lag_name(0.99)), None)
+    itl = summary.distributions.get("itl")
+    itl_s = next((at.value_s for at in itl.quantiles if at.q == 0.99), None) if itl else None
+    return read_s or 0.0, itl_s or 0.0

@@ -27,7 +27,7 @@ from gevent.pool import Group
 from locust.exception import RPCError
 
 from loadtest.client import Asked, Client
-from loadtest.health import Monitor
+from loadtest.monitor import Monitor, Ticker
 from loadtest.recorder import Batch, End, as_lines
 from loadtest.records import Row, ScheduledRequest
 from loadtest.scenario import Burst, Closed, Scenario
@@ -130,7 +130,7 @@ class Load:
         self._started.wait()
         if self._stopped.is_set():
             return self._say_end()
-        self._monitor = Monitor(self._plan.worker, epoch=self._epoch, sleep=gevent.sleep)
+        self._monitor = Monitor(self._plan.worker, epoch=self._epoch, ticker=Ticker())
         helpers = [gevent.spawn(self._monitor.run), gevent.spawn(self._report)]
         try:
             with closing(self._client):

@@ -117,7 +117,7 @@ class HealthSample(msgspec.Struct, omit_defaults=True):
     cpu: float
     """CPU seconds per second of this process."""
     lag_max_s: float
-    """Largest delay of the event loop: of a 10 ms timer."""
+    """Largest delay of the event loop; of ``read_late_ms``."""
     gc_s: float
     """Seconds in the garbage collector."""
     in_flight: int
@@ -127,6 +127,8 @@ class HealthSample(msgspec.Struct, omit_defaults=True):
     rss_bytes: int = 0
     throttled: int = 0
     """Periods in which the cgroup was throttled since the start."""
+    read_late_ms: list[float] = []
+    """How late each of the about 100 times was read at which a timer became readable in this second."""
 
 
 class ServerSample(msgspec.Struct, omit_defaults=True):

@@ -106,7 +106,9 @@ def _health(rng: np.random.Generator, rows: list[Row], *, lag_s: float) -> list[
         ended = sum(1 for r in rows if r.end_s is not None and r.end_s <= t)
         for worker in (0, 1):
             lag, cpu = lag_s * (1 + float(rng.exponential())), 0.2 + 0.05 * float(rng.random())
-            samples.append(HealthSample(float(t), worker, cpu, lag, 0.0, (sent - ended) // 2, sent // 2, ended // 2))
+            late_ms = (lag * 1e3 * np.linspace(0, 1, 100)).round(2).tolist()
+            counts = {"in_flight": (sent - ended) // 2, "num_sent": sent // 2, "num_rows": ended // 2}
+            samples.append(HealthSample(float(t), worker, cpu, lag, 0.0, **counts, read_late_ms=late_ms))
     return samples
 
 

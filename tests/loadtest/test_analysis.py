@@ -299,6 +299,21 @@ def test_a_source_that_only_failed_is_a_threat(tmp_path: Path) -> None:
     assert said == ["Nothing is known of the target's own figures (metrics): 404 Not Found."]
 
 
+@pytest.mark.parametrize(("late_ms", "said"), [(35.0, True), (25.0, False)])
+def test_late_reads_that_are_much_beside_the_gaps_are_a_threat(tmp_path: Path, late_ms: float, said: bool) -> None:
+    """The p99 of the gaps is 300 ms. The run stays valid: the TTFT is 1 s."""
+    run = write_run(tmp_path / "run", 1000)
+    health = [
+        HealthSample(float(t), 0, 0.1, late_ms / 1e3, 0.0, 0, 0, 0, read_late_ms=[0.1] * 90 + [late_ms] * 10) for t in range(300)
+    ]
+    (run / "health.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(health))
+    summary = analyse(run)
+    assert summary.verdict == "pass"
+    found = [threat for threat in summary.threats if "late at the p99" in threat]
+    assert found == ([f"Answers were read up to {late_ms} ms late at the p99: so much of the p99 of the ITL, 300.0 ms, may be the "
+                      "generator's own."] if said else [])  # fmt: skip
+
+
 def test_a_run_whose_schedule_was_changed_afterwards_is_invalid(tmp_path: Path) -> None:
     summary = analyse(write_run(tmp_path / "run", 1000, manifest={"schedule_sha256": "ab" * 32}))
     assert (summary.verdict, summary.distributions) == ("invalid", {})

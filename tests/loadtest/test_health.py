@@ -1,7 +1,5 @@
 """Gates on made-up runs: a healthy one passes all, each illness fails the gate that is about it."""
 
-import gc
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
-from loadtest.health import Monitor, gap_distance, gates
+from loadtest.health import BURST_LAG_S, gap_distance, gates, late_limit_s
 from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
 from loadtest.scenario import Scenario, parse_scenario
 
@@ -58,7 +56,8 @@ def a_row(request: ScheduledRequest, lag_s: float, ttft_s: float, worker: int = 
 
 
 def a_sample(t_s: float, worker: int, **changes: Any) -> HealthSample:
-    sample = HealthSample(t_s, worker, cpu=0.3, lag_max_s=0.004, gc_s=0.0, in_flight=8, num_sent=0, num_rows=0)
+    late_ms = [0.1] * 90 + [2.0] * 9 + [4.0]
+    sample = HealthSample(t_s, worker, 0.3, lag_max_s=0.004, gc_s=0.0, in_flight=8, num_sent=0, num_rows=0, read_late_ms=late_ms)
     return msgspec.structs.replace(sample, **changes)
 
 
@@ -106,9 +105,9 @@ def test_a_generator_at_half_the_needed_speed_is_late_and_bunches_nothing_away()
 
 
 def test_requests_that_leave_in_bunches_are_not_the_arrivals_that_were_asked_for() -> None:
-    made = a_run(ttft_s=10.0)  # so slow a target that the lag itself is allowed
+    made = a_run()
     bunched = [0.4 - (r.due_s or 0.0) % 0.4 for r in made.schedule]
-    assert with_lags(made, bunched, ttft_s=10.0).failing() == {"delivered arrivals"}
+    assert with_lags(made, bunched).failing() == {"lag p50", "lag p99", "delivered arrivals"}
 
 
 @pytest.mark.parametrize(("ttft_s", "failing"), [(0.1, {"lag p99"}), (2.0, set())])
@@ -116,6 +115,76 @@ def test_a_lag_counts_beside_what_is_measured(ttft_s: float, failing: set[str]) 
     made = a_run()
     lags = [0.03 if r.id % 50 == 0 else 0.001 for r in made.schedule]  # 2 % of the requests leave 30 ms late
     assert with_lags(made, lags, ttft_s).failing() == failing
+
+
+def limits(rows: Sequence[Row], arrival: dict[str, Any] | None = None) -> tuple[float, float]:
+    scenario = parse_scenario({"name": "made", "arrival": arrival or {"law": "poisson", "rate": 40}})
+    return late_limit_s(rows, scenario, 0.5), late_limit_s(rows, scenario, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "expected"),
+    [(0.01, (0.003, 0.010)), (0.2, (0.010, 0.020)), (0.3, (0.015, 0.030)), (3600.0, (0.020, 0.100))],
+)
+def test_the_limit_of_lateness_is_a_share_of_the_median_ttft_with_a_floor_and_a_ceiling(
+    ttft_s: float, expected: tuple[float, float]
+) -> None:
+    assert limits(a_run(ttft_s=ttft_s).rows) == pytest.approx(expected)
+
+
+def test_a_generator_that_inflates_its_own_tail_is_not_excused_by_it() -> None:
+    """4 % of the requests leave 90 ms late, and of those the answers are read 5 s late: that much is 2 % of their own p99."""
+    made = a_run()
+    lags = [0.09 if r.id % 25 == 0 else 0.001 for r in made.schedule]
+    rows = [a_row(r, lag_s, 5.0 if lag_s > 0.01 else 0.1, r.id % 2) for r, lag_s in zip(made.schedule, lags, strict=True)]
+    assert limits(rows) == limits(made.rows) == pytest.approx((0.005, 0.010))
+    assert replace(made, rows=rows).failing() == {"lag p99"}
+
+
+def test_failed_requests_do_not_raise_the_limit_and_a_burst_has_its_own() -> None:
+    rows = a_run(ttft_s=2.0).rows
+    for row in rows:
+        row.state = "timeout"
+    assert limits(rows) == (0.003, 0.010)
+    assert limits(rows, {"law": "burst", "max_requests": 100}) == (BURST_LAG_S, BURST_LAG_S)
+
+
+def reading_late(made: Made, late_ms: list[float], worker: int = 1) -> Made:
+    samples = [msgspec.structs.replace(s, read_late_ms=late_ms) if s.worker == worker else s for s in made.samples]
+    return replace(made, samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "failing"),
+    [
+        ([0.1] * 98 + [9.0] * 2, set()),
+        ([0.1] * 98 + [40.0] * 2, {"read lag p99"}),  # 40 ms late in 2 % of the time: a p99 of 100 ms becomes 140
+        ([6.0] * 100, {"read lag p50"}),
+        ([6.0] * 60 + [80.0] * 40, {"read lag p50", "read lag p99"}),
+    ],
+)
+def test_answers_that_are_read_late_make_the_run_invalid_though_requests_left_in_time(
+    late_ms: list[float], failing: set[str]
+) -> None:
+    made = a_run()
+    assert reading_late(made, late_ms).failing() == failing
+    assert reading_late(made, late_ms, worker=0).failing() == failing
+
+
+def test_late_reads_count_beside_what_is_measured_and_in_the_warm_up_not_at_all() -> None:
+    late_ms = [0.1] * 98 + [40.0] * 2
+    assert reading_late(a_run(ttft_s=1.0), late_ms).failing() == set()
+    made = a_run()
+    early = [msgspec.structs.replace(s, read_late_ms=late_ms) if s.t_s < 5 else s for s in made.samples]
+    assert replace(made, samples=early).failing() == set()
+
+
+def test_records_that_do_not_tell_how_late_answers_were_read_say_so() -> None:
+    made = a_run()
+    old = replace(made, samples=[msgspec.structs.replace(s, read_late_ms=[]) for s in made.samples])
+    found = {gate.name: gate for gate in gates(old.samples, old.rows, old.schedule, old.scenario, old.manifest)}
+    assert (found["read lag p99"].ok, found["read lag p99"].value) == (True, None)
+    assert "not judged" in found["read lag p99"].text
 
 
 def test_a_row_too_few_too_many_or_unknown_is_found() -> None:
@@ -194,38 +263,3 @@ def test_with_tolerance_equal_gaps_may_jitter() -> None:
     jittered = np.full(100, 0.1) + np.random.default_rng(1).normal(0, 0.001, 100)
     assert gap_distance(np.full(100, 0.1), jittered, tolerance_s=0.0) > 0.4
     assert gap_distance(np.full(100, 0.1), jittered, tolerance_s=0.01) == 0.0
-
-
-class Sleeper:
-    """Instead of sleeping it does, once each, what would be done meanwhile; then it ends the monitor's loop."""
-
-    def __init__(self, *work: Any) -> None:
-        self.work = list(work)
-
-    def __call__(self, _: float) -> None:
-        if not self.work:
-            raise StopIteration
-        self.work.pop(0)()
-
-
-def spin(duration_s: float) -> None:
-    until = time.perf_counter() + duration_s
-    while time.perf_counter() < until:
-        pass
-
-
-def test_the_monitor_sees_a_held_up_timer_and_the_garbage_collector() -> None:
-    epoch = time.perf_counter()
-    monitor = Monitor(3, epoch=epoch, sleep=Sleeper(lambda: spin(0.06), gc.collect, lambda: spin(0.02)))
-    with pytest.raises(StopIteration):
-        monitor.run()
-    assert gc.isenabled()
-    sample = monitor.sample(in_flight=4, num_sent=10, num_rows=6)
-    assert (sample.worker, sample.in_flight, sample.num_sent, sample.num_rows) == (3, 4, 10, 6)
-    assert sample.lag_max_s >= 0.05
-    assert sample.gc_s > 0
-    assert sample.cpu > 0
-    assert sample.rss_bytes > 1_000_000
-    assert 0 < sample.t_s <= time.perf_counter() - epoch
-    again = monitor.sample(in_flight=0, num_sent=10, num_rows=10)
-    assert (again.lag_max_s, again.gc_s) == (0.0, 0.0)
