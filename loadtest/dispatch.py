@@ -269,6 +269,7 @@ class Load:
 
     def _report(self) -> None:
         gevent.sleep(max(0.0, -self._now()))
+        self._monitor.sample(in_flight=0, num_sent=0, num_rows=0)  # of the time before the start, which nobody asks for
         while True:
             gevent.sleep(REPORT_S - self._now() % REPORT_S)
             self._hand_over()

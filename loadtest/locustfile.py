@@ -15,8 +15,9 @@ from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
 from loadtest.dispatch import install_worker
-from loadtest.errors import ExitCode
+from loadtest.errors import ExitCode, UsageError
 from loadtest.master import Master
+from loadtest.records import read_manifest
 from loadtest.target import API_KEY_VARIABLE
 
 PARENT_GONE_S = 15.0
@@ -48,6 +49,13 @@ class GivenRun:
         self._out = out
 
     def open_run(self) -> Path:
+        """Return the folder.
+
+        Raises:
+            UsageError: It was begun by another process, which ended: all that this one sent would be sent twice.
+        """
+        if read_manifest(self._out).epoch_unix_s:
+            raise UsageError(str(self._out), "this run was begun before, and a run is not begun twice; make a new one")
         return self._out
 
     def on_start(self, epoch_unix_s: float) -> None:

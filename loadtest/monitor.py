@@ -91,7 +91,8 @@ class Monitor:
         self._ticker.start()
         try:
             while True:
-                self._late_s += self._ticker.wait()
+                late_s = self._ticker.wait()
+                self._late_s += late_s  # in one step with the wait it would be the list from before a sample
         finally:
             self._ticker.close()
             gc.callbacks.remove(self._on_gc)

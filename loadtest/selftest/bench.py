@@ -172,6 +172,36 @@ class Bench:
         raise Disturbed("the generator was not well: " + "; ".join(observed.failed_gates.values()))
 
 
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Give child processes these variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def beside_the_load(folder: Path, loop: str) -> Iterator[None]:
+    """Have a thread of each Locust process execute these lines of Python, from its start on."""
+    # Python imports sitecustomize before all else: Locust has not patched threads yet.
+    (folder / "sitecustomize.py").write_text(_BESIDE.format(loop))
+    with environment({"PYTHONPATH": os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("PYTHONPATH", "")]))}):
+        yield
+
+
+_BESIDE = """
+import _thread, sys
+if "locust" in sys.orig_argv:
+    _thread.start_new_thread(exec, ({!r}, {{}}))
+"""
+
+
 def scenario_of(
     arrival: dict[str, Any], duration_s: float, *, output_tokens: int = 1, endpoint: str = "completions", **more: Any
 ) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from loadtest.audit import audit
 from loadtest.errors import ExitCode
 from loadtest.records import HealthSample, read_lines
-from loadtest.selftest.bench import Bench, Observed, Point, fault, judged, poisson
+from loadtest.selftest.bench import Bench, Observed, Point, beside_the_load, fault, judged, poisson
 from loadtest.server_log import ServerLog
 from loadtest.stats import Floats, arrival_tests
 
@@ -85,17 +85,29 @@ next(p for p in psutil.Process(int(sys.argv[1])).children() if "--worker" in p.c
 """
 
 
-def t7_killed(bench: Bench, process: str) -> Iterator[Point]:
+RESTART_MASTER = """
+import psutil, subprocess, sys
+master = next(p for p in psutil.Process(int(sys.argv[1])).children() if "--expect-workers" in p.cmdline())
+command, environment = master.cmdline(), master.environ()
+master.kill()
+subprocess.Popen(command, env=environment, stdin=subprocess.PIPE).wait()
+"""
+
+
+def t7_killed(bench: Bench, case: str) -> Iterator[Point]:
     """A generator that loses a process ends with exit status 3.
 
-    SIGKILL to one of two workers, or to their master, in mid-run.
+    SIGKILL to one of two workers, or to their master, in mid-run; or the master is started again at once, by the same command: then, too,
+    no request is sent twice by the server's log, and no row is there twice.
     """
-    if process == "master":
-        kill = fault(2, "kill", "--expect-workers")
-    else:
-        kill = fault(2, "command", command=[sys.executable, "-c", KILL_WORKER, str(os.getpid())])
+    script = {"worker": KILL_WORKER, "master, started again": RESTART_MASTER}.get(case, "")
+    command = fault(2, "command", command=[sys.executable, "-c", script, str(os.getpid())])
+    kill = command if script else fault(2, "kill", "--expect-workers")
     observed = bench.once({}, poisson(30, 20, workers=2, faults=[kill]))
-    yield sick(f"SIGKILL of a {process}", observed, "generator complete")
+    yield sick(f"SIGKILL of a {case}", observed, "generator complete")
+    told, rows = (Counter(ids) for ids in ([number for number, _ in observed.told], [row.id for row in observed.rows]))
+    num_twice = sum(count > 1 for counted in (told, rows) for count in counted.values())
+    yield judged(f"{case}: sent twice", f"{num_twice} of {len(told)} requests", "0 of some", num_twice == 0 < len(told))
 
 
 def sick(case: str, observed: Observed, gate: str) -> Point:
@@ -119,12 +131,27 @@ while time.monotonic() < until:
 """
 
 
+BESIDE = {
+    # Not lists that were there before the run, which the collector no longer looks at.
+    "GC storm": ("garbage collection", "import gc, time\nwhile True:\n    heap = [[] for _ in range(200_000)]\n    gc.collect()"),
+    # A thread that wants the interpreter back has to wait so long.
+    "late reads": ("read lag p99", "import sys\nsys.setswitchinterval(0.03)\nwhile True:\n    pass"),
+}
+"""What a thread does in the worker all the time, and the gate that must see it."""
+
+
 def t8_sick(bench: Bench, case: str) -> Iterator[Point]:
     """A sick generator says so.
 
-    SIGSTOP for 300 ms; eight processes that keep its core busy for 2 s; twice the requests per second that its CPU can make by what
-    1000/s cost: exit status 3, and the gate that is meant for it is among those that failed.
+    SIGSTOP for 300 ms; eight processes that keep its core busy for 2 s; a thread that makes garbage and collects it; one that keeps the
+    interpreter for 30 ms at a time, so that answers are read late; twice the requests per second that its CPU can make by what 1000/s
+    cost: exit status 3, and the gate that is meant for it is among those that failed.
     """
+    if case in BESIDE:
+        gate, loop = BESIDE[case]
+        with beside_the_load(bench.new_folder(), loop):
+            yield sick(case, bench.once({}, poisson(20, 3, output_tokens=16)), gate)
+        return
     if case == "overload":
         rate = 2 / cpu_s_per(bench.once({}, poisson(1000, 3)), "requests")
         yield sick(f"{rate:.0f} requests/s", bench.once({}, poisson(rate, 1, timeout_s=5)), "lag p50")

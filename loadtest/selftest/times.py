@@ -1,6 +1,5 @@
 """Are the latencies right? T1-T4, T10, T11, T13 and T15, against laws, and against the times at which the server says it wrote."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from scipy import stats as law
 
 from loadtest.attribution import attribution
 from loadtest.records import Row, ServerSample, read_lines
-from loadtest.selftest.bench import Bench, Point, Skipped, fault, judged, ms, poisson, scenario_of
+from loadtest.selftest.bench import Bench, Point, Skipped, environment, fault, judged, ms, poisson, scenario_of
 from loadtest.stats import Floats, quantile
 from loadtest.truth.ledger import Entry
 
@@ -210,13 +209,5 @@ def faked_clock(file: Path) -> Iterator[None]:
     if library is None:
         raise Skipped("no libfaketime (Debian: apt install faketime)")
     variables = {"LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_CACHE_DURATION": "1"}
-    variables["FAKETIME_DONT_FAKE_MONOTONIC"] = "1"
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ |= variables
-    try:
+    with environment(variables | {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}):
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value

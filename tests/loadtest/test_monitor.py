@@ -8,6 +8,7 @@ import gevent
 import pytest
 
 from loadtest.monitor import TICK_S, Monitor, Ticker
+from loadtest.records import HealthSample
 
 
 class Script:
@@ -54,6 +55,21 @@ def test_the_monitor_sees_late_reads_and_the_garbage_collector() -> None:
     assert 0 < sample.t_s <= time.perf_counter() - epoch
     again = monitor.sample(in_flight=0, num_sent=10, num_rows=10)
     assert (again.lag_max_s, again.gc_s, again.read_late_ms) == (0.0, 0.0, [])
+
+
+def test_each_tick_is_in_one_sample() -> None:
+    samples: list[HealthSample] = []
+    ticker = Script(
+        (lambda: None, [0.001]), (lambda: samples.append(taken()), [0.002]), (lambda: samples.append(taken()), [0.003])
+    )
+    monitor = Monitor(0, epoch=time.perf_counter(), ticker=ticker)
+
+    def taken() -> HealthSample:
+        return monitor.sample(in_flight=0, num_sent=0, num_rows=0)
+
+    with pytest.raises(StopIteration):
+        monitor.run()
+    assert [sample.read_late_ms for sample in [*samples, taken()]] == [[1.0], [2.0], [3.0]]
 
 
 def test_a_loop_that_is_busy_reads_its_timer_late_and_no_tick_is_lost() -> None:
