@@ -60,8 +60,10 @@ bench-batching: model ## static against continuous batching: throughput, latency
 	$(BIN)/python -m benchmarks.batching
 
 selftest-loadtest: .venv ## the load generator against a server of known laws: all of it, with the slow tests (30 minutes)
-	$(BIN)/serve-app-loadtest selftest --out results/selftest
-	$(BIN)/pytest tests/loadtest
+	@out=results/selftest-$$(date -u +%Y%m%dT%H%M%SZ); status=0; \
+	$(BIN)/serve-app-loadtest selftest --out "$$out" || status=$$?; \
+	$(BIN)/pytest tests/loadtest --junitxml "$$out/pytest.xml" || status=$$?; \
+	echo "results: $$out/selftest.json, selftest.md and pytest.xml"; exit $$status
 
 image: .venv ## build the CPU image as IMAGE with BUILD (default: docker build), pip configured as here
 	@config=$$(mktemp); trap 'rm -f "$$config"' EXIT; \

@@ -102,8 +102,8 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
         epoch_unix_s=0.0,
         command=list(command),
         workers=scenario.workers,
-        versions={name: version(name) for name in ("serve-app", "locust", "gevent")} | {"python": platform.python_version()},
-        machine=_machine(),
+        versions=versions(),
+        machine=machine(),
         target_info=target_info,
     )
     try:
@@ -123,7 +123,12 @@ def _check_tokenizer(scenario: Scenario) -> None:
     load_tokenizer(scenario.tokenizer)
 
 
-def _machine() -> dict[str, Any]:
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("serve-app", "locust", "gevent")} | {"python": platform.python_version()}
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader of the figures wants to know of the machine that made the load."""
     return {
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from loadtest.errors import ExitCode, UsageError
 from loadtest.recorder import claim, write_json
+from loadtest.runner import machine, versions
 from loadtest.selftest import estimates, simulated, soundness, times
 from loadtest.selftest.bench import TRIES, Bench, Disturbed, Point, Skipped, Verdict, cpu_waited_s
 
@@ -69,6 +70,8 @@ class Finding(msgspec.Struct, frozen=True):
 
     test: str
     claim: str
+    rule: str
+    """In words; ``limit`` has the number."""
     case: str
     seen: str
     limit: str
@@ -79,9 +82,11 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What selftest.json holds."""
+    """What selftest.json holds; selftest.md is its table."""
 
     quick: bool
+    versions: dict[str, str]
+    machine: dict[str, Any]
     findings: list[Finding]
     num_repeated: int
     """Runs that the generator called invalid."""
@@ -92,7 +97,7 @@ def selftest(*, quick: bool = False, only: str = "", out: Path | None = None) ->
 
     Args:
         only: Names as T3,T4; empty: all.
-        out: New folder that keeps what each run left, and the table in selftest.json.
+        out: New folder that keeps what each run left, and the table in selftest.json and selftest.md.
 
     Raises:
         UsageError: There is no such check, or the folder is not empty.
@@ -111,9 +116,10 @@ def selftest(*, quick: bool = False, only: str = "", out: Path | None = None) ->
             worst = "FAIL" if any(f.verdict == "FAIL" for f in new) else new[0].verdict
             console.print(f"{check.test} {new[0].claim}: {worst} ({time.monotonic() - begin_s:.0f} s)", markup=False)
         findings += covered(only)
-        result = Result(quick, findings, bench.num_repeated)
+        result = Result(quick, versions(), machine(), findings, bench.num_repeated)
         if out:
             write_json(out / "selftest.json", result)
+            (out / "selftest.md").write_text(markdown_of(result))
     console.print(table_of(findings), summed_up(result), sep="\n")
     return ExitCode.INVALID if any(f.verdict == "FAIL" for f in findings) else ExitCode.PASS
 
@@ -135,12 +141,17 @@ def choose(only: str, *, quick: bool) -> list[Check]:
 def covered(only: str) -> list[Finding]:
     """Return a line for each test that pytest runs."""
     chosen = only.split(",") if only else COVERED
-    return [Finding(test, *COVERED[test], "", "covered") for test in chosen if test in COVERED]
+    rule = "pytest passes them; `make selftest-loadtest` runs them too, and leaves pytest.xml"
+    return [
+        Finding(test, claimed, rule, folder, files, "", "covered")
+        for test, (claimed, folder, files) in COVERED.items()
+        if test in chosen
+    ]
 
 
 def carried_out(check: Check, bench: Bench) -> list[Finding]:
     """Carry out each case, again as long as nothing but time is wrong, `TRIES` times at most; return what was seen last."""
-    claimed = (check.run.__doc__ or "").partition(".")[0]
+    claimed, _, rule = (" ".join(part.split()) for part in (check.run.__doc__ or "").partition(".\n\n"))
     findings = []
     cases: list[tuple[str, ...]] = [(case,) for case in check.cases] or [()]
     for args in cases:
@@ -152,7 +163,7 @@ def carried_out(check: Check, bench: Bench) -> list[Finding]:
             failed = [point for point in points if point.verdict == "FAIL"]
             tries += 1
             again = bool(failed) and all(point.timing for point in failed) and tries < TRIES
-        findings += [Finding(check.test, claimed, p.case, p.seen, p.limit, p.verdict, tries, pressure) for p in points]
+        findings += [Finding(check.test, claimed, rule, p.case, p.seen, p.limit, p.verdict, tries, pressure) for p in points]
     return findings
 
 
@@ -180,6 +191,21 @@ def table_of(findings: Sequence[Finding]) -> Table:
         verdict = f.verdict if f.tries == 1 else f"{f.verdict} (try {f.tries})"
         table.add_row("", *(Text(part) for part in (f"  {f.case}", f.seen, f.limit)), Text(verdict, colours.get(f.verdict, "")))
     return table
+
+
+def markdown_of(result: Result) -> str:
+    """Return the table for the docs."""
+    ran = ", ".join(f"{name} {value}" for name, value in result.versions.items())
+    lines = [f"{ran}; {result.machine['cores']} cores, {result.machine['system'].partition('-')[0]}. {summed_up(result)}.", ""]
+    lines += ["| test | check | seen | limit | verdict |", "|---|---|---|---|---|"]
+    claimed = ""
+    for f in result.findings:
+        if f.claim != claimed:
+            lines.append(f"| **{f.test}** | **{f.claim}.** {f.rule} | | | |")
+            claimed = f.claim
+        cells = [cell.replace("|", "\\|") for cell in (f.case, f.seen, f.limit)]
+        lines.append("| | " + " | ".join([*cells, f.verdict if f.tries == 1 else f"{f.verdict} (try {f.tries})"]) + " |")
+    return "\n".join([*lines, ""])
 
 
 def summed_up(result: Result) -> str:

@@ -4,6 +4,7 @@ import os
 import select
 import socket
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -112,7 +113,8 @@ def t7_killed(bench: Bench, case: str) -> Iterator[Point]:
 
 def sick(case: str, observed: Observed, gate: str) -> Point:
     failed = observed.failed_gates
-    seen = f"exit status {observed.code}; " + (failed.get(gate) or ", ".join(failed) or "all gates ok")
+    why = failed.get(gate) or ", ".join(failed) or "all gates ok"
+    seen = f"exit status {observed.code}; {textwrap.shorten(why, 120, placeholder=' ...')}"
     return judged(case, seen, f"exit status 3 by {gate}", observed.code is ExitCode.INVALID and gate in failed)
 
 

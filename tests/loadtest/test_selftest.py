@@ -52,9 +52,9 @@ class Script:
 
     def __init__(self, *tries: list[Point] | Exception) -> None:
         self._tries = list(tries)
+        self.__doc__ = "It holds.\n\n    The\n    rule."
 
     def __call__(self, bench: Bench) -> Iterator[Point]:
-        """It holds. The rule."""
         seen = self._tries.pop(0)
         if isinstance(seen, Exception):
             raise seen
@@ -114,6 +114,12 @@ def test_the_exit_status_tells_whether_something_failed(
     assert selftest(only="T1,T18", out=tmp_path / "out") == ExitCode(code)
     result = msgspec.json.decode((tmp_path / "out" / "selftest.json").read_bytes(), type=Result)
     assert (result.findings[-1].test, result.findings[-1].verdict) == ("T18", "covered")
+    assert {(f.claim, f.rule) for f in result.findings if f.test == "T1"} == {("It holds", "The rule.")}
+    lines = (tmp_path / "out" / "selftest.md").read_text().splitlines()
+    assert "| **T1** | **It holds.** The rule. | | | |" in lines
+    assert [line.rpartition("| ")[2].split()[0] for line in lines if line.startswith("| | ")] == [
+        f.verdict for f in result.findings
+    ]
     with pytest.raises(UsageError, match="not empty"):
         selftest(only="T1", out=tmp_path / "out")
 
