@@ -99,6 +99,9 @@ def run(
     load: Load,
     below_pid: Annotated[int | None, typer.Option(help="Faults may touch processes below this one.")] = None,
     report: Annotated[bool, typer.Option(help="Write the HTML page.")] = True,
+    repeat: Annotated[
+        int, typer.Option(help="So many runs, with this seed and those that follow, pooled as pool does.", min=1)
+    ] = 1,
 ) -> None:
     """Run a scenario against a target; records, summary and report are in one folder afterwards.
 
@@ -108,7 +111,33 @@ def run(
 
     loaded = scenario_of(scenario, load.sets, **load.over())
     loaded = loaded.model_copy(update={"faults": below(loaded.faults, below_pid)})
-    _run(loaded, load, report=report)
+    if repeat == 1:
+        _run(loaded, load, report=report)
+    from loadtest.repeat import repeat as repeat_runs
+    from loadtest.runner import default_out
+
+    where = load.out or default_out(loaded)
+    raise typer.Exit(repeat_runs(loaded, load.asked(), where, repeat, command=_command(), say=typer.echo, report=report))
+
+
+@app.command()
+def pool(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs of one scenario, each with its own seed.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Pool replicates: one 95 % interval per figure, from what differs between the runs. Exit status: that of the SLO over all of them.
+
+    Example: serve-app-loadtest pool results/chat/seed-*
+    """
+    from msgspec.json import encode, format
+
+    from loadtest.replicates import pool as pool_runs
+
+    pooled = pool_runs(runs)
+    typer.echo(format(encode(pooled)).decode() if json else "\n".join(pooled.lines()))
+    raise typer.Exit(pooled.exit_code())
 
 
 @app.command()
@@ -119,8 +148,8 @@ def saturate(
     slo: Annotated[str, typer.Option("--slo", help="Limits, or a preset: ttft_p99=500ms,itl_p99=80ms.")] = "",
     start_rate: Annotated[float, typer.Option(help="Of the first probe; 0: the scenario's.")] = 0.0,
     step: Annotated[float, typer.Option(help="Bisect until rates differ by this share.", min=0.001)] = 0.03,
-    max_requests: Annotated[int, typer.Option(help="Per rate.")] = 20_000,
-    max_probes: Annotated[int, typer.Option(help="In all.")] = 80,
+    max_requests: Annotated[int, typer.Option(help="Per rate.", min=1)] = 20_000,
+    max_probes: Annotated[int, typer.Option(help="In all.", min=1)] = 80,
 ) -> None:
     """Search the highest rate that keeps an SLO, and state it as an interval.
 

@@ -131,10 +131,14 @@ def replicate_interval(runs: Sequence[Floats], q: float, confidence: float = CON
     left_out = np.array([quantile(np.concatenate([*runs[:k], *runs[k + 1 :]]), q) for k in range(num)])
     if not (np.isfinite(left_out).all() and math.isfinite(pooled)):
         return pooled, -math.inf, math.inf
-    pseudo = num * pooled - (num - 1) * left_out
-    half = float(law.t.ppf((1 + confidence) / 2, num - 1)) * float(pseudo.std(ddof=1)) / math.sqrt(num)
-    centre = float(pseudo.mean())
-    return pooled, centre - half, centre + half
+    return pooled, *mean_interval(num * pooled - (num - 1) * left_out, confidence)[1:]
+
+
+def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+    """Return the mean of at least two independent values and Student's interval of it."""
+    mean = float(values.mean())
+    half = float(law.t.ppf((1 + confidence) / 2, values.size - 1)) * float(values.std(ddof=1)) / math.sqrt(values.size)
+    return mean, mean - half, mean + half
 
 
 def dkw_half_width(n_eff: float, confidence: float = CONFIDENCE) -> float:
