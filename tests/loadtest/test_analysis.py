@@ -52,11 +52,10 @@ def write_run(
     schedule = [ScheduledRequest(k, None if closed else at, "default", 10, 4, session) for k, at in enumerate(due)]
     rows = [row for request, at in zip(schedule, due, strict=True) if (row := change(answered(request, at))) is not None]
     health = [HealthSample(float(t), 0, 0.1, 0.001, 0.0, 0, 0, 0) for t in range(int(num / 10) + 200)]
-    fields: dict[str, Any] = {"state": "finished", "ended_s": num / 10 + 1, "schedule_sha256": Schedule(schedule).sha256} | (
-        manifest or {}
-    )
+    fields: dict[str, Any] = {"state": "finished", "model": "", "ended_s": num / 10 + 1} | (manifest or {})
+    fields = {"schedule_sha256": Schedule(schedule).sha256} | fields
     ran = Manifest(
-        scenario=parse_scenario(values).model_dump(mode="json"), num_scheduled=num, target="", model="",
+        scenario=parse_scenario(values).model_dump(mode="json"), num_scheduled=num, target="",
         epoch_unix_s=0.0, command=[], **fields,
     )  # fmt: skip
     folder.mkdir()

@@ -51,7 +51,7 @@ def test_percentiles_are_of_all_requests_and_their_intervals_from_the_runs(tmp_p
 def test_a_rate_is_the_mean_of_the_runs_with_students_interval(tmp_path: Path) -> None:
     pooled = pool(three(tmp_path, slo="ttft_p90=1.15s"))
     goodput = next(mean for mean in pooled.rates if "good" in mean.name)
-    assert (goodput.per_run, goodput.value) == (pytest.approx([10.0, 0.0, 10.0]), pytest.approx(20 / 3))
+    assert [*goodput.per_run, goodput.value] == pytest.approx([10.0, 0.0, 10.0, 20 / 3])
     spread = (100 / 3) ** 0.5  # of 10, 0, 10
     assert (goodput.low, goodput.high) == pytest.approx((0.0, 20 / 3 + T_2 * spread / 3**0.5))
     offered = next(mean for mean in pooled.rates if "offered" in mean.name)
@@ -102,8 +102,8 @@ def test_what_is_no_replicate_is_refused(tmp_path: Path) -> None:
     runs = three(tmp_path)
     with pytest.raises(UsageError, match="RUN: 2 runs are not enough"):
         pool(runs[:2])
+    (tmp_path / "again").mkdir()
     with pytest.raises(UsageError, match=r"again/seed-1: has the seed 1, as .*seed-1 has"):
-        (tmp_path / "again").mkdir()
         pool([*runs, a_run(tmp_path / "again", 1, 1.0)])
     with pytest.raises(UsageError, match=r"seed-7: differs from .*seed-1 in stall_s, slo; replicates differ in the seed only"):
         pool([*runs, a_run(tmp_path, 7, 1.0, stall_s=2.0, slo="ttft_p99=1s")])
