@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 
-from loadtest import plots, plots_load
+from loadtest import plots, plots_load, stats
 from loadtest.attribution import attribution
 from loadtest.compare import Comparison
 from loadtest.figures import Draw, Kind, RunData
@@ -247,24 +247,35 @@ class Found:
     low: float | None
     high: float | None
 
-    @property
-    def knee(self) -> float | None:
-        """The rate with the most completed requests per second of latency."""
-        power = [(p.completed / p.latency_s, p.rate) for p in self.points if p.latency_s]
-        return max(power)[1] if len(power) > 2 else None
+    def knees(self) -> dict[str, float]:
+        """Return where the target leaves its flat part, in requests/s, by each way that finds one.
+
+        ``power``: the rate with the most completed requests per second of latency. ``bend``: the breakpoint of a segmented regression of
+        the logarithm of the latency on the rate.
+        """
+        known = [(p.rate, p.completed, p.latency_s) for p in self.points if p.latency_s]
+        rates, completed, latency_s = np.array(known, dtype=np.float64).reshape(-1, 3).T
+        bend = stats.breakpoint_of(rates, np.log(latency_s))
+        power = {"power": float(rates[np.argmax(completed / latency_s)])} if len(known) > 2 else {}
+        return power | ({} if bend is None else {"bend": bend})
 
 
 def _against_load(found: Found) -> list[Draw]:
+    knees = found.knees()
+
     def latency(ax: Axes) -> None:
         plots_load.plot_latency_against_load(ax, found.points, limit_s=found.limit_s, metric=found.metric)
-        plots_load.mark_capacity(ax, found.low, found.high, knee=found.knee)
+        plots_load.mark_capacity(ax, found.low, found.high, knees=knees)
 
     def goodput(ax: Axes) -> None:
         plots_load.plot_goodput_against_load(ax, found.points)
-        plots_load.mark_capacity(ax, found.low, found.high, knee=found.knee)
+        plots_load.mark_capacity(ax, found.low, found.high, knees=knees)
 
     return [latency, goodput] if found.points else []
 
 
-_LOAD_WORDS = "One mark per probe. Knee: the rate with the most completed requests per second of latency."
+_LOAD_WORDS = (
+    "One mark per probe. Knee by power: the rate with the most completed requests per second of latency; by bend: where two straight "
+    "lines through the logarithm of the latency meet (segmented regression), if they fit better than one."
+)
 LOAD_KINDS = (Kind("load", "Latency and goodput against the offered load", _LOAD_WORDS, _against_load),)

@@ -208,15 +208,15 @@ def _probe_marks(ax: Axes, points: Sequence[tuple[ProbePoint, float]], *, name: 
         ax.legend(loc="best")
 
 
-def mark_capacity(ax: Axes, low: float | None, high: float | None, *, knee: float | None) -> None:
-    """Shade the interval of the capacity, to the axis's end where it has none, and mark the knee."""
+def mark_capacity(ax: Axes, low: float | None, high: float | None, *, knees: Mapping[str, float]) -> None:
+    """Shade the interval of the capacity, to the axis's end where it has none, and mark each knee, by the name of how it was found."""
     left, right = ax.get_xlim()
     words = f"capacity {'below' if low is None else f'{low:.3g}'} to {'beyond' if high is None else f'{high:.3g}'}/s"
     ax.axvspan(
         left if low is None else low, right if high is None else high, color=SERIES[0], alpha=0.18, linewidth=0, label=words
     )
-    if knee is not None:
-        ax.axvline(knee, color=SERIES[3], linewidth=1.2, linestyle="-.", label=f"knee {knee:.3g}/s")
+    for style, (name, knee) in zip(("-.", (0, (1, 1))), knees.items(), strict=False):
+        ax.axvline(knee, color=SERIES[3], linewidth=1.2, linestyle=style, label=f"knee by {name} {knee:.3g}/s")
     legend_above(ax, columns=2)
 
 

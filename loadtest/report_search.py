@@ -49,7 +49,7 @@ def search_context(search: Path) -> dict[str, Any]:
     return {
         "title": f"Capacity: {manifest.scenario['name']}",
         "subtitle": f"{manifest.model} at {manifest.target}, SLO {slo}",
-        "verdict": _verdict(capacity),
+        "verdict": _verdict(capacity, found.knees()),
         "probes": {"head": head, "rows": rows},
         "load_figures": draw_all(LOAD_KINDS, found, search / "figures"),
         "command": shlex.join(manifest.command),
@@ -94,13 +94,16 @@ def _row(probe: Probe, point: ProbePoint, summary: Summary, limit: Limit) -> lis
     return [*words, f"{point.completed:.2f}", f"{point.goodput:.2f}", interval(quantile) if quantile else ""]
 
 
-def _verdict(capacity: Capacity) -> dict[str, Any]:
+def _verdict(capacity: Capacity, knees: dict[str, float]) -> dict[str, Any]:
     low, high = (None if rate is None else f"{rate:.3g}" for rate in (capacity.low, capacity.high))
     lines = [
         f"Highest rate that passed: {capacity.winner:.4g}/s, {'confirmed' if capacity.confirmed else 'NOT confirmed'} with fresh seeds."
         if capacity.winner is not None
         else "No rate passed.",
     ]
+    if knees:
+        lines.append("Knee: " + ", ".join(f"{knee:.3g}/s by {name}" for name, knee in knees.items()) + ".")
+    lines += [f"Invalid at {probe.ask.rate:.3g}/s: {probe.reason}." for probe in capacity.probes if not probe.valid]
     if capacity.generator_limited:
         lines.append("The generator was sick at a rate that the target might have kept: the capacity may be higher.")
     if capacity.rate is None:

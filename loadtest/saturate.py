@@ -62,7 +62,8 @@ def probe_of(ask: Ask, folder: Path) -> Probe:
     """Return what the run in the folder says about its rate. An interrupted one says nothing."""
     summary, manifest = analyse(folder), read_manifest(folder)
     if summary.verdict == "invalid" or manifest.state == "interrupted":
-        return Probe(ask, counts=tuple((0.0, 0.0) for _ in _limits(manifest)), valid=False)
+        reason = "; ".join(gate.text for gate in summary.gates if not gate.ok) or "interrupted"
+        return Probe(ask, counts=tuple((0.0, 0.0) for _ in _limits(manifest)), valid=False, reason=reason)
     return Probe(ask, counts=tuple(result.counts for result in summary.slo), steady=summary.steady is not False)
 
 
@@ -72,7 +73,7 @@ def _limits(manifest: Manifest) -> list[object]:
 
 def _outcome(search: Search, probe: Probe) -> str:
     if not probe.valid:
-        return "invalid, the generator was sick or stopped; the rate is tried again"
+        return f"invalid: {probe.reason}"
     shares = ", ".join(f"{1 - over / n:.2%} of {n:.0f}" if n else "none" for n, over in probe.counts)
     return f"inside the limits: {shares} independent samples; so far {search.verdict(probe.ask.rate)}"
 
@@ -87,6 +88,10 @@ def _conclude(capacity: Capacity, out: Path, say: Callable[[str], None]) -> Exit
     say(f"highest rate that passed: {rate(capacity.winner)}, {'confirmed' if capacity.confirmed else 'NOT confirmed'}")
     if capacity.generator_limited:
         say("the generator was sick at a rate that the target might have kept: give it more workers or cores")
+    if sick := [probe for probe in capacity.probes if not probe.valid]:
+        say(
+            f"{len(sick)} of {len(capacity.probes)} probes were invalid, the last at {sick[-1].ask.rate:.4g}/s: {sick[-1].reason}"
+        )
     if not any(probe.valid for probe in capacity.probes):
         return ExitCode.INVALID
     say(str(write_report(out)))

@@ -40,7 +40,9 @@ class Probe(msgspec.Struct, frozen=True):
     steady: bool = True
     """A growing backlog cannot pass, however few are over the limit so far."""
     valid: bool = True
-    """False: the generator was sick; the counts say nothing."""
+    """False: the generator was sick, or the probe was stopped; the counts say nothing."""
+    reason: str = ""
+    """Why it is not valid."""
 
 
 class RateResult(msgspec.Struct, frozen=True):

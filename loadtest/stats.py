@@ -242,6 +242,28 @@ def decreasing_fit(shares: Floats, weights: Floats) -> Floats:
     return np.asarray(optimize.isotonic_regression(shares, weights=weights, increasing=False).x, dtype=np.float64)
 
 
+def breakpoint_of(x: Floats, y: Floats, confidence: float = 0.99) -> float | None:
+    """Return the x at which two straight lines that meet fit best (segmented regression), None unless y rises faster beyond it.
+
+    It must fit better than one line by an F test, and have two values of x on either side. Any order; at least six points.
+    Source: Muggeo, "Estimating regression models with unknown break-points", Statistics in Medicine 22 (2003). Differs: a grid.
+    """
+    levels, free = np.unique(x), x.size - 4  # four parameters: two lines that meet
+    if levels.size < 4 or free < 2:
+        return None
+    line = np.column_stack([np.ones_like(x), x])
+
+    def fit(design: Floats) -> tuple[float, float]:
+        found = np.linalg.lstsq(design, y, rcond=None)[0]
+        return float(((y - design @ found) ** 2).sum()), float(found[-1])
+
+    breaks = np.linspace(levels[1], levels[-2], 201)
+    fits = [(*fit(np.column_stack([line, np.maximum(0.0, x - at)])), float(at)) for at in breaks]
+    error, bend, best = min(fits)
+    gained, noise = fit(line)[0] - error, max(error, 1e-12 * float(y @ y))
+    return best if bend > 0 and law.f.sf(gained / 2 / (noise / free), 2, free) < 1 - confidence else None
+
+
 @dataclass(frozen=True)
 class ArrivalTests:
     """p-values that are small where the process is not Poisson of the rate it should have."""

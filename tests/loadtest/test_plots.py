@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
 from loadtest import plots, plots_load
+from loadtest.coverage import Queue
+from loadtest.figure_kinds import Found
 from loadtest.plots import Sample
 from loadtest.plots_load import ProbePoint
 from loadtest.records import RunEvent
@@ -174,7 +176,7 @@ def test_probes_are_marked_by_their_verdict() -> None:
 
     def draw(ax: Axes) -> None:
         plots_load.plot_goodput_against_load(ax, probes)
-        plots_load.mark_capacity(ax, 2.0, 3.0, knee=2.5)
+        plots_load.mark_capacity(ax, 2.0, 3.0, knees={"power": 2.5, "bend": 2.6})
 
     ax, _ = drawn(draw)
     assert [word for word in legend(ax) if word.startswith("goodput")] == [
@@ -182,7 +184,20 @@ def test_probes_are_marked_by_their_verdict() -> None:
         "goodput, fail (probes=1)",
         "goodput, undecided (probes=1)",
     ]
-    assert legend(ax)[-2:] == ["capacity 2 to 3/s", "knee 2.5/s"]
+    assert legend(ax)[-3:] == ["capacity 2 to 3/s", "knee by power 2.5/s", "knee by bend 2.6/s"]
+
+
+def test_both_knees_are_found_in_the_curve_of_a_queue_and_neither_in_two_points() -> None:
+    """M/M/32 with services of 1 s: the p95 is 3.0 s while there is a free server, and bends upwards at some nine tenths of the load."""
+    points = []
+    for load in (0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97):
+        points.append(ProbePoint(32 * load, "pass", 32 * load, 32 * load, Queue(32, load).quantile(0.95), 1000))
+    sick = ProbePoint(64.0, "invalid", 0.0, 0.0, None, 0)
+    knees = Found([*points, sick], "TTFT p95", 5.0, None, None).knees()
+    assert knees["power"] == pytest.approx(32 * 0.9)
+    assert 32 * 0.8 < knees["bend"] < 32 * 0.95
+    assert Found(points[:2], "TTFT p95", 5.0, None, None).knees() == {}
+    assert Found([sick], "TTFT p95", 5.0, None, None).knees() == {}
 
 
 def test_names_of_others_are_text_and_nothing_else() -> None:

@@ -211,17 +211,26 @@ def test_a_comparison_names_the_faster_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_search_shows_its_probes_and_the_capacity(tmp_path: Path) -> None:
-    search, probes = tmp_path / "search", []
+    search, probes, scenario = tmp_path / "search", [], SHORT | {"slo": "ttft_p90=900ms"}  # the p99 is among those that failed
     for seed, rate in ((1, 5.0), (2, 10.0), (3, 20.0)):
-        write_run(search / f"probe-{seed}", seed=seed, rate=rate, slow=rate / 8, scenario=SHORT)
+        write_run(search / f"probe-{seed}", seed=seed, rate=rate, slow=(rate / 8) ** 2, scenario=scenario)
         probes.append(Probe(Ask(rate, 100, seed, "search"), ((100.0, rate),)))
+    write_run(search / "probe-4", seed=4, rate=10.0, sick=True, scenario=scenario)
+    probes.append(Probe(Ask(10.0, 100, 4, "search"), ((0.0, 0.0),), valid=False, reason="the loop stood still"))
     verdicts = [RateResult(5.0, "pass", [0.99]), RateResult(10.0, "undecided", [0.98]), RateResult(20.0, "fail", [0.9])]
     found = Capacity(7.1, 5.0, 10.0, 5.0, False, False, verdicts, probes)
     (search / "saturate.json").write_bytes(msgspec.json.encode(found))
     page = Page(write_report(search))
     rows = page.table("rate", "purpose", "verdict of the rate", "steady", "n")
-    assert [row[:3] for row in rows] == [["5/s", "search", "pass"], ["10/s", "search", "undecided"], ["20/s", "search", "fail"]]
-    assert [abs(int(row[4]) - 18 * rate) < 60 for row, rate in zip(rows, (5, 10, 20), strict=True)] == [True] * 3
+    assert [row[:3] for row in rows[:3]] == [
+        ["5/s", "search", "pass"],
+        ["10/s", "search", "undecided"],
+        ["20/s", "search", "fail"],
+    ]
+    assert rows[3] == ["10/s", "search", "invalid", "not known", rows[3][4], "", "", ""]
+    assert "Invalid at 10/s: the loop stood still." in page.words
+    assert [word for word in page.words if word.startswith("Knee")] == ["Knee: 5/s by power."]  # too few rates for a bend
+    assert [abs(int(row[4]) - 18 * rate) < 60 for row, rate in zip(rows, (5, 10, 20, 10), strict=True)] == [True] * 4
     assert any("Capacity 7.1 requests/s, 95 % interval 5 to 10" in word for word in page.words)
     assert {path.name for path in (search / "figures").iterdir()} == {"load.svg", "load.png"}
 

@@ -222,3 +222,30 @@ def test_no_ratio_where_the_percentile_is_unbounded_or_infinite() -> None:
     assert stats.ratio_interval(many, failed, 0.9, paired=True) is None
     with pytest.raises(ValueError, match="200 and 4000"):
         stats.ratio_interval(few, many, 0.5, paired=True)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_two_lines_that_meet_are_found_where_they_meet(noise: float) -> None:
+    x = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], dtype=np.float64)
+    y = 0.3 + 0.01 * x + 0.5 * np.maximum(0, x - 7.5) + np.random.default_rng(2).normal(0, noise, x.size)
+    shuffled = np.random.default_rng(3).permutation(x.size)
+    assert stats.breakpoint_of(x[shuffled], y[shuffled]) == pytest.approx(7.5, abs=0.2)
+
+
+def test_one_line_has_no_breakpoint_nor_has_one_that_flattens() -> None:
+    x = np.linspace(1, 20, 30)
+    found = [stats.breakpoint_of(x, 0.2 * x + np.random.default_rng(seed).normal(0, 0.3, x.size)) for seed in range(100)]
+    assert sum(at is not None for at in found) <= 8  # 1 % promised to each place, some more to the best of many
+    assert stats.breakpoint_of(x, 3 * x) is None
+    assert stats.breakpoint_of(x, -np.maximum(0, x - 10)) is None
+
+
+@pytest.mark.parametrize("x", [[1, 2, 3, 4, 5], [1, 1, 1, 2, 2, 3, 3]])
+def test_few_points_or_few_rates_have_no_breakpoint(x: list[float]) -> None:
+    rates = np.array(x, dtype=np.float64)
+    assert stats.breakpoint_of(rates, np.maximum(0, rates - 3)) is None
+
+
+def test_a_mean_has_students_interval() -> None:
+    mean, low, high = stats.mean_interval(np.array([1.0, 2.0, 3.0]))
+    assert (mean, low, high) == pytest.approx((2.0, 2.0 - 4.302653 / 3**0.5, 2.0 + 4.302653 / 3**0.5))
