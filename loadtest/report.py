@@ -247,12 +247,16 @@ def _number_notes(summary: Summary) -> Iterator[str]:
 
 def _step(result: StepResult) -> tuple[str, ...]:
     step = result.step
-    times = (result.detection_s, result.provisioning_s, result.settled_s, result.recovery_s)
-    words = f"{step.at_s:g} s: {step.from_rate:g} to {step.to_rate:g}/s" if step.at_s else f"at first: {step.from_rate:g}/s"
+    times = (result.provisioning_s, result.settled_s, result.outside_from_s, result.recovery_s)
+    lasts = f" over {step.lasts_s:g} s" if step.lasts_s else ""
+    words = f"{step.at_s:g} s: {step.from_rate:g} to {step.to_rate:g}/s{lasts}"
+    if step.from_rate == step.to_rate:
+        words = f"at first: {step.from_rate:g}/s"
     replica_s = (result.replica_s, result.over_provisioned_replica_s)
     counts = (result.num_requests, result.num_violating, result.num_lost, result.num_oscillations)
     return (
         words,
+        "–" if result.detection_s is None else f"{result.detection_s:g} s, at {result.detection_rate:.3g}/s",
         *("–" if t is None else f"{t:g} s" for t in times),
         *map(str, counts),
         *("–" if r is None else f"{r:g}" for r in replica_s),

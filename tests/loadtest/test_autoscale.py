@@ -95,9 +95,44 @@ def test_a_step_down_is_followed_by_fewer_replicas() -> None:
     flash = {"law": "flash-crowd", "rate": 2, "peak_rate": 10, "at_s": 40, "rise_s": 10, "hold_s": 50, "fall_s": 20}
     samples = replicas({0: 1, 45: 3, 130: 1}, {0: 1, 55: 3, 142: 1})
     steps = analyse_autoscale(samples, rows(), scenario(flash), ttft_s).steps
-    assert [step.step for step in steps] == [LoadStep(0, 2, 2), LoadStep(40, 2, 10), LoadStep(100, 10, 2)]
+    assert [step.step for step in steps] == [LoadStep(0, 2, 2), LoadStep(40, 2, 10, 10), LoadStep(100, 10, 2, 20)]
+    assert [step.detection_rate for step in steps] == pytest.approx([None, 6.0, 2.0])  # half of the rise; all of the fall
     assert [(s.detection_s, s.provisioning_s, s.settled_s) for s in steps[1:]] == [(5, 10, 15), (30, 12, 42)]
     assert [s.over_provisioned_replica_s for s in steps[1:]] == [0, 12 * 2]  # what drains is beyond what is desired
+
+
+DIURNAL = {"law": "diurnal", "rate": 6, "amplitude": 0.5, "period_s": 80}
+
+
+def test_each_rise_of_a_diurnal_law_has_its_own_detection_and_recovery() -> None:
+    """Three days of 80 s: rises from 3 to 9/s begin at 0, 80 and 160. In the first two, users wait; in the third nothing scales."""
+    desired = {0: 1, 20: 3, 95: 1, 110: 4}  # still scaling down from the first day when the second rise has begun
+    ready = {0: 1, 30: 3, 97: 1, 125: 4}
+    served = rows(range(12, 35))
+    for row in rows(range(104, 130))[1040:1300]:
+        served[row.id] = row
+    found = analyse_autoscale(replicas(desired, ready), served, scenario(DIURNAL), ttft_s)
+    rises = [step for step in found.steps if step.step.to_rate == 9]
+    assert [step.step for step in rises] == [LoadStep(at, 3, 9, 40, "sine") for at in (0, 80, 160)]
+    assert [(s.detection_s, s.provisioning_s, s.settled_s) for s in rises] == [(20, 10, 30), (30, 15, 45), (None, None, None)]
+    half, three_quarters = 6.0, 6 + 3 * 0.5**0.5  # of the rise's time
+    assert [s.detection_rate for s in rises] == pytest.approx([half, three_quarters, None])
+    # The second outage ends 10 s into the fall.
+    assert [(s.outside_from_s, s.recovery_s) for s in rises] == [(12, 35), (24, 50), (None, 0)]
+    falls = [step for step in found.steps if step.step.to_rate == 3]
+    assert [(s.step.at_s, s.detection_s, s.recovery_s) for s in falls] == [(40, 55, 0), (120, None, 10), (200, None, 0)]
+    assert len(rises) + len(falls) == len(found.steps)  # nothing before the first rise
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Autoscaling) == found
+
+
+def test_the_outage_of_a_flash_crowd_begins_when_the_share_of_good_requests_falls() -> None:
+    flash = {"law": "flash-crowd", "rate": 2, "peak_rate": 10, "at_s": 60, "rise_s": 20, "hold_s": 100, "fall_s": 20}
+    served = rows(range(70, 95))
+    served[650].first_s = served[650].due_s + 3  # one of the first 60: within the quantile of 95 %
+    (_, rise, fall) = analyse_autoscale(replicas({0: 1, 75: 3}, {0: 1, 90: 3}), served, scenario(flash), ttft_s).steps
+    assert (rise.detection_s, rise.detection_rate, rise.provisioning_s) == (15, 8.0, 15)
+    assert (rise.outside_from_s, rise.recovery_s) == (10, 35)
+    assert (fall.outside_from_s, fall.recovery_s, fall.detection_rate) == (None, 0, None)
 
 
 def test_turning_round_is_counted() -> None:
@@ -173,7 +208,23 @@ def test_the_timeline_has_a_value_for_each_second() -> None:
     ("arrival", "expected"),
     [
         ({"law": "poisson", "rate": 3}, []),
-        ({"law": "diurnal", "rate": 3, "amplitude": 0.5, "period_s": 60}, []),
+        ({"law": "diurnal", "rate": 3, "amplitude": 0, "period_s": 60}, []),
+        (
+            {"law": "diurnal", "rate": 4, "amplitude": 0.5, "period_s": 160},
+            [
+                (0, 2, 6, 80, "sine"),
+                (80, 6, 2, 80, "sine"),
+                (160, 2, 6, 80, "sine"),
+            ],
+        ),
+        ({"law": "ramp", "rate": 3, "to_rate": 9}, [(0, 3, 9, DURATION_S)]),
+        (
+            {"law": "flash-crowd", "rate": 2, "peak_rate": 8, "at_s": 40, "rise_s": 10, "hold_s": 50, "fall_s": 20},
+            [
+                (40, 2, 8, 10),
+                (100, 8, 2, 20),
+            ],
+        ),
         (STEP | {"at_s": DURATION_S}, []),
         (
             {"law": "on-off", "rate": 4, "off_rate": 1, "on_s": 60, "off_s": 40},
@@ -181,5 +232,5 @@ def test_the_timeline_has_a_value_for_each_second() -> None:
         ),
     ],
 )
-def test_jumps_of_the_rate(arrival: dict[str, Any], expected: list[tuple[float, float, float]]) -> None:
+def test_changes_of_the_rate(arrival: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:
     assert load_steps(scenario(arrival).arrival, DURATION_S) == [LoadStep(*step) for step in expected]
