@@ -8,16 +8,13 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
-import msgspec
 import psutil
 import pytest
 import yaml
@@ -32,47 +29,10 @@ from loadtest.recorder import Batch, Recorder, as_lines, claim, write_manifest
 from loadtest.records import Manifest, Row, read_lines, read_manifest
 from loadtest.runner import conclude, count_tokens, exit_code, prepare, run, settle
 from loadtest.scenario import Scenario, parse_scenario
-from loadtest.schedule import Schedule, read_schedule
 from loadtest.seal import broken_seals
 from loadtest.summary import Summary
 from loadtest.target import Target
-
-WITHIN_S = 90.0
-LOCUST = [sys.executable, "-m", "locust", "-f", str(Path(processes.__file__).with_name("locustfile.py"))]
-ABOUT_TIME = {"lag p50", "lag p99", "loop stalls", "CPU p95", "health samples", "delivered arrivals", "CPU throttling"}
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """Answers of 8 tokens in about 0.1 s."""
-    folder = tmp_path_factory.mktemp("truth")
-    (folder / "law.yaml").write_text("ttft: {law: constant, s: 0.03}\ngap: {law: constant, s: 0.01}\n")
-    command = [sys.executable, "-m", "loadtest.truth", "--port", "0", "--law", "law.yaml", "--log", "log.jsonl"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield Target(process.stdout.readline().split()[-1])
-        process.terminate()
-
-
-def a_scenario(**values: Any) -> dict[str, Any]:
-    lengths = {"input_tokens": {"mean": 8}, "output_tokens": {"mean": 8}}
-    arrival = {"law": "poisson", "rate": 30}
-    base = {"name": "short", "arrival": arrival, "requests": [lengths], "duration_s": 2, "warmup_s": 0.5, "drain_s": 10}
-    return {**base, "timeout_s": 10, "observe": {"metrics_url": "none"}, **values}
-
-
-class Finished:
-    """What a run left."""
-
-    def __init__(self, out: Path) -> None:
-        self.manifest = read_manifest(out)
-        self.summary = msgspec.json.decode((out / "summary.json").read_bytes(), type=Summary)
-        self.schedule: Schedule = read_schedule(out / "schedule.jsonl")
-        self.rows = list(read_lines(out / "rows.jsonl", Row))
-        self.failed_gates = {gate.name for gate in self.summary.gates if not gate.ok} - ABOUT_TIME
-
-    def ids(self) -> list[int]:
-        return sorted(row.id for row in self.rows)
+from tests.loadtest.whole_runs import WITHIN_S, Finished, a_scenario
 
 
 def test_every_scheduled_request_has_one_row_by_the_worker_that_had_to_send_it(target: Target, tmp_path: Path) -> None:
@@ -105,11 +65,6 @@ def test_a_closed_loop_never_has_more_requests_in_flight_than_clients(target: Ta
     in_flight = [sum(step for _, step in steps[: k + 1]) for k in range(len(steps))]
     assert max(in_flight) == 3
     assert len(sent) > 6
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Command:
@@ -303,126 +258,6 @@ def test_a_worker_that_never_connects_ends_the_run_with_a_reason(
     settle(tmp_path / "out", words := generator.last_words())
     assert "Gave up waiting for workers to connect" in words[0]
     assert conclude(tmp_path / "out", quiet=True, report=False) == ExitCode.INVALID
-
-
-class WebUi:
-    """Locust's own command, a master with its web UI and a worker, as its user starts them; no --host."""
-
-    def __init__(self, folder: Path, scenario: dict[str, Any]) -> None:
-        (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario))
-        web, bus = free_port(), free_port()
-        master = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", str(bus), "--web-host", "127.0.0.1"]
-        master += ["--web-port", str(web), "--scenario", str(folder / "scenario.yaml")]
-        worker = ["--worker", "--master-host", "127.0.0.1", "--master-port", str(bus)]
-        self.log = (folder / "locust.log").open("w+")
-        self.processes = [
-            subprocess.Popen([*LOCUST, *options], cwd=folder, stdout=self.log, stderr=self.log) for options in (master, worker)
-        ]
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{web}", trust_env=False, timeout=WITHIN_S)
-        self.results = folder / "results"
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WITHIN_S
-        while not self._held(holds):
-            assert all(process.poll() is None for process in self.processes), Path(self.log.name).read_text()
-            assert time.monotonic() < deadline, Path(self.log.name).read_text()
-            os.sched_yield()
-
-    @staticmethod
-    def _held(holds: Callable[[], bool]) -> bool:
-        try:
-            return holds()
-        except httpx.ConnectError:  # not up yet
-            return False
-
-    def start(self, host: str) -> None:
-        self.until(lambda: self.http.get("/stats/requests").json()["state"] in ("ready", "stopped"))
-        assert self.http.post("/swarm", data={"user_count": 1, "spawn_rate": 1, "host": host}).json()["success"]
-
-    def finished(self) -> list[Path]:
-        return sorted(path.parent for path in self.results.glob("*/summary.json"))
-
-    def end(self) -> int:
-        master, worker = self.processes
-        for process in self.processes:
-            process.terminate()
-        worker.wait(WITHIN_S)
-        self.http.close()
-        self.log.close()
-        return master.wait(WITHIN_S)
-
-
-def test_a_run_of_locusts_own_whose_results_cannot_be_written_does_not_end_as_a_pass(target: Target, tmp_path: Path) -> None:
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
-
-    (tmp_path / "scenario.yaml").write_text(
-        yaml.safe_dump(a_scenario(arrival={"law": "constant", "rate": 5}, duration_s=1, warmup_s=0))
-    )
-    options = ["--headless", "--scenario", str(tmp_path / "scenario.yaml"), "--out", str(tmp_path / "out")]
-    ended = subprocess.run(
-        [*LOCUST, *options, "--host", target.base_url],
-        preexec_fn=small_files,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-    )
-    assert len(list(read_lines(tmp_path / "out" / "rows.jsonl", Row))) == 5
-    assert "the results cannot be written" in ended.stderr
-    assert ended.returncode == ExitCode.INVALID
-
-
-@pytest.mark.slow
-def test_each_start_from_locusts_web_ui_is_a_run_of_the_host_that_was_typed(target: Target, tmp_path: Path) -> None:
-    web = WebUi(tmp_path, a_scenario(duration_s=1, drain_s=5))
-    try:
-        for number in (1, 2):
-            web.start(target.base_url)
-            web.until(lambda number=number: len(web.finished()) == number)  # type: ignore[misc]
-        for out in web.finished():
-            found = Finished(out)
-            assert found.failed_gates == set()
-            assert (found.manifest.target, found.ids()) == (target.base_url, list(range(len(found.schedule.requests))))
-            assert {row.state for row in found.rows} == {"ok"}
-    finally:
-        web.end()
-
-
-# In a process of its own: Locust patches the sockets of the one that imports it.
-WORKER = """
-import sys, time, msgspec
-from locust.env import Environment
-from loadtest.dispatch import Epoch, Plan, boot_id, install_worker
-
-environment = Environment()
-runner = environment.create_local_runner()
-install_worker(environment, "")
-heard = {}
-for name in ("lt-ready", "lt-failed"):
-    runner.register_message(name, lambda msg, name=name, **_: heard.update({name: msg.data}))
-scenario = {"name": "x", "arrival": {"law": "poisson", "rate": 1}}
-plan = Plan(0, 1, "http://127.0.0.1:1", "m", "lt-", scenario, [], 1.0)
-runner.send_message("lt-plan", msgspec.json.encode(plan))
-while not heard:
-    time.sleep(0.01)
-machine, said_s_ago = sys.argv[1] or boot_id(), float(sys.argv[2])
-now = time.time()
-runner.send_message("lt-epoch", msgspec.structs.asdict(Epoch(now - said_s_ago, now + 1, time.perf_counter() + 1, machine)))
-print(heard)
-"""
-
-
-@pytest.mark.parametrize(
-    ("machine", "said_s_ago", "heard"),
-    [
-        ("", 300.0, "{'lt-ready': 0}"),
-        ("another", -60.0, "the clock of worker 0 is -"),
-        ("another", 2.0, "the clock of worker 0 is +"),
-    ],
-)
-def test_a_worker_whose_clock_is_not_the_masters_does_not_start(machine: str, said_s_ago: float, heard: str) -> None:
-    command = [sys.executable, "-c", WORKER, machine, str(said_s_ago)]
-    assert heard in subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=True).stdout
 
 
 @pytest.mark.parametrize(
