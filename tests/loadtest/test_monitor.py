@@ -1,14 +1,18 @@
 """The monitor on its own process, with a real timer and one that is made up."""
 
 import gc
+import threading
 import time
 from collections.abc import Callable
 
 import gevent
 import pytest
 
+from loadtest.health import gates
 from loadtest.monitor import TICK_S, Monitor, Ticker
-from loadtest.records import HealthSample
+from loadtest.records import HealthSample, Manifest
+from loadtest.scenario import parse_scenario
+from tests.loadtest.scripted import CHUNKED, DONE, Peer, asked, chunk, client_of, event
 
 
 class Script:
@@ -94,3 +98,39 @@ def test_a_loop_that_is_busy_reads_its_timer_late_and_no_tick_is_lost() -> None:
     assert len(late_s) >= num_ticks - 1
     assert max(late_s) >= 18 * TICK_S
     assert sum(late >= 10 * TICK_S for late in late_s) >= 8  # each tick that went by counts, not only the first one
+
+
+def test_what_a_reader_comes_late_to_is_in_its_row_and_fails_the_gate() -> None:
+    """The request leaves in time; then the loop is busy for half a second, in which the first token comes."""
+    asking, busy, answered = threading.Event(), threading.Event(), threading.Event()
+    sent_at: list[float] = []
+
+    def script(peer: Peer) -> None:
+        peer.read_request()
+        asking.set()
+        assert busy.wait(30)
+        peer.send(CHUNKED, chunk(event("a") + DONE), b"0\r\n\r\n")
+        sent_at.append(time.perf_counter())
+        answered.set()
+
+    with client_of(script) as client:
+        monitor = Monitor(3, epoch=client.epoch, ticker=Ticker())
+        watching = gevent.spawn(monitor.run)
+        job = gevent.spawn(client.ask, asked(), due_s=0.0)
+        while not asking.is_set():
+            gevent.sleep(0.001)
+        busy.set()
+        assert answered.wait(30)  # this holds the loop as well: nobody reads
+        spin(0.5)
+        row = job.get(timeout=30)
+        sample = monitor.sample(in_flight=0, num_sent=1, num_rows=1)
+        watching.kill()
+    assert row.first_s is not None
+    late_s = client.epoch + row.first_s - sent_at[0]
+    assert late_s >= 0.5
+    assert sample.lag_max_s >= 0.45
+    scenario = parse_scenario({"name": "made", "arrival": {"law": "constant", "rate": 1}, "duration_s": 10})
+    manifest = Manifest("finished", {}, "", 1, "", "", 1.0, [])
+    found = {gate.name: gate for gate in gates([sample], [row], [], scenario, manifest)}
+    assert not found["read lag p99"].ok
+    assert found["read lag p99"].limit <= 0.1
