@@ -180,7 +180,7 @@ def plot_latency_against_load(ax: Axes, probes: Sequence[ProbePoint], *, limit_s
 
 def plot_goodput_against_load(ax: Axes, probes: Sequence[ProbePoint]) -> None:
     """Draw completed and good requests per second; on the diagonal nothing is lost."""
-    ordered = sorted(probes, key=lambda p: p.rate)
+    ordered = sorted((p for p in probes if p.verdict != "invalid"), key=lambda p: p.rate)
     top = max(p.rate for p in probes)
     ax.plot([0, top], [0, top], color=MUTED, linewidth=1, linestyle=":", label="all that is offered")
     ax.plot(
