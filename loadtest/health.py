@@ -27,6 +27,8 @@ from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
 from loadtest.scenario import Burst, Closed, Scenario
 from loadtest.summary import Gate
 
+TICK_S = 0.010
+"""How often a worker sees how late it reads."""
 LATE_FLOOR_S = {0.5: 0.003, 0.99: 0.010}
 LATE_SHARE = {0.5: 0.05, 0.99: 0.10}
 """Of the median TTFT."""

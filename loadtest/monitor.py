@@ -13,9 +13,9 @@ from typing import Protocol
 
 import gevent
 
+from loadtest.health import TICK_S
 from loadtest.records import HealthSample
 
-TICK_S = 0.010
 _CLOCK_MONOTONIC = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loadtest.health import gates
-from loadtest.monitor import TICK_S
+from loadtest.health import TICK_S, gates
 from loadtest.records import HealthSample, Manifest, Row
 from loadtest.scenario import parse_scenario
 from loadtest.schedule import make_schedule

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import gevent
 import pytest
 
-from loadtest.health import gates
-from loadtest.monitor import TICK_S, Monitor, Ticker
+from loadtest.health import TICK_S, gates
+from loadtest.monitor import Monitor, Ticker
 from loadtest.records import HealthSample, Manifest
 from loadtest.scenario import parse_scenario
 from tests.loadtest.scripted import CHUNKED, DONE, Peer, asked, chunk, client_of, event
