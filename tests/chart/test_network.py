@@ -35,7 +35,8 @@ def ours(component: str) -> End:
     return End(labels=tuple(labels.items()))
 
 
-HEAD, INGRESS, MODEL, REDIS, JOB, TEST = map(ours, ("head", "ingress", "model", "redis", "weights", "test"))
+HEAD, INGRESS, MODEL, REDIS = map(ours, ("head", "ingress", "model", "redis"))
+JOB, TEST, UNINSTALL = map(ours, ("weights", "test", "uninstall"))
 NEIGHBOUR = End()
 CLIENT = End("elsewhere")
 OTHER_RELEASE = End(
@@ -115,10 +116,11 @@ ALLOWED = [
     (PROMETHEUS, INGRESS, 8010),
     (HEAD, API, 443),
     (HEAD, API, 6443),
+    (UNINSTALL, API, 443),
     (HEAD, REDIS, 6379),
     (JOB, HUB, 443),
     (JOB, POD_IDENTITY, 80),
-    *((end, DNS, 53) for end in (HEAD, INGRESS, MODEL, REDIS, JOB, TEST)),
+    *((end, DNS, 53) for end in (HEAD, INGRESS, MODEL, REDIS, JOB, TEST, UNINSTALL)),
 ]
 DENIED = [
     *(
@@ -140,6 +142,8 @@ DENIED = [
     *((serving, HUB, 443) for serving in (INGRESS, MODEL, HEAD, REDIS, TEST)),
     *((serving, API, 443) for serving in (INGRESS, MODEL, REDIS, TEST)),
     *((any_of_ours, NODE_CREDENTIALS, port) for any_of_ours in (HEAD, INGRESS, MODEL, REDIS, JOB, TEST) for port in (80, 443)),
+    (UNINSTALL, HEAD, 8265),
+    (UNINSTALL, REDIS, 6379),
     (INGRESS, POD_IDENTITY, 80),
     (INGRESS, DNS, 8080),
 ]

@@ -22,7 +22,7 @@ DOWNLOADS = [
     {"path": "b", "source": "s3://b/p", "sha256": "b" * 64},
 ]
 EVERYTHING = merged(at("gcsFaultTolerance.enabled", True), {"weights": {"enabled": True, "downloads": DOWNLOADS}})
-NUM_PODS = {"default": 4, "eks-gpu": 5, "production": 5, "simulated": 4, "everything": 7}
+NUM_PODS = {"default": 4, "eks-gpu": 5, "production": 6, "simulated": 4, "everything": 8}
 NUM_CHECKS_PASSED = 1800
 """Of checkov, over all that it audits below: a renderer or a scanner that looks at less must not look like a success."""
 
@@ -93,12 +93,12 @@ def test_the_check_finds_what_is_not_restricted() -> None:
     assert len(list(not_restricted(pod))) == 2 + 6
 
 
-def test_only_the_autoscalers_container_has_a_token_of_the_cluster() -> None:
+def test_only_the_autoscaler_and_the_uninstall_have_a_token_of_the_cluster() -> None:
+    expected = {"RayService demo head": ["autoscaler"], "Job demo-uninstall": ["uninstall"]}
     for where, template in render(EVERYTHING).pod_templates():
-        with_token = [
-            c["name"] for c in containers(template["spec"]) if any("kubernetes.io" in m["mountPath"] for m in c["volumeMounts"])
-        ]
-        assert with_token == (["autoscaler"] if where.endswith(" head") else [])
+        mounts = {c["name"]: [m["mountPath"] for m in c["volumeMounts"]] for c in containers(template["spec"])}
+        with_token = [name for name, paths in mounts.items() if any("kubernetes.io" in path for path in paths)]
+        assert with_token == expected.get(where, []), where
     without = render(at("autoscaler.enabled", False)).pod("head")
     assert [v["name"] for v in without["volumes"]] == ["tmp", "home", "shm"]
 
@@ -117,10 +117,17 @@ def _secrets(pod: Object) -> list[str]:
     return [v["secret"]["secretName"] for v in pod.get("volumes", []) if "secret" in v]
 
 
-def test_no_role_is_made_and_no_account_mounts_its_token_by_itself() -> None:
+def test_no_account_mounts_its_token_by_itself_and_only_the_uninstall_has_rights() -> None:
     objects = render(EVERYTHING)
-    assert {kind for o in objects.objects if "rbac" in o["apiVersion"] for kind in [o["kind"]]} == set()
     assert {a["automountServiceAccountToken"] for a in objects.of("ServiceAccount").values()} == {False}
+    assert {o["kind"] for o in render().objects if "rbac" in o["apiVersion"]} == set()
+    assert {name: role["rules"] for name, role in objects.of("Role").items()} == {
+        "uninstall": [
+            {"apiGroups": ["ray.io"], "resources": ["rayservices"], "resourceNames": ["demo"], "verbs": ["get", "delete"]},
+            {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list"]},
+        ]
+    }
+    assert {o["kind"] for o in objects.objects if "ClusterRole" in o["kind"]} == set()
 
 
 ACCEPTED = {
@@ -153,7 +160,7 @@ def test_checkov_finds_nothing_in_all_that_it_must_audit(tmp_path: Path) -> None
 
 def _accepted(check: Object) -> bool:
     if check["check_id"] in WITHOUT_PROBES:
-        return check["resource"].endswith(("-test", "-head")) or "job-demo-weights" in check["resource"]
+        return check["resource"].endswith(("-test", "-head", "-uninstall")) or "job-demo-weights" in check["resource"]
     digest = check["check_id"] == "CKV_K8S_43" and check["file_path"] == "/production.yaml"
     return check["check_id"] in ACCEPTED and not digest
 

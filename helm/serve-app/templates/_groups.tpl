@@ -26,16 +26,7 @@ template:
   emptyDir: {sizeLimit: {{ .Values.head.tmpSize }}}
 - name: autoscaler-tmp
   emptyDir: {sizeLimit: 256Mi}
-- name: kube-api-access
-  projected:
-    defaultMode: 0440
-    sources:
-      - serviceAccountToken: {path: token, expirationSeconds: 3607}
-      - configMap:
-          name: kube-root-ca.crt
-          items: [{key: ca.crt, path: ca.crt}]
-      - downwardAPI:
-          items: [{path: namespace, fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}]
+{{ include "serve-app.apiAccessVolume" . }}
 {{- end }}
 
 {{- define "serve-app.autoscalerOptions" -}}
@@ -97,6 +88,8 @@ template:
 {{- $t := include "serve-app.timeouts" .root | fromYaml -}}
 {{- $gpus := dig "gpus_per_replica" 0 .model | int -}}
 {{- $min := dig "replicas" "min" 1 .model | int -}}
+{{- $surge := dig "replicas" "surge" "" .model -}}
+{{- if has $surge (list "" nil) }}{{ $surge = ternary 0 1 (eq (dig "device" "cpu" .model) "cuda") }}{{ end -}}
 {{- $labels := set (include "serve-app.selectorLabels" .root | fromYaml) "ray.io/group" $group -}}
 {{- $resources := deepCopy $pods.resources -}}
 {{- $affinity := deepCopy $pods.affinity -}}
@@ -127,7 +120,7 @@ template:
 groupName: {{ $group }}
 replicas: {{ dig "replicas" "initial" "" .model | default $min | int }}
 minReplicas: {{ $min }}
-maxReplicas: {{ add (dig "replicas" "max" 1 .model | int) $pods.surge }}
+maxReplicas: {{ add (dig "replicas" "max" 1 .model | int) (max $pods.spare $surge) }}
 rayStartParams:
   num-cpus: {{ dig "num_cpus" 1 .model | ceil | int | max 1 | quote }}
   {{- if $gpus }}
