@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from benchmarks.batching_records import Run, read_results, read_runs
 from benchmarks.batching_setups import CONTINUOUS, PAPER_BATCH, SYSTEMS, Setup
@@ -213,7 +213,9 @@ def plot_rates(ax: Axes, table: Sequence[Entry], setup: Setup) -> None:
     ax.plot(line, line * per_request, "--", color=MUTED, linewidth=1, label="all that is offered")
     ax.set(xscale="log", yscale="log", xlabel="offered [requests/s]", ylabel="prompt and output tokens/s")
     for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     ax.legend(loc="upper left")
     ax.set_title(f"{setup.name}: throughput against offered load")
 
