@@ -17,7 +17,7 @@ CHART = HERE.parent.parent / "helm" / "serve-app"
 RELEASE, NAMESPACE = "demo", "serve-app-test"
 CLIENT_NAMESPACE = "serve-app-client"
 MODEL = "sim"
-ANSWERS_END_S = 300.0
+ANSWERS_END_S = 600.0
 
 
 @dataclass(frozen=True)

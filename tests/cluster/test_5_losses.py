@@ -23,8 +23,10 @@ def test_the_loss_of_the_head_pod_cuts_no_stream(release: Release) -> None:
 
 
 def test_streams_resume_when_a_replica_pod_is_lost(release: Release) -> None:
-    victim = release.ready_pods("model")[0]
+    victim, *others = release.ready_pods("model")
+    num_replicas = 1 + len(others)
+    assert others
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         kubectl("delete", "pod", "-n", NAMESPACE, victim, *AT_ONCE)
-        wait_until("a pod in its place", lambda: set(release.ready_pods("model")) - {victim})
+        wait_until("as many pods as before", lambda: len(set(release.ready_pods("model")) - {victim}) == num_replicas)
     seen[0].require_all_complete()
