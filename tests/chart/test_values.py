@@ -1,118 +1,39 @@
 """Every value of values.yaml shows where it should: one row per value, and no value without a row."""
 
 import functools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.chart.render import CHART, Object, Rendered, at, merged, render
+from tests.chart.places import (
+    ALB,
+    BOARD,
+    CLASSES,
+    CUDA,
+    GPU,
+    INGRESS,
+    LOADED,
+    MAPPING,
+    MODEL,
+    MONITORS,
+    OUTSIDE,
+    ROUTE,
+    RULES,
+    Place,
+    Row,
+    alert,
+    annotations,
+    images,
+    only,
+    pods,
+    policy,
+    resources,
+    secrets_of,
+)
+from tests.chart.render import CHART, at, merged, render
+from tests.chart.stored_rows import REDIS, WEIGHTS
 from tests.chart.test_generated import leaves
-
-Place = Callable[[Rendered], Any]
-Row = tuple[str, Any, Place, Any, dict[str, Any]]
-
-CUDA = {"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
-GPU = at("config.models", [CUDA])
-FT = at("gcsFaultTolerance.enabled", True)
-OUTSIDE = {"gcsFaultTolerance": {"enabled": True, "address": "rediss://r:6380"}}
-MONITORS = at("monitoring.podMonitors", True)
-RULES = at("monitoring.prometheusRules", True)
-BOARD = at("monitoring.dashboards", True)
-CLASSES = at("priorityClasses.create", True)
-INGRESS = at("ingress.enabled", True)
-ALB = {"ingress": {"enabled": True, "alb": True}}
-ROUTE = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}}
-HUB = {"path": "m", "source": "hf:o/n", "revision": "a" * 40}
-S3 = {"path": "s", "source": "s3://b/p", "sha256": "b" * 64}
-LOADED = {"weights": {"enabled": True, "downloads": [HUB]}}
-LOADED_S3 = {"weights": {"enabled": True, "downloads": [S3]}}
-MAPPING = {"a/b": "c"}
-TOLERATION = [{"key": "k", "operator": "Exists"}]
-VARIABLE = {"name": "N", "value": "v"}
-MOUNT = {"name": "v", "mountPath": "/v"}
-VOLUME = {"name": "v", "emptyDir": {}}
-MODEL = "model-0"
-
-
-def only(objects: dict[str, Object]) -> Object:
-    (one,) = objects.values()
-    return one
-
-
-def first(objects: dict[str, Object], prefix: str) -> Object:
-    return next(o for name, o in objects.items() if name.startswith(prefix))
-
-
-def size_of(group: str, volume: str) -> Place:
-    return lambda r: next(v for v in r.pod(group)["volumes"] if v["name"] == volume)["emptyDir"]["sizeLimit"]
-
-
-def job(r: Rendered) -> Object:
-    return dict(only(r.of("Job"))["spec"]["template"]["spec"])
-
-
-def redis(r: Rendered) -> Object:
-    return dict(only(r.of("StatefulSet"))["spec"])
-
-
-def redis_container(r: Rendered) -> Object:
-    return dict(redis(r)["template"]["spec"]["containers"][0])
-
-
-def policy(name: str) -> Callable[[Rendered], Object]:
-    return lambda r: dict(r.of("NetworkPolicy")[name]["spec"])
-
-
-def annotations(kind: str, name: str = "") -> Place:
-    return lambda r: r.of(kind)[name]["metadata"].get("annotations", {})
-
-
-def resources(path: str, place: Place, context: dict[str, Any] | None = None) -> Iterator[Row]:
-    """Rows of the four amounts of a container, whose resources ``place`` finds."""
-    for kind, name, amount in (
-        ("requests", "cpu", "11m"),
-        ("requests", "memory", "12Mi"),
-        ("limits", "cpu", "13m"),
-        ("limits", "memory", "14Mi"),
-    ):
-        yield f"{path}.{kind}.{name}", amount, amount_at(place, kind, name), amount, context or {}
-
-
-def amount_at(place: Place, kind: str, name: str) -> Place:
-    return lambda r: place(r)[kind][name]
-
-
-def pods(path: str, group: str) -> Iterator[Row]:
-    """Rows that the pods of all three kinds have in common."""
-    yield from resources(f"{path}.resources", lambda r: r.container(group)["resources"])
-    yield f"{path}.priorityClassName", "p", lambda r: r.pod(group)["priorityClassName"], "p", {}
-    yield f"{path}.nodeSelector", MAPPING, lambda r: r.pod(group)["nodeSelector"], MAPPING, {}
-    yield f"{path}.tolerations", TOLERATION, lambda r: r.pod(group)["tolerations"], TOLERATION, {}
-    yield f"{path}.affinity", {"nodeAffinity": {}}, lambda r: r.pod(group)["affinity"], {"nodeAffinity": {}}, {}
-
-    def template(r: Rendered) -> Object:
-        return dict(r.group(group)["template"]["metadata"])
-
-    yield f"{path}.podAnnotations", MAPPING, lambda r: template(r)["annotations"], MAPPING, {}
-    yield f"{path}.podLabels", MAPPING, lambda r: template(r)["labels"]["a/b"], "c", {}
-    yield f"{path}.extraEnv", [VARIABLE], lambda r: r.environment(group)["N"], "v", {}
-    yield f"{path}.extraVolumes", [VOLUME], lambda r: r.pod(group)["volumes"][-1], VOLUME, {}
-    yield f"{path}.extraVolumeMounts", [MOUNT], lambda r: r.container(group)["volumeMounts"][-1], MOUNT, {}
-    yield f"{path}.tmpSize", "3Mi", size_of(group, "tmp"), "3Mi", {}
-    yield f"{path}.homeSize", "3Mi", size_of(group, "home"), "3Mi", {}
-    yield f"{path}.shmSize", "3Mi", size_of(group, "shm"), "3Mi", {}
-
-
-def images(path: str, place: Place, context: dict[str, Any], *, name: str) -> Iterator[Row]:
-    """Rows of an image whose container ``place`` finds."""
-    digest = "sha256:" + "d" * 64
-    yield f"{path}.repository", "h/i", lambda r: place(r)["image"].rpartition(":")[0], "h/i", context
-    yield f"{path}.tag", "9.9", lambda r: place(r)["image"], f"{name}:9.9", context
-    yield f"{path}.digest", digest, lambda r: place(r)["image"], f"{name}@{digest}", context
-    yield f"{path}.pullPolicy", "Always", lambda r: place(r)["imagePullPolicy"], "Always", context
-
 
 CONFIG: list[Row] = [
     ("config.models", [CUDA, CUDA | {"name": "n"}], lambda r: [m["name"] for m in r.config["models"]], ["m", "n"], {}),
@@ -268,150 +189,6 @@ SECRETS: list[Row] = [
 ]
 
 
-def secrets_of(r: Rendered, group: str) -> list[str]:
-    return [v["secret"]["secretName"] for v in r.pod(group)["volumes"] if "secret" in v]
-
-
-REDIS: list[Row] = [
-    (
-        "gcsFaultTolerance.enabled",
-        True,
-        lambda r: r.cluster["gcsFaultToleranceOptions"]["redisAddress"],
-        "redis://demo-redis.serving.svc:6379",
-        {},
-    ),
-    (
-        "gcsFaultTolerance.address",
-        "rediss://r:6381",
-        lambda r: (r.cluster["gcsFaultToleranceOptions"], r.of("StatefulSet")),
-        ({"redisAddress": "rediss://r:6381"}, {}),
-        FT,
-    ),
-    (
-        "gcsFaultTolerance.username",
-        "u",
-        lambda r: r.cluster["gcsFaultToleranceOptions"]["redisUsername"],
-        {"value": "u"},
-        OUTSIDE,
-    ),
-    ("gcsFaultTolerance.existingSecret", "s", lambda r: redis_password(r), {"name": "s", "key": "password"}, OUTSIDE),
-    (
-        "gcsFaultTolerance.existingSecretKey",
-        "k",
-        lambda r: redis_password(r),
-        {"name": "s", "key": "k"},
-        merged(OUTSIDE, at("gcsFaultTolerance.existingSecret", "s")),
-    ),
-    *images("gcsFaultTolerance.redis.image", redis_container, FT, name="docker.io/valkey/valkey"),
-    *resources("gcsFaultTolerance.redis.resources", lambda r: redis_container(r)["resources"], FT),
-    (
-        "gcsFaultTolerance.redis.priorityClassName",
-        "p",
-        lambda r: redis(r)["template"]["spec"]["priorityClassName"],
-        "p",
-        FT,
-    ),
-    ("gcsFaultTolerance.redis.nodeSelector", MAPPING, lambda r: redis(r)["template"]["spec"]["nodeSelector"], MAPPING, FT),
-    ("gcsFaultTolerance.redis.tolerations", TOLERATION, lambda r: redis(r)["template"]["spec"]["tolerations"], TOLERATION, FT),
-    (
-        "gcsFaultTolerance.redis.persistence.enabled",
-        False,
-        lambda r: ("volumeClaimTemplates" in redis(r), redis(r)["template"]["spec"]["volumes"][-1]["emptyDir"]),
-        (False, {"sizeLimit": "1Gi"}),
-        FT,
-    ),
-    (
-        "gcsFaultTolerance.redis.persistence.size",
-        "2Gi",
-        lambda r: redis(r)["volumeClaimTemplates"][0]["spec"]["resources"],
-        {"requests": {"storage": "2Gi"}},
-        FT,
-    ),
-    (
-        "gcsFaultTolerance.redis.persistence.storageClass",
-        "fast",
-        lambda r: redis(r)["volumeClaimTemplates"][0]["spec"]["storageClassName"],
-        "fast",
-        FT,
-    ),
-    (
-        "gcsFaultTolerance.redis.persistence.whenDeleted",
-        "Retain",
-        lambda r: redis(r)["persistentVolumeClaimRetentionPolicy"]["whenDeleted"],
-        "Retain",
-        FT,
-    ),
-]
-
-
-def redis_password(r: Rendered) -> Any:
-    return r.cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
-
-
-def weights_mounts(r: Rendered) -> list[bool]:
-    return [any(m["mountPath"] == "/models" for m in r.container(group)["volumeMounts"]) for group in ("ingress", MODEL, "head")]
-
-
-def claim(r: Rendered) -> Object:
-    return dict(r.of("PersistentVolumeClaim")["weights"])
-
-
-def variables(container: Object) -> dict[str, str]:
-    return {e["name"]: e["value"] for e in container["env"]}
-
-
-WEIGHTS: list[Row] = [
-    ("weights.enabled", True, weights_mounts, [True, True, False], {}),
-    (
-        "weights.existingClaim",
-        "c",
-        lambda r: (
-            [v["persistentVolumeClaim"] for v in r.pod(MODEL)["volumes"] if v["name"] == "weights"],
-            r.of("PersistentVolumeClaim"),
-        ),
-        ([{"claimName": "c"}], {}),
-        LOADED,
-    ),
-    ("weights.storageClass", "efs", lambda r: claim(r)["spec"]["storageClassName"], "efs", LOADED),
-    ("weights.accessMode", "ReadOnlyMany", lambda r: claim(r)["spec"]["accessModes"], ["ReadOnlyMany"], LOADED),
-    ("weights.size", "1Ti", lambda r: claim(r)["spec"]["resources"], {"requests": {"storage": "1Ti"}}, LOADED),
-    ("weights.keep", False, lambda r: claim(r)["metadata"].get("annotations"), None, LOADED),
-    (
-        "weights.downloads",
-        [HUB],
-        lambda r: job(r)["containers"][0]["args"],
-        ["/models/m", "hf:o/n@" + "a" * 40],
-        at("weights.enabled", True),
-    ),
-    *images("weights.s3Image", lambda r: job(r)["initContainers"][0], LOADED_S3, name="public.ecr.aws/aws-cli/aws-cli"),
-    (
-        "weights.huggingFaceTokenSecret",
-        "s",
-        lambda r: ([v["secret"]["secretName"] for v in job(r)["volumes"] if "secret" in v], variables(job(r)["containers"][0])),
-        (["s"], {"HF_HUB_OFFLINE": "0", "HF_TOKEN_PATH": "/etc/serve-app/hugging-face/token"}),
-        LOADED,
-    ),
-    (
-        "weights.huggingFaceEndpoint",
-        "https://m",
-        lambda r: variables(job(r)["containers"][0])["HF_ENDPOINT"],
-        "https://m",
-        LOADED,
-    ),
-    (
-        "weights.s3Endpoint",
-        "https://s",
-        lambda r: variables(job(r)["initContainers"][0])["AWS_ENDPOINT_URL_S3"],
-        "https://s",
-        LOADED_S3,
-    ),
-    ("weights.s3Region", "eu-west-1", lambda r: variables(job(r)["initContainers"][0])["AWS_REGION"], "eu-west-1", LOADED_S3),
-    ("weights.activeDeadlineSeconds", 99, lambda r: only(r.of("Job"))["spec"]["activeDeadlineSeconds"], 99, LOADED),
-    *resources("weights.resources", lambda r: job(r)["containers"][0]["resources"], LOADED),
-    ("weights.nodeSelector", MAPPING, lambda r: job(r)["nodeSelector"], MAPPING, LOADED),
-    ("weights.tolerations", TOLERATION, lambda r: job(r)["tolerations"], TOLERATION, LOADED),
-]
-
 PEER = [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
 RANGE = ["10.1.0.0/16"]
 
@@ -490,11 +267,6 @@ CLUSTER: list[Row] = [
     ("test.timeoutSeconds", 99, lambda r: only(r.of("Pod"))["spec"]["activeDeadlineSeconds"], 159, {}),
     *resources("test.resources", lambda r: only(r.of("Pod"))["spec"]["containers"][0]["resources"]),
 ]
-
-
-def alert(r: Rendered, name: str) -> Object:
-    rules = only(r.of("PrometheusRule"))["spec"]["groups"][0]["rules"]
-    return next(rule for rule in rules if rule["alert"] == name)
 
 
 ROWS: list[Row] = [*CONFIG, *PODS, *TIMEOUTS, *EDGE, *SECRETS, *REDIS, *WEIGHTS, *POLICIES, *CLUSTER]

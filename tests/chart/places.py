@@ -1,0 +1,130 @@
+"""Where things are in a rendering, and the rows that several pods have in common, for test_values.py."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.chart.render import Object, Rendered, at
+
+Place = Callable[[Rendered], Any]
+Row = tuple[str, Any, Place, Any, dict[str, Any]]
+
+CUDA = {"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
+GPU = at("config.models", [CUDA])
+FT = at("gcsFaultTolerance.enabled", True)
+OUTSIDE = {"gcsFaultTolerance": {"enabled": True, "address": "rediss://r:6380"}}
+MONITORS = at("monitoring.podMonitors", True)
+RULES = at("monitoring.prometheusRules", True)
+BOARD = at("monitoring.dashboards", True)
+CLASSES = at("priorityClasses.create", True)
+INGRESS = at("ingress.enabled", True)
+ALB = {"ingress": {"enabled": True, "alb": True}}
+ROUTE = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}}
+HUB = {"path": "m", "source": "hf:o/n", "revision": "a" * 40}
+S3 = {"path": "s", "source": "s3://b/p", "sha256": "b" * 64}
+LOADED = {"weights": {"enabled": True, "downloads": [HUB]}}
+LOADED_S3 = {"weights": {"enabled": True, "downloads": [S3]}}
+MAPPING = {"a/b": "c"}
+TOLERATION = [{"key": "k", "operator": "Exists"}]
+VARIABLE = {"name": "N", "value": "v"}
+MOUNT = {"name": "v", "mountPath": "/v"}
+VOLUME = {"name": "v", "emptyDir": {}}
+MODEL = "model-0"
+
+
+def only(objects: dict[str, Object]) -> Object:
+    (one,) = objects.values()
+    return one
+
+
+def size_of(group: str, volume: str) -> Place:
+    return lambda r: next(v for v in r.pod(group)["volumes"] if v["name"] == volume)["emptyDir"]["sizeLimit"]
+
+
+def job(r: Rendered) -> Object:
+    return dict(only(r.of("Job"))["spec"]["template"]["spec"])
+
+
+def redis(r: Rendered) -> Object:
+    return dict(only(r.of("StatefulSet"))["spec"])
+
+
+def redis_container(r: Rendered) -> Object:
+    return dict(redis(r)["template"]["spec"]["containers"][0])
+
+
+def policy(name: str) -> Callable[[Rendered], Object]:
+    return lambda r: dict(r.of("NetworkPolicy")[name]["spec"])
+
+
+def annotations(kind: str, name: str = "") -> Place:
+    return lambda r: r.of(kind)[name]["metadata"].get("annotations", {})
+
+
+def resources(path: str, place: Place, context: dict[str, Any] | None = None) -> Iterator[Row]:
+    """Rows of the four amounts of a container, whose resources ``place`` finds."""
+    for kind, name, amount in (
+        ("requests", "cpu", "11m"),
+        ("requests", "memory", "12Mi"),
+        ("limits", "cpu", "13m"),
+        ("limits", "memory", "14Mi"),
+    ):
+        yield f"{path}.{kind}.{name}", amount, amount_at(place, kind, name), amount, context or {}
+
+
+def amount_at(place: Place, kind: str, name: str) -> Place:
+    return lambda r: place(r)[kind][name]
+
+
+def pods(path: str, group: str) -> Iterator[Row]:
+    """Rows that the pods of all three kinds have in common."""
+    yield from resources(f"{path}.resources", lambda r: r.container(group)["resources"])
+    yield f"{path}.priorityClassName", "p", lambda r: r.pod(group)["priorityClassName"], "p", {}
+    yield f"{path}.nodeSelector", MAPPING, lambda r: r.pod(group)["nodeSelector"], MAPPING, {}
+    yield f"{path}.tolerations", TOLERATION, lambda r: r.pod(group)["tolerations"], TOLERATION, {}
+    yield f"{path}.affinity", {"nodeAffinity": {}}, lambda r: r.pod(group)["affinity"], {"nodeAffinity": {}}, {}
+
+    def template(r: Rendered) -> Object:
+        return dict(r.group(group)["template"]["metadata"])
+
+    yield f"{path}.podAnnotations", MAPPING, lambda r: template(r)["annotations"], MAPPING, {}
+    yield f"{path}.podLabels", MAPPING, lambda r: template(r)["labels"]["a/b"], "c", {}
+    yield f"{path}.extraEnv", [VARIABLE], lambda r: r.environment(group)["N"], "v", {}
+    yield f"{path}.extraVolumes", [VOLUME], lambda r: r.pod(group)["volumes"][-1], VOLUME, {}
+    yield f"{path}.extraVolumeMounts", [MOUNT], lambda r: r.container(group)["volumeMounts"][-1], MOUNT, {}
+    yield f"{path}.tmpSize", "3Mi", size_of(group, "tmp"), "3Mi", {}
+    yield f"{path}.homeSize", "3Mi", size_of(group, "home"), "3Mi", {}
+    yield f"{path}.shmSize", "3Mi", size_of(group, "shm"), "3Mi", {}
+
+
+def images(path: str, place: Place, context: dict[str, Any], *, name: str) -> Iterator[Row]:
+    """Rows of an image whose container ``place`` finds."""
+    digest = "sha256:" + "d" * 64
+    yield f"{path}.repository", "h/i", lambda r: place(r)["image"].rpartition(":")[0], "h/i", context
+    yield f"{path}.tag", "9.9", lambda r: place(r)["image"], f"{name}:9.9", context
+    yield f"{path}.digest", digest, lambda r: place(r)["image"], f"{name}@{digest}", context
+    yield f"{path}.pullPolicy", "Always", lambda r: place(r)["imagePullPolicy"], "Always", context
+
+
+def secrets_of(r: Rendered, group: str) -> list[str]:
+    return [v["secret"]["secretName"] for v in r.pod(group)["volumes"] if "secret" in v]
+
+
+def redis_password(r: Rendered) -> Any:
+    return r.cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
+
+
+def weights_mounts(r: Rendered) -> list[bool]:
+    return [any(m["mountPath"] == "/models" for m in r.container(group)["volumeMounts"]) for group in ("ingress", MODEL, "head")]
+
+
+def claim(r: Rendered) -> Object:
+    return dict(r.of("PersistentVolumeClaim")["weights"])
+
+
+def variables(container: Object) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in container["env"]}
+
+
+def alert(r: Rendered, name: str) -> Object:
+    rules = only(r.of("PrometheusRule"))["spec"]["groups"][0]["rules"]
+    return next(rule for rule in rules if rule["alert"] == name)
