@@ -81,7 +81,7 @@ lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
 	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
 	  --generate-hashes --no-emit-index-url "$$@"; }; \
-	compile --python-version 3.11 --extra cpu --extra kubernetes --extra loadtest --no-emit-package torch "$${args[@]}" -o requirements/cpu.lock pyproject.toml; \
+	compile --python-version 3.11 --extra cpu --extra loadtest --no-emit-package torch "$${args[@]}" -o requirements/cpu.lock pyproject.toml; \
 	compile --python-version 3.11 --group dev -c requirements/cpu.lock -o requirements/dev.lock; \
 	compile --python-version 3.11 --group sbom -o requirements/sbom.lock; \
 	compile --python-version 3.12 --extra loadtest -c requirements/cpu.lock -o requirements/cuda.lock pyproject.toml

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 POLL_S = 1.0
+LIMIT_S = 900.0  # a pass takes a tenth of it; a machine with much else to do, most
 
 
 def run(*command: str, stdin: str | None = None, limit_s: float = 120.0) -> str:
@@ -31,15 +32,15 @@ def apply(*objects: dict[str, Any]) -> None:
     kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(o) for o in objects))
 
 
-def wait_until(what: str, condition: Callable[[], Any], limit_s: float) -> Any:
+def wait_until(what: str, condition: Callable[[], Any]) -> Any:
     """Return the condition's first true value.
 
     Raises:
-        AssertionError: It was false for ``limit_s`` seconds.
+        AssertionError: It was false for `LIMIT_S`.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + LIMIT_S
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {limit_s:.0f} s"
+        assert time.monotonic() < deadline, f"{what}: not within {LIMIT_S:.0f} s"
         time.sleep(POLL_S)
     return value
 

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.kube import get, run
 from tests.cluster.release import CHART, MODEL, NAMESPACE, RELEASE, Release
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 ASK = """
 import json, os, sys, httpx

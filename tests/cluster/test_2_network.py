@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.kube import is_ready, kubectl
 from tests.cluster.release import NAMESPACE, Release
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 CONNECT = """
 import json, socket, sys

@@ -5,7 +5,7 @@ import pytest
 from tests.cluster.kube import get, wait_until
 from tests.cluster.release import NAMESPACE, Release
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NUM_STREAMS, TOKENS = 6, 300
 
@@ -15,7 +15,7 @@ def test_a_value_of_the_configuration_changes_in_place(release: Release) -> None
     before = {*release.ready_pods("ingress"), *release.ready_pods("model")}
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         release.upgrade("--set", "config.ingress.max_waiting_requests=999")
-        wait_until("new pods alone", lambda: replaced(release, before), 300)
+        wait_until("new pods alone", lambda: replaced(release, before))
     seen[0].require_all_complete()
     assert release.active_cluster() == cluster
     assert release.api_key() == key
@@ -30,8 +30,8 @@ def test_a_value_of_the_pods_makes_a_new_ray_cluster(release: Release) -> None:
     old = release.active_cluster()
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         release.upgrade("--set", "ingressPods.podAnnotations.changed=yes")
-        wait_until("the new Ray cluster serves", lambda: release.active_cluster() != old, 300)
-        wait_until("the old Ray cluster is gone", lambda: ray_clusters() == [release.active_cluster()], 300)
+        wait_until("the new Ray cluster serves", lambda: release.active_cluster() != old)
+        wait_until("the old Ray cluster is gone", lambda: ray_clusters() == [release.active_cluster()])
     seen[0].require_all_complete()
 
 
