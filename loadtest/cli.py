@@ -35,6 +35,7 @@ ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenar
 Set = Annotated[list[str] | None, typer.Option("--set", help="key=value over the scenario, as arrival.rate=8; repeatable.")]
 Workers = Annotated[int | None, typer.Option("--workers", help="Load generator processes.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Another seed is another schedule.")]
+KeyFile = Annotated[Path | None, typer.Option(help="File with the key; default: LOADTEST_API_KEY.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 
 
@@ -44,7 +45,7 @@ class Load:
 
     target: Annotated[str, typer.Option("--target", help="Like http://127.0.0.1:8000.")]
     out: Annotated[Path | None, typer.Option("--out", help="Folder, new or empty; default results/<scenario>-<time>.")] = None
-    api_key_file: Annotated[Path | None, typer.Option(help="File with the key; default: LOADTEST_API_KEY.")] = None
+    api_key_file: KeyFile = None
     ca_file: Annotated[
         Path | None, typer.Option(help="Certificates (PEM) to trust instead of the system's file; as SSL_CERT_FILE.")
     ] = None
@@ -99,6 +100,9 @@ def run(
     load: Load,
     below_pid: Annotated[int | None, typer.Option(help="Faults may touch processes below this one.")] = None,
     report: Annotated[bool, typer.Option(help="Write the HTML page.")] = True,
+    bind: Annotated[str, typer.Option(help="Wait at HOST:PORT for workers that `locust --worker` starts elsewhere.")] = "",
+    wait_s: Annotated[float, typer.Option(help="For all of them.", min=1)] = 120.0,
+    judge_later: Annotated[bool, typer.Option(help="Exit with 0 once there are results; `verdict` judges them.")] = False,
     repeat: Annotated[
         int, typer.Option(help="So many runs, with this seed and those that follow, pooled as pool does.", min=1)
     ] = 1,
@@ -108,11 +112,17 @@ def run(
     Example: serve-app-loadtest run chat-qps-4 --target http://127.0.0.1:8000 --set slo=ttft_p99=500ms
     """
     from loadtest.faults import below
+    from loadtest.processes import Elsewhere
 
     loaded = scenario_of(scenario, load.sets, **load.over())
     loaded = loaded.model_copy(update={"faults": below(loaded.faults, below_pid)})
+    elsewhere = Elsewhere.at(bind, wait_s) if bind else None
     if repeat == 1:
-        _run(loaded, load, report=report)
+        _run(loaded, load, report=report, elsewhere=elsewhere, judge_later=judge_later)
+    if bind or judge_later:
+        raise UsageError(
+            "--repeat", f"{repeat} does not go with --bind or --judge-later: workers elsewhere end with the first run"
+        )
     from loadtest.repeat import repeat as repeat_runs
     from loadtest.runner import default_out
 
@@ -138,6 +148,39 @@ def pool(
     pooled = pool_runs(runs)
     typer.echo(format(encode(pooled)).decode() if json else "\n".join(pooled.lines()))
     raise typer.Exit(pooled.exit_code())
+
+
+@app.command()
+def verdict(run_folder: Run) -> None:
+    """Print again how a run went, and exit with its status.
+
+    Example: serve-app-loadtest verdict results/chat
+    """
+    from msgspec.json import decode
+
+    from loadtest.progress import print_verdict
+    from loadtest.records import read_manifest
+    from loadtest.runner import exit_code
+    from loadtest.summary import Summary
+
+    manifest = read_manifest(run_folder)
+    try:
+        summary = decode((run_folder / "summary.json").read_bytes(), type=Summary)
+    except OSError as exc:
+        raise UsageError(str(run_folder), f"holds no summary: {exc.strerror}; `report` makes it from the records") from exc
+    print_verdict(summary, manifest, run_folder)
+    raise typer.Exit(exit_code(summary, manifest))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def locust(ctx: typer.Context, api_key_file: KeyFile = None) -> None:
+    """Start Locust with this kit: its web UI, --headless, or a --worker of a master elsewhere. All other options are Locust's own.
+
+    Example: serve-app-loadtest locust --worker --master-host 10.0.0.7
+    """
+    os.environ[API_KEY_VARIABLE] = api_key(api_key_file)
+    locustfile = str(Path(__file__).with_name("locustfile.py"))
+    os.execv(sys.executable, [sys.executable, "-m", "locust", "-f", locustfile, *ctx.args])
 
 
 @app.command()
@@ -263,11 +306,12 @@ def selftest(
     raise typer.Exit(run_selftest(quick=quick, only=only, out=out))
 
 
-def _run(scenario: Scenario, load: Load, *, report: bool = True) -> None:
+def _run(scenario: Scenario, load: Load, *, judge_later: bool = False, **options: Any) -> None:
     from loadtest.runner import default_out
     from loadtest.runner import run as run_scenario
 
-    raise typer.Exit(run_scenario(scenario, load.asked(), load.out or default_out(scenario), command=_command(), report=report))
+    code = run_scenario(scenario, load.asked(), load.out or default_out(scenario), command=_command(), **options)
+    raise typer.Exit(0 if judge_later else code)
 
 
 def _command() -> list[str]:

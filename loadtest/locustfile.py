@@ -4,6 +4,7 @@
 The API key is taken from LOADTEST_API_KEY, on workers too.
 """
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ def install(environment: Any, **_: Any) -> None:
     if not isinstance(environment.runner, WorkerRunner):
         hooks = GivenRun(Path(options.run_folder)) if options.run_folder else _standalone(environment, api_key)
         master = environment.loadtest_master = Master(environment, hooks)
+    if options.run_folder:
+        logging.getLogger("locust.stats_logger").setLevel(logging.WARNING)  # its tables would hide what went wrong
     environment.process_exit_code = ExitCode.PASS  # whatever Locust's own error count says
     if options.obey_stdin:
         gevent.spawn(obey_stdin, master)

@@ -11,10 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from loadtest.errors import InvalidRun
+from loadtest.errors import InvalidRun, UsageError
 from loadtest.records import read_manifest
 from loadtest.target import API_KEY_VARIABLE, Target
 
@@ -55,19 +56,41 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-class Generator:
-    """Locust's processes: one, or a master and its workers on loopback."""
+@dataclass(frozen=True)
+class Elsewhere:
+    """Somebody else starts the workers, perhaps on other machines: where the master waits for all of them, and how long."""
 
-    def __init__(self, num_workers: int, target: Target, out: Path) -> None:
+    host: str
+    port: int
+    wait_s: float
+
+    @classmethod
+    def at(cls, address: str, wait_s: float) -> Self:
+        """Return it for an address like ``0.0.0.0:5557``.
+
+        Raises:
+            UsageError: It is not one.
+        """
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise UsageError("--bind", f"{address!r} is not like 0.0.0.0:5557")
+        return cls(host, int(port), wait_s)
+
+
+class Generator:
+    """Locust's processes: one, or a master and its workers, on loopback or elsewhere."""
+
+    def __init__(self, num_workers: int, target: Target, out: Path, elsewhere: Elsewhere | None = None) -> None:
         common = ["--host", target.base_url, "--obey-stdin", "--loglevel", "WARNING"]
-        head = [*common, "--headless", "--only-summary", "--run-folder", str(out), "--json-file", os.devnull]
-        address = ["--master-port", str(_free_port())]
+        head = [*common, "--headless", "--only-summary", "--run-folder", str(out)]
         self._commands = [head]
-        if num_workers > 1:
-            bind = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", address[1]]
-            expect = ["--expect-workers", str(num_workers), "--expect-workers-max-wait", str(CONNECT_S)]
+        if elsewhere or num_workers > 1:
+            listen = elsewhere or Elsewhere("127.0.0.1", _free_port(), CONNECT_S)
+            bind = ["--master", "--master-bind-host", listen.host, "--master-bind-port", str(listen.port)]
+            expect = ["--expect-workers", str(num_workers), "--expect-workers-max-wait", str(math.ceil(listen.wait_s))]
             self._commands = [[*head, *bind, *expect]]
-            self._commands += [[*common, "--worker", "--master-host", "127.0.0.1", *address]] * num_workers
+            worker = [*common, "--worker", "--master-host", listen.host, "--master-port", str(listen.port)]
+            self._commands += [] if elsewhere else [worker] * num_workers
         self._environment = {**os.environ, API_KEY_VARIABLE: target.api_key}
         self._out = out
         self._children: list[Child] = []
@@ -116,6 +139,11 @@ class Generator:
                 self._at_once = True
                 return
             each()
+
+    def dismiss(self, signals: list[str]) -> None:
+        """There is no run, and the folder does not exist: return when the workers were told so, or a signal came."""
+        while not signals and not self._children[0].ended(POLL_S):
+            pass
 
     def _tell(self, order: str) -> None:
         if order not in self._told:

@@ -7,6 +7,7 @@ and shows progress beside them, so that none of it delays a request.
 import hashlib
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from loadtest.analysis import analyse
 from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.faults import FaultRunner, check_faults, relay_needed
 from loadtest.observe import Observer
-from loadtest.processes import Generator, caught_signals
+from loadtest.processes import Elsewhere, Generator, caught_signals
 from loadtest.progress import Progress, print_verdict
 from loadtest.recorder import Recorder, as_lines, claim, write_json, write_manifest
 from loadtest.records import Manifest, Row, RunEvent, read_lines, read_manifest
@@ -49,6 +50,7 @@ def run(
     command: Sequence[str] = (),
     quiet: bool = False,
     report: bool = True,
+    elsewhere: Elsewhere | None = None,
 ) -> ExitCode:
     """Run the scenario against the target and leave everything in ``out``; return how it went.
 
@@ -56,29 +58,56 @@ def run(
         command: What the manifest names as the way to repeat it.
         quiet: No progress and no verdict on the terminal.
         report: Also write the HTML page and its figures.
+        elsewhere: Wait there for ``scenario.workers`` workers instead of starting them.
 
     Raises:
         UsageError: The folder is not empty, or scenario or target cannot be used; nothing was sent.
         InvalidRun: The generator could not be started, or the folder was removed in mid-run.
     """
-    schedule = prepare(scenario, target, out, command=command)
+    schedule = _prepare(scenario, target, out, command, elsewhere)
     try:
-        return _run_prepared(scenario, target, out, schedule, quiet=quiet, report=report)
+        return _run_prepared(scenario, target, out, schedule, elsewhere, quiet=quiet, report=report)
     except UsageError as exc:  # of what we wrote ourselves: it is no mistake of the command line any more
         raise InvalidRun([f"records were removed or changed while the run went on, and are lost: {exc}"]) from exc
 
 
-def _run_prepared(scenario: Scenario, target: Target, out: Path, schedule: Schedule, *, quiet: bool, report: bool) -> ExitCode:
+def _run_prepared(
+    scenario: Scenario,
+    target: Target,
+    out: Path,
+    schedule: Schedule,
+    elsewhere: Elsewhere | None,
+    *,
+    quiet: bool,
+    report: bool,
+) -> ExitCode:
     with ExitStack() as stack:
         signals = stack.enter_context(caught_signals())
         beside = stack.enter_context(Beside(scenario, target, out))
-        generator = stack.enter_context(Generator(scenario.workers, replace(target, base_url=beside.url), out))
+        generator = stack.enter_context(Generator(scenario.workers, replace(target, base_url=beside.url), out, elsewhere))
         progress = stack.enter_context(Progress(out, scenario, schedule, quiet=quiet))
         limit_s = scenario.duration_s + scenario.drain_s + LATE_S
         generator.wait(signals, limit_s=limit_s, on_start=[beside.start, progress.start], each=progress.update)
         beside.stop()
     settle(out, generator.last_words() + beside.problems)
     return conclude(out, quiet=quiet, report=report)
+
+
+def _prepare(scenario: Scenario, target: Target, out: Path, command: Sequence[str], elsewhere: Elsewhere | None) -> Schedule:
+    """As `prepare`. Workers elsewhere are told when there is no run: they would look for a master for five minutes, and fail."""
+    if elsewhere is None:
+        return prepare(scenario, target, out, command=command)
+    try:
+        if relay_needed(scenario):
+            raise UsageError(
+                "faults", "cut-link cuts a relay on this machine, which workers elsewhere do not pass; leave out --bind"
+            )
+        return prepare(scenario, target, out, command=command)
+    except UsageError as exc:
+        print(f"no run: {exc}", file=sys.stderr, flush=True)
+        with caught_signals() as signals, Generator(scenario.workers, target, Path(os.devnull), elsewhere) as generator:
+            generator.dismiss(signals)
+        raise
 
 
 def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[str]) -> Schedule:

@@ -19,7 +19,7 @@ arrival: {law: poisson, rate: 4}
 requests: [{name: a, output_tokens: {mean: 8}}, {name: b}]
 duration_s: 20
 """
-COMMANDS = ["plan", "run", "compare", "saturate", "replay", "audit", "report", "selftest"]
+COMMANDS = ["plan", "run", "compare", "saturate", "replay", "audit", "report", "selftest", "verdict", "locust"]
 
 
 @pytest.fixture
