@@ -37,15 +37,17 @@ check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-charts: .venv .venv-charts/.installed ## tests of the Helm chart without a cluster, under two minutes; wants helm, helm-docs, kubeconform
+charts: .venv .venv-charts/.installed ## tests of the Helm charts without a cluster, under two minutes; wants helm, helm-docs, kubeconform
 	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
-	.venv-charts/bin/yamllint --strict helm/serve-app/Chart.yaml helm/serve-app/values.yaml helm/serve-app/ci
+	.venv-charts/bin/yamllint --strict helm/*/Chart.yaml helm/*/values.yaml helm/*/ci helm/loadtest/files
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/serve-app
+	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/loadtest --values helm/loadtest/ci/job-values.yaml
 	PATH="$(CHARTS_PATH)" $(BIN)/pytest tests/chart
 
-chart-files: .venv ## renew what is made from the chart's values: its schema and README
+chart-files: .venv ## renew what is made from the charts' values: schemas and READMEs
 	$(BIN)/python -m tools.chart_schema
-	PATH="$(CHARTS_PATH)" helm-docs --log-level error --chart-search-root helm/serve-app
+	$(BIN)/python -m tools.loadtest_chart_schema
+	PATH="$(CHARTS_PATH)" helm-docs --log-level error --chart-search-root helm
 
 model: .venv ## fetch the embedded model (once)
 	$(BIN)/serve-app model fetch $(EMBEDDED_MODEL)

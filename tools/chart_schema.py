@@ -7,7 +7,7 @@ Run as `python -m tools.chart_schema`; tests/chart/test_schema.py fails when the
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def values_schema() -> Schema:
     described = dict(descriptions())
     config = _moved(settings_json_schema())
     del values["config"]
-    properties = {key: _of(value, (key,), described) for key, value in values.items()}
+    properties = {key: schema_of(value, (key,), described) for key, value in values.items()}
     pods = properties["modelPods"]["properties"]
     own = {key: schema for key, schema in pods.items() if key != "byModel"}
     pods["byModel"] |= {"additionalProperties": {"type": "object", "properties": own, "additionalProperties": False}}
@@ -89,13 +89,15 @@ def values_schema() -> Schema:
     }
 
 
-def _of(value: Any, path: tuple[str, ...], described: dict[tuple[str, ...], str]) -> Schema:
+def schema_of(
+    value: Any, path: tuple[str, ...], described: Mapping[tuple[str, ...], str], by_key: Mapping[str, Schema] = BY_KEY
+) -> Schema:
     """Return the schema of a default value."""
     schema: Schema
-    if path[-1] in BY_KEY:
-        schema = dict(BY_KEY[path[-1]])
+    if path[-1] in by_key:
+        schema = dict(by_key[path[-1]])
     elif isinstance(value, dict):
-        properties = {key: _of(entry, (*path, key), described) for key, entry in value.items()}
+        properties = {key: schema_of(entry, (*path, key), described, by_key) for key, entry in value.items()}
         schema = {"type": "object", "additionalProperties": False, "properties": properties}
     elif isinstance(value, bool):
         schema = {"type": "boolean"}
@@ -113,11 +115,11 @@ def _moved(schema: Schema) -> Schema:
     return {key: value for key, value in schema.items() if key != "$schema"}
 
 
-def descriptions() -> Iterator[tuple[tuple[str, ...], str]]:
+def descriptions(chart: Path = CHART) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the path of each key of values.yaml that has a `# --` comment, and its text."""
     path: list[tuple[int, str]] = []
     comment: list[str] = []
-    for line in (CHART / "values.yaml").read_text(encoding="utf-8").splitlines():
+    for line in (chart / "values.yaml").read_text(encoding="utf-8").splitlines():
         if found := re.match(r"\s*# ?(.*)", line):
             text = found[1]
             if text.startswith("-- "):

@@ -86,7 +86,7 @@ class Rendered:
             where = f"{o['kind']} {o['metadata']['name']}"
             if o["kind"] == "Pod":
                 yield where, {"metadata": o["metadata"], "spec": o["spec"]}
-            elif o["kind"] in ("Job", "StatefulSet"):
+            elif o["kind"] in ("Deployment", "Job", "StatefulSet"):
                 yield where, o["spec"]["template"]
             elif o["kind"] == "RayService":
                 cluster = o["spec"]["rayClusterConfig"]
@@ -110,21 +110,23 @@ def _with_autoscaler(cluster: Object) -> Object:
     return template | {"spec": template["spec"] | {"containers": [*template["spec"]["containers"], added]}}
 
 
-def render(values: Values | None = None, *, files: tuple[Path, ...] = (), release: str = RELEASE) -> Rendered:
+def render(
+    values: Values | None = None, *, files: tuple[Path, ...] = (), release: str = RELEASE, chart: Path = CHART
+) -> Rendered:
     """Render with these values over the chart's. Equal calls render once.
 
     Raises:
         Refused: The schema or a check of the chart refuses the values.
     """
-    return _render(json.dumps(values or {}, sort_keys=True), files, release)
+    return _render(json.dumps(values or {}, sort_keys=True), files, release, chart)
 
 
 @functools.cache
-def _render(values: str, files: tuple[Path, ...], release: str) -> Rendered:
+def _render(values: str, files: tuple[Path, ...], release: str, chart: Path) -> Rendered:
     if (helm := tool("helm")) is None:
         pytest.skip("helm is neither on the PATH nor in $KUBE_TESTBED/bin")
     chosen = [argument for file in files for argument in ("--values", str(file))]
-    command = [helm, "template", release, str(CHART), "--namespace", "serving", *chosen, "--values", "-"]
+    command = [helm, "template", release, str(chart), "--namespace", "serving", *chosen, "--values", "-"]
     done = subprocess.run(command, input=values, capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise Refused(done.stderr)
