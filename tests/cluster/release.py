@@ -98,6 +98,10 @@ class Release:
         status: dict[str, Any] = get("rayservice", RELEASE, "-n", NAMESPACE).get("status", {})
         return status
 
+    def application(self) -> str:
+        """Return what Serve says of the application: DEPLOYING, RUNNING, ..."""
+        return str(self.status()["activeServiceStatus"]["applicationStatuses"][RELEASE]["status"])
+
     def active_cluster(self) -> str:
         """Return the name of the Ray cluster that serves."""
         return str(self.status()["activeServiceStatus"]["rayClusterName"])

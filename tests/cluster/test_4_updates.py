@@ -12,18 +12,15 @@ NUM_STREAMS, TOKENS = 6, 300
 
 def test_a_value_of_the_configuration_changes_in_place(release: Release) -> None:
     cluster, key = release.active_cluster(), release.api_key()
-    before = {*release.ready_pods("ingress"), *release.ready_pods("model")}
+    ingresses = set(release.ready_pods("ingress"))
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         release.upgrade("--set", "config.ingress.max_waiting_requests=999")
-        wait_until("new pods alone", lambda: replaced(release, before))
+        wait_until("Serve replaces replicas", lambda: release.application() == "DEPLOYING")
+        wait_until("Serve has replaced them", lambda: release.application() == "RUNNING")
     seen[0].require_all_complete()
+    assert not ingresses & set(release.ready_pods("ingress"))
     assert release.active_cluster() == cluster
     assert release.api_key() == key
-
-
-def replaced(release: Release, before: set[str]) -> bool:
-    """Whether both components have ready pods, none of them from ``before``."""
-    return all((ready := set(release.ready_pods(c))) and not ready & before for c in ("ingress", "model"))
 
 
 def test_a_value_of_the_pods_makes_a_new_ray_cluster(release: Release) -> None:
