@@ -105,9 +105,10 @@ def test_a_stopped_process_goes_on_when_the_run_ends(children: Children) -> None
 
 
 GENERATOR = """
-import sys, time
+import signal, sys, time
 from loadtest.faults import FaultRunner
 from loadtest.scenario import Fault
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that SIGINT is ignored
 mark, root = sys.argv[1], int(sys.argv[2])
 fault = Fault(at_s=0, action="stop", process=mark, below_pid=root, for_s=600)
 FaultRunner([fault], lambda: 0.0, lambda event: print(event.kind, flush=True)).start()
