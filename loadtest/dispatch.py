@@ -166,22 +166,22 @@ class Load:
         return sum(1 for r in self._plan.part if isinstance(arrival, Burst) or r.due_s is None or r.due_s < 1.0)
 
     def _open_loop(self) -> None:
-        while item := self._next_built():
-            request, asked = item
+        while self._built or self._build_one():
+            request, asked = self._built[0]  # stays there while it waits: a stop finds it
             assert request.due_s is not None
             due_s = request.due_s
             self._build_ahead(until_s=due_s - AHEAD_MARGIN_S)
             gevent.sleep(max(0.0, due_s - self._now()))
+            self._pop_built()
             self._in_flight[request.id] = (request, due_s)
             self._group.spawn(self._ask, request, asked, due_s)
 
     def _closed_loop(self) -> None:
-        while not self._stopped.is_set() and (item := self._next_built()):
-            request, asked = item
+        while not self._stopped.is_set() and (self._built or self._build_one()):
             due_s = self._now()
             if due_s >= self._scenario.duration_s:
-                self._built.appendleft(item)
                 return self._give_up_rest(math.inf, "the duration was over before a client was free")
+            request, asked = self._pop_built()
             self._in_flight[request.id] = (request, due_s)
             self._ask(request, asked, due_s)
 
@@ -226,11 +226,7 @@ class Load:
     def _give_up_one(self, request: ScheduledRequest, due_s: float, reason: str) -> None:
         self._take(request, Row(id=request.id, worker=self._plan.worker, due_s=due_s, state="never_sent", reason=reason))
 
-    def _next_built(self) -> tuple[ScheduledRequest, Asked] | None:
-        if not self._built:
-            self._build_one()
-        if not self._built:
-            return None
+    def _pop_built(self) -> tuple[ScheduledRequest, Asked]:
         item = self._built.popleft()
         self._built_bytes -= len(item[1].body)
         return item
