@@ -111,8 +111,8 @@ def draw(qps: float, runs: Sequence[Path], out: Path) -> None:
         for color, folder in enumerate(runs):
             name = "bare vLLM" if "-bare-" in folder.name else "serve-app, 1 replica"
             plot_cdf(ax, read_run(folder, analyse(folder)).sample(metric, label=name), color=color)
-        ax.set_title(f"{metric.upper()} at QPS {qps:g}")
-    figure.suptitle(f"Poisson arrivals, simulated accelerator {PROFILE}", fontsize=10)
+        ax.set_xlabel(metric.upper())
+    figure.suptitle(f"QPS {qps:g}, Poisson arrivals, simulated accelerator {PROFILE}", fontsize=10)
     figure.savefig(out / f"cdf-qps-{qps:g}.png", dpi=110)
 
 

@@ -12,17 +12,16 @@ Sources: vllm/v1/metrics/loggers.py; `ray_vllm_*`, the same through Ray's agent;
 ray/serve/schema.py (ServeInstanceDetails).
 """
 
-import importlib
 import json
 import math
 import os
 import re
 import ssl
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 
@@ -31,6 +30,8 @@ from loadtest.scenario import Observe
 from loadtest.target import Target, get_within
 
 TIMEOUT_S = 2.0
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where the kubelet puts a pod's namespace, its token and the API server's authority."""
 
 _HISTOGRAMS = {
     "queue_s": "request_queue_time_seconds",
@@ -91,16 +92,17 @@ def serve_values(details: Mapping[str, Any]) -> dict[str, float]:
     return dict(values)
 
 
-def pod_values(pods: Iterable[Any]) -> dict[str, float]:
-    """Return the counts of pods, given as the client's V1Pod; those that end or have ended count nowhere."""
+def pod_values(pods: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the counts of pods as the Kubernetes API lists them; those that end or have ended count nowhere."""
     values = {"pods_ready": 0.0, "pods_pending": 0.0, "pods_starting": 0.0}
     for pod in pods:
-        if pod.metadata.deletion_timestamp is not None:
+        status = pod["status"]
+        if "deletionTimestamp" in pod["metadata"]:
             continue
-        if pod.status.phase == "Pending":
+        if status["phase"] == "Pending":
             values["pods_pending"] += 1
-        elif pod.status.phase == "Running":
-            ready = any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions or ())
+        elif status["phase"] == "Running":
+            ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
             values["pods_ready" if ready else "pods_starting"] += 1
     return values
 
@@ -123,10 +125,12 @@ class Observer:
         self._metrics_headers = target.headers if own else None  # the key is for nobody else
         # As the load itself: without a proxy, and by the system's certificates.
         self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False, follow_redirects=True, verify=ssl.create_default_context())
-        self._list_pods: Callable[[], Iterable[Any]] | None = None
+        self._kubernetes: httpx.Client | None = None
 
     def close(self) -> None:
         self._http.close()
+        if self._kubernetes:
+            self._kubernetes.close()
 
     def sample(self, t_s: float) -> list[ServerSample]:
         """Return one sample per source, in a few seconds at most. Never raises: what went wrong is in ``error``."""
@@ -154,9 +158,14 @@ class Observer:
         return serve_values(json.loads(self._get(url, {"Authorization": f"Bearer {token}"} if token else None)))
 
     def _pods(self) -> dict[str, float]:
-        if self._list_pods is None:
-            self._list_pods = _pod_lister(self._observe.kubernetes_selector)
-        return pod_values(self._list_pods())
+        if self._kubernetes is None:
+            self._kubernetes = _kubernetes_api(self._observe.kubernetes_url)
+        namespace = self._observe.kubernetes_namespace or _of_account("namespace") or "default"
+        url = f"/api/v1/namespaces/{namespace}/pods?{urlencode({'labelSelector': self._observe.kubernetes_selector})}"
+        token = "" if self._observe.kubernetes_url else _of_account("token")  # read anew: the kubelet replaces it
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        answer = get_within(self._kubernetes, url, TIMEOUT_S, headers).raise_for_status()
+        return pod_values(answer.json()["items"])
 
 
 def _sampled(t_s: float, source: Literal["metrics", "serve", "kubernetes"], read: Callable[[], dict[str, float]]) -> ServerSample:
@@ -166,20 +175,22 @@ def _sampled(t_s: float, source: Literal["metrics", "serve", "kubernetes"], read
         return ServerSample(t_s, source, error=f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300])
 
 
-def _pod_lister(selector: str) -> Callable[[], Iterable[Any]]:
-    """Return a function that lists the pods of our own namespace, or of the current kubeconfig's context."""
-    try:
-        client = importlib.import_module("kubernetes.client")
-        config = importlib.import_module("kubernetes.config")
-    except ImportError as exc:
-        raise RuntimeError("kubernetes_selector needs the package kubernetes: pip install kubernetes") from exc
-    try:
-        config.load_incluster_config()
-        with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
-            namespace = file.read().strip()
-    except config.ConfigException:
-        config.load_kube_config()
-        namespace = config.list_kube_config_contexts()[1]["context"].get("namespace", "default")
-    api = client.CoreV1Api()
-    limits = {"label_selector": selector, "_request_timeout": TIMEOUT_S}
-    return lambda: api.list_namespaced_pod(namespace, **limits).items
+def _kubernetes_api(url: str) -> httpx.Client:
+    """Return a client of the API server at ``url``, or of the cluster's own, verified by what the pod was given.
+
+    Raises:
+        RuntimeError: This is no pod, and no address was named.
+    """
+    if url:
+        return httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    if not host or not (ACCOUNT / "ca.crt").is_file():
+        raise RuntimeError("outside a pod kubernetes_selector needs kubernetes_url: http://127.0.0.1:8001, where `kubectl proxy` runs")
+    address = f"[{host}]" if ":" in host else host
+    authority = ssl.create_default_context(cafile=ACCOUNT / "ca.crt")
+    return httpx.Client(base_url=f"https://{address}:{port}", timeout=TIMEOUT_S, trust_env=False, verify=authority)
+
+
+def _of_account(name: str) -> str:
+    file = ACCOUNT / name
+    return file.read_text().strip() if file.is_file() else ""

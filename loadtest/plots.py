@@ -13,7 +13,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import ListedColormap
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
 from loadtest.stats import Floats, dkw_half_width
@@ -77,9 +77,11 @@ class Sample:
 
 
 class SecondsLocator(LogLocator):
-    """Ticks at 1, 2 and 5 of each decade, or at 1 only where there are so many decades that the words would overlap."""
+    """Ticks at 1, 2 and 5 of each decade, at 1 only where so many decades' words would overlap; a few round ones in a narrow range."""
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        if 0 < vmin <= vmax < 5 * vmin:
+            return MaxNLocator(3, steps=[1, 2, 5, 10]).tick_values(vmin, vmax)
         many = vmin <= 0 or vmax / vmin > 10**2.4
         self.set_params(subs=(1.0,) if many else (1.0, 2.0, 5.0), numticks=12)
         return super().tick_values(vmin, vmax)

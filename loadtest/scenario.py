@@ -233,7 +233,11 @@ class Observe(_Part):
     """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``."""
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     kubernetes_selector: str = ""
-    """Also the pods with these labels, through the current kubeconfig or the pod's own account."""
+    """Also the pods with these labels, from the Kubernetes API by the account of the pod that this runs in."""
+    kubernetes_namespace: str = ""
+    """Empty: the pod's own, else ``default``."""
+    kubernetes_url: str = ""
+    """Outside a pod: where `kubectl proxy` listens, like http://127.0.0.1:8001."""
 
 
 class Scenario(_Part):

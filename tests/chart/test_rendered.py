@@ -11,6 +11,7 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.application import serve_config
 from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
+from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
 from tests.chart.render import CI_FILES, Object, Rendered, at, merged, render, tool
 from tests.chart.schemas import kubeconform_schemas
 
@@ -114,6 +115,17 @@ def test_the_ray_cluster_is_the_same_when_only_serve_has_to_know() -> None:
     for change in in_place:
         assert compared(render(merged(at("config.ingress.replicas", {"min": 1, "max": 2}), change))) == compared(base), change
     assert compared(render(at("image.tag", "0.2.0"))) != compared(base)
+
+
+OTHERS = ("/generate", "/version", "/v1/models")
+
+
+def test_the_world_reaches_every_route_of_the_api_and_no_other() -> None:
+    made = render({"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}})
+    paths = [path["path"] for path in made.of("Ingress")[""]["spec"]["rules"][0]["http"]["paths"]]
+    assert [match["path"]["value"] for match in made.of("HTTPRoute")[""]["spec"]["rules"][0]["matches"]] == paths
+    own = {route: any(f"{route}/".startswith(f"{path}/") for path in paths) for route in {*WITHOUT_KEY, *VLLM_ROUTES, *OTHERS}}
+    assert {route for route, reached in own.items() if not reached} == WITHOUT_KEY
 
 
 def test_numbers_are_whole_however_large() -> None:

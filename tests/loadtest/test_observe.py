@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -160,17 +159,25 @@ def test_replicas_are_desired_by_target_and_ready_when_they_run() -> None:
     assert serve_values({"applications": {}}) == {}
 
 
-def test_pods_are_ready_starting_or_pending() -> None:
-    def pod(phase: str, ready: str | None = None, ends: bool = False) -> SimpleNamespace:
-        conditions = [SimpleNamespace(type="PodScheduled", status="True"), SimpleNamespace(type="Ready", status=ready)]
-        return SimpleNamespace(
-            metadata=SimpleNamespace(deletion_timestamp="now" if ends else None),
-            status=SimpleNamespace(phase=phase, conditions=conditions if ready else None),
-        )
+def pod(phase: str, ready: str | None = None, **metadata: str) -> dict[str, Any]:
+    conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
+    return {"metadata": metadata, "status": {"phase": phase, **({"conditions": conditions} if ready else {})}}
 
-    pods = [pod("Running", "True"), pod("Running", "True"), pod("Running", "False"), pod("Pending"), pod("Failed")]
-    pods.append(pod("Running", "True", ends=True))
-    assert pod_values(pods) == {"pods_ready": 2.0, "pods_pending": 1.0, "pods_starting": 1.0}
+
+PODS = [pod("Running", "True"), pod("Running", "True"), pod("Running", "False"), pod("Pending"), pod("Failed")]
+COUNTS = {"pods_ready": 2.0, "pods_pending": 1.0, "pods_starting": 1.0}
+
+
+def test_pods_are_ready_starting_or_pending() -> None:
+    assert pod_values([*PODS, pod("Running", "True", deletionTimestamp="now")]) == COUNTS
+
+
+def test_pods_are_listed_through_a_proxy_of_kubectl(pages: dict[str, tuple[int, str]]) -> None:
+    pages["/api/v1/namespaces/y/pods?labelSelector=app%3Dx"] = 200, json.dumps({"items": PODS})
+    observe = Observe(
+        metrics_url="none", kubernetes_selector="app=x", kubernetes_namespace="y", kubernetes_url=pages["url"][1]
+    )
+    assert sampled(observe, "http://127.0.0.1:1") == [ServerSample(4.5, "kubernetes", COUNTS)]
 
 
 def test_all_sources_are_sampled_at_one_time(pages: dict[str, tuple[int, str]]) -> None:
@@ -213,10 +220,10 @@ def test_an_unreachable_target_and_a_dashboard_that_answers_nonsense_are_told(pa
 
 
 def test_pods_without_a_cluster_are_an_error_of_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     [sample] = sampled(Observe(metrics_url="none", kubernetes_selector="app=x"), "http://127.0.0.1:1")
     assert sample.source == "kubernetes"
-    assert "kube" in sample.error  # the package is missing, or there is no configuration
+    assert "where `kubectl proxy` runs" in sample.error
 
 
 def test_rays_token_is_looked_for_where_ray_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,3 +101,8 @@ seccompProfile: {type: RuntimeDefault}
       - downwardAPI:
           items: [{path: namespace, fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}]
 {{- end }}
+
+{{- /* What the world may ask. /metrics and the probes take no key, and stay inside the cluster. */}}
+{{- define "serve-app.publicPaths" -}}
+[/v1, /generate, /tokenize, /detokenize, /version]
+{{- end }}
