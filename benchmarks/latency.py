@@ -2,7 +2,7 @@
 
 ``make bench-latency`` measures simulated accelerators. First QPS 1 and QPS 4 with mixed lengths, both servers in turn on the same
 schedule: a table, and the CDFs of both in one figure. Then ``vllm bench serve`` and ``serve-app-loadtest`` in turn against the bare
-server, 400 requests of the same lengths at equal gaps: the figures whose definitions agree should.
+server, 400 requests of the same lengths at equal gaps, and against a server whose latencies are known.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from matplotlib.figure import Figure
 
 from benchmarks.overhead import PROFILE, simulated
@@ -29,6 +30,8 @@ from loadtest.plots import plot_cdf
 from loadtest.runner import run
 from loadtest.scenario import Scenario, parse_scenario
 from loadtest.target import Target as LoadTarget
+from loadtest.truth.server import running
+from loadtest.truth.settings import Law
 from serve_app.config import ModelSettings
 
 QPS = (1, 4)
@@ -37,6 +40,8 @@ CHECK_RATE, CHECK_REQUESTS, CHECK_TOKENS = 8.0, 400, 64
 """Of the cross-check: requests per second, requests, and tokens of prompt and answer."""
 MAX_TRIES = 3
 CHECK_S = CHECK_REQUESTS / CHECK_RATE
+KNOWN = Law.model_validate({"ttft": {"law": "constant", "s": 0.015}, "gap": {"law": "constant", "s": 0.0066}})
+"""What a server without vLLM does, so that what is more was added by who measured it."""
 
 
 def main() -> None:
@@ -57,7 +62,10 @@ def main() -> None:
                 if len(valid) == len(runs):
                     print(f"\n{chr(10).join(compare(valid[1], valid[0]).lines())}", flush=True)
                     draw(qps, valid, out)
-            print(f"\n{cross_check(targets[0], model, arguments.rounds, out)}")
+            print(f"\n{cross_check(targets[0], model.name, model, arguments.rounds, out)}", flush=True)
+            with running(KNOWN, log=out / "truth.jsonl") as url:
+                truth = Target("truth", url, psutil.Process())
+                print(f"\n{cross_check(truth, 'truth', model, arguments.rounds, out)}")
 
 
 def mixed(qps: float, seconds: float) -> Scenario:
@@ -116,26 +124,26 @@ def draw(qps: float, runs: Sequence[Path], out: Path) -> None:
     figure.savefig(out / f"cdf-qps-{qps:g}.png", dpi=110)
 
 
-def cross_check(target: Target, model: ModelSettings, rounds: int, out: Path) -> str:
+def cross_check(target: Target, name: str, model: ModelSettings, rounds: int, out: Path) -> str:
     """Load the server with both generators in turn and return Markdown: medians over the valid rounds, and their ratio."""
     theirs, ours = [], []
     for seed in range(rounds):
-        exact = {"input_tokens": {"mean": CHECK_TOKENS}, "output_tokens": {"mean": CHECK_TOKENS}}
-        their_figures = _vllm_bench(target, model, seed, out)
+        exact = {"input_tokens": {"mean": CHECK_TOKENS}, "output_tokens": {"mean": CHECK_TOKENS}, "prompt": "text"}
+        their_figures = _vllm_bench(target, name, model, seed, out)
         own = _run(_scenario(f"cross-check-{seed}", CHECK_RATE, CHECK_S, 0.0, exact, seed, law="constant"), target, out)
         if own is not None:
             theirs.append(their_figures)
             ours.append(_figures(own))
-    rows = ["| figure | vllm bench serve | serve-app-loadtest | ratio | within 5 % |", "|---|---|---|---|---|"]
-    for name in ours[0] if ours else ():
-        a, b = (statistics.median(each[name] for each in side) for side in (theirs, ours))
-        rows.append(f"| {name} | {a:.2f} | {b:.2f} | {b / a:.3f} | {'yes' if abs(b / a - 1) <= 0.05 else 'no'} |")
+    rows = [f"| {target.name} | vllm bench serve | serve-app-loadtest | ratio | within 5 % |", "|---|---|---|---|---|"]
+    for figure in ours[0] if ours else ():
+        a, b = (statistics.median(each[figure] for each in side) for side in (theirs, ours))
+        rows.append(f"| {figure} | {a:.2f} | {b:.2f} | {b / a:.3f} | {'yes' if abs(b / a - 1) <= 0.05 else 'no'} |")
     return "\n".join(rows)
 
 
-def _vllm_bench(target: Target, model: ModelSettings, seed: int, out: Path) -> dict[str, float]:
-    result = out / f"vllm-bench-{seed}.json"
-    command = [*VLLM, "bench", "serve", "--base-url", target.url, "--model", model.name, "--tokenizer", source_of(model)]
+def _vllm_bench(target: Target, name: str, model: ModelSettings, seed: int, out: Path) -> dict[str, float]:
+    result = out / f"vllm-bench-{target.name}-{seed}.json"
+    command = [*VLLM, "bench", "serve", "--base-url", target.url, "--model", name, "--tokenizer", source_of(model)]
     command += ["--dataset-name", "random", "--random-input-len", str(CHECK_TOKENS), "--random-output-len", str(CHECK_TOKENS)]
     command += ["--ignore-eos", "--num-prompts", str(CHECK_REQUESTS), "--request-rate", str(CHECK_RATE), "--seed", str(seed)]
     command += ["--burstiness", "1e6"]  # equal gaps: with random ones the two would send different loads

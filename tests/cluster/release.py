@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,10 @@ class Release:
         command = ("helm", "upgrade", "--install", RELEASE, str(CHART), "-n", NAMESPACE, "-f", str(HERE / "values.yaml"))
         run(*command, *self.images.values(), *arguments)
 
+    def serve_app(self, command: str, *arguments: str, limit_s: float = 900.0) -> str:
+        """Return what `serve-app status` or `rollout` printed about the release."""
+        return run(sys.executable, "-m", "serve_app.cli.main", command, RELEASE, "-n", NAMESPACE, *arguments, limit_s=limit_s)
+
     def wait_ready(self) -> None:
         """Wait until KubeRay says Ready and the Service has an address."""
         wait_until("RayService Ready", self.is_ready)
@@ -97,10 +102,6 @@ class Release:
         """Return the RayService's status."""
         status: dict[str, Any] = get("rayservice", RELEASE, "-n", NAMESPACE).get("status", {})
         return status
-
-    def application(self) -> str:
-        """Return what Serve says of the application: DEPLOYING, RUNNING, ..."""
-        return str(self.status()["activeServiceStatus"]["applicationStatuses"][RELEASE]["status"])
 
     def active_cluster(self) -> str:
         """Return the name of the Ray cluster that serves."""

@@ -56,6 +56,13 @@ def test_without_a_key_nothing_is_answered(release: Release) -> None:
     assert status == 401
 
 
+def test_status_tells_of_every_pod_and_that_the_rollout_is_done(release: Release) -> None:
+    told = json.loads(release.serve_app("status", "--json"))
+    assert told["rollout"]["kind"] == "done", told["rollout"]
+    ready = {*release.ready_pods("head"), *release.ready_pods("ingress"), *release.ready_pods("model")}
+    assert ready <= {pod["name"] for pod in told["pods"]}
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -15,10 +15,9 @@ def test_a_value_of_the_configuration_changes_in_place(release: Release) -> None
     ingresses = set(release.ready_pods("ingress"))
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         release.upgrade("--set", "config.ingress.max_waiting_requests=999")
-        wait_until("Serve replaces replicas", lambda: release.application() == "DEPLOYING")
-        wait_until("Serve has replaced them", lambda: release.application() == "RUNNING")
+        assert f"cluster {cluster} is ready" in release.serve_app("rollout")
+        wait_until("none but new ingresses", lambda: not ingresses & set(release.ready_pods("ingress")))
     seen[0].require_all_complete()
-    assert not ingresses & set(release.ready_pods("ingress"))
     assert release.active_cluster() == cluster
     assert release.api_key() == key
 
@@ -27,7 +26,8 @@ def test_a_value_of_the_pods_makes_a_new_ray_cluster(release: Release) -> None:
     old = release.active_cluster()
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         release.upgrade("--set", "ingressPods.podAnnotations.changed=yes")
-        wait_until("the new Ray cluster serves", lambda: release.active_cluster() != old)
+        release.serve_app("rollout")
+        assert release.active_cluster() != old
         wait_until("the old Ray cluster is gone", lambda: ray_clusters() == [release.active_cluster()])
     seen[0].require_all_complete()
 
