@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.kube import apply, get, is_ready, kubectl, run, wait_until
+from tests.cluster.kube import LIMIT_S, apply, get, is_ready, kubectl, run, wait_until
 
 HERE = Path(__file__).parent
 CHART = HERE.parent.parent / "helm" / "serve-app"
@@ -34,7 +34,7 @@ class Images:
         redis_repository, _, redis_tag = self.redis.rpartition(":")
         prefix = "gcsFaultTolerance.redis.image"
         named = {
-            "image.repository": repository,
+            "image.repository": repository,  # these two are what every chart of ours has
             "image.tag": tag,
             f"{prefix}.repository": redis_repository,
             f"{prefix}.tag": redis_tag,
@@ -80,9 +80,9 @@ class Release:
         command = ("helm", "upgrade", "--install", RELEASE, str(CHART), "-n", NAMESPACE, "-f", str(HERE / "values.yaml"))
         run(*command, *self.images.values(), *arguments)
 
-    def serve_app(self, command: str, *arguments: str, limit_s: float = 900.0) -> str:
-        """Return what `serve-app status` or `rollout` printed about the release."""
-        return run(sys.executable, "-m", "serve_app.cli.main", command, RELEASE, "-n", NAMESPACE, *arguments, limit_s=limit_s)
+    def serve_app(self, command: str, *arguments: str, name: str = RELEASE, namespace: str = NAMESPACE) -> str:
+        """Return what `serve-app status` or `rollout` printed about a release."""
+        return run(sys.executable, "-m", "serve_app.cli.main", command, name, "-n", namespace, *arguments, limit_s=LIMIT_S)
 
     def wait_ready(self) -> None:
         """Wait until KubeRay says Ready and the Service has an address."""
