@@ -185,7 +185,9 @@ def _kubernetes_api(url: str) -> httpx.Client:
         return httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not host or not (ACCOUNT / "ca.crt").is_file():
-        raise RuntimeError("outside a pod kubernetes_selector needs kubernetes_url: http://127.0.0.1:8001, where `kubectl proxy` runs")
+        raise RuntimeError(
+            "outside a pod kubernetes_selector needs kubernetes_url: http://127.0.0.1:8001, where `kubectl proxy` runs"
+        )
     address = f"[{host}]" if ":" in host else host
     authority = ssl.create_default_context(cafile=ACCOUNT / "ca.crt")
     return httpx.Client(base_url=f"https://{address}:{port}", timeout=TIMEOUT_S, trust_env=False, verify=authority)

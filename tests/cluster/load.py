@@ -90,7 +90,9 @@ class LoadTest:
 
     def result(self) -> Result:
         """Return what the run left."""
-        return Result(json.loads(kubectl("exec", "-i", "-n", NAMESPACE, f"deploy/{NAME}-report", "--", "python", "-", stdin=FETCH)))
+        return Result(
+            json.loads(kubectl("exec", "-i", "-n", NAMESPACE, f"deploy/{NAME}-report", "--", "python", "-", stdin=FETCH))
+        )
 
     def uninstall(self) -> None:
         """Remove the release and the namespace with all in it."""

@@ -174,9 +174,7 @@ def test_pods_are_ready_starting_or_pending() -> None:
 
 def test_pods_are_listed_through_a_proxy_of_kubectl(pages: dict[str, tuple[int, str]]) -> None:
     pages["/api/v1/namespaces/y/pods?labelSelector=app%3Dx"] = 200, json.dumps({"items": PODS})
-    observe = Observe(
-        metrics_url="none", kubernetes_selector="app=x", kubernetes_namespace="y", kubernetes_url=pages["url"][1]
-    )
+    observe = Observe(metrics_url="none", kubernetes_selector="app=x", kubernetes_namespace="y", kubernetes_url=pages["url"][1])
     assert sampled(observe, "http://127.0.0.1:1") == [ServerSample(4.5, "kubernetes", COUNTS)]
 
 
