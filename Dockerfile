@@ -5,6 +5,7 @@
 # the image. Without the secret, PyPI and PyTorch's CPU index are asked. The order of the layers is the order of what changes
 # least, so that a change of code renews only the last one, of 2 MB.
 
+# Tags, so that a build works wherever an image of that name is; a release pins both: --build-arg BASE=...@sha256:... (docs/image.md).
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 ARG CUDA_BASE=docker.io/vllm/vllm-openai:v0.32.0
 

@@ -37,9 +37,10 @@ check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-charts: .venv .venv-charts/.installed ## tests of the Helm charts without a cluster, under two minutes; wants helm, helm-docs, kubeconform
+charts: .venv .venv-charts/.installed ## tests of the Helm charts and of the Dockerfiles without a cluster, under two minutes; wants helm, helm-docs, kubeconform
 	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
 	.venv-charts/bin/yamllint --strict helm/*/Chart.yaml helm/*/values.yaml helm/*/ci helm/loadtest/files
+	.venv-charts/bin/hadolint Dockerfile tests/cluster/redis/Dockerfile
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/serve-app
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/loadtest --values helm/loadtest/ci/job-values.yaml
 	PATH="$(CHARTS_PATH)" $(BIN)/pytest tests/chart

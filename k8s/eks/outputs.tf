@@ -18,6 +18,11 @@ output "efs_id" {
   value       = aws_efs_file_system.weights.id
 }
 
+output "vpc_id" {
+  description = "vpcId of the AWS Load Balancer Controller's chart."
+  value       = aws_vpc.this.id
+}
+
 output "vpc_cidr" {
   description = "networkPolicies.clients of the chart, for the load balancer."
   value       = var.cidr

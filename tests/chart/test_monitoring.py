@@ -5,11 +5,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from vllm.v1.metrics import loggers
 
+from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.fleet import FleetSettings, FleetState
 from serve_app.ingress.metrics import FleetCollector
+from tests.chart.places import alert
 from tests.chart.render import Rendered, at, merged, render
 
 MONITORED = merged(at("monitoring.podMonitors", True), at("monitoring.prometheusRules", True), at("monitoring.dashboards", True))
@@ -73,3 +76,38 @@ def test_pod_monitors_scrape_ports_that_their_pods_have() -> None:
     assert all("metrics" in found for found in ports.values())
     assert [e["port"] for e in r.of("PodMonitor")["ingress"]["spec"]["podMetricsEndpoints"]] == ["http"]
     assert "http" in ports["ingress"]
+
+
+def fleet_with(model: str, **draining: bool) -> FleetState:
+    """A fleet of these replicas."""
+    fleet = FleetState(FleetSettings(model=model))
+    for replica_id, drains in draining.items():
+        fleet.handle(LinkOpened(replica_id, credit=1), now=0.0)
+        fleet.handle(HeartbeatArrived(replica_id, 1, 0, 0, 0.0, draining=drains), now=0.0)
+    return fleet
+
+
+def test_the_outage_of_an_idle_model_shows_in_the_series_of_the_alert() -> None:
+    """`A unless on (model) B`: A has every model, waiting requests or not, and B none that the ingress cannot give a request."""
+    registry = CollectorRegistry()
+    registry.register(FleetCollector([fleet_with("none"), fleet_with("drains", a=True), fleet_with("one", a=True, b=False)]))
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
+    asked = {s.labels["model"] for s in samples if s.name == "serve_app_waiting_requests"}
+    taking = {s.labels["model"] for s in samples if s.name == "serve_app_replica_draining" and 1 - s.value > 0}
+    assert asked - taking == {"none", "drains"}
+    left, _, right = alert(render(MONITORED), "ServeAppNoReplica")["expr"].partition("unless on (model)")
+    assert re.sub(r"{.*}", "", left).split() == ["count", "by", "(model)", "(serve_app_waiting_requests)"]
+    assert re.sub(r"{.*}", "", right).strip() == "(sum by (model) (1 - serve_app_replica_draining) > 0)"
+
+
+def test_a_model_that_may_have_no_replica_is_none_that_misses_one() -> None:
+    def rules(*mins: int) -> list[str]:
+        models = [{"name": f"m{i}+.a", "model": "/opt/m", "replicas": {"min": n, "max": 2}} for i, n in enumerate(mins)]
+        optional = [model | {"required": False} for model in models]
+        rendered = render(merged(MONITORED, at("config.models", optional)))
+        found = rendered.of("PrometheusRule")[""]["spec"]["groups"][0]["rules"]
+        return [rule["expr"] for rule in found if rule["alert"] == "ServeAppNoReplica"]
+
+    (both,) = rules(1, 0, 2)
+    assert re.findall(r'model=~"(.*?)"', both) == ["m0[+][.]a|m2[+][.]a"]
+    assert rules(0) == []

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ from serve_app.cli.manifests import manifest_problems
 from tests.chart.render import CHART, render, tool
 
 K8S = Path(__file__).parents[2] / "k8s"
-EKS_VALUES = CHART / "ci" / "eks-gpu-values.yaml"
+OUR_VALUES = K8S / "cluster/values/serve-app.yaml"
+FILLED_IN = {"REGISTRY": "registry.example.com", "TAG": "1.0", "HOST": "llm.example.com", "VPC_CIDR": "10.0.0.0/16"}
+"""What the README has in place of the variables of our values."""
+AMPERE_AND_LATER = {"a10g", "a100", "l4", "l40s", "h100"}
+"""Karpenter's names of AWS's GPUs whose compute capability is 8.0 or more, as vLLM's kernels for bfloat16 want."""
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -25,8 +30,14 @@ def values(path: Path) -> dict[str, Any]:
     return found
 
 
-def node_pools() -> list[dict[str, Any]]:
-    return [d for d in documents(K8S / "cluster/karpenter.yaml") if d["kind"] == "NodePool"]
+def node_pool() -> dict[str, Any]:
+    (pool,) = [d for d in documents(K8S / "cluster/karpenter.yaml") if d["kind"] == "NodePool"]
+    return dict(pool)
+
+
+def our_values() -> dict[str, Any]:
+    """`cluster/values/serve-app.yaml` as `envsubst` fills it in."""
+    return dict(yaml.safe_load(Template(OUR_VALUES.read_text()).substitute(FILLED_IN)))
 
 
 def requirement(pool: dict[str, Any], key: str) -> list[str]:
@@ -49,9 +60,8 @@ def test_the_plain_manifests_pass_the_check_and_hold_no_secret() -> None:
     assert [d["kind"] for d in documents(K8S / "manifests/serve-app.yaml") if d["kind"] == "Secret"] == []
 
 
-@pytest.mark.parametrize("pool", node_pools(), ids=lambda pool: pool["metadata"]["name"])
-def test_the_gpu_nodes_take_the_model_pods_of_the_charts_eks_values(pool: dict[str, Any]) -> None:
-    pods = values(EKS_VALUES)["modelPods"]
+def test_the_gpu_nodes_take_the_model_pods() -> None:
+    pool, pods = node_pool(), our_values()["modelPods"]
     template = pool["spec"]["template"]
     assert pods["nodeSelector"].items() <= template["metadata"]["labels"].items()
     assert requirement(pool, "karpenter.k8s.aws/instance-gpu-count") == [str(pods["gpusPerNode"])]
@@ -61,19 +71,21 @@ def test_the_gpu_nodes_take_the_model_pods_of_the_charts_eks_values(pool: dict[s
     assert plugin["nodeSelector"].items() <= template["metadata"]["labels"].items()
 
 
-def test_spot_comes_first_and_there_is_a_pool_for_when_it_is_sold_out() -> None:
-    weights = {requirement(pool, "karpenter.sh/capacity-type")[0]: pool["spec"]["weight"] for pool in node_pools()}
-    assert set(weights) == {"spot", "on-demand"}
-    assert weights["spot"] > weights["on-demand"]
+def test_gpu_nodes_are_spot_or_on_demand_and_new_enough_for_vllm() -> None:
+    """Karpenter takes spot first where both are allowed."""
+    assert set(requirement(node_pool(), "karpenter.sh/capacity-type")) == {"spot", "on-demand"}
+    names = set(requirement(node_pool(), "karpenter.k8s.aws/instance-gpu-name"))
+    assert names
+    assert names <= AMPERE_AND_LATER
 
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
-@pytest.mark.parametrize("pool", node_pools(), ids=lambda pool: pool["metadata"]["name"])
-def test_karpenter_takes_no_node_under_a_stream(pool: dict[str, Any]) -> None:
+def test_karpenter_takes_no_node_under_a_stream() -> None:
     """Only empty nodes by its own will, and where it must, later than the pods' own grace."""
+    pool = node_pool()
     assert pool["spec"]["disruption"]["consolidationPolicy"] == "WhenEmpty"
     minutes = re.fullmatch(r"(\d+)m", pool["spec"]["template"]["spec"]["terminationGracePeriod"])
-    rendered = render(files=(EKS_VALUES,))
+    rendered = render(our_values())
     graces = [g["template"]["spec"]["terminationGracePeriodSeconds"] for g in rendered.cluster["workerGroupSpecs"]]
     assert minutes is not None
     assert int(minutes[1]) * 60 > max(graces)
@@ -88,15 +100,37 @@ def test_external_secrets_makes_the_keys_that_the_chart_mounts() -> None:
         for d in documents(K8S / "cluster/secrets.yaml")
         if d["kind"] == "ExternalSecret"
     }
-    names = values(K8S / "manifests/values.yaml")
+    names, ours = values(K8S / "manifests/values.yaml"), our_values()
     assert made == {
-        names["apiKeys"]["existingSecret"]: {"keys"},
-        names["clusterToken"]["existingSecret"]: {"token"},
-        names["rayToken"]["existingSecret"]: {"auth_token"},
-        values(EKS_VALUES)["weights"]["huggingFaceTokenSecret"]: {"token"},
+        ours["apiKeys"]["existingSecret"]: {"keys"},
+        ours["clusterToken"]["existingSecret"]: {"token"},
+        ours["rayToken"]["existingSecret"]: {"auth_token"},
+        ours["weights"]["huggingFaceTokenSecret"]: {"token"},
     }
+    assert [names[key] for key in ("apiKeys", "clusterToken", "rayToken")] == [
+        ours[key] for key in ("apiKeys", "clusterToken", "rayToken")
+    ]
     text = (K8S / "manifests/serve-app.yaml").read_text()
     assert all(name in text for name in names["apiKeys"].values())
+
+
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_our_values_are_production_on_eks_and_pass_the_check() -> None:
+    """Ingresses and models survive the loss of a pod, the head of its own; storage classes are those that are made there."""
+    rendered = render(our_values())
+    mins = [dict(model["replicas"])["min"] for model in rendered.config["models"]]
+    assert min(mins) >= 2
+    assert rendered.config["ingress"]["replicas"]["min"] >= 2
+    assert "gcsFaultToleranceOptions" in rendered.cluster
+    assert rendered.of("Secret").keys() == {"redis"}
+    assert {*rendered.of("PodMonitor")} == {"ray", "ingress"}
+    made = {d["metadata"]["name"] for d in documents(K8S / "cluster/storage.yaml")}
+    claims = [
+        *rendered.of("PersistentVolumeClaim").values(),
+        *rendered.of("StatefulSet")["redis"]["spec"]["volumeClaimTemplates"],
+    ]
+    assert {claim["spec"]["storageClassName"] for claim in claims} == made
+    assert list(manifest_problems(rendered.text, client_s=900, load_balancer_idle_s=None)) == []
 
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
@@ -114,7 +148,8 @@ def test_the_namespaces_are_those_of_the_charts_network_policies() -> None:
 
 
 def test_every_variable_of_the_files_is_exported_in_the_readme() -> None:
-    used = {v for f in (K8S / "cluster").glob("*.yaml") for v in re.findall(r"\$\{(\w+)\}", f.read_text())}
+    used = {v for f in (K8S / "cluster").rglob("*.yaml") for v in re.findall(r"\$\{(\w+)\}", f.read_text())}
     exports = [line for line in (K8S / "README.md").read_text().splitlines() if line.startswith("export ")]
     exported = set(re.findall(r"\b([A-Z_]+)=", " ".join(exports)))
+    assert set(FILLED_IN) < used
     assert used <= exported
