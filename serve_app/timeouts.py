@@ -43,6 +43,8 @@ class Timeouts:
     """The same of the head's pod."""
     probe_s: float | None = None
     """Failures of an ingress pod's readiness probe until the Service turns away from it, times their period."""
+    health_check_s: float | None = None
+    """Until a load balancer that asks /readyz itself turns away from an ingress: failures of its health check times their period."""
     spot_notice_s: float | None = None
     """Between the notice that a node goes and its end; of a pod that may run on such a node."""
     old_cluster_s: float | None = None
@@ -111,6 +113,13 @@ RULES = (
         "a stopping ingress would refuse requests before the Service has turned away",
     ),
     Rule(
+        "unready-outlasts-health-check",
+        "unready_s",
+        ("health_check_s",),
+        2,
+        "a stopping ingress would refuse requests that the load balancer still sends, which answers 502",
+    ),
+    Rule(
         "serve-outlasts-drain",
         "serve_shutdown_s",
         ("drain_s", "unready_s"),
@@ -174,6 +183,7 @@ KEYS = {
     "prestop_s": "the sleep of preStop",
     "head_prestop_s": "the sleep of the head's preStop",
     "probe_s": "the readiness probe's period times its failures",
+    "health_check_s": "the load balancer's health check",
     "spot_notice_s": "the notice of a spot node",
     "old_cluster_s": "rayClusterDeletionDelaySeconds",
     "gcs_reconnect_s": "RAY_gcs_rpc_server_reconnect_timeout_s",

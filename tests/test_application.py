@@ -9,7 +9,14 @@ from serve_app.errors import ConfigError
 from serve_app.policy import OutstandingTokensPolicy
 
 TINY = {"name": "tiny", "model": "/models/tiny"}
-SCALED = {"name": "big", "model": "org/big", "device": "cuda", "gpus_per_replica": 2, "replicas": {"min": 0, "max": 4}}
+SCALED = {
+    "name": "big",
+    "model": "org/big",
+    "device": "cuda",
+    "gpus_per_replica": 2,
+    "replicas": {"min": 0, "max": 4},
+    "required": False,
+}
 COMMON = {
     "graceful_shutdown_wait_loop_s": 0.1,
     "graceful_shutdown_timeout_s": 71.0,

@@ -199,6 +199,11 @@ def test_a_contradiction_prints_both_values_and_the_way_out(sections: Any, said:
             "gpus_per_replica: is 2 and device is cpu; set device: cuda, or gpus_per_replica: 0",
         ),
         (
+            {"replicas": {"min": 0, "max": 2}},
+            "replicas.min: is 0 and required is true: without a replica no ingress is ready, and no balancer sends the request that would "
+            "start one; set required: false, or replicas.min: 1",
+        ),
+        (
             {"device": "cuda", "gpus_per_replica": 2, "engine_args": {"tensor-parallel-size": 4}},
             "engine_args.tensor_parallel_size: is 4 and gpus_per_replica is 2; remove it: gpus_per_replica sets both",
         ),

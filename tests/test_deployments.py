@@ -24,7 +24,8 @@ def test_deployments_of_models_whose_names_look_alike_are_told_apart(name: str, 
 
 
 def test_there_is_a_rule_for_each_deployment_that_may_scale() -> None:
-    big = {"name": "big", "model": "org/big", "replicas": {"min": 0, "max": 4, "target_outstanding_tokens": 900}}
+    replicas = {"min": 0, "max": 4, "target_outstanding_tokens": 900}
+    big = {"name": "big", "model": "org/big", "replicas": replicas, "required": False}
     ingress = {"replicas": {"min": 1, "max": 3, "target_streams": 50}}
     assert scaling_rules(parse_settings({"models": [TINY, big], "ingress": ingress})) == {
         "replica-big": ScalingRule("outstanding_tokens/big", target=900, min=0, max=4),

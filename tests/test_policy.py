@@ -34,7 +34,7 @@ class Context:
 INGRESS, TINY, BIG, FIXED = (Deployment(n) for n in ("ingress", "replica-tiny", "replica-big", "replica-fixed"))
 SETTINGS: dict[str, Any] = {
     "models": [
-        {"name": "tiny", "model": "/tiny", "replicas": {"min": 0, "max": 8, "target_outstanding_tokens": 100}},
+        {"name": "tiny", "model": "/tiny", "replicas": {"min": 0, "max": 8, "target_outstanding_tokens": 100}, "required": False},
         {"name": "big", "model": "/big", "replicas": {"min": 1, "max": 2, "target_outstanding_tokens": 1000}},
         {"name": "fixed", "model": "/fixed", "replicas": {"min": 3, "max": 3}},
     ],

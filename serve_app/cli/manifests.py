@@ -13,6 +13,9 @@ from serve_app.timeouts import Timeouts, broken_rules, serve_shutdown_s
 INGRESS_LABEL = ("app.kubernetes.io/component", "ingress")
 SPOT_NOTICE_S = 120.0  # AWS's; others give less
 _IDLE = re.compile(r"idle_timeout\.timeout_seconds=(\d+)")
+_HEALTH_CHECK = "alb.ingress.kubernetes.io/healthcheck-interval-seconds"
+_FAILURES = "alb.ingress.kubernetes.io/unhealthy-threshold-count"
+_DEFAULT_FAILURES = 2
 _DEFAULT_S = {"node_drain_s": 30.0, "gcs_reconnect_s": 60.0, "pod_grace_s": 30.0, "old_cluster_s": 60.0}
 _VARIABLES = {
     "node_drain_s": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
@@ -38,10 +41,11 @@ def manifest_problems(text: str, *, client_s: float | None, load_balancer_idle_s
     if not services:
         raise ConfigError("", "the manifests hold no RayService", "check the output of: helm template NAME helm/serve-app")
     idle_s = load_balancer_idle_s if load_balancer_idle_s is not None else _annotated_idle_s(documents)
+    edge = {"client_s": client_s, "load_balancer_idle_s": idle_s, "health_check_s": _annotated_health_check_s(documents)}
     for service in services:
         where = f"RayService {service['metadata']['name']}"
         try:
-            for problem in _service_problems(service["spec"], client_s, idle_s):
+            for problem in _service_problems(service["spec"], edge):
                 yield ConfigError(f"{where}: {problem.path}" if problem.path else where, problem.problem, problem.hint)
         except KeyError as exc:
             yield ConfigError(where, f"has no {exc.args[0]}", "validate it against KubeRay's schema first")
@@ -52,7 +56,8 @@ def timeout_problems(known: Iterable[Timeouts]) -> list[ConfigError]:
     return [ConfigError(*broken) for broken in dict.fromkeys(b for timeouts in known for b in broken_rules(timeouts))]
 
 
-def _service_problems(spec: Mapping[str, Any], client_s: float | None, idle_s: float | None) -> Iterator[ConfigError]:
+def _service_problems(spec: Mapping[str, Any], edge: Mapping[str, float | None]) -> Iterator[ConfigError]:
+    """Yield what is wrong in one RayService; ``edge`` has the timeouts of what stands before it."""
     for application in yaml.safe_load(spec["serveConfigV2"])["applications"]:
         arguments = application.get("args") or {}
         if wrong := problems(arguments):
@@ -65,8 +70,7 @@ def _service_problems(spec: Mapping[str, Any], client_s: float | None, idle_s: f
             "no_replica_s": settings.timeouts.no_replica_s,
             "keep_alive_s": settings.ingress.keep_alive_s,
             "serve_shutdown_s": serve_shutdown_s(settings),
-            "client_s": client_s,
-            "load_balancer_idle_s": idle_s,
+            **edge,
             "old_cluster_s": float(spec.get("rayClusterDeletionDelaySeconds", _DEFAULT_S["old_cluster_s"])),
         }
         cluster = spec["rayClusterConfig"]
@@ -105,4 +109,13 @@ def _annotated_idle_s(documents: Sequence[Mapping[str, Any]]) -> float | None:
         for value in (document.get("metadata", {}).get("annotations") or {}).values():
             if match := _IDLE.search(str(value)):
                 return float(match[1])
+    return None
+
+
+def _annotated_health_check_s(documents: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return how long an AWS load balancer that the manifests ask for sends on to an ingress that is no longer ready."""
+    for document in documents:
+        annotations: Mapping[str, str] = document.get("metadata", {}).get("annotations") or {}
+        if (interval := annotations.get(_HEALTH_CHECK)) is not None:
+            return float(interval) * float(annotations.get(_FAILURES, _DEFAULT_FAILURES))
     return None

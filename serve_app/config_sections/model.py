@@ -26,7 +26,8 @@ class Bounds(Section):
     """Between how many replicas a deployment is scaled."""
 
     min: Int = Field(default=1, ge=0)
-    """Replicas that are always there. 0 lets the last one go when idle; the next request waits for a cold start."""
+    """Replicas that are always there. 0 lets the last one go when idle, and the next request waits for a cold start; the model then
+    needs required: false."""
     max: Int = Field(default=1, ge=1)
     """Replicas that the autoscaler may reach. Equal to min: no autoscaling."""
 
@@ -125,7 +126,8 @@ class ModelSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        refuse([*(self._simulation_problems(self.simulated) if self.simulated else ()), *self._device_problems()])
+        simulation = self._simulation_problems(self.simulated) if self.simulated else ()
+        refuse([*simulation, *self._device_problems(), *self._scaling_problems()])
         return self
 
     def _device_problems(self) -> Iterator[PydanticCustomError]:
@@ -143,6 +145,11 @@ class ModelSettings(Section):
         if self.device == "cpu" and (cache := self.engine_args.get("kv_cache_memory_bytes")) is not None:
             problem = f"is {cache!r} and kv_cache_gib is {self.kv_cache_gib}"
             yield wrong("engine_args.kv_cache_memory_bytes", problem, "remove it: on cpu kv_cache_gib sets the cache")
+
+    def _scaling_problems(self) -> Iterator[PydanticCustomError]:
+        if self.replicas.min == 0 and self.required:
+            why = "without a replica no ingress is ready, and no balancer sends the request that would start one"
+            yield wrong("replicas.min", f"is 0 and required is true: {why}", "set required: false, or replicas.min: 1")
 
     def _simulation_problems(self, simulated: SimulatedSettings) -> Iterator[PydanticCustomError]:
         there = f"and simulated.profile is {simulated.profile!r}"

@@ -98,14 +98,12 @@ class Rendered:
 def _with_autoscaler(cluster: Object) -> Object:
     """The head's template with the container that KubeRay adds, as it makes it from autoscalerOptions."""
     template = dict(cluster["headGroupSpec"]["template"])
-    if not cluster["enableInTreeAutoscaling"]:
-        return template
     options, head = cluster["autoscalerOptions"], template["spec"]["containers"][0]
     added = {
         "name": "autoscaler",
         "image": head["image"],
         "args": ["ray kuberay-autoscaler"],
-        **{key: options[key] for key in ("imagePullPolicy", "resources", "securityContext", "volumeMounts")},
+        **{key: options[key] for key in ("imagePullPolicy", "env", "resources", "securityContext", "volumeMounts")},
     }
     return template | {"spec": template["spec"] | {"containers": [*template["spec"]["containers"], added]}}
 

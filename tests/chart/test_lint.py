@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from serve_app.timeouts import RULES
+from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, render
 
 MODEL: dict[str, Any] = {"name": "m", "model": "embedded:smollm2-135m-instruct"}
@@ -34,6 +35,12 @@ TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         at("config.ingress.keep_alive_s", 121),
     ),
     ("unready-outlasts-probe", at("config.ingress.unready_s", 4), ("is 4",), at("config.ingress.unready_s", 5)),
+    (
+        "unready-outlasts-health-check",
+        merged(ALB, at("config.ingress.unready_s", 11)),
+        ("is 11", "is 10"),
+        merged(ALB, at("config.ingress.unready_s", 12)),
+    ),
     ("node-drain-outlasts-serve", at("timeouts.rayDrainSeconds", 615), ("615", "616"), at("timeouts.rayDrainSeconds", 616)),
     (
         "pod-grace-outlasts-node-drain",
@@ -101,22 +108,52 @@ CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         ),
     ),
     (
-        "scaling without the autoscaler",
-        merged(at("autoscaler.enabled", False), at("config.ingress.replicas.max", 3)),
-        ("max is 3 and min is 1", "autoscaler.enabled is false"),
-        at("autoscaler.enabled", False),
+        "scaling from zero of a model that readiness waits for",
+        models(MODEL | {"replicas": {"min": 0, "max": 2}}),
+        ("config.models[0].replicas.min is 0 and required is true", "set required to false"),
+        models(MODEL | {"replicas": {"min": 0, "max": 2}, "required": False}),
     ),
     (
         "GPUs that do not divide",
         merged(models(CUDA | {"gpus_per_replica": 3}), at("modelPods.gpusPerNode", 8)),
         ("gpus_per_replica is 3", "gpusPerNode is 8"),
+        merged(models(CUDA), at("modelPods", {"gpusPerNode": 8, "onePerNode": False})),
+    ),
+    (
+        "one pod on a node with GPUs for several",
         merged(models(CUDA), at("modelPods.gpusPerNode", 8)),
+        ("gpus_per_replica is 2", "gpusPerNode is 8", "onePerNode is true", "6 GPUs"),
+        merged(models(CUDA), at("modelPods.gpusPerNode", 2)),
     ),
     (
         "GPUs set twice",
         merged(models(CUDA), {"modelPods": {"resources": {"limits": {"nvidia.com/gpu": 4}}}}),
         ("nvidia.com/gpu 4", "gpus_per_replica is 2"),
         models(CUDA),
+    ),
+    (
+        "a drain that an AWS load balancer would cut",
+        merged(ALB, at("config.timeouts.drain_s", 3601), at("timeouts.clientSeconds", 4000)),
+        ("drain_s is 3601", "ingress.alb is true", "3600 s"),
+        merged(ALB, at("config.timeouts.drain_s", 3600), at("timeouts.clientSeconds", 4000)),
+    ),
+    (
+        "silence that an AWS load balancer would not bear",
+        merged(ALB, at("timeouts.loadBalancerIdleSeconds", 4001), at("config.ingress.keep_alive_s", 4010)),
+        ("loadBalancerIdleSeconds is 4001", "ingress.alb is true", "4000 s"),
+        merged(ALB, at("timeouts.loadBalancerIdleSeconds", 4000), at("config.ingress.keep_alive_s", 4010)),
+    ),
+    (
+        "an AWS load balancer that no policy lets in",
+        merged(ALB, at("networkPolicies.clients", [{"namespaceSelector": {}}])),
+        ("ingress.alb is true", "networkPolicies.clients has no ipBlock"),
+        ALB,
+    ),
+    (
+        "a Service that no policy lets the world to",
+        at("service.type", "LoadBalancer"),
+        ("service.type is LoadBalancer", "networkPolicies.clients has no ipBlock"),
+        merged(at("service.type", "LoadBalancer"), at("networkPolicies.clients", [])),
     ),
     ("latest", at("image.tag", "latest"), ("image.tag is latest", "image.digest is empty"), at("image.tag", "1.2.3")),
     (

@@ -69,11 +69,19 @@ def _is_peer(peer: Mapping[str, Any], end: End) -> bool:
     return in_namespace and _matches(peer.get("podSelector", {}), dict(end.labels))
 
 
-def _allows(rule: Mapping[str, Any], side: str, end: End, port: int, protocol: str) -> bool:
-    ports = rule.get("ports")
-    on_port = ports is None or any(p["protocol"] == protocol and p["port"] <= port <= p.get("endPort", p["port"]) for p in ports)
-    peers = rule.get(side)
-    return on_port and (not peers or any(_is_peer(peer, end) for peer in peers))
+def _named(r: Rendered, pod: End, name: str) -> Iterator[int]:
+    """Yield the ports that the containers of the rendered pods with all labels of ``pod`` give this name."""
+    for _, template in r.pod_templates():
+        if pod.labels and dict(pod.labels).items() <= template["metadata"]["labels"].items():
+            ports = [port for container in template["spec"]["containers"] for port in container.get("ports", [])]
+            yield from (port["containerPort"] for port in ports if port["name"] == name)
+
+
+def _is_on(r: Rendered, entry: Mapping[str, Any], target: End, port: int, protocol: str) -> bool:
+    first = entry["port"]
+    if isinstance(first, str):
+        return entry["protocol"] == protocol and port in _named(r, target, first)
+    return bool(entry["protocol"] == protocol and first <= port <= entry.get("endPort", first))
 
 
 def _rules(r: Rendered, pod: End, direction: str) -> Iterator[list[Any]]:
@@ -91,8 +99,14 @@ def _rules(r: Rendered, pod: End, direction: str) -> Iterator[list[Any]]:
 def reaches(r: Rendered, source: End, target: End, port: int, protocol: str = "TCP") -> bool:
     """Tell whether a connection is let out of ``source`` and into ``target``."""
     out, into = list(_rules(r, source, "Egress")), list(_rules(r, target, "Ingress"))
-    leaves = not out or any(_allows(rule, "to", target, port, protocol) for rules in out for rule in rules)
-    enters = not into or any(_allows(rule, "from", source, port, protocol) for rules in into for rule in rules)
+
+    def allows(rule: Mapping[str, Any], side: str, end: End) -> bool:
+        ports, peers = rule.get("ports"), rule.get(side)
+        on_port = ports is None or any(_is_on(r, entry, target, port, protocol) for entry in ports)
+        return on_port and (not peers or any(_is_peer(peer, end) for peer in peers))
+
+    leaves = not out or any(allows(rule, "to", target) for rules in out for rule in rules)
+    enters = not into or any(allows(rule, "from", source) for rules in into for rule in rules)
     return leaves and enters
 
 
@@ -149,7 +163,7 @@ DENIED = [
 ]
 
 
-def _named(value: object) -> str:
+def _spoken(value: object) -> str:
     if not isinstance(value, End):
         return str(value)
     component = dict(value.labels).get("app.kubernetes.io/component")
@@ -157,12 +171,12 @@ def _named(value: object) -> str:
     return value.address or (f"{instance}-{component}" if component else value.namespace)
 
 
-@pytest.mark.parametrize(("source", "target", "port"), ALLOWED, ids=_named)
+@pytest.mark.parametrize(("source", "target", "port"), ALLOWED, ids=_spoken)
 def test_who_must_reaches(source: End, target: End, port: int) -> None:
     assert reaches(render(ALL), source, target, port)
 
 
-@pytest.mark.parametrize(("source", "target", "port"), dict.fromkeys(DENIED), ids=_named)
+@pytest.mark.parametrize(("source", "target", "port"), dict.fromkeys(DENIED), ids=_spoken)
 def test_who_must_not_does_not_reach(source: End, target: End, port: int) -> None:
     assert not reaches(render(ALL), source, target, port)
 
@@ -175,3 +189,10 @@ def test_clients_can_be_narrowed_and_the_test_still_reaches() -> None:
 
 def test_metrics_are_closed_without_monitors() -> None:
     assert not reaches(render(), PROMETHEUS, HEAD, 8080)
+
+
+def test_policies_are_the_same_whatever_the_ports_so_that_the_pods_of_an_old_ray_cluster_stay_reachable() -> None:
+    moved = render(merged(ALL, at("config.ingress.port", 8011), at("config.protocol.port", 8021)))
+    assert moved.of("NetworkPolicy") == render(ALL).of("NetworkPolicy")
+    assert [reaches(moved, CLIENT, INGRESS, 8011), reaches(moved, INGRESS, MODEL, 8021)] == [True, True]
+    assert [reaches(moved, CLIENT, INGRESS, 8010), reaches(moved, INGRESS, MODEL, 8020)] == [False, False]

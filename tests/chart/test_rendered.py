@@ -12,6 +12,7 @@ from serve_app.application import serve_config
 from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
 from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
+from tests.chart.places import ALB, TOLERATION, annotations
 from tests.chart.render import CI_FILES, Object, Rendered, at, merged, render, tool
 from tests.chart.schemas import kubeconform_schemas
 
@@ -64,8 +65,14 @@ def test_every_replica_has_exactly_one_group_of_pods_whose_resource_it_asks_for(
     asked = [rendered.config["ingress"]["resources"], *(m["resources"] for m in rendered.config["models"])]
     groups = rendered.cluster["workerGroupSpecs"]
     assert [_resources(g) for g in groups] == asked
-    maximum = [rendered.config["ingress"]["replicas"]["max"], *(m["replicas"]["max"] for m in rendered.config["models"])]
-    assert all(group["maxReplicas"] > needed for group, needed in zip(groups, maximum, strict=True)), "room for an update"
+
+
+def test_any_number_of_pods_may_run_and_serve_decides_how_many() -> None:
+    model = MODEL | {"replicas": {"min": 2, "max": 9, "initial": 4}}
+    made = render({"config": {"models": [model], "ingress": {"replicas": {"min": 3, "max": 5}}}})
+    bounds = {g["groupName"]: (g["minReplicas"], g["replicas"], g["maxReplicas"]) for g in made.cluster["workerGroupSpecs"]}
+    assert bounds == {"ingress": (0, 3, 1000), "model-0": (0, 4, 1000)}
+    assert made.cluster["enableInTreeAutoscaling"] is True
 
 
 def _resources(group: Object) -> Object:
@@ -94,27 +101,33 @@ def test_a_chart_version_is_in_no_label_of_a_pod_of_ray(rendered: Rendered) -> N
 
 
 def test_the_ray_cluster_is_the_same_when_only_serve_has_to_know() -> None:
-    """KubeRay compares the RayCluster's spec without the numbers of replicas: what differs makes a new cluster."""
+    """KubeRay compares the RayCluster's spec without the numbers of replicas, their bounds and the tolerations: what differs makes a new
+    cluster. It leaves the bounds of a running cluster as they are, so that they have to suit every change, too.
+    """
 
     def compared(rendered: Rendered) -> Object:
         cluster = copy.deepcopy(rendered.cluster)
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            group["template"]["spec"].pop("tolerations", None)
         for group in cluster["workerGroupSpecs"]:
-            for key in ("replicas", "minReplicas", "maxReplicas"):
-                del group[key]
+            del group["replicas"]
         return cluster
 
     base = render(at("config.ingress.replicas", {"min": 1, "max": 2}))
-    model = base.config["models"][0]
+    model = {key: value for key, value in base.config["models"][0].items() if key != "resources"}
     in_place = [
         at("config.ingress.replicas", {"min": 2, "max": 3, "target_streams": 10}),
         at("config.ingress.max_body_bytes", 1000),
-        {"config": {"models": [{k: v for k, v in model.items() if k != "resources"} | {"engine_args": {"max_model_len": 1024}}]}},
+        at("config.models", [model | {"engine_args": {"max_model_len": 1024}}]),
+        at("config.models", [model | {"replicas": {"min": 2, "max": 6}}]),
         at("networkPolicies.enabled", False),
         at("monitoring", {"podMonitors": True}),
     ]
     for change in in_place:
         assert compared(render(merged(at("config.ingress.replicas", {"min": 1, "max": 2}), change))) == compared(base), change
-    assert compared(render(at("image.tag", "0.2.0"))) != compared(base)
+    anew = [at("image.tag", "0.2.0"), *(at(f"{pods}.tolerations", TOLERATION) for pods in ("head", "ingressPods", "modelPods"))]
+    for change in anew:
+        assert compared(render(merged(at("config.ingress.replicas", {"min": 1, "max": 2}), change))) != compared(base), change
 
 
 OTHERS = ("/generate", "/version", "/v1/models")
@@ -144,3 +157,28 @@ def test_generated_secrets_are_long_and_differ() -> None:
 
 
 SECRETS = {"cluster-token": "token", "ray-token": "auth_token", "api-keys": "keys", "redis": "password"}
+MODEL = {"name": "m", "model": "/opt/m"}
+LOGS = {"RAY_LOG_TO_STDERR": "1", "RAY_ROTATION_MAX_BYTES": "33554432", "RAY_ROTATION_BACKUP_COUNT": "2"}
+
+
+@pytest.mark.parametrize("group", ["head", "ingress", "model-0"])
+def test_logs_are_kubectls_and_cannot_fill_tmp(group: str) -> None:
+    assert render().environment(group).items() >= LOGS.items()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "left"), [((1, 1), None), ((1, 2), 1), ((2, 2), 1), ((2, 8), 1), ((5, 5), 4), ((5, 9), 4)], ids=str
+)
+def test_a_drain_leaves_all_but_one_of_the_least(bounds: tuple[int, int], left: int | None) -> None:
+    replicas = dict(zip(("min", "max"), bounds, strict=True))
+    made = render({"config": {"models": [MODEL | {"replicas": replicas}], "ingress": {"replicas": replicas}}})
+    budgets = {name: budget["spec"]["minAvailable"] for name, budget in made.of("PodDisruptionBudget").items()}
+    assert budgets == ({} if left is None else {"ingress": left, "model-0": left})
+
+
+def test_an_aws_load_balancer_takes_the_health_check() -> None:
+    """AWS wants 5 s or more between two checks, and a timeout below that."""
+    found = annotations("Ingress")(render(ALB))
+    interval, timeout = (int(found[f"alb.ingress.kubernetes.io/healthcheck-{name}-seconds"]) for name in ("interval", "timeout"))
+    assert 2 <= timeout < interval == 5
+    assert found["alb.ingress.kubernetes.io/healthcheck-path"] == "/readyz"

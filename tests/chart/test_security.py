@@ -99,8 +99,6 @@ def test_only_the_autoscaler_and_the_uninstall_have_a_token_of_the_cluster() -> 
         mounts = {c["name"]: [m["mountPath"] for m in c["volumeMounts"]] for c in containers(template["spec"])}
         with_token = [name for name, paths in mounts.items() if any("kubernetes.io" in path for path in paths)]
         assert with_token == expected.get(where, []), where
-    without = render(at("autoscaler.enabled", False)).pod("head")
-    assert [v["name"] for v in without["volumes"]] == ["tmp", "home", "shm"]
 
 
 def test_every_secret_is_mounted_only_where_it_is_needed() -> None:

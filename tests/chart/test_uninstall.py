@@ -114,3 +114,9 @@ def test_it_runs_only_where_redis_has_to_be_cleaned() -> None:
     assert "uninstall" not in render().of("Job")
     job = render(at("gcsFaultTolerance.enabled", True)).of("Job")["uninstall"]
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+
+
+def test_the_script_ends_before_its_job_is_stopped_and_the_job_before_helm_gives_up() -> None:
+    job = render(at("gcsFaultTolerance.enabled", True)).of("Job")["uninstall"]["spec"]
+    script_s = float(job["template"]["spec"]["containers"][0]["args"][1])
+    assert script_s < job["activeDeadlineSeconds"] < 300

@@ -17,6 +17,7 @@ from tests.chart.places import (
     MAPPING,
     MODEL,
     MONITORS,
+    OUTER,
     OUTSIDE,
     ROUTE,
     RULES,
@@ -30,6 +31,7 @@ from tests.chart.places import (
     policy,
     resources,
     secrets_of,
+    size_of,
 )
 from tests.chart.render import CHART, at, merged, render
 from tests.chart.stored_rows import REDIS, WEIGHTS
@@ -41,8 +43,8 @@ CONFIG: list[Row] = [
     ("config.ingress.num_cpus", 2.5, lambda r: r.group("ingress")["rayStartParams"]["num-cpus"], "3", {}),
     ("config.ingress.keep_alive_s", 131, lambda r: r.config["ingress"]["keep_alive_s"], 131, {}),
     ("config.ingress.unready_s", 7, lambda r: r.environment("ingress")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"], "627", {}),
-    ("config.ingress.replicas.min", 2, lambda r: r.group("ingress")["minReplicas"], 2, at("config.ingress.replicas.max", 2)),
-    ("config.ingress.replicas.max", 3, lambda r: r.group("ingress")["maxReplicas"], 6, {}),
+    ("config.ingress.replicas.min", 2, lambda r: r.group("ingress")["replicas"], 2, at("config.ingress.replicas.max", 2)),
+    ("config.ingress.replicas.max", 3, lambda r: r.config["ingress"]["replicas"]["max"], 3, {}),
     ("config.protocol.port", 8021, lambda r: r.container(MODEL)["ports"][0], {"name": "link", "containerPort": 8021}, {}),
     ("config.timeouts.drain_s", 100, lambda r: r.pod(MODEL)["terminationGracePeriodSeconds"], 141, {}),
     ("config.timeouts.no_replica_s", 31, lambda r: r.config["timeouts"]["no_replica_s"], 31, {}),
@@ -84,19 +86,11 @@ PODS: list[Row] = [
         {},
     ),
     ("modelPods.topologySpread", "", lambda r: r.pod(MODEL).get("topologySpreadConstraints"), None, {}),
-    ("modelPods.spare", 5, lambda r: r.group(MODEL)["maxReplicas"], 6, {}),
     ("modelPods.onePerNode", False, lambda r: r.pod(MODEL).get("affinity"), None, GPU),
-    ("modelPods.gpusPerNode", 4, lambda r: r.container(MODEL)["resources"]["limits"]["nvidia.com/gpu"], 2, GPU),
+    ("modelPods.gpusPerNode", 2, lambda r: r.container(MODEL)["resources"]["limits"]["nvidia.com/gpu"], 2, GPU),
     ("modelPods.gpuResource", "amd.com/gpu", lambda r: r.container(MODEL)["resources"]["limits"]["amd.com/gpu"], 2, GPU),
     ("modelPods.runtimeClassName", "nvidia", lambda r: r.pod(MODEL)["runtimeClassName"], "nvidia", GPU),
-    ("modelPods.byModel", {"m": {"spare": 7}}, lambda r: r.group(MODEL)["maxReplicas"], 8, GPU),
-    (
-        "autoscaler.enabled",
-        False,
-        lambda r: (r.cluster["enableInTreeAutoscaling"], "autoscalerOptions" in r.cluster),
-        (False, False),
-        {},
-    ),
+    ("modelPods.byModel", {"m": {"tmpSize": "7Mi"}}, size_of(MODEL, "tmp"), "7Mi", GPU),
     ("autoscaler.idleTimeoutSeconds", 9, lambda r: r.cluster["autoscalerOptions"]["idleTimeoutSeconds"], 9, {}),
     ("autoscaler.upscalingMode", "Conservative", lambda r: r.cluster["autoscalerOptions"]["upscalingMode"], "Conservative", {}),
     *resources("autoscaler.resources", lambda r: r.cluster["autoscalerOptions"]["resources"]),
@@ -127,7 +121,7 @@ TIMEOUTS: list[Row] = [
 ]
 
 EDGE: list[Row] = [
-    ("service.type", "LoadBalancer", lambda r: r.of("Service")[""]["spec"]["type"], "LoadBalancer", {}),
+    ("service.type", "LoadBalancer", lambda r: r.of("Service")[""]["spec"]["type"], "LoadBalancer", OUTER),
     (
         "service.port",
         81,
@@ -145,7 +139,13 @@ EDGE: list[Row] = [
     ),
     ("ingress.enabled", True, lambda r: len(r.of("Ingress")), 1, {}),
     ("ingress.className", "c", lambda r: only(r.of("Ingress"))["spec"]["ingressClassName"], "c", INGRESS),
-    ("ingress.alb", True, lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/target-type"], "ip", INGRESS),
+    (
+        "ingress.alb",
+        True,
+        lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/target-type"],
+        "ip",
+        merged(ALB, at("ingress.alb", False)),
+    ),
     (
         "ingress.albScheme",
         "internet-facing",

@@ -14,9 +14,9 @@ def env(**variables: int) -> list[dict[str, str]]:
     return [{"name": name, "value": str(value)} for name, value in variables.items()]
 
 
-def service(*, drain_s: int = 600, grace_s: int = 621, delay_s: int = 660, **pod: Any) -> dict[str, Any]:
+def service(*, drain_s: int = 600, unready_s: int = 1, grace_s: int = 621, delay_s: int = 660, **pod: Any) -> dict[str, Any]:
     """A RayService whose chain is in order: 600 s of drain, 611 of Serve, 611 of the node, 621 of the pod."""
-    config = {"models": [{"name": "a", "model": "/a"}], "timeouts": {"drain_s": drain_s}}
+    config = {"models": [{"name": "a", "model": "/a"}], "ingress": {"unready_s": unready_s}, "timeouts": {"drain_s": drain_s}}
     variables = env(RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=611, RAY_gcs_rpc_server_reconnect_timeout_s=700)
     spec = {"terminationGracePeriodSeconds": grace_s, "containers": [{"name": "ray", "env": variables}], **pod}
     head = {"spec": {"containers": [{"name": "ray", "lifecycle": {"preStop": {"sleep": {"seconds": 15}}}}]}}
@@ -72,6 +72,23 @@ def test_the_idle_timeout_of_an_aws_load_balancer_is_in_its_annotation(tmp_path:
     ingress = {"kind": "Ingress", "metadata": {"name": "demo", "annotations": annotations}}
     assert checked(tmp_path, ingress, service()) == (1, ["load-balancer-outlasts-silence"])
     assert checked(tmp_path, ingress, service(), options=("--load-balancer-idle-s", "60"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("annotations", "rules"),
+    [
+        ({}, []),
+        ({"healthcheck-interval-seconds": "5"}, []),
+        ({"healthcheck-interval-seconds": "6"}, ["unready-outlasts-health-check"]),
+        ({"healthcheck-interval-seconds": "5", "unhealthy-threshold-count": "3"}, ["unready-outlasts-health-check"]),
+    ],
+)
+def test_the_health_check_of_an_aws_load_balancer_is_in_its_annotations(
+    tmp_path: Path, annotations: dict[str, str], rules: list[str]
+) -> None:
+    annotated = {f"alb.ingress.kubernetes.io/{key}": value for key, value in annotations.items()}
+    ingress = {"kind": "Ingress", "metadata": {"name": "demo", "annotations": annotated}}
+    assert checked(tmp_path, ingress, service(drain_s=589, unready_s=12)) == (int(bool(rules)), rules)
 
 
 def test_the_configuration_inside_is_checked_too(tmp_path: Path) -> None:

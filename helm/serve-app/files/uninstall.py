@@ -62,7 +62,8 @@ def main(arguments: list[str]) -> int:
             raise
     while left := api.clusters_of(service):
         if time.monotonic() > deadline:
-            # Not a failure: the release could not be uninstalled then, and KubeRay gives up by itself after five minutes.
+            # Not a failure: the release could not be uninstalled then. KubeRay gives up too, five minutes after it has made its
+            # cleaning job; before that it waits for the head's pod to end, however long that takes.
             print(f"{', '.join(left)} still there after {timeout_s} s; what they left in Redis stays", file=sys.stderr)
             return 0
         time.sleep(POLL_S)

@@ -8,10 +8,8 @@
     (dict "name" "metrics" "containerPort" 8080)) -}}
 {{- $_ := set $args "readiness" (dict "httpGet" (dict "path" "/api/healthz" "port" 52365)
     "initialDelaySeconds" 10 "periodSeconds" 5 "timeoutSeconds" 5 "failureThreshold" 10) -}}
-{{- if .Values.autoscaler.enabled -}}
 {{- $_ := set $args "mounts" (list (dict "name" "ray-logs" "mountPath" "/tmp/ray")) -}}
 {{- $_ := set $args "volumes" (include "serve-app.autoscalerVolumes" . | fromYamlArray) -}}
-{{- end -}}
 rayStartParams:
   num-cpus: "0"
   dashboard-host: 0.0.0.0
@@ -29,11 +27,19 @@ template:
 {{ include "serve-app.apiAccessVolume" . }}
 {{- end }}
 
+{{- /* Of each log file, so that /tmp cannot fill: Ray would keep six of 512 MB. */}}
+{{- define "serve-app.logRotation" -}}
+- {name: RAY_ROTATION_MAX_BYTES, value: "33554432"}
+- {name: RAY_ROTATION_BACKUP_COUNT, value: "2"}
+{{- end }}
+
 {{- define "serve-app.autoscalerOptions" -}}
 version: v2
 idleTimeoutSeconds: {{ .Values.autoscaler.idleTimeoutSeconds }}
 upscalingMode: {{ .Values.autoscaler.upscalingMode }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
+env:
+  {{- include "serve-app.logRotation" . | nindent 2 }}
 resources:
   {{- toYaml .Values.autoscaler.resources | nindent 2 }}
 securityContext:
@@ -42,6 +48,12 @@ volumeMounts:
   - {name: autoscaler-tmp, mountPath: /tmp}
   - {name: ray-logs, mountPath: /tmp/ray}
   - {name: kube-api-access, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
+
+{{- define "serve-app.groupBounds" -}}
+# KubeRay never changes these in a running cluster. The bounds of config.ingress.replicas and config.models[].replicas decide.
+minReplicas: 0
+maxReplicas: 1000
 {{- end }}
 
 {{- define "serve-app.ingressGroup" -}}
@@ -71,8 +83,7 @@ volumeMounts:
 {{- end -}}
 groupName: ingress
 replicas: {{ $min }}
-minReplicas: {{ $min }}
-maxReplicas: {{ mul 2 (dig "max" 1 $replicas | int) }} # an update starts the new ones before it stops the old ones
+{{ include "serve-app.groupBounds" . }}
 rayStartParams:
   num-cpus: {{ dig "ingress" "num_cpus" 1 .Values.config | ceil | int | max 1 | quote }}
   resources: '"{\"serve_app_ingress\": 1}"'
@@ -88,8 +99,6 @@ template:
 {{- $t := include "serve-app.timeouts" .root | fromYaml -}}
 {{- $gpus := dig "gpus_per_replica" 0 .model | int -}}
 {{- $min := dig "replicas" "min" 1 .model | int -}}
-{{- $surge := dig "replicas" "surge" "" .model -}}
-{{- if has $surge (list "" nil) }}{{ $surge = ternary 0 1 (eq (dig "device" "cpu" .model) "cuda") }}{{ end -}}
 {{- $labels := set (include "serve-app.selectorLabels" .root | fromYaml) "ray.io/group" $group -}}
 {{- $resources := deepCopy $pods.resources -}}
 {{- $affinity := deepCopy $pods.affinity -}}
@@ -119,8 +128,7 @@ template:
 {{- end -}}
 groupName: {{ $group }}
 replicas: {{ dig "replicas" "initial" "" .model | default $min | int }}
-minReplicas: {{ $min }}
-maxReplicas: {{ add (dig "replicas" "max" 1 .model | int) (max $pods.spare $surge) }}
+{{ include "serve-app.groupBounds" . }}
 rayStartParams:
   num-cpus: {{ dig "num_cpus" 1 .model | ceil | int | max 1 | quote }}
   {{- if $gpus }}

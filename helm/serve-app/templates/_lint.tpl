@@ -2,11 +2,13 @@
 {{- define "serve-app.lint" -}}
 {{- include "serve-app.lintConfig" . -}}
 {{- include "serve-app.lintTimeouts" . -}}
+{{- include "serve-app.lintEdge" . -}}
 {{- include "serve-app.lintScaling" . -}}
 {{- include "serve-app.lintGpus" . -}}
 {{- include "serve-app.lintImages" . -}}
 {{- include "serve-app.lintSecrets" . -}}
 {{- include "serve-app.lintWeights" . -}}
+{{- include "serve-app.lintRedis" . -}}
 {{- end }}
 
 {{- /* What the chart sets itself may be repeated, not contradicted. */}}
@@ -53,7 +55,7 @@
 {{- end -}}
 {{- end }}
 
-{{- /* A target that can never scale. */}}
+{{- /* What can never scale. */}}
 {{- define "serve-app.lintScaling" -}}
 {{- $parts := list (list "config.ingress.replicas" "target_streams" (dig "ingress" "replicas" dict .Values.config)) -}}
 {{- range $i, $model := .Values.config.models -}}
@@ -65,11 +67,11 @@
 {{- if and (hasKey $replicas $target) (eq $min $max) -}}
 {{- fail (printf "%s.%s is %v, but min is %d and max is %d: it can never scale; raise max, or remove the target" $path $target (index $replicas $target) $min $max) -}}
 {{- end -}}
-{{- if and (ne $min $max) (not $.Values.autoscaler.enabled) -}}
-{{- fail (printf "%s.max is %d and min is %d, but autoscaler.enabled is false: nothing would add pods; enable it, or set max to %d" $path $max $min $min) -}}
-{{- end -}}
 {{- end -}}
 {{- range $i, $model := .Values.config.models -}}
+{{- if and (eq 0 (dig "replicas" "min" 1 $model | int)) (dig "required" true $model) -}}
+{{- fail (printf "config.models[%d].replicas.min is 0 and required is true: without a replica no ingress is ready, and no balancer sends the request that would start one; set required to false, or min to 1" $i) -}}
+{{- end -}}
 {{- $length := dig "engine_args" "max_model_len" 0 $model | int64 -}}
 {{- $seqs := dig "engine_args" "max_num_seqs" 0 $model | int64 -}}
 {{- $target := dig "replicas" "target_outstanding_tokens" 0 $model | int64 -}}
@@ -87,6 +89,9 @@
 {{- if and $gpus (gt (int $pods.gpusPerNode) 0) -}}
 {{- if ne 0 (mod (int $pods.gpusPerNode) $gpus | int) -}}
 {{- fail (printf "config.models[%d].gpus_per_replica is %d and modelPods.gpusPerNode is %v: it does not divide, GPUs would lie idle; use a divisor, or another node type" $i $gpus $pods.gpusPerNode) -}}
+{{- end -}}
+{{- if and $pods.onePerNode (not $pods.affinity.podAntiAffinity) (ne (int $pods.gpusPerNode) $gpus) -}}
+{{- fail (printf "config.models[%d].gpus_per_replica is %d, modelPods.gpusPerNode is %v and modelPods.onePerNode is true: %d GPUs of each node would lie idle; set onePerNode to false, or use nodes of %d GPUs" $i $gpus $pods.gpusPerNode (sub (int $pods.gpusPerNode) $gpus) $gpus) -}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey ($pods.resources.limits | default dict) $pods.gpuResource -}}

@@ -30,6 +30,11 @@
     (dict "timeouts.preStopSleepSeconds" (int $v.preStopSleepSeconds)) 15
     "the head of a deleted cluster would go before its workers have announced their drain")
 -}}
+{{- if eq (include "serve-app.alb" .) "true" -}}
+{{- $rules = append $rules (list "unready-outlasts-health-check" $unready
+  (dict "the load balancer's health check" (include "serve-app.albHealthCheckSeconds" . | int)) 2
+  "a stopping ingress would refuse requests that the load balancer still sends, which answers 502") -}}
+{{- end -}}
 {{- if .Values.ingressPods.spot -}}
 {{- $rules = append $rules (list "spot-notice-outlasts-drain"
   (dict "ingressPods.spotNoticeSeconds" (int .Values.ingressPods.spotNoticeSeconds)) (merge (dict) $unready $drain) 0

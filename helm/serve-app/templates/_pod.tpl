@@ -10,9 +10,9 @@ metadata:
     {{- with .pods.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- with .pods.podAnnotations }}
+  {{- with include "serve-app.podAnnotations" .pods }}
   annotations:
-    {{- toYaml . | nindent 4 }}
+    {{- trim . | nindent 4 }}
   {{- end }}
 spec:
   serviceAccountName: {{ .root.Release.Name }}-{{ .account }}
@@ -63,6 +63,8 @@ spec:
         - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
         - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ .rayDrain | quote }}}
         - {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: {{ $t.gcsReconnect | quote }}}
+        - {name: RAY_LOG_TO_STDERR, value: "1"} # for kubectl logs; Serve keeps its files besides
+        {{- include "serve-app.logRotation" . | nindent 8 }}
         {{- with .pods.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -104,6 +106,14 @@ spec:
     {{- with .pods.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+{{- end }}
+
+{{- /* KubeRay overlooks a change of tolerations: with their hash in an annotation it makes a new Ray cluster. Args: the pods' settings. */}}
+{{- define "serve-app.podAnnotations" -}}
+{{ with .podAnnotations }}{{ toYaml . }}{{ end }}
+{{- with .tolerations }}
+serve-app/tolerations: {{ toJson . | sha256sum | trunc 16 | quote }}
+{{- end }}
 {{- end }}
 
 {{- /* Ports of every Ray node, pinned so that policies can name them; 10002-10999 are the worker processes'. */}}

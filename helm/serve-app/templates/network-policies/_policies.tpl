@@ -13,15 +13,13 @@ matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
 {{- end }}
 
-{{- /* What Ray's nodes need of each other: GCS, node and object manager, agents, worker processes; and the links to the replicas. */}}
+{{- /* What Ray's nodes need of each other: GCS, node and object manager, agents, worker processes; and the links to the replicas.
+The ports that values set go by the containers' names, here and in the other policies: after a change the pods of the old Ray cluster,
+which still serve, have other numbers than the new ones. */}}
 {{- define "serve-app.meshPorts" -}}
 - {protocol: TCP, port: 6379}
 - {protocol: TCP, port: 8076, endPort: 8079}
 - {protocol: TCP, port: 52365}
 - {protocol: TCP, port: 10002, endPort: 10999}
-- {protocol: TCP, port: {{ dig "protocol" "port" 8020 .Values.config | int }}}
-{{- end }}
-
-{{- define "serve-app.httpPort" -}}
-{{ dig "ingress" "port" 8010 .Values.config | int }}
+- {protocol: TCP, port: link}
 {{- end }}

@@ -6,11 +6,15 @@
 {{ .Release.Name }}-redis
 {{- end }}
 
+{{- define "serve-app.ownRedisAddress" -}}
+redis://{{ include "serve-app.redisName" . }}.{{ .Release.Namespace }}.svc:6379
+{{- end }}
+
 {{- /* gcsFaultToleranceOptions. The storage namespace stays KubeRay's own, the RayCluster's UID: two clusters live during an upgrade. */}}
 {{- define "serve-app.redisOptions" -}}
 {{- $ft := .Values.gcsFaultTolerance -}}
 {{- if eq (include "serve-app.ownRedis" .) "true" -}}
-redisAddress: redis://{{ include "serve-app.redisName" . }}.{{ .Release.Namespace }}.svc:6379
+redisAddress: {{ include "serve-app.ownRedisAddress" . }}
 redisPassword:
   valueFrom:
     secretKeyRef: {name: {{ include "serve-app.redisName" . }}, key: password}

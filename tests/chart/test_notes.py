@@ -1,0 +1,39 @@
+"""What helm says after an install."""
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.chart.places import CUDA
+from tests.chart.render import CHART, tool
+
+AWAY = "takes the model away for one load of its engine"
+
+
+def notes(values: dict[str, Any]) -> str:
+    """Return the notes of an install with these values. No cluster is asked: at the address of its API server nothing listens."""
+    if (helm := tool("helm")) is None:
+        pytest.skip("helm is neither on the PATH nor in $KUBE_TESTBED/bin")
+    nowhere = ["--dry-run=client", "--kube-apiserver", "http://127.0.0.1:1"]
+    command = [helm, "install", "demo", str(CHART), *nowhere, "--values", "-"]
+    done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.partition("NOTES:")[2]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [
+        ({}, True),
+        ({"min": 1, "max": 3, "surge": 0}, True),
+        ({"min": 1, "max": 3, "surge": 1}, False),
+        ({"min": 2, "max": 2}, False),
+    ],
+)
+def test_an_update_that_takes_a_model_away_is_announced(replicas: dict[str, int], said: bool) -> None:
+    assert (AWAY in notes({"config": {"models": [CUDA | {"replicas": replicas}]}})) is said
+
+
+def test_a_model_on_cpu_stays_through_an_update() -> None:
+    assert AWAY not in notes({})
