@@ -28,11 +28,6 @@ def refusal(**sections: Any) -> str:
     return str(refused.value)
 
 
-def model_refusal(**keys: Any) -> str:
-    """As `refusal` for keys of the one model, without the leading path."""
-    return refusal(models=[LLAMA | keys]).removeprefix("models[0].")
-
-
 def test_one_model_is_a_complete_file() -> None:
     settings = parse_settings({"models": [LLAMA]})
     assert (settings.name, settings.ingress.port, settings.models[0].replicas.max) == ("serve-app", 8010, 1)
@@ -94,10 +89,6 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
     said = refusal(**{section: {key: value}})
     assert said.startswith(f"{section}.{key}: is {value!r}, but should be a valid ")
     assert said.endswith(f"; {way_out}")
-
-
-def test_a_size_in_gib_is_converted_too() -> None:
-    assert model_refusal(kv_cache_gib="512 MiB").endswith("the unit is GiB, as the name says: write 0.5")
 
 
 @pytest.mark.parametrize(
@@ -184,141 +175,6 @@ def test_a_wrong_value_is_shown_with_what_is_wanted(sections: Any, said: str) ->
 )
 def test_a_contradiction_prints_both_values_and_the_way_out(sections: Any, said: str) -> None:
     assert refusal(**sections) == said
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (
-            {"replicas": {"min": 1, "max": 2, "initial": 3}},
-            "replicas.initial: initial is 3, min is 1 and max is 2; set initial from 1 to 2, or remove it",
-        ),
-        ({"device": "cuda"}, "gpus_per_replica: is 0 and device is cuda; set gpus_per_replica to 1 or more"),
-        (
-            {"gpus_per_replica": 2},
-            "gpus_per_replica: is 2 and device is cpu; set device: cuda, or gpus_per_replica: 0",
-        ),
-        (
-            {"replicas": {"min": 0, "max": 2}},
-            "replicas.min: is 0 and required is true: without a replica no ingress is ready, and no balancer sends the request that would "
-            "start one; set required: false, or replicas.min: 1",
-        ),
-        (
-            {"device": "cuda", "gpus_per_replica": 2, "engine_args": {"tensor-parallel-size": 4}},
-            "engine_args.tensor_parallel_size: is 4 and gpus_per_replica is 2; remove it: gpus_per_replica sets both",
-        ),
-        (
-            {"device": "cuda", "gpus_per_replica": 1, "kv_cache_gib": 4.0},
-            "kv_cache_gib: is 4.0 and device is cuda; remove it; use engine_args.gpu_memory_utilization",
-        ),
-        (
-            {"engine_args": {"kv_cache_memory_bytes": 5}},
-            "engine_args.kv_cache_memory_bytes: is 5 and kv_cache_gib is 1.0; remove it: on cpu kv_cache_gib sets the cache",
-        ),
-        (
-            {"device": "cuda", "simulated": {"profile": "a10g-llama-8b"}},
-            "device: is cuda and simulated.profile is 'a10g-llama-8b'; set device: cpu to simulate, or remove "
-            "simulated to compute",
-        ),
-        (
-            {"kv_cache_gib": 2.0, "simulated": {"profile": "a10g-llama-8b"}},
-            "kv_cache_gib: is 2.0 and simulated.profile is 'a10g-llama-8b'; remove it: the profile's memory sets the cache",
-        ),
-        (
-            {"simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"distributed_executor_backend": "mp"}},
-            "engine_args.distributed_executor_backend: is 'mp' and simulated.profile is 'a10g-llama-8b'; remove it: "
-            "simulated sets the executor",
-        ),
-        (
-            {"frontend_args": {"lora_modules": ["a=b"]}},
-            "frontend_args.lora_modules: is ['a=b'], which serve-app does not serve; adapters must be on every replica; "
-            "merge them into a checkpoint of their own",
-        ),
-        (
-            {"frontend_args": {"enable_auto_tool_choice": True}},
-            "frontend_args.enable_auto_tool_choice: is True and tool_call_parser is None; set tool_call_parser, for "
-            "example to hermes, or remove enable_auto_tool_choice",
-        ),
-        ({"resources": {"GPU": 1}}, "resources.GPU: is 1.0, but is not a custom resource; set gpus_per_replica"),
-        ({"resources": {"slot": 0}}, "resources.slot: is 0.0, but should be greater than 0"),
-        (
-            {"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}},
-            "env.VLLM_CPU_KVCACHE_SPACE: is '4', but serve-app sets this variable itself; set kv_cache_gib beside env",
-        ),
-        (
-            {"model": "./llama"},
-            "model: is 'llama', a relative path; write it from /: replicas have other working directories",
-        ),
-        (
-            {"simulated": {"profile": 8}},
-            "simulated.profile: is 8, neither a name nor a mapping; name a profile, for example a10g-llama-8b",
-        ),
-    ],
-)
-def test_a_model_that_contradicts_itself_is_refused(keys: Any, said: str) -> None:
-    assert model_refusal(**keys) == said
-
-
-def test_the_profile_of_a_simulated_model_is_checked_with_its_path() -> None:
-    said = model_refusal(simulated={"profile": "a10g-llama-9b"})
-    assert said.startswith("simulated.profile: unknown name 'a10g-llama-9b'; known are ")
-    assert model_refusal(simulated={"profile": {"weight": 3}}).startswith("simulated.profile.weight: unknown field; ")
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (
-            {"engine_args": {"max_modl_len": 5}},
-            "engine_args.max_modl_len: unknown argument; did you mean max_model_len?",
-        ),
-        (
-            {"engine_args": {"--no-enable-prefix-caching": True}},
-            "engine_args.no_enable_prefix_caching: unknown argument; write enable_prefix_caching: false",
-        ),
-        (
-            {"engine_args": {"chat-template": "x"}},
-            "engine_args.chat_template: is an argument of vLLM's front end; put it under frontend_args",
-        ),
-        (
-            {"frontend_args": {"reasoning_parser": "qwen3"}},
-            "frontend_args.reasoning_parser: is an argument of vLLM's engine; put it under engine_args",
-        ),
-        ({"frontend_args": {"port": 9000}}, "frontend_args.port: has no effect here; set ingress.port"),
-        (
-            {"engine_args": {"model": "x"}},
-            "engine_args.model: is 'x', but serve-app sets this argument itself; set `model` beside engine_args",
-        ),
-        (
-            {"engine_args": {"data_parallel_size": 2}},
-            "engine_args.data_parallel_size: is 2, but serve-app sets this argument itself; each engine is a replica "
-            "of the fleet; raise replicas.min and replicas.max",
-        ),
-        (
-            {"engine_args": {"max_model_len": 1, "max-model-len": 2}},
-            "engine_args.max-model-len: is given twice: 1 and 2; keep one max_model_len",
-        ),
-        (
-            {"max_model_len": 2048},
-            "max_model_len: unknown key; it is an argument of vLLM's engine: put it under engine_args",
-        ),
-        (
-            {"chat_template": "x"},
-            "chat_template: unknown key; it is an argument of vLLM's front end: put it under frontend_args",
-        ),
-    ],
-)
-def test_vllm_arguments_are_checked_by_name(keys: Any, said: str) -> None:
-    assert model_refusal(**keys) == said
-
-
-def test_a_refused_api_key_is_not_printed() -> None:
-    assert "hush" not in model_refusal(frontend_args={"api_key": ["hush"]})
-
-
-def test_dashes_become_underscores() -> None:
-    settings = parse_settings({"models": [LLAMA | {"engine_args": {"max-model-len": 2048, "--dtype": "float32"}}]})
-    assert settings.models[0].engine_args == {"max_model_len": 2048, "dtype": "float32"}
 
 
 def test_all_mistakes_of_a_file_are_found_at_once() -> None:
