@@ -38,7 +38,7 @@ BURST_LAG_S = 2.0
 CPU_SHARE = 0.85
 GC_S = 0.050
 HOLE_S = 3.0
-"""Longest time between two samples of a worker, which come each second."""
+"""Longest time between two samples of a worker, which come each second until its share is done."""
 STOPPED = "the run was interrupted"
 """`Row.reason` of what an interruption left unsent."""
 GAP_SPAN_S = 0.1
@@ -65,7 +65,7 @@ def gates(
         _cpu(measured),
         _gc(measured),
         _throttling(measured),
-        _samples_there(samples, rows, manifest),
+        _samples_there(samples, rows),
         _arrivals(sent, scenario),
     ]
 
@@ -183,15 +183,22 @@ def _throttling(samples: Sequence[HealthSample]) -> Gate:
     return Gate("CPU throttling", not value, value, 0, text)
 
 
-def _samples_there(samples: Sequence[HealthSample], rows: Sequence[Row], manifest: Manifest) -> Gate:
-    """A worker that was stopped or lost shows as a hole, from 0 to the last row that any worker sent."""
-    last_s = max((r.sent_s for r in rows if r.sent_s is not None), default=0.0)
-    times: dict[int, list[float]] = {worker: [0.0] for worker in range(manifest.workers)}
-    for sample in samples:
-        times.setdefault(sample.worker, [0.0]).append(sample.t_s)
-    hole_s = max(max(np.diff(sorted([*seen, max(last_s, seen[-1])])), default=0.0) for seen in times.values())
+def _samples_there(samples: Sequence[HealthSample], rows: Sequence[Row]) -> Gate:
+    """A worker that stood still shows as a hole, from 0 to the last request that it sent: one that is done samples no more.
+
+    One that was lost without a row is `_complete`'s.
+    """
+    last_s: dict[int, float] = {}
+    for row in rows:
+        if row.sent_s is not None:
+            last_s[row.worker] = max(last_s.get(row.worker, 0.0), row.sent_s)
+    by_worker, hole_s = _by_worker(samples), 0.0
+    for worker in last_s.keys() | by_worker.keys():
+        times = [0.0, *sorted(s.t_s for s in by_worker.get(worker, ()))]
+        times.append(max(times[-1], last_s.get(worker, 0.0)))
+        hole_s = max(hole_s, float(np.diff(times).max()))
     text = f"the longest time without a health sample of a worker was {hole_s:.1f} s, limit {HOLE_S:g} s"
-    return Gate("health samples", bool(hole_s <= HOLE_S), float(hole_s), HOLE_S, text)
+    return Gate("health samples", hole_s <= HOLE_S, hole_s, HOLE_S, text)
 
 
 def _arrivals(sent: Sequence[Row], scenario: Scenario) -> Gate:
