@@ -166,7 +166,8 @@ def _quantile(low: Floats, high: Floats, q: float, n_eff: float, resolved: bool)
         value_s=at_most if known else None,
         low_s=lower if resolved and math.isfinite(lower) else None,
         high_s=upper if resolved and math.isfinite(upper) else None,
-        censored_s=None if known else at_least,
+        censored_s=None if known or at_least == math.inf else at_least,
+        failed=at_least == math.inf,
     )
 
 

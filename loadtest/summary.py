@@ -10,12 +10,14 @@ class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
 
     q: float
     value_s: float | None
-    """None: so many requests have no value that it lies beyond all measured ones (``censored_s``), or there is no sample."""
+    """None: it lies beyond all that was measured (``censored_s`` or ``failed``), or there is no sample."""
     low_s: float | None = None
     high_s: float | None = None
     """None: the sample is too small to bound it on that side."""
     censored_s: float | None = None
-    """The percentile is at least this (the timeout), or infinite (failed requests): it cannot be told more exactly."""
+    """The percentile is at least this, the timeout: it cannot be told more exactly."""
+    failed: bool = False
+    """The percentile lies among requests that failed, which are infinitely slow. A field of its own: JSON has no infinity."""
 
 
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -37,9 +37,9 @@ def percentile(q: float) -> str:
 def interval(quantile: Quantile) -> str:
     """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
     if quantile.value_s is None:
-        if quantile.censored_s is None:
-            return "n too small"
-        return "∞ (failed)" if quantile.censored_s == float("inf") else f"≥ {seconds([quantile.censored_s])[0]}"
+        if quantile.failed:
+            return "∞ (failed)"
+        return "n too small" if quantile.censored_s is None else f"≥ {seconds([quantile.censored_s])[0]}"
     value, *bounds = seconds([quantile.value_s, quantile.low_s, quantile.high_s])
     return f"{value} [{bounds[0]}, {bounds[1]}]"
 

@@ -16,6 +16,7 @@ from loadtest.records import Chunks, HealthSample, Manifest, Row, ScheduledReque
 from loadtest.scenario import parse_scenario
 from loadtest.schedule import Schedule
 from loadtest.summary import Quantile, Summary
+from loadtest.wording import interval
 
 Change = Callable[[Row], Row | None]
 
@@ -125,11 +126,19 @@ def test_a_failed_request_is_infinitely_slow(tmp_path: Path) -> None:
     for metric in ("ttft", "tpot", "max_itl", "e2e"):
         assert summary.distributions[metric].num_failed == 100
         assert quantile(summary, metric, 0.9).value_s is not None
-        assert quantile(summary, metric, 0.95).censored_s == math.inf
+        assert quantile(summary, metric, 0.95).failed
     itl = summary.distributions["itl"]
     assert (itl.n, itl.num_failed) == (900 * 3 + 100, 100)  # a failed one is one gap
     assert quantile(summary, "itl", 0.95).value_s == pytest.approx(0.3)  # rank 2660 of 2700 that came
-    assert quantile(summary, "itl", 0.99).censored_s == math.inf
+    assert quantile(summary, "itl", 0.99).failed
+
+
+.mark.parametrize(("state", "words"), [("http_error", "∞ (failed)"), ("timeout", "≥ 120 s")])
+def test_a_summary_says_the_same_once_it_was_written(tmp_path: Path, state: str, words: str) -> None:
+    summary = analyse(write_run(tmp_path / "run", 1000, lambda row: ended(row, state, row.due_s + 120) if row.id % 10 == 0 else row))
+    again = msgspec.json.decode(msgspec.json.encode(summary), type=Summary)
+    assert again == summary
+    assert interval(quantile(again, "ttft", 0.95)) == interval(quantile(summary, "ttft", 0.95)) == words
 
 
 def test_a_limit_of_itl_is_over_all_gaps_and_goodput_over_those_of_each_request(tmp_path: Path) -> None:
