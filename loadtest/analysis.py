@@ -74,7 +74,7 @@ def _valid(records: Records, items: Sequence[Item], window: tuple[float, float],
     num_reads = sum(len(row.chunks) for row in rows)
     summary = Summary(
         scenario=records.scenario.name,
-        verdict=_verdict(slo, sum(row.state == "ok" for row in rows)),
+        verdict=_verdict(slo, sum(row.state == "ok" for row in rows), interrupted=records.manifest.state == "interrupted"),
         loop=_loop(records),
         window_s=window,
         gates=judged,
@@ -186,12 +186,12 @@ def limit_result(limit: Limit, low: Floats, high: Floats) -> LimitResult:
     return LimitResult(str(limit), verdict, attained, lower, upper, n_eff)
 
 
-def _verdict(slo: Sequence[LimitResult], num_ok: int) -> Literal["pass", "slo-missed", "undecided"]:
-    """Without a single good answer there is nothing to pass, whatever the SLO does not ask."""
+def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> Literal["pass", "slo-missed", "undecided"]:
+    """Without a good answer there is nothing to pass, whatever the SLO does not ask, nor where part of the schedule was not asked."""
     verdicts = {result.verdict for result in slo}
     if "fail" in verdicts:
         return "slo-missed"
-    return "undecided" if "undecided" in verdicts or not num_ok else "pass"
+    return "undecided" if "undecided" in verdicts or not num_ok or interrupted else "pass"
 
 
 def _throughput(records: Records, items: Sequence[Item], window: tuple[float, float]) -> Throughput | None:

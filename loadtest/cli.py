@@ -156,20 +156,14 @@ def verdict(run_folder: Run) -> None:
 
     Example: serve-app-loadtest verdict results/chat
     """
-    from msgspec.json import decode
-
     from loadtest.progress import print_verdict
     from loadtest.records import read_manifest
-    from loadtest.runner import exit_code
-    from loadtest.summary import Summary
+    from loadtest.summary import read_summary
+    from loadtest.wording import VERDICTS
 
-    manifest = read_manifest(run_folder)
-    try:
-        summary = decode((run_folder / "summary.json").read_bytes(), type=Summary)
-    except OSError as exc:
-        raise UsageError(str(run_folder), f"holds no summary: {exc.strerror}; `report` makes it from the records") from exc
+    manifest, summary = read_manifest(run_folder), read_summary(run_folder)
     print_verdict(summary, manifest, run_folder)
-    raise typer.Exit(exit_code(summary, manifest))
+    raise typer.Exit(VERDICTS[summary.verdict].code)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

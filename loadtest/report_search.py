@@ -17,7 +17,7 @@ from loadtest.records import Manifest, read_manifest
 from loadtest.scenario import RECORDED, parse_scenario
 from loadtest.search import Capacity, Probe
 from loadtest.slo import Limit
-from loadtest.summary import Quantile, Summary
+from loadtest.summary import Quantile, Summary, read_summary
 from loadtest.wording import interval, percentile
 
 
@@ -60,11 +60,9 @@ def search_context(search: Path) -> dict[str, Any]:
 def _runs(search: Path) -> Iterator[tuple[int, tuple[Manifest, Summary]]]:
     """Yield the runs below the folder by the seed, which each probe has of its own."""
     for folder in sorted(path.parent for path in search.glob("*/manifest.json")):
-        manifest, summary = read_manifest(folder), folder / "summary.json"
-        if summary.exists():
-            yield int(manifest.scenario["seed"]), (manifest, msgspec.json.decode(summary.read_bytes(), type=Summary))
-        else:
-            yield int(manifest.scenario["seed"]), (manifest, analyse(folder))
+        manifest = read_manifest(folder)
+        summary = read_summary(folder) if (folder / "summary.json").exists() else analyse(folder)
+        yield int(manifest.scenario["seed"]), (manifest, summary)
 
 
 def _quantile(summary: Summary, limit: Limit) -> Quantile | None:

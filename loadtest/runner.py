@@ -33,7 +33,7 @@ from loadtest.relay import Relay
 from loadtest.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.schedule import Schedule, make_schedule
 from loadtest.seal import SEALS, Seal, broken_seals
-from loadtest.summary import Summary
+from loadtest.summary import read_summary
 from loadtest.target import Target, preflight
 from loadtest.wording import VERDICTS
 from loadtest.workload import load_tokenizer
@@ -207,10 +207,10 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
             write_json(out / "summary.json", analyse(out))
     except OSError as exc:
         raise InvalidRun([*manifest.problems, f"the results cannot be written to {out}: {exc.strerror}"]) from exc
-    summary = msgspec.json.decode((out / "summary.json").read_bytes(), type=Summary)
+    summary = read_summary(out)
     if not quiet:
         print_verdict(summary, manifest, page)
-    return exit_code(summary, manifest)
+    return VERDICTS[summary.verdict].code
 
 
 def count_tokens(out: Path, tokenizer: str) -> None:
@@ -230,12 +230,6 @@ def count_tokens(out: Path, tokenizer: str) -> None:
         part.write_bytes(data)
         part.replace(path)
     write_manifest(out, msgspec.structs.replace(manifest, sealed=manifest.sealed | {seal.file: seal.sha256}))
-
-
-def exit_code(summary: Summary, manifest: Manifest) -> ExitCode:
-    """A pass of an interrupted run is undecided: part of the schedule was never asked."""
-    code = VERDICTS[summary.verdict].code
-    return ExitCode.UNDECIDED if code is ExitCode.PASS and manifest.state == "interrupted" else code
 
 
 def default_out(scenario: Scenario) -> Path:

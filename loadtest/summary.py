@@ -1,8 +1,14 @@
-"""The figures of one run, as data: what `loadtest.analysis` computes, and reports, comparisons and searches read."""
+"""The figures of one run, as data: what `loadtest.analysis` computes, and reports, comparisons and searches read.
 
-from typing import Any, Literal
+Only `read_summary` does IO.
+"""
+
+from pathlib import Path
+from typing import Literal
 
 import msgspec
+
+from loadtest.errors import UsageError
 
 
 class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,5 +107,20 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: the run was too short to say."""
     threats: list[str] = []
     """Threats to validity, one sentence each."""
-    tokens: dict[str, Any] = {}
+    tokens: dict[str, int] = {}
     """Output tokens by usage, by chunks and by the tokenizer, and how many rows disagree."""
+
+
+def read_summary(run: Path) -> Summary:
+    """Read summary.json of a run.
+
+    Raises:
+        UsageError: There is none, or it is broken, or an earlier version wrote it.
+    """
+    path = run / "summary.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
+    except OSError as exc:
+        raise UsageError(str(run), f"holds no summary: {exc.strerror}; `report` makes it from the records") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(str(path), f"{exc}; `report` makes it again from the records") from exc

@@ -22,7 +22,7 @@ VERDICTS = {
     "slo-missed": Verdict(ExitCode.SLO_MISSED, "fail", "red", "SLO MISSED", "SLO missed"),
     "undecided": Verdict(
         ExitCode.UNDECIDED, "undecided", "yellow", "UNDECIDED",
-        "Undecided: the sample is too small to say whether the SLO is kept",
+        "Undecided: this run cannot say whether the SLO is kept",
     ),
     "invalid": Verdict(ExitCode.INVALID, "invalid", "red", "INVALID", "INVALID: this run says nothing about the target"),
 }  # fmt: skip

@@ -27,10 +27,9 @@ from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.processes import Generator
 from loadtest.recorder import Batch, Recorder, as_lines, claim, write_manifest
 from loadtest.records import Manifest, Row, read_lines, read_manifest
-from loadtest.runner import conclude, count_tokens, exit_code, prepare, run, settle
-from loadtest.scenario import Scenario, parse_scenario
+from loadtest.runner import conclude, count_tokens, prepare, run, settle
+from loadtest.scenario import parse_scenario
 from loadtest.seal import broken_seals
-from loadtest.summary import Summary
 from loadtest.target import Target
 from tests.loadtest.whole_runs import WITHIN_S, Finished, a_scenario
 
@@ -258,21 +257,3 @@ def test_a_worker_that_never_connects_ends_the_run_with_a_reason(
     settle(tmp_path / "out", words := generator.last_words())
     assert "Gave up waiting for workers to connect" in words[0]
     assert conclude(tmp_path / "out", quiet=True, report=False) == ExitCode.INVALID
-
-
-@pytest.mark.parametrize(
-    ("verdict", "state", "code"),
-    [
-        ("pass", "finished", 0),
-        ("slo-missed", "finished", 1),
-        ("invalid", "finished", 3),
-        ("undecided", "finished", 5),
-        ("pass", "interrupted", 5),
-        ("slo-missed", "interrupted", 1),
-    ],
-)
-def test_verdicts_and_exit_statuses(verdict: Any, state: Any, code: int) -> None:
-    scenario = Scenario.model_validate(a_scenario())
-    manifest = Manifest(state, {}, "", 0, "", "", 0.0, [])
-    summary = Summary(scenario.name, verdict, "open", (0.0, 1.0), [], {}, "")
-    assert exit_code(summary, manifest) == code
