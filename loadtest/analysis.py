@@ -6,7 +6,7 @@ timeouts as "at least so long". A run whose generator was sick has no figures at
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -132,18 +132,23 @@ def _cut_s(records: Records, items: Sequence[Item]) -> float:
 
 
 def distributions_of(records: Records, items: Sequence[Item]) -> dict[str, Distribution]:
-    """Return the distribution of each metric that the requests have."""
+    """Return the distribution of each metric that the requests have, also at the quantiles of the SLO."""
     found = {metric: metric_bounds(records, items, metric) for metric in (*METRICS, "itl")}
-    return {metric: distribution(metric, low, high) for metric, (low, high) in found.items() if low.size}
+    asked = {metric: {limit.quantile for limit in records.scenario.slo.limits if limit.metric == metric} for metric in found}
+    return {metric: distribution(metric, *bounds, also=asked[metric]) for metric, bounds in found.items() if bounds[0].size}
 
 
-def distribution(metric: str, low: Floats, high: Floats) -> Distribution:
-    """Return percentiles with intervals of latencies that are known between bounds; both in the order of due times."""
+def distribution(metric: str, low: Floats, high: Floats, *, also: Collection[float] = ()) -> Distribution:
+    """Return percentiles with intervals of latencies that are known between bounds; both in the order of due times.
+
+    Args:
+        also: Quantiles beside those of every distribution.
+    """
     resolved = stats.resolved(high)
     known = low[(low == high) & np.isfinite(high)]
     high_sorted = np.sort(high)
     low_sorted = high_sorted if low is high else np.sort(low)
-    n_eff = {q: stats.effective_size(high, q, ordered=high_sorted) for q in QUANTILES}
+    n_eff = {q: stats.effective_size(high, q, ordered=high_sorted) for q in sorted({*QUANTILES, *also})}
     return Distribution(
         metric=metric,
         n=low.size,
@@ -151,7 +156,7 @@ def distribution(metric: str, low: Floats, high: Floats) -> Distribution:
         n_eff=round(n_eff[0.99], 1),
         method=METHOD if resolved else NOT_ESTIMABLE,
         mean_s=float(known.mean()) if known.size else None,
-        quantiles=[_quantile(low_sorted, high_sorted, q, n_eff[q], resolved) for q in QUANTILES],
+        quantiles=[_quantile(low_sorted, high_sorted, q, size, resolved) for q, size in n_eff.items()],
     )
 
 

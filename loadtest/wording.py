@@ -30,8 +30,8 @@ VERDICTS = {
 
 
 def percentile(q: float) -> str:
-    """Return such as ``p99`` or ``p99.9``."""
-    return f"p{q * 100:g}"
+    """Return such as ``p99`` or ``p99.9``, with nine digits at most."""
+    return f"p{q * 100:.9g}"
 
 
 def interval(quantile: Quantile) -> str:

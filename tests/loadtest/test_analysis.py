@@ -155,6 +155,13 @@ def test_a_limit_of_itl_is_over_all_gaps_and_goodput_over_those_of_each_request(
     assert goodput == [10, 0, 10, 0, 10]
 
 
+def test_percentiles_of_the_slo_are_computed_too(tmp_path: Path) -> None:
+    summary = analyse(write_run(tmp_path / "run", 1000, slo="ttft_p97=2s,ttft_p99.9=2s"))
+    assert [at.q for at in summary.distributions["ttft"].quantiles] == [0.5, 0.9, 0.95, 0.97, 0.99, 0.999]
+    assert quantile(summary, "ttft", 0.97).value_s == pytest.approx(1.0)
+    assert [at.q for at in summary.distributions["e2e"].quantiles] == [0.5, 0.9, 0.95, 0.99, 0.999]
+
+
 def test_a_missing_row_makes_the_run_invalid_and_leaves_no_figures(tmp_path: Path) -> None:
     summary = analyse(write_run(tmp_path / "run", 500, lambda row: None if row.id == 250 else row, slo="ttft_p99=5s"))
     assert (summary.verdict, summary.distributions, summary.throughput, summary.slo) == ("invalid", {}, None, [])
