@@ -293,6 +293,7 @@ def test_counters_that_cannot_be_compared_are_said_to_be_unchecked(tmp_path: Pat
         run.samples = samples
         result = run.audited()
         assert (result.ok, result.server.partition(":")[0]) == (True, "not checked")
+    assert "requests_ok fell: the target was started again, a replica left" in result.server
 
 
 def test_findings_are_listed_up_to_the_limit_and_printed(run: Run) -> None:

@@ -2,6 +2,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,8 @@ import msgspec
 import pytest
 
 from loadtest.errors import UsageError
+from loadtest.figures import read_run
+from loadtest.records import ServerSample
 from loadtest.report import write_report
 from loadtest.search import Ask, Capacity, Probe, RateResult
 from loadtest.summary import Quantile
@@ -118,6 +121,14 @@ def test_each_percentile_of_the_page_is_that_of_the_rows(run: Path, metric: str)
         if not cell.startswith("≥"):
             assert in_seconds(cell) == pytest.approx(values[math.ceil(q * len(values)) - 1], rel=0.005)
     assert not all(cell.startswith("≥") for cell in cells[1:4])
+
+
+@pytest.mark.parametrize(("told", "rates"), [([0, 2, 2, 8], [2, 0, 6]), ([0, 50, 30, 60], None), ([100, 10, 101, 11], None), ([5], None)])
+def test_a_counter_that_fell_has_no_rate(run: Path, told: list[int], rates: list[int] | None) -> None:
+    data = read_run(run)
+    server = [ServerSample(float(t), "metrics", {"preemptions": float(value)}) for t, value in enumerate(told)]
+    found = replace(data, records=replace(data.records, server=server)).counter_rate("preemptions")
+    assert (None if found is None else found[1].tolist()) == rates
 
 
 def test_states_and_rates_of_the_page_are_those_of_the_rows(run: Path) -> None:
