@@ -7,6 +7,7 @@
     RUN/server.jsonl     one `ServerSample` a line: what the target said of itself
     RUN/events.jsonl     one `RunEvent` a line: phases, faults
     RUN/seal.jsonl       one `loadtest.seal.Seal` a line: digests of rows and health, as they were recorded
+    RUN/tokens.jsonl    one `TokenCount` a line, if the scenario has a tokenizer; made from the texts after the run
     RUN/summary.json     `loadtest.summary.Summary`; made from the files above, and can be made again
 
 Every time of a run is in seconds from its epoch (the manifest's ``epoch_unix_s``), taken from one monotonic clock per process.
@@ -101,12 +102,19 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
     """By the server's usage, as is ``output_tokens``."""
     output_tokens: int | None = None
     retokenized: int | None = None
-    """Output tokens as the scenario's tokenizer counts the text."""
+    """Output tokens as the scenario's tokenizer counts the text; `read_rows` takes it from tokens.jsonl."""
     text: str = ""
     text_sha256: str = ""
     finish_reason: str = ""
     server_id: str = ""
     """The id that the server gave the answer."""
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """Output tokens of one row's text, by the scenario's tokenizer. Not in the row itself, which is sealed."""
+
+    id: int
+    tokens: int
 
 
 class HealthSample(msgspec.Struct, omit_defaults=True):
@@ -214,9 +222,11 @@ def read_rows(run: Path) -> list[Row]:
     Raises:
         UsageError: As `read_lines`.
     """
-    path, rows = run / "rows.jsonl", []
+    path, counts, rows = run / "rows.jsonl", run / "tokens.jsonl", []
+    tokens = {count.id: count.tokens for count in read_lines(counts, TokenCount)} if counts.exists() else {}
     for row in read_lines(path, Row) if path.exists() else ():
         row.chunks, row.text = Chunks(row.chunks), row.text[:TEXT_SHOWN]
+        row.retokenized = tokens.get(row.id, row.retokenized)
         rows.append(row)
     return rows
 
