@@ -210,7 +210,9 @@ def gaps_s(row: Row) -> Floats:
     times_ms, counts = np.frombuffer(chunks.ms), np.array(chunks.tokens, dtype=np.int64)
     gaps = np.zeros(int(counts.sum()))
     first_of_chunk = (counts.cumsum() - counts)[1:]
-    gaps[first_of_chunk[first_of_chunk < gaps.size]] = np.diff(times_ms)[first_of_chunk < gaps.size] / 1000
+    inside = first_of_chunk < gaps.size
+    # Added, not assigned: the time before a chunk without tokens belongs to the next token.
+    np.add.at(gaps, first_of_chunk[inside], np.diff(times_ms)[inside] / 1000)
     return gaps[1:]
 
 

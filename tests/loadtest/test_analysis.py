@@ -277,6 +277,8 @@ def test_metrics_of_single_answers() -> None:
     assert bounds_s(request, one_came, "tpot", closed=False, stream=True) is None
     assert [bounds_s(request, row, "itl", closed=False, stream=True, q=q) for q in (0.5, 0.99)] == [(0.1, 0.1), (0.3, 0.3)]
     assert gaps_s(all_at_once).tolist() == [0, 0, 0]
+    nothing_between = msgspec.structs.replace(row, chunks=[(10.0, 1), (20.0, 0), (35.0, 1), (40.0, 0), (41.0, 0), (47.0, 2), (50.0, 0)])
+    assert gaps_s(nothing_between).tolist() == pytest.approx([0.025, 0.012, 0])
     whole = msgspec.structs.replace(row, chunks=[], first_s=None, last_s=None)
     assert bounds_s(request, whole, "ttft", closed=False, stream=False) == (1.5, 1.5)  # a user sees nothing before the end
 
