@@ -84,7 +84,7 @@ def _valid(records: Records, items: Sequence[Item], window: tuple[float, float],
         throughput=_throughput(records, items, window),
         distributions=distributions,
         num_stalls=sum(int((np.diff([ms for ms, _ in row.chunks]) > records.scenario.stall_s * 1e3).sum()) for row in rows),
-        num_coalesced_share=sum(row.num_coalesced for row in rows) / num_reads if num_reads else 0.0,
+        coalesced_share=sum(row.num_coalesced for row in rows) / num_reads if num_reads else 0.0,
         warmup_cut_s=window[0],
         steady=steady,
         tokens=_tokens(rows),
@@ -313,8 +313,8 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
         "Latencies swing more slowly than the run could see (near saturation): percentiles are not estimable from it alone.": (
             any(d.method == NOT_ESTIMABLE for d in heads)
         ),
-        f"{summary.num_coalesced_share:.0%} of the reads held several events: the target or a proxy batches them, so gaps between "
-        "tokens are intervals.": summary.num_coalesced_share > MAX_COALESCED_SHARE,
+        f"{summary.coalesced_share:.0%} of the reads held several events: the target or a proxy batches them, so gaps between "
+        "tokens are intervals.": summary.coalesced_share > MAX_COALESCED_SHARE,
         f"Answers were read up to {read_s * 1e3:.1f} ms late at the p99: so much of the p99 of the ITL, {itl_s * 1e3:.1f} ms, may be the "
         "generator's own.": read_s > MAX_READ_LAG_SHARE * itl_s > 0,
         f"The warm-up took {summary.warmup_cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out.": (

@@ -24,7 +24,7 @@ from loadtest.errors import UsageError
 
 State = Literal[
     "ok",  # complete: [DONE] or the end of a whole body came
-    "http_error",  # an answer with a status of 400 or more
+    "http_error",  # a status of 300 or more, another encoding or media type than was asked for, or no HTTP at all
     "stream_error",  # an explicit error event inside a stream
     "truncated",  # the connection ended, or the stream did, without its end mark
     "timeout",  # later than timeout_s after due, or unfinished when the drain ended

@@ -240,7 +240,7 @@ def _number_notes(summary: Summary) -> Iterator[str]:
     methods = sorted({distribution.method for distribution in summary.distributions.values() if distribution.method})
     yield "Intervals: " + "; ".join(methods) + "."
     steady = {True: "steady", False: "NOT steady", None: "too short to say whether steady"}[summary.steady]
-    yield f"The window is {steady}. Stalls: {summary.num_stalls}. Reads that held several events: {share(summary.num_coalesced_share)}."
+    yield f"The window is {steady}. Stalls: {summary.num_stalls}. Reads that held several events: {share(summary.coalesced_share)}."
     if summary.tokens:
         yield "Output tokens: " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in summary.tokens.items()) + "."
 

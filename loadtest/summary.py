@@ -35,7 +35,7 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     num_failed: int
     """Of n: failed, timed out, rejected; they stay inside as the largest values."""
     n_eff: float
-    """How many independent samples the series is worth."""
+    """How many independent samples the series is worth for its p99; each percentile's interval is by its own."""
     method: str
     """How the intervals were made."""
     mean_s: float | None
@@ -100,7 +100,7 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     throughput: Throughput | None = None
     distributions: dict[str, Distribution] = {}
     num_stalls: int = 0
-    num_coalesced_share: float = 0.0
+    coalesced_share: float = 0.0
     """Share of reads that held several events: the server or a proxy batches, or the client was late."""
     warmup_cut_s: float = 0.0
     steady: bool | None = None

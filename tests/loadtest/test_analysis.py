@@ -244,7 +244,7 @@ def test_what_else_could_be_wrong_is_said(tmp_path: Path) -> None:
 
     run = write_run(tmp_path / "run", 1000, change, manifest={"clock_drift_s": 2.0, "target_info": {"simulated": True}})
     summary = analyse(run)
-    assert summary.num_coalesced_share == pytest.approx(500 / 2997)  # three reads an answer, none of the cancelled one
+    assert summary.coalesced_share == pytest.approx(500 / 2997)  # three reads an answer, none of the cancelled one
     words = " ".join(summary.threats)
     for part in ("17% of the reads", "stepped by 2.0 s", "simulated", "1 requests were left", "1 answers have different"):
         assert part in words, part
