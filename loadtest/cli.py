@@ -20,7 +20,7 @@ import yaml
 from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
 from loadtest.inputs import read_text
 from loadtest.records import State
-from loadtest.scenario import Scenario, load_scenario, parse_scenario
+from loadtest.scenario import Scenario, load_scenario, parse_scenario, scenario_file
 from loadtest.target import API_KEY_VARIABLE, Target, trust
 
 app = typer.Typer(
@@ -329,13 +329,11 @@ def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scena
     Raises:
         UsageError: The message names the file, key or option.
     """
-    ours = Path(__file__).with_name("scenarios") / f"{file}.yaml"
-    path = ours if not file.exists() and ours.exists() else file
     try:
-        values = yaml.safe_load(read_text(path)) if sets else {}
+        values = yaml.safe_load(read_text(scenario_file(file))) if sets else {}
     except yaml.YAMLError:
         values = {}  # the next line says what is wrong
-    return load_scenario(path, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
+    return load_scenario(file, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
 
 
 def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> dict[str, Any]:
