@@ -296,6 +296,10 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
             manifest.target_info.get("simulated")
         ),
         f"{len(scenario.faults)} faults were injected on purpose.": bool(scenario.faults),
+        f"{manifest.num_left_out:,} requests of the trace were left out: they have no tokens.": manifest.num_left_out > 0,
+        f"{manifest.num_after_end:,} requests of the trace were left out: they come after {scenario.duration_s:g} s.": (
+            manifest.num_after_end > 0
+        ),
         f"{num_cancelled} requests were left before their end by this side; they have no tpot or e2e.": num_cancelled > 0,
         f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,
     }

@@ -179,6 +179,9 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     """Reasons why the run is invalid that only the running generator could see, such as a lost worker."""
     sealed: dict[str, str] = {}
     """SHA-256 of each file that `loadtest.seal` watches, at the end of the run."""
+    num_left_out: int = 0
+    """Of a trace: requests without tokens, which are not asked; ``num_after_end`` come after ``duration_s``, and are not either."""
+    num_after_end: int = 0
 
 
 T = TypeVar("T")

@@ -124,6 +124,8 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
         scenario=scenario.model_dump(mode="json"),
         schedule_sha256=schedule.sha256,
         num_scheduled=len(schedule.requests),
+        num_left_out=schedule.num_left_out,
+        num_after_end=schedule.num_after_end,
         target=target.base_url,
         model=model,
         epoch_unix_s=0.0,

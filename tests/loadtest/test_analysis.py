@@ -252,6 +252,14 @@ def test_what_else_could_be_wrong_is_said(tmp_path: Path) -> None:
     assert summary.distributions["ttft"].n == 1000  # at least 0.5 s
 
 
+def test_what_a_replay_left_out_of_its_trace_is_said(tmp_path: Path) -> None:
+    summary = analyse(write_run(tmp_path / "run", 100, manifest={"num_left_out": 3, "num_after_end": 1200}))
+    assert [threat for threat in summary.threats if "of the trace" in threat] == [
+        "3 requests of the trace were left out: they have no tokens.",
+        "1,200 requests of the trace were left out: they come after 10 s.",
+    ]
+
+
 def test_stalls_are_gaps_above_the_limit_of_the_scenario(tmp_path: Path) -> None:
     assert analyse(write_run(tmp_path / "run", 100, stall_s=0.2)).num_stalls == 100
     assert analyse(write_run(tmp_path / "none", 100, stall_s=0.4)).num_stalls == 0

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import yaml
@@ -201,6 +202,15 @@ def test_an_unreachable_target_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Connection refused"):
         run(parse_scenario(a_scenario()), Target("http://127.0.0.1:1"), tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_manifest_says_what_is_left_out_of_a_trace(target: Target, tmp_path: Path) -> None:
+    lines = [{"timestamp": t, "input_length": 8, "output_length": tokens} for t, tokens in ((0, 4), (500, 0), (1000, 4), (9000, 4))]
+    (tmp_path / "trace.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    arrival = {"law": "trace", "file": str(tmp_path / "trace.jsonl")}
+    prepare(parse_scenario(a_scenario(arrival=arrival, warmup_s=0)), target, tmp_path / "out", command=())
+    manifest = read_manifest(tmp_path / "out")
+    assert (manifest.num_scheduled, manifest.num_left_out, manifest.num_after_end) == (2, 1, 1)
 
 
 def test_answers_are_counted_with_the_tokenizer_where_there_is_a_text(tmp_path: Path) -> None:
