@@ -68,6 +68,8 @@ class Capacity(msgspec.Struct, frozen=True):
     """The generator was sick at a rate that the target might have kept: the capacity may be higher."""
     rates: list[RateResult]
     probes: list[Probe]
+    ended: str = ""
+    """Why the search ended before it was done."""
 
 
 @dataclass(frozen=True)
