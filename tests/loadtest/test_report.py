@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from loadtest.errors import UsageError
+from loadtest.figure_kinds import KINDS
 from loadtest.figures import read_run
 from loadtest.records import ServerSample
 from loadtest.report import write_report
@@ -129,6 +132,13 @@ def test_a_counter_that_fell_has_no_rate(run: Path, told: list[int], rates: list
     server = [ServerSample(float(t), "metrics", {"preemptions": float(value)}) for t, value in enumerate(told)]
     found = replace(data, records=replace(data.records, server=server)).counter_rate("preemptions")
     assert (None if found is None else found[1].tolist()) == rates
+
+
+def test_a_fault_is_marked_where_arrivals_are_drawn_over_time(run: Path) -> None:
+    _, over_time = next(kind for kind in KINDS if kind.name == "arrivals").panels(read_run(run))
+    ax = Figure().add_subplot()
+    over_time(ax)
+    assert {0.0, 5.0, 30.0, 33.0, 60.0} <= {float(np.asarray(line.get_xdata())[0]) for line in ax.lines}
 
 
 def test_states_and_rates_of_the_page_are_those_of_the_rows(run: Path) -> None:
