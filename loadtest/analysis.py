@@ -307,7 +307,7 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
 
 def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, bool]:
     heads = [summary.distributions[m] for m in ("ttft", "e2e") if m in summary.distributions]
-    unbounded = [d.metric for d in heads if any(q.q == 0.99 and q.high_s is None for q in d.quantiles)]
+    unbounded = [d.metric for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
     read_s, itl_s = _read_lag_and_itl(summary)
     warmup_s, varies = records.scenario.warmup_s, not isinstance(records.scenario.arrival, Burst)
     return {
@@ -338,5 +338,5 @@ def _read_lag_and_itl(summary: Summary) -> tuple[float, float]:
     """Return their p99 in seconds, 0 where one is not known."""
     read_s = next((gate.value for gate in summary.gates if gate.name == read_lag_name(0.99)), None)
     itl = summary.distributions.get("itl")
-    itl_s = next((at.value_s for at in itl.quantiles if at.q == 0.99), None) if itl else None
-    return read_s or 0.0, itl_s or 0.0
+    p99 = itl.at(0.99) if itl else None
+    return read_s or 0.0, (p99.value_s if p99 else None) or 0.0

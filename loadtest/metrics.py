@@ -218,9 +218,7 @@ def gaps_s(row: Row) -> Floats:
 
 def _measured_s(row: Row, metric: str, begin_s: float, q: float) -> float | None:
     if metric.endswith("ttft"):
-        # An answer that is no stream shows nothing before its end.
-        seen_s = row.first_s if row.first_s is not None else row.end_s
-        return None if seen_s is None else seen_s - begin_s
+        return None if row.seen_s is None else row.seen_s - begin_s
     if metric.endswith("e2e"):
         return None if row.end_s is None else row.end_s - begin_s
     if metric in ("itl", "max_itl"):

@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from loadtest.plots import INK, MUTED, SERIES, legend_above, limit_line, percent_axis, seconds_axis
 from loadtest.records import RunEvent
-from loadtest.stats import Floats
+from loadtest.stats import Floats, quantile
 
 DASHES = ("-", "--", ":", "-.")
 
@@ -91,8 +91,7 @@ def plot_latency_over_time(ax: Axes, due_s: Floats, latency_s: Floats, edges_s: 
     where = np.digitize(due_s, edges_s) - 1
     p95 = np.full(edges_s.size - 1, np.nan)
     for b in np.unique(where[(where >= 0) & (where < p95.size)]):
-        values = np.sort(latency_s[where == b])
-        p95[b] = values[int(np.ceil(0.95 * values.size)) - 1]
+        p95[b] = quantile(latency_s[where == b], 0.95)
     ax.stairs(
         np.where(np.isinf(p95), np.nan, p95),
         edges_s,

@@ -109,6 +109,11 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
     server_id: str = ""
     """The id that the server gave the answer."""
 
+    @property
+    def seen_s(self) -> float | None:
+        """When its user saw the first of the answer: one that is no stream shows nothing before its end."""
+        return self.first_s if self.first_s is not None else self.end_s
+
 
 class TokenCount(msgspec.Struct, frozen=True):
     """Output tokens of one row's text, by the scenario's tokenizer. Not in the row itself, which is sealed."""
@@ -132,7 +137,6 @@ class HealthSample(msgspec.Struct, omit_defaults=True):
     num_sent: int
     """Since the start, as ``num_rows``."""
     num_rows: int
-    rss_bytes: int = 0
     throttled: int = 0
     """Periods in which the cgroup was throttled since the start."""
     read_late_ms: list[float] = []

@@ -19,7 +19,7 @@ from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.metrics import Records, metric_bounds, read_records
 from loadtest.stats import Floats
 from loadtest.summary import Quantile, Summary
-from loadtest.wording import interval, share
+from loadtest.wording import interval, percentile, share
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
 QUANTILES = stats.QUANTILES[:-1]
@@ -43,7 +43,7 @@ class Percentile(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         words = interval(self.at) if self.at.value_s is not None else "beyond all that was measured: too many failed"
-        return f"{self.metric} p{self.at.q * 100:g} {words}"
+        return f"{self.metric} {percentile(self.at.q)} {words}"
 
 
 class Mean(msgspec.Struct, frozen=True):

@@ -231,8 +231,7 @@ def _numbers(summary: Summary) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _number_row(distribution: Distribution) -> list[str]:
-    found = {quantile.q: quantile for quantile in distribution.quantiles}
-    cells = [interval(found[q]) if q in found else "" for q in QUANTILES]
+    cells = [interval(at) if (at := distribution.at(q)) else "" for q in QUANTILES]
     return [WORDS[distribution.metric], *cells, str(distribution.n), f"{distribution.n_eff:.0f}", str(distribution.num_failed)]
 
 

@@ -70,7 +70,7 @@ def _runs(search: Path, seeds: Container[int]) -> Iterator[tuple[int, tuple[Mani
 
 def _quantile(summary: Summary, limit: Limit) -> Quantile | None:
     distribution = summary.distributions.get(limit.metric)
-    return next((q for q in distribution.quantiles if q.q == limit.quantile), None) if distribution else None
+    return distribution.at(limit.quantile) if distribution else None
 
 
 def _point(probe: Probe, summary: Summary, capacity: Capacity, limit: Limit) -> ProbePoint:

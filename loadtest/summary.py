@@ -42,6 +42,10 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the answered ones."""
     quantiles: list[Quantile]
 
+    def at(self, q: float) -> Quantile | None:
+        """Return the percentile; None: it was not computed."""
+        return next((quantile for quantile in self.quantiles if quantile.q == q), None)
+
 
 class Gate(msgspec.Struct, frozen=True):
     """One condition under which the numbers may be believed."""
