@@ -173,12 +173,8 @@ def _percentiles(records: Sequence[Records], summaries: Sequence[Summary]) -> It
         values = [_values(each, summary, metric) for each, summary in zip(records, summaries, strict=True)]
         for q in QUANTILES if all(v.size for v in values) else ():
             value, low, high = stats.replicate_interval(values, q)
-            known = (
-                [_finite(max(0.0, bound)) for bound in (value, low, high)]
-                if math.isfinite(high)
-                else [_finite(value), None, None]
-            )
-            yield Percentile(metric, Quantile(q, *known), [_finite(stats.quantile(v, q)) for v in values])
+            bounds = (max(0.0, low), max(0.0, high)) if math.isfinite(high) else (None, None)
+            yield Percentile(metric, Quantile(q, _finite(value), *bounds), [_finite(stats.quantile(v, q)) for v in values])
 
 
 def _values(records: Records, summary: Summary, metric: str) -> Floats:

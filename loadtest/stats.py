@@ -19,7 +19,6 @@ from loadtest.quantiles import Floats as Floats  # one import for those who need
 from loadtest.quantiles import quantile as quantile
 from loadtest.quantiles import rank as rank
 
-
 CONFIDENCE = 0.95
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 """Of every distribution."""
@@ -33,7 +32,6 @@ MAX_PART_CORRELATION = 0.4
 0.95 and 2000 requests, about one relaxation time, 7 % of the runs pass it (with twentieths 21 %), and those are the lucky ones
 whose median is wrong. No rule inside one run can tell them; replicates can."""
 _WIDEN = float(law.norm.ppf(0.975) / law.t.ppf(0.975, NUM_BATCHES - 1)) ** 2
-
 
 
 def order_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[int | None, int | None]:

@@ -164,7 +164,8 @@ def t11_timeouts(bench: Bench) -> Iterator[Point]:
     observed = bench.run(settings, poisson(50, 20, timeout_s=1))
     seen_by_client = observed.summary.distributions["send_ttft"]
     p95, p99 = seen_by_client.at(0.95), seen_by_client.at(0.99)
-    assert p95 is not None and p99 is not None
+    assert p95 is not None
+    assert p99 is not None
     actual = quantile(
         np.array([e.sent_first_s if e.outcome == "ok" and e.sent_first_s else np.inf for _, e in observed.told]), 0.95
     )

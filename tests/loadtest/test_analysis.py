@@ -133,9 +133,11 @@ def test_a_failed_request_is_infinitely_slow(tmp_path: Path) -> None:
     assert quantile(summary, "itl", 0.99).failed
 
 
-.mark.parametrize(("state", "words"), [("http_error", "∞ (failed)"), ("timeout", "≥ 120 s")])
+@pytest.mark.parametrize(("state", "words"), [("http_error", "∞ (failed)"), ("timeout", "≥ 120 s")])
 def test_a_summary_says_the_same_once_it_was_written(tmp_path: Path, state: str, words: str) -> None:
-    summary = analyse(write_run(tmp_path / "run", 1000, lambda row: ended(row, state, row.due_s + 120) if row.id % 10 == 0 else row))
+    summary = analyse(
+        write_run(tmp_path / "run", 1000, lambda row: ended(row, state, row.due_s + 120) if row.id % 10 == 0 else row)
+    )
     again = msgspec.json.decode(msgspec.json.encode(summary), type=Summary)
     assert again == summary
     assert interval(quantile(again, "ttft", 0.95)) == interval(quantile(summary, "ttft", 0.95)) == words
@@ -285,7 +287,9 @@ def test_metrics_of_single_answers() -> None:
     assert bounds_s(request, one_came, "tpot", closed=False, stream=True) is None
     assert [bounds_s(request, row, "itl", closed=False, stream=True, q=q) for q in (0.5, 0.99)] == [(0.1, 0.1), (0.3, 0.3)]
     assert gaps_s(all_at_once).tolist() == [0, 0, 0]
-    nothing_between = msgspec.structs.replace(row, chunks=[(10.0, 1), (20.0, 0), (35.0, 1), (40.0, 0), (41.0, 0), (47.0, 2), (50.0, 0)])
+    nothing_between = msgspec.structs.replace(
+        row, chunks=[(10.0, 1), (20.0, 0), (35.0, 1), (40.0, 0), (41.0, 0), (47.0, 2), (50.0, 0)]
+    )
     assert gaps_s(nothing_between).tolist() == pytest.approx([0.025, 0.012, 0])
     whole = msgspec.structs.replace(row, chunks=[], first_s=None, last_s=None)
     assert bounds_s(request, whole, "ttft", closed=False, stream=False) == (1.5, 1.5)  # a user sees nothing before the end

@@ -86,7 +86,9 @@ def test_the_rate_of_a_trace_is_that_of_its_own_span(tmp_path: Path) -> None:
     assert plan.intervals[3].minutes == pytest.approx(368 / 1.01 / 60)
 
 
-@pytest.mark.parametrize(("percent", "quantile"), [("50", 0.5), ("97", 0.97), ("99.9", 0.999), ("99.99", 0.9999), ("99.99999", 0.9999999)])
+@pytest.mark.parametrize(
+    ("percent", "quantile"), [("50", 0.5), ("97", 0.97), ("99.9", 0.999), ("99.99", 0.9999), ("99.99999", 0.9999999)]
+)
 def test_a_percentile_of_the_slo_is_the_quantile_that_one_would_write(percent: str, quantile: float) -> None:
     (limit,) = parse_slo(f"ttft_p{percent}=1s").limits
     assert (limit.quantile, str(limit)) == (quantile, f"ttft_p{percent}=1000ms")

@@ -126,7 +126,9 @@ def test_each_percentile_of_the_page_is_that_of_the_rows(run: Path, metric: str)
     assert not all(cell.startswith("≥") for cell in cells[1:4])
 
 
-@pytest.mark.parametrize(("told", "rates"), [([0, 2, 2, 8], [2, 0, 6]), ([0, 50, 30, 60], None), ([100, 10, 101, 11], None), ([5], None)])
+@pytest.mark.parametrize(
+    ("told", "rates"), [([0, 2, 2, 8], [2, 0, 6]), ([0, 50, 30, 60], None), ([100, 10, 101, 11], None), ([5], None)]
+)
 def test_a_counter_that_fell_has_no_rate(run: Path, told: list[int], rates: list[int] | None) -> None:
     data = read_run(run)
     server = [ServerSample(float(t), "metrics", {"preemptions": float(value)}) for t, value in enumerate(told)]

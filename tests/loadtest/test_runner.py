@@ -205,7 +205,9 @@ def test_an_unreachable_target_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_manifest_says_what_is_left_out_of_a_trace(target: Target, tmp_path: Path) -> None:
-    lines = [{"timestamp": t, "input_length": 8, "output_length": tokens} for t, tokens in ((0, 4), (500, 0), (1000, 4), (9000, 4))]
+    lines = [
+        {"timestamp": t, "input_length": 8, "output_length": tokens} for t, tokens in ((0, 4), (500, 0), (1000, 4), (9000, 4))
+    ]
     (tmp_path / "trace.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
     arrival = {"law": "trace", "file": str(tmp_path / "trace.jsonl")}
     prepare(parse_scenario(a_scenario(arrival=arrival, warmup_s=0)), target, tmp_path / "out", command=())

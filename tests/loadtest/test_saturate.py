@@ -25,7 +25,7 @@ def test_a_probe_has_the_counts_of_a_valid_run_and_the_reason_of_an_invalid_one(
     assert all(n > over > 0 for n, over in good.counts)
     sick = probe_of(ASK, write_run(tmp_path / "sick", sick=True))
     assert (sick.valid, sick.counts) == (False, ((0.0, 0.0), (0.0, 0.0)))
-    assert sick.reason.startswith("50% of 672 requests left within 197.4 ms of their due time, limit 9.0 ms")
+    assert sick.reason.startswith("50% of 672 requests left within 195.8 ms of their due time, limit 9.0 ms")
     assert "the event loop's longest stop was " in sick.reason
 
 
