@@ -6,7 +6,7 @@ timeouts as "at least so long". A run whose generator was sick has no figures at
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -74,7 +74,7 @@ def _valid(records: Records, items: Sequence[Item], window: tuple[float, float],
     num_reads = sum(len(row.chunks) for row in rows)
     summary = Summary(
         scenario=records.scenario.name,
-        verdict=_verdict(slo, sum(row.state == "ok" for row in rows)),
+        verdict=_verdict(slo, sum(row.state == "ok" for row in rows), interrupted=records.manifest.state == "interrupted"),
         loop=_loop(records),
         window_s=window,
         gates=judged,
@@ -84,7 +84,7 @@ def _valid(records: Records, items: Sequence[Item], window: tuple[float, float],
         throughput=_throughput(records, items, window),
         distributions=distributions,
         num_stalls=sum(int((np.diff([ms for ms, _ in row.chunks]) > records.scenario.stall_s * 1e3).sum()) for row in rows),
-        num_coalesced_share=sum(row.num_coalesced for row in rows) / num_reads if num_reads else 0.0,
+        coalesced_share=sum(row.num_coalesced for row in rows) / num_reads if num_reads else 0.0,
         warmup_cut_s=window[0],
         steady=steady,
         tokens=_tokens(rows),
@@ -132,18 +132,23 @@ def _cut_s(records: Records, items: Sequence[Item]) -> float:
 
 
 def distributions_of(records: Records, items: Sequence[Item]) -> dict[str, Distribution]:
-    """Return the distribution of each metric that the requests have."""
+    """Return the distribution of each metric that the requests have, also at the quantiles of the SLO."""
     found = {metric: metric_bounds(records, items, metric) for metric in (*METRICS, "itl")}
-    return {metric: distribution(metric, low, high) for metric, (low, high) in found.items() if low.size}
+    asked = {metric: {limit.quantile for limit in records.scenario.slo.limits if limit.metric == metric} for metric in found}
+    return {metric: distribution(metric, *bounds, also=asked[metric]) for metric, bounds in found.items() if bounds[0].size}
 
 
-def distribution(metric: str, low: Floats, high: Floats) -> Distribution:
-    """Return percentiles with intervals of latencies that are known between bounds; both in the order of due times."""
+def distribution(metric: str, low: Floats, high: Floats, *, also: Collection[float] = ()) -> Distribution:
+    """Return percentiles with intervals of latencies that are known between bounds; both in the order of due times.
+
+    Args:
+        also: Quantiles beside those of every distribution.
+    """
     resolved = stats.resolved(high)
     known = low[(low == high) & np.isfinite(high)]
     high_sorted = np.sort(high)
     low_sorted = high_sorted if low is high else np.sort(low)
-    n_eff = {q: stats.effective_size(high, q, ordered=high_sorted) for q in QUANTILES}
+    n_eff = {q: stats.effective_size(high, q, ordered=high_sorted) for q in sorted({*QUANTILES, *also})}
     return Distribution(
         metric=metric,
         n=low.size,
@@ -151,7 +156,7 @@ def distribution(metric: str, low: Floats, high: Floats) -> Distribution:
         n_eff=round(n_eff[0.99], 1),
         method=METHOD if resolved else NOT_ESTIMABLE,
         mean_s=float(known.mean()) if known.size else None,
-        quantiles=[_quantile(low_sorted, high_sorted, q, n_eff[q], resolved) for q in QUANTILES],
+        quantiles=[_quantile(low_sorted, high_sorted, q, size, resolved) for q, size in n_eff.items()],
     )
 
 
@@ -166,7 +171,8 @@ def _quantile(low: Floats, high: Floats, q: float, n_eff: float, resolved: bool)
         value_s=at_most if known else None,
         low_s=lower if resolved and math.isfinite(lower) else None,
         high_s=upper if resolved and math.isfinite(upper) else None,
-        censored_s=None if known else at_least,
+        censored_s=None if known or at_least == math.inf else at_least,
+        failed=at_least == math.inf,
     )
 
 
@@ -185,12 +191,12 @@ def limit_result(limit: Limit, low: Floats, high: Floats) -> LimitResult:
     return LimitResult(str(limit), verdict, attained, lower, upper, n_eff)
 
 
-def _verdict(slo: Sequence[LimitResult], num_ok: int) -> Literal["pass", "slo-missed", "undecided"]:
-    """Without a single good answer there is nothing to pass, whatever the SLO does not ask."""
+def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> Literal["pass", "slo-missed", "undecided"]:
+    """Without a good answer there is nothing to pass, whatever the SLO does not ask, nor where part of the schedule was not asked."""
     verdicts = {result.verdict for result in slo}
     if "fail" in verdicts:
         return "slo-missed"
-    return "undecided" if "undecided" in verdicts or not num_ok else "pass"
+    return "undecided" if "undecided" in verdicts or not num_ok or interrupted else "pass"
 
 
 def _throughput(records: Records, items: Sequence[Item], window: tuple[float, float]) -> Throughput | None:
@@ -290,6 +296,10 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
             manifest.target_info.get("simulated")
         ),
         f"{len(scenario.faults)} faults were injected on purpose.": bool(scenario.faults),
+        f"{manifest.num_left_out:,} requests of the trace were left out: they have no tokens.": manifest.num_left_out > 0,
+        f"{manifest.num_after_end:,} requests of the trace were left out: they come after {scenario.duration_s:g} s.": (
+            manifest.num_after_end > 0
+        ),
         f"{num_cancelled} requests were left before their end by this side; they have no tpot or e2e.": num_cancelled > 0,
         f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,
     }
@@ -297,7 +307,7 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
 
 def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, bool]:
     heads = [summary.distributions[m] for m in ("ttft", "e2e") if m in summary.distributions]
-    unbounded = [d.metric for d in heads if any(q.q == 0.99 and q.high_s is None for q in d.quantiles)]
+    unbounded = [d.metric for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
     read_s, itl_s = _read_lag_and_itl(summary)
     warmup_s, varies = records.scenario.warmup_s, not isinstance(records.scenario.arrival, Burst)
     return {
@@ -307,8 +317,8 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
         "Latencies swing more slowly than the run could see (near saturation): percentiles are not estimable from it alone.": (
             any(d.method == NOT_ESTIMABLE for d in heads)
         ),
-        f"{summary.num_coalesced_share:.0%} of the reads held several events: the target or a proxy batches them, so gaps between "
-        "tokens are intervals.": summary.num_coalesced_share > MAX_COALESCED_SHARE,
+        f"{summary.coalesced_share:.0%} of the reads held several events: the target or a proxy batches them, so gaps between "
+        "tokens are intervals.": summary.coalesced_share > MAX_COALESCED_SHARE,
         f"Answers were read up to {read_s * 1e3:.1f} ms late at the p99: so much of the p99 of the ITL, {itl_s * 1e3:.1f} ms, may be the "
         "generator's own.": read_s > MAX_READ_LAG_SHARE * itl_s > 0,
         f"The warm-up took {summary.warmup_cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out.": (
@@ -328,5 +338,5 @@ def _read_lag_and_itl(summary: Summary) -> tuple[float, float]:
     """Return their p99 in seconds, 0 where one is not known."""
     read_s = next((gate.value for gate in summary.gates if gate.name == read_lag_name(0.99)), None)
     itl = summary.distributions.get("itl")
-    itl_s = next((at.value_s for at in itl.quantiles if at.q == 0.99), None) if itl else None
-    return read_s or 0.0, itl_s or 0.0
+    p99 = itl.at(0.99) if itl else None
+    return read_s or 0.0, (p99.value_s if p99 else None) or 0.0

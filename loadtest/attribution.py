@@ -6,12 +6,14 @@ the parts, and are negative when the server's sums and the client's rows are not
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
 from loadtest.records import Row, ServerSample
 
 PARTS = ("queue_s", "prefill_s", "decode_s")
+COUNTERS = tuple(f"{part}_{kind}" for part in PARTS for kind in ("sum", "count"))
 
 
 class Attribution(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,13 +42,15 @@ class Attribution(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def attribution(samples: Sequence[ServerSample], rows: Sequence[Row], window: tuple[float, float]) -> Attribution | None:
-    """Return the parts between the first and the last scrape inside the window; None: too few scrapes, parts, or answers.
+    """Return the parts between the first and the last scrape inside the window; None: too few scrapes, parts or answers, or a sum fell.
 
     A server counts an answer at its end, so both sides take what ended between the scrapes. Choose a window that begins and ends
     with an idle server, or one that is long against an answer: what ends within a scrape's own duration may be on one side only.
+
+    A sum falls when a replica leaves or is started again, or when the address is that of several ingresses: it is of other requests then.
     """
-    inside = [s for s in samples if window[0] <= s.t_s <= window[1] and all(f"{part}_count" in s.values for part in PARTS)]
-    if len(inside) < 2:
+    inside = [s for s in samples if window[0] <= s.t_s <= window[1] and all(name in s.values for name in COUNTERS)]
+    if len(inside) < 2 or any(b.values[name] < a.values[name] for a, b in pairwise(inside) for name in COUNTERS):
         return None
     first, last = inside[0], inside[-1]
     count = last.values["queue_s_count"] - first.values["queue_s_count"]

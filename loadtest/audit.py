@@ -101,46 +101,46 @@ def audit(
     Raises:
         UsageError: A folder or file cannot be read, or the reference ran another schedule or model.
     """
-    manifest = read_manifest(run)
+    manifest, found = read_manifest(run), Findings()
     scenario = parse_scenario(manifest.scenario, context=RECORDED)
-    classes = {cls.name: cls for cls in scenario.requests}
-    schedule = read_schedule(run / "schedule.jsonl")
-    found = Findings()
-    if (schedule.sha256, len(schedule.requests)) != (manifest.schedule_sha256, manifest.num_scheduled):
-        found.add(
-            "schedule",
-            None,
-            f"{len(schedule.requests)} requests, {schedule.sha256[:8]}; manifest: "
-            f"{manifest.num_scheduled}, {manifest.schedule_sha256[:8]}",
-        )
-    for problem in broken_seals(run, manifest):
-        found.add("edited", None, problem)
-    planned = {request.id: request for request in schedule.requests}
+    planned = _planned(run, manifest, found)
     by_id = _rows_by_id(read_rows(run) if rows is None else rows, planned, found)
     expected = {row.id for row in by_id.values() if row.state in allow or _cut_by_us(row, scenario)}
-    for request_id, row in by_id.items():
-        request = planned[request_id]
-        if request_id not in expected:
-            _check_end(row, found)
-        if row.state == "ok":
-            _check_tokens(row, request, classes[request.cls], found)
-        for problem in implausible(row, request, timeout_s=scenario.timeout_s):
-            found.add("implausible", request_id, problem)
+    _check_rows(by_id.values(), planned, scenario, expected, found)
     _check_texts(run, planned, found)
-    num_compared = 0 if reference is None else _compare_texts(manifest, by_id, reference, classes, planned, found)
+    num_compared = 0 if reference is None else _compare_texts(manifest, by_id, reference, scenario, planned, found)
     if server_log is not None:
         server = check_log(manifest, by_id, planned, server_log, found, expected)
     else:
         server = check_counters(run, list(by_id.values()), planned, found)
-    return AuditResult(
-        len(planned),
-        _finals(planned, by_id, found, expected),
-        dict(found.counts),
-        found.findings,
-        num_compared,
-        server,
-        _notes(run, manifest, by_id.values()),
-    )
+    finals = _finals(planned, by_id, found, expected)
+    notes = _notes(run, manifest, by_id.values())
+    return AuditResult(len(planned), finals, dict(found.counts), found.findings, num_compared, server, notes)
+
+
+def _planned(run: Path, manifest: Manifest, found: Findings) -> dict[int, ScheduledRequest]:
+    """Return the schedule by id, once it and the seals are checked."""
+    schedule = read_schedule(run / "schedule.jsonl")
+    here, ran = (len(schedule.requests), schedule.sha256), (manifest.num_scheduled, manifest.schedule_sha256)
+    if here != ran:
+        found.add("schedule", None, f"{here[0]} requests, {here[1][:8]}; manifest: {ran[0]}, {ran[1][:8]}")
+    for problem in broken_seals(run, manifest):
+        found.add("edited", None, problem)
+    return {request.id: request for request in schedule.requests}
+
+
+def _check_rows(
+    rows: Iterable[Row], planned: Mapping[int, ScheduledRequest], scenario: Scenario, expected: set[int], found: Findings
+) -> None:
+    classes = {cls.name: cls for cls in scenario.requests}
+    for row in rows:
+        request = planned[row.id]
+        if row.id not in expected:
+            _check_end(row, found)
+        if row.state == "ok":
+            _check_tokens(row, request, classes[request.cls], found)
+        for problem in implausible(row, request, timeout_s=scenario.timeout_s):
+            found.add("implausible", row.id, problem)
 
 
 def _rows_by_id(all_rows: Iterable[Row], planned: Mapping[int, ScheduledRequest], found: Findings) -> dict[int, Row]:
@@ -202,7 +202,7 @@ def _compare_texts(
     manifest: Manifest,
     rows: Mapping[int, Row],
     reference: Path,
-    classes: Mapping[str, RequestClass],
+    scenario: Scenario,
     planned: Mapping[int, ScheduledRequest],
     found: Findings,
 ) -> int:
@@ -211,12 +211,13 @@ def _compare_texts(
     for name in ("schedule_sha256", "model"):
         if getattr(other, name) != getattr(manifest, name):
             raise UsageError(str(reference), f"its {name} is {getattr(other, name)!r}, the run's {getattr(manifest, name)!r}")
+    greedy = {cls.name for cls in scenario.requests if cls.temperature == 0}
     num_compared = 0
     for expected in read_lines(reference / "rows.jsonl", Row):
         row = rows.get(expected.id)
         if row is None or row.state != "ok" or expected.state != "ok" or not (row.text_sha256 and expected.text_sha256):
             continue
-        if classes[planned[row.id].cls].temperature == 0:
+        if planned[row.id].cls in greedy:
             num_compared += 1
             if row.text_sha256 != expected.text_sha256:
                 found.add("text-differs", row.id, f"{row.text!r}, reference {expected.text[:TEXT_SHOWN]!r}")

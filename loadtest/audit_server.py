@@ -86,7 +86,7 @@ def check_counters(run: Path, rows: Sequence[Row], planned: Mapping[int, Schedul
         if len(values) < 2 or None in told:
             continue
         if any(later < earlier for earlier, later in pairwise(values)):
-            return f"not checked: {name} fell, the target was started again"
+            return f"not checked: {name} fell: the target was started again, a replica left, or several ingresses answer in turn"
         asked = [1] if name == "requests_ok" else [getattr(planned[row.id], name.replace("prompt", "input")) for row in sent]
         low, most = sum(told), max([*told, *asked])
         checked.append(f"{name} +{values[-1] - values[0]:.0f} (the rows say {low} to {low + num_unsure * most})")

@@ -20,7 +20,7 @@ import yaml
 from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
 from loadtest.inputs import read_text
 from loadtest.records import State
-from loadtest.scenario import Scenario, load_scenario, parse_scenario
+from loadtest.scenario import Scenario, load_scenario, parse_scenario, scenario_file
 from loadtest.target import API_KEY_VARIABLE, Target, trust
 
 app = typer.Typer(
@@ -156,20 +156,14 @@ def verdict(run_folder: Run) -> None:
 
     Example: serve-app-loadtest verdict results/chat
     """
-    from msgspec.json import decode
-
     from loadtest.progress import print_verdict
     from loadtest.records import read_manifest
-    from loadtest.runner import exit_code
-    from loadtest.summary import Summary
+    from loadtest.summary import read_summary
+    from loadtest.wording import VERDICTS
 
-    manifest = read_manifest(run_folder)
-    try:
-        summary = decode((run_folder / "summary.json").read_bytes(), type=Summary)
-    except OSError as exc:
-        raise UsageError(str(run_folder), f"holds no summary: {exc.strerror}; `report` makes it from the records") from exc
+    manifest, summary = read_manifest(run_folder), read_summary(run_folder)
     print_verdict(summary, manifest, run_folder)
-    raise typer.Exit(exit_code(summary, manifest))
+    raise typer.Exit(VERDICTS[summary.verdict].code)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -335,13 +329,11 @@ def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scena
     Raises:
         UsageError: The message names the file, key or option.
     """
-    ours = Path(__file__).with_name("scenarios") / f"{file}.yaml"
-    path = ours if not file.exists() and ours.exists() else file
     try:
-        values = yaml.safe_load(read_text(path)) if sets else {}
+        values = yaml.safe_load(read_text(scenario_file(file))) if sets else {}
     except yaml.YAMLError:
         values = {}  # the next line says what is wrong
-    return load_scenario(path, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
+    return load_scenario(file, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
 
 
 def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from scipy import stats as law
 
 from loadtest import stats
 from loadtest.stats import Floats
+from loadtest.wording import percentile
 
 QUANTILES = (0.5, 0.9, 0.99)
 
@@ -130,5 +131,5 @@ def print_table(rows: list[Coverage]) -> None:
     for r in rows:
         right = "-" if r.right is None else f"{r.right:.0%}"
         print(
-            f"| {r.queue} | {r.n} | p{r.q * 100:g} | {r.method} | {r.covered:.1%} | {r.two_sided:.0%} | {right} | {r.num_runs} |"
+            f"| {r.queue} | {r.n} | {percentile(r.q)} | {r.method} | {r.covered:.1%} | {r.two_sided:.0%} | {right} | {r.num_runs} |"
         )

@@ -156,6 +156,7 @@ def _arrivals(data: RunData) -> list[Draw]:
 
     def counts(ax: Axes) -> None:
         plots_load.plot_rates(ax, edges, {"planned": due, "sent": sent})
+        plots_load.mark_events([ax], data.records.events, words=False)
         ax.set_xlabel("time since the start of the run [s]")
         ax.legend(loc="best")
 
@@ -200,7 +201,13 @@ KINDS = (
     ),
     Kind("timeline", "The run over time", "Faults are solid lines, phases dotted ones.", _timeline, True, False, (9.5, 1.6)),
     Kind("autoscaling", "Autoscaling", "Replicas asked for and ready, and what users felt.", _autoscaling, True, size=(9.5, 1.8)),
-    Kind("arrivals", "Arrivals: planned and sent", "Off the diagonal: the generator bent the load.", _arrivals, headline=False),
+    Kind(
+        "arrivals",
+        "Arrivals: planned and sent",
+        "Off the diagonal: the generator bent the load. Vertical lines as in the run over time.",
+        _arrivals,
+        headline=False,
+    ),
     Kind(
         "health",
         "Worker processes",

@@ -91,13 +91,16 @@ class RunData:
         return (np.array([t for t, _ in points]), np.array([v for _, v in points])) if points else None
 
     def counter_rate(self, name: str) -> tuple[Floats, Floats] | None:
-        """Return times and increments per second of a counter; one that starts again counts from 0."""
+        """Return times and increments per second of a counter.
+
+        None: too few points, or it fell. Then it is the sum of other processes than before, and how much of a rise is theirs nobody knows.
+        """
         series = self.series(name)
         if series is None or series[0].size < 2:
             return None
         times, values = series
         steps = np.diff(values)
-        return times[1:], np.where(steps < 0, values[1:], steps) / np.maximum(np.diff(times), 1e-9)
+        return None if (steps < 0).any() else (times[1:], steps / np.maximum(np.diff(times), 1e-9))
 
     def names(self, prefix: str) -> list[str]:
         return sorted({name for s in self.server for name in s.values if name.startswith(prefix)})

@@ -23,9 +23,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.quantiles import quantile
 from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
 from loadtest.scenario import Burst, Closed, Scenario
 from loadtest.summary import Gate
+from loadtest.wording import percentile
 
 TICK_S = 0.010
 """How often a worker sees how late it reads."""
@@ -38,7 +40,7 @@ BURST_LAG_S = 2.0
 CPU_SHARE = 0.85
 GC_S = 0.050
 HOLE_S = 3.0
-"""Longest time between two samples of a worker, which come each second."""
+"""Longest time between two samples of a worker, which come each second until its share is done."""
 STOPPED = "the run was interrupted"
 """`Row.reason` of what an interruption left unsent."""
 GAP_SPAN_S = 0.1
@@ -65,7 +67,7 @@ def gates(
         _cpu(measured),
         _gc(measured),
         _throttling(measured),
-        _samples_there(samples, rows, manifest),
+        _samples_there(samples, rows),
         _arrivals(sent, scenario),
     ]
 
@@ -110,28 +112,22 @@ def late_limit_s(sent: Sequence[Row], scenario: Scenario, q: float) -> float:
     """Return how late a request may leave, or an answer be read, at this quantile."""
     if isinstance(scenario.arrival, Burst):
         return BURST_LAG_S
-    first = [_ttft_s(r) for r in sent if r.state == "ok"]
-    share_s = LATE_SHARE[q] * float(np.median(first)) if first else 0.0
+    first = [r.seen_s - r.sent_s for r in sent if r.state == "ok" and r.seen_s is not None and r.sent_s is not None]
+    share_s = LATE_SHARE[q] * quantile(np.array(first), 0.5) if first else 0.0
     return min(LATE_CEILING_S[q], max(LATE_FLOOR_S[q], share_s))
-
-
-def _ttft_s(row: Row) -> float:
-    # An answer that is no stream shows nothing before its end.
-    seen_s = row.first_s if row.first_s is not None else row.end_s
-    return 0.0 if seen_s is None or row.sent_s is None else seen_s - row.sent_s
 
 
 def _lag(sent: Sequence[Row], scenario: Scenario, q: float) -> Gate:
     limit_s = late_limit_s(sent, scenario, q)
     lags = [r.sent_s - r.due_s for r in sent if r.sent_s is not None]
-    value = float(np.quantile(lags, q)) if lags else 0.0
+    value = quantile(np.array(lags), q) if lags else 0.0
     text = f"{q:.0%} of {len(lags)} requests left within {value * 1e3:.1f} ms of their due time, limit {limit_s * 1e3:.1f} ms"
     advice = _advice(value <= limit_s, "add workers, or give them cores of their own")
-    return Gate(f"lag p{q * 100:g}", value <= limit_s, value, limit_s, text + advice)
+    return Gate(f"lag {percentile(q)}", value <= limit_s, value, limit_s, text + advice)
 
 
 def read_lag_name(q: float) -> str:
-    return f"read lag p{q * 100:g}"
+    return f"read lag {percentile(q)}"
 
 
 def _read_lag(samples: Sequence[HealthSample], sent: Sequence[Row], scenario: Scenario, q: float) -> Gate:
@@ -140,7 +136,7 @@ def _read_lag(samples: Sequence[HealthSample], sent: Sequence[Row], scenario: Sc
     late_ms = [np.concatenate([s.read_late_ms for s in seen]) for seen in by_worker.values()]
     if not any(late.size for late in late_ms):
         return Gate(read_lag_name(q), True, None, limit_s, "not judged: these records do not tell how late answers were read")
-    value = max(float(np.quantile(late, q)) for late in late_ms if late.size) / 1e3
+    value = max(quantile(late, q) for late in late_ms if late.size) / 1e3
     text = f"{q:.0%} of what became readable was read within {value * 1e3:.1f} ms, limit {limit_s * 1e3:.1f} ms"
     advice = _advice(value <= limit_s, "add workers, or give them cores of their own")
     return Gate(read_lag_name(q), value <= limit_s, value, limit_s, text + advice)
@@ -165,7 +161,7 @@ def _stalls(samples: Sequence[HealthSample], scenario: Scenario) -> Gate:
 
 
 def _cpu(samples: Sequence[HealthSample]) -> Gate:
-    value = max((float(np.quantile([s.cpu for s in seen], 0.95)) for seen in _by_worker(samples).values()), default=0.0)
+    value = max((quantile(np.array([s.cpu for s in seen]), 0.95) for seen in _by_worker(samples).values()), default=0.0)
     text = f"the busiest worker used {value:.0%} of a core at its p95, limit {CPU_SHARE:.0%}"
     return Gate("CPU p95", value < CPU_SHARE, value, CPU_SHARE, text + _advice(value < CPU_SHARE, "add workers"))
 
@@ -183,15 +179,22 @@ def _throttling(samples: Sequence[HealthSample]) -> Gate:
     return Gate("CPU throttling", not value, value, 0, text)
 
 
-def _samples_there(samples: Sequence[HealthSample], rows: Sequence[Row], manifest: Manifest) -> Gate:
-    """A worker that was stopped or lost shows as a hole, from 0 to the last row that any worker sent."""
-    last_s = max((r.sent_s for r in rows if r.sent_s is not None), default=0.0)
-    times: dict[int, list[float]] = {worker: [0.0] for worker in range(manifest.workers)}
-    for sample in samples:
-        times.setdefault(sample.worker, [0.0]).append(sample.t_s)
-    hole_s = max(max(np.diff(sorted([*seen, max(last_s, seen[-1])])), default=0.0) for seen in times.values())
+def _samples_there(samples: Sequence[HealthSample], rows: Sequence[Row]) -> Gate:
+    """A worker that stood still shows as a hole, from 0 to the last request that it sent: one that is done samples no more.
+
+    One that was lost without a row is `_complete`'s.
+    """
+    last_s: dict[int, float] = {}
+    for row in rows:
+        if row.sent_s is not None:
+            last_s[row.worker] = max(last_s.get(row.worker, 0.0), row.sent_s)
+    by_worker, hole_s = _by_worker(samples), 0.0
+    for worker in last_s.keys() | by_worker.keys():
+        times = [0.0, *sorted(s.t_s for s in by_worker.get(worker, ()))]
+        times.append(max(times[-1], last_s.get(worker, 0.0)))
+        hole_s = max(hole_s, float(np.diff(times).max()))
     text = f"the longest time without a health sample of a worker was {hole_s:.1f} s, limit {HOLE_S:g} s"
-    return Gate("health samples", bool(hole_s <= HOLE_S), float(hole_s), HOLE_S, text)
+    return Gate("health samples", hole_s <= HOLE_S, hole_s, HOLE_S, text)
 
 
 def _arrivals(sent: Sequence[Row], scenario: Scenario) -> Gate:

@@ -68,7 +68,9 @@ class GivenRun:
 
 def add_options(parser: Any) -> None:
     group = parser.add_argument_group("serve-app-loadtest")
-    group.add_argument("--scenario", default="", help="scenario file; the target is --host")
+    group.add_argument(
+        "--scenario", default="", help="scenario file, or the name of one that comes with it; the target is --host"
+    )
     group.add_argument("--out", default="", help="folder of the run; default results/<scenario>-<time>")
     # Not of the group: only the parser itself knows include_in_web_ui.
     parser.add_argument("--run-folder", default="", help="set by serve-app-loadtest", include_in_web_ui=False)

@@ -7,7 +7,7 @@ The messages are those of `loadtest.dispatch`.
 import logging
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import gevent
 import msgspec
@@ -69,7 +69,7 @@ class Master:
             return self._refused  # before the start it is not over
         run = self._run
         if self.num_workers < run.num_workers and not run.ledger.all_ended():
-            self.lose(f"{run.num_workers - self.num_workers} of {run.num_workers} workers were lost")
+            self.lose(f"{run.num_workers - self.num_workers} of {run.num_workers} workers were lost", kind="worker-lost")
         elif run.epoch is None and time.perf_counter() - run.begun_at > READY_S:
             self.lose(f"{len(run.ready)} of {run.num_workers} workers were ready after {READY_S:g} s")
         elif run.now() > run.drained_s + END_S:
@@ -91,13 +91,13 @@ class Master:
         """The owner saw a worker's process end: nothing more comes of it."""
         if self._running:
             self._run.num_lost += 1
-        self.lose(problem)
+        self.lose(problem, kind="worker-lost")
 
-    def lose(self, problem: str) -> None:
+    def lose(self, problem: str, *, kind: Literal["worker-lost", "note"] = "note") -> None:
         """End the run soon: it is invalid because of the problem."""
         if self._running and not self._run.interrupted:
             self._run.problems.append(problem)
-            self._run.note("worker-lost" if "worker" in problem else "note", problem)
+            self._run.note(kind, problem)
             self.interrupt(problem)
 
     def _begin(self, **_: Any) -> None:

@@ -210,15 +210,15 @@ def gaps_s(row: Row) -> Floats:
     times_ms, counts = np.frombuffer(chunks.ms), np.array(chunks.tokens, dtype=np.int64)
     gaps = np.zeros(int(counts.sum()))
     first_of_chunk = (counts.cumsum() - counts)[1:]
-    gaps[first_of_chunk[first_of_chunk < gaps.size]] = np.diff(times_ms)[first_of_chunk < gaps.size] / 1000
+    inside = first_of_chunk < gaps.size
+    # Added, not assigned: the time before a chunk without tokens belongs to the next token.
+    np.add.at(gaps, first_of_chunk[inside], np.diff(times_ms)[inside] / 1000)
     return gaps[1:]
 
 
 def _measured_s(row: Row, metric: str, begin_s: float, q: float) -> float | None:
     if metric.endswith("ttft"):
-        # An answer that is no stream shows nothing before its end.
-        seen_s = row.first_s if row.first_s is not None else row.end_s
-        return None if seen_s is None else seen_s - begin_s
+        return None if row.seen_s is None else row.seen_s - begin_s
     if metric.endswith("e2e"):
         return None if row.end_s is None else row.end_s - begin_s
     if metric in ("itl", "max_itl"):

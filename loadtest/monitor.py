@@ -1,4 +1,4 @@
-"""Watches a worker process while it makes load: how late it reads, CPU, garbage collection, memory, throttling. Linux only.
+"""Watches a worker process while it makes load: how late it reads, CPU, garbage collection, throttling. Linux only.
 
 What it samples is judged by `loadtest.health`.
 """
@@ -110,7 +110,6 @@ class Monitor:
             in_flight=in_flight,
             num_sent=num_sent,
             num_rows=num_rows,
-            rss_bytes=_rss_bytes(),
             throttled=_num_throttled(self._cpu_stat),
             read_late_ms=[round(late_s * 1e3, 2) for late_s in self._late_s],
         )
@@ -122,11 +121,6 @@ class Monitor:
             self._gc_began = time.perf_counter()
         else:
             self._gc_s += time.perf_counter() - self._gc_began
-
-
-def _rss_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu_stat_file() -> Path | None:

@@ -16,7 +16,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from loadtest.stats import Floats, dkw_half_width
+from loadtest.stats import Floats, dkw_half_width, rank
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK, MUTED, GRID, PAPER = "#1c2128", "#5b6470", "#d5d9de", "#ffffff"
@@ -183,11 +183,12 @@ def plot_quantiles(ax: Axes, samples: Sequence[Sample]) -> None:
 
 def _quantiles_at(sample: Sample, q: Floats) -> Floats:
     """Return the sample's quantiles, nan where the failed ones begin."""
-    rank = np.maximum(np.ceil(q * sample.n).astype(int), 1) - 1
-    known = rank < sample.values_s.size
-    values = np.full(q.size, np.nan)
-    values[known] = sample.values_s[rank[known]]
-    return values
+    return _of_sorted(np.append(sample.values_s, np.full(sample.num_failed, np.nan)), q)
+
+
+def _of_sorted(values: Floats, q: Floats) -> Floats:
+    """Return as `stats.quantile` for each of ``q``, of values that are sorted."""
+    return values[[rank(values.size, each) - 1 for each in q.tolist()]]
 
 
 def plot_gaps(ax: Axes, gaps_s: Floats, *, stall_s: float) -> None:
@@ -219,9 +220,9 @@ def plot_tokens_per_chunk(ax: Axes, tokens: NDArray[np.int64]) -> None:
 
 def plot_gap_qq(ax: Axes, planned_s: Floats, sent_s: Floats) -> None:
     """Draw quantiles of the gaps between sendings against those between due times: on the diagonal the load came as planned."""
-    planned, sent = (np.maximum(np.diff(np.sort(times)), 1e-5) for times in (planned_s, sent_s))
+    planned, sent = (np.sort(np.maximum(np.diff(np.sort(times)), 1e-5)) for times in (planned_s, sent_s))
     q = (np.arange(1, 201) - 0.5) / 200
-    x, y = np.quantile(planned, q), np.quantile(sent, q)
+    x, y = _of_sorted(planned, q), _of_sorted(sent, q)
     ends = [min(x[0], y[0]), max(x[-1], y[-1])]
     ax.plot(ends, ends, color=MUTED, linewidth=1, label="as planned")
     ax.plot(x, y, ".", color=SERIES[0], markersize=4, label=f"gaps (n={sent.size})")

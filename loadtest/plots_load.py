@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from loadtest.plots import INK, MUTED, SERIES, legend_above, limit_line, percent_axis, seconds_axis
 from loadtest.records import RunEvent
-from loadtest.stats import Floats
+from loadtest.stats import Floats, quantile
 
 DASHES = ("-", "--", ":", "-.")
 
@@ -91,8 +91,7 @@ def plot_latency_over_time(ax: Axes, due_s: Floats, latency_s: Floats, edges_s: 
     where = np.digitize(due_s, edges_s) - 1
     p95 = np.full(edges_s.size - 1, np.nan)
     for b in np.unique(where[(where >= 0) & (where < p95.size)]):
-        values = np.sort(latency_s[where == b])
-        p95[b] = values[int(np.ceil(0.95 * values.size)) - 1]
+        p95[b] = quantile(latency_s[where == b], 0.95)
     ax.stairs(
         np.where(np.isinf(p95), np.nan, p95),
         edges_s,
@@ -149,7 +148,7 @@ def plot_cpu(ax: Axes, samples: Mapping[int, tuple[Floats, Floats]]) -> None:
     _legend_of_few(ax, len(samples))
 
 
-def mark_events(axes: Sequence[Axes], events: Sequence[RunEvent]) -> None:
+def mark_events(axes: Sequence[Axes], events: Sequence[RunEvent], *, words: bool = True) -> None:
     """Draw phases (dotted), faults and losses as vertical lines through all ``axes``; the words stand above the first one."""
     span = axes[0].get_xlim()
     room = (span[1] - span[0]) / 110  # about one letter: words that would touch go one line higher
@@ -158,11 +157,13 @@ def mark_events(axes: Sequence[Axes], events: Sequence[RunEvent]) -> None:
         quiet = event.kind in ("phase", "note")
         for ax in axes:
             ax.axvline(event.t_s, color=MUTED if quiet else INK, linewidth=1, linestyle=":" if quiet else "-", zorder=1)
-        words = ("end: " if event.kind == "fault-end" else "") + event.text[:40]
+        if not words:
+            continue
+        said = ("end: " if event.kind == "fault-end" else "") + event.text[:40]
         level = next((i for i, t in enumerate(free_from) if event.t_s >= t), len(free_from) - 1)
-        free_from[level] = event.t_s + room * (len(words) + 2)
+        free_from[level] = event.t_s + room * (len(said) + 2)
         place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8}
-        axes[0].annotate(words, (event.t_s, 1.0), (2, 3 + 10 * level), color=MUTED if quiet else INK, **place)
+        axes[0].annotate(said, (event.t_s, 1.0), (2, 3 + 10 * level), color=MUTED if quiet else INK, **place)
 
 
 def plot_latency_against_load(ax: Axes, probes: Sequence[ProbePoint], *, limit_s: float | None, metric: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
@@ -17,13 +18,16 @@ from loadtest.metrics import is_good
 from loadtest.records import HealthSample, Manifest, Row
 from loadtest.scenario import Closed, Scenario
 from loadtest.schedule import Schedule
+from loadtest.stats import quantile
 from loadtest.summary import Distribution, Summary
-from loadtest.wording import VERDICTS, interval
+from loadtest.wording import VERDICTS, interval, percentile, share
 
 RECENT_S = 10.0
 """TTFT, goodput and lag are those of the last ten seconds."""
 LINE_S = 5.0
 """Without a terminal, a line each five seconds."""
+SHOWN = (0.5, 0.9, 0.99)
+"""Percentiles of the table at the end."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -77,14 +81,14 @@ class Figures:
     def text(self, now_s: float) -> str:
         while self._recent and self._recent[0][0] < now_s - RECENT_S:
             self._recent.popleft()
-        ttft = sorted(value for _, value, _ in self._recent)
+        ttft = np.array([value for _, value, _ in self._recent])
         good = sum(is_good for _, _, is_good in self._recent) / max(1.0, min(now_s, RECENT_S))
         failed = self.num_done - self.states["ok"] - self.states["cancelled"]
         num_sent = sum(sample.num_sent for sample in self._health.values())
         due = [] if self._closed else [f"due {bisect.bisect_right(self._due, now_s)}"]
         parts = [*due, f"sent {num_sent}", f"done {self.num_done}", f"failed {failed}"]
-        if ttft:
-            parts += [f"TTFT p50 {ttft[len(ttft) // 2] * 1e3:.0f} ms", f"good {good:.1f}/s"]
+        if ttft.size:
+            parts += [f"TTFT p50 {quantile(ttft, 0.5) * 1e3:.0f} ms", f"good {good:.1f}/s"]
         if self._health:
             parts.append(f"lag {max(sample.lag_max_s for sample in self._health.values()) * 1e3:.0f} ms")
         return "  ".join(parts)
@@ -164,15 +168,15 @@ def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
 
 def _print_figures(console: Console, summary: Summary) -> None:
     for result in summary.slo:
-        bounds = f"{result.low:.2%} .. {result.high:.2%}"
+        bounds = f"{share(result.low)} .. {share(result.high)}"
         what = "gaps" if result.limit.startswith("itl_") else "requests"
-        console.print(f"  {result.limit}: {result.verdict}, {result.attained:.2%} of the {what} inside ({bounds})")
+        console.print(f"  {result.limit}: {result.verdict}, {share(result.attained)} of the {what} inside ({bounds})")
     if summary.throughput:
         t = summary.throughput
         console.print(
             f"  offered {t.offered:.2f}/s, completed {t.completed:.2f}/s, good {t.goodput:.2f}/s; {t.output_tokens:.0f} output tokens/s"
         )
-    table = Table("95 % interval", "n", "n_eff", "p50", "p90", "p99", box=None, padding=(0, 2), header_style="dim")
+    table = Table("95 % interval", "n", "n_eff", *map(percentile, SHOWN), box=None, padding=(0, 2), header_style="dim")
     for column in table.columns:
         column.no_wrap = True
     for metric in ("ttft", "tpot", "itl", "max_itl", "e2e", "send_ttft", "lag"):
@@ -182,6 +186,5 @@ def _print_figures(console: Console, summary: Summary) -> None:
 
 
 def _table_row(distribution: Distribution) -> list[str]:
-    cells = {quantile.q: interval(quantile) for quantile in distribution.quantiles}
     counts = [str(distribution.n), f"{distribution.n_eff:.0f}"]
-    return [distribution.metric, *counts, *(cells.get(q, "") for q in (0.5, 0.9, 0.99))]
+    return [distribution.metric, *counts, *(interval(at) if (at := distribution.at(q)) else "" for q in SHOWN)]

@@ -179,11 +179,15 @@ def claim(out: Path, *, marker: str = "manifest.json") -> None:
     raise UsageError(str(out), "is not empty, and two runs in one folder would mix; take another --out or remove it")
 
 
-def write_json(path: Path, record: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Replace the file in one step: readers see the old one or the new one."""
     part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    part.write_bytes(content)
     part.replace(path)
+
+
+def write_json(path: Path, record: msgspec.Struct | Sequence[msgspec.Struct]) -> None:
+    replace_file(path, msgspec.json.format(msgspec.json.encode(record)))
 
 
 def write_manifest(out: Path, manifest: Manifest) -> None:

@@ -7,6 +7,7 @@
     RUN/server.jsonl     one `ServerSample` a line: what the target said of itself
     RUN/events.jsonl     one `RunEvent` a line: phases, faults
     RUN/seal.jsonl       one `loadtest.seal.Seal` a line: digests of rows and health, as they were recorded
+    RUN/tokens.jsonl    one `TokenCount` a line, if the scenario has a tokenizer; made from the texts after the run
     RUN/summary.json     `loadtest.summary.Summary`; made from the files above, and can be made again
 
 Every time of a run is in seconds from its epoch (the manifest's ``epoch_unix_s``), taken from one monotonic clock per process.
@@ -23,7 +24,7 @@ from loadtest.errors import UsageError
 
 State = Literal[
     "ok",  # complete: [DONE] or the end of a whole body came
-    "http_error",  # an answer with a status of 400 or more
+    "http_error",  # a status of 300 or more, another encoding or media type than was asked for, or no HTTP at all
     "stream_error",  # an explicit error event inside a stream
     "truncated",  # the connection ended, or the stream did, without its end mark
     "timeout",  # later than timeout_s after due, or unfinished when the drain ended
@@ -101,12 +102,24 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
     """By the server's usage, as is ``output_tokens``."""
     output_tokens: int | None = None
     retokenized: int | None = None
-    """Output tokens as the scenario's tokenizer counts the text."""
+    """Output tokens as the scenario's tokenizer counts the text; `read_rows` takes it from tokens.jsonl."""
     text: str = ""
     text_sha256: str = ""
     finish_reason: str = ""
     server_id: str = ""
     """The id that the server gave the answer."""
+
+    @property
+    def seen_s(self) -> float | None:
+        """When its user saw the first of the answer: one that is no stream shows nothing before its end."""
+        return self.first_s if self.first_s is not None else self.end_s
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """Output tokens of one row's text, by the scenario's tokenizer. Not in the row itself, which is sealed."""
+
+    id: int
+    tokens: int
 
 
 class HealthSample(msgspec.Struct, omit_defaults=True):
@@ -124,7 +137,6 @@ class HealthSample(msgspec.Struct, omit_defaults=True):
     num_sent: int
     """Since the start, as ``num_rows``."""
     num_rows: int
-    rss_bytes: int = 0
     throttled: int = 0
     """Periods in which the cgroup was throttled since the start."""
     read_late_ms: list[float] = []
@@ -171,6 +183,9 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     """Reasons why the run is invalid that only the running generator could see, such as a lost worker."""
     sealed: dict[str, str] = {}
     """SHA-256 of each file that `loadtest.seal` watches, at the end of the run."""
+    num_left_out: int = 0
+    """Of a trace: requests without tokens, which are not asked; ``num_after_end`` come after ``duration_s``, and are not either."""
+    num_after_end: int = 0
 
 
 T = TypeVar("T")
@@ -214,9 +229,11 @@ def read_rows(run: Path) -> list[Row]:
     Raises:
         UsageError: As `read_lines`.
     """
-    path, rows = run / "rows.jsonl", []
+    path, counts, rows = run / "rows.jsonl", run / "tokens.jsonl", []
+    tokens = {count.id: count.tokens for count in read_lines(counts, TokenCount)} if counts.exists() else {}
     for row in read_lines(path, Row) if path.exists() else ():
         row.chunks, row.text = Chunks(row.chunks), row.text[:TEXT_SHOWN]
+        row.retokenized = tokens.get(row.id, row.retokenized)
         rows.append(row)
     return rows
 

@@ -19,7 +19,7 @@ from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.metrics import Records, metric_bounds, read_records
 from loadtest.stats import Floats
 from loadtest.summary import Quantile, Summary
-from loadtest.wording import interval, share
+from loadtest.wording import interval, percentile, share
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
 QUANTILES = stats.QUANTILES[:-1]
@@ -43,7 +43,7 @@ class Percentile(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         words = interval(self.at) if self.at.value_s is not None else "beyond all that was measured: too many failed"
-        return f"{self.metric} p{self.at.q * 100:g} {words}"
+        return f"{self.metric} {percentile(self.at.q)} {words}"
 
 
 class Mean(msgspec.Struct, frozen=True):
@@ -173,12 +173,8 @@ def _percentiles(records: Sequence[Records], summaries: Sequence[Summary]) -> It
         values = [_values(each, summary, metric) for each, summary in zip(records, summaries, strict=True)]
         for q in QUANTILES if all(v.size for v in values) else ():
             value, low, high = stats.replicate_interval(values, q)
-            known = (
-                [_finite(max(0.0, bound)) for bound in (value, low, high)]
-                if math.isfinite(high)
-                else [_finite(value), None, None]
-            )
-            yield Percentile(metric, Quantile(q, *known), [_finite(stats.quantile(v, q)) for v in values])
+            bounds = (max(0.0, low), max(0.0, high)) if math.isfinite(high) else (None, None)
+            yield Percentile(metric, Quantile(q, _finite(value), *bounds), [_finite(stats.quantile(v, q)) for v in values])
 
 
 def _values(records: Records, summary: Summary, metric: str) -> Floats:

@@ -231,8 +231,7 @@ def _numbers(summary: Summary) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _number_row(distribution: Distribution) -> list[str]:
-    found = {quantile.q: quantile for quantile in distribution.quantiles}
-    cells = [interval(found[q]) if q in found else "" for q in QUANTILES]
+    cells = [interval(at) if (at := distribution.at(q)) else "" for q in QUANTILES]
     return [WORDS[distribution.metric], *cells, str(distribution.n), f"{distribution.n_eff:.0f}", str(distribution.num_failed)]
 
 
@@ -240,7 +239,7 @@ def _number_notes(summary: Summary) -> Iterator[str]:
     methods = sorted({distribution.method for distribution in summary.distributions.values() if distribution.method})
     yield "Intervals: " + "; ".join(methods) + "."
     steady = {True: "steady", False: "NOT steady", None: "too short to say whether steady"}[summary.steady]
-    yield f"The window is {steady}. Stalls: {summary.num_stalls}. Reads that held several events: {share(summary.num_coalesced_share)}."
+    yield f"The window is {steady}. Stalls: {summary.num_stalls}. Reads that held several events: {share(summary.coalesced_share)}."
     if summary.tokens:
         yield "Output tokens: " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in summary.tokens.items()) + "."
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from loadtest.records import Manifest, read_manifest
 from loadtest.scenario import RECORDED, parse_scenario
 from loadtest.search import Capacity, Probe
 from loadtest.slo import Limit
-from loadtest.summary import Quantile, Summary
+from loadtest.summary import Quantile, Summary, read_summary
 from loadtest.wording import interval, percentile
 
 
@@ -31,7 +31,7 @@ def search_context(search: Path) -> dict[str, Any]:
         capacity = msgspec.json.decode((search / "saturate.json").read_bytes(), type=Capacity)
     except (OSError, msgspec.DecodeError) as exc:
         raise UsageError(str(search / "saturate.json"), str(exc)) from exc
-    runs = dict(_runs(search))
+    runs = dict(_runs(search, {probe.ask.seed for probe in capacity.probes}))
     missing = [probe.ask.seed for probe in capacity.probes if probe.ask.seed not in runs]
     if missing or not runs:
         raise UsageError(str(search), f"the runs of {len(missing)} probes are missing, the first with seed {missing[:1]}")
@@ -57,19 +57,20 @@ def search_context(search: Path) -> dict[str, Any]:
     }
 
 
-def _runs(search: Path) -> Iterator[tuple[int, tuple[Manifest, Summary]]]:
-    """Yield the runs below the folder by the seed, which each probe has of its own."""
+def _runs(search: Path, seeds: Container[int]) -> Iterator[tuple[int, tuple[Manifest, Summary]]]:
+    """Yield the runs of the probes by the seed, which each probe has of its own."""
     for folder in sorted(path.parent for path in search.glob("*/manifest.json")):
-        manifest, summary = read_manifest(folder), folder / "summary.json"
-        if summary.exists():
-            yield int(manifest.scenario["seed"]), (manifest, msgspec.json.decode(summary.read_bytes(), type=Summary))
-        else:
-            yield int(manifest.scenario["seed"]), (manifest, analyse(folder))
+        try:
+            manifest = read_manifest(folder)
+        except UsageError:  # it never began: the search knows nothing of it, either
+            continue
+        if (seed := int(manifest.scenario["seed"])) in seeds:
+            yield seed, (manifest, read_summary(folder) if (folder / "summary.json").exists() else analyse(folder))
 
 
 def _quantile(summary: Summary, limit: Limit) -> Quantile | None:
     distribution = summary.distributions.get(limit.metric)
-    return next((q for q in distribution.quantiles if q.q == limit.quantile), None) if distribution else None
+    return distribution.at(limit.quantile) if distribution else None
 
 
 def _point(probe: Probe, summary: Summary, capacity: Capacity, limit: Limit) -> ProbePoint:
@@ -104,6 +105,8 @@ def _verdict(capacity: Capacity, knees: dict[str, float]) -> dict[str, Any]:
     if knees:
         lines.append("Knee: " + ", ".join(f"{knee:.3g}/s by {name}" for name, knee in knees.items()) + ".")
     lines += [f"Invalid at {probe.ask.rate:.3g}/s: {probe.reason}." for probe in capacity.probes if not probe.valid]
+    if capacity.ended:
+        lines.append(f"The search ended before it was done: {capacity.ended}.")
     if capacity.generator_limited:
         lines.append("The generator was sick at a rate that the target might have kept: the capacity may be higher.")
     if capacity.rate is None:

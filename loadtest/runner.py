@@ -4,7 +4,6 @@ The generator has processes of its own, which do nothing else (`loadtest.process
 and shows progress beside them, so that none of it delays a request.
 """
 
-import hashlib
 import os
 import platform
 import sys
@@ -27,13 +26,12 @@ from loadtest.faults import FaultRunner, check_faults, relay_needed
 from loadtest.observe import Observer
 from loadtest.processes import Elsewhere, Generator, caught_signals
 from loadtest.progress import Progress, print_verdict
-from loadtest.recorder import Recorder, as_lines, claim, write_json, write_manifest
-from loadtest.records import Manifest, Row, RunEvent, read_lines, read_manifest
+from loadtest.recorder import Recorder, as_lines, claim, replace_file, write_json, write_manifest
+from loadtest.records import Manifest, Row, RunEvent, TokenCount, read_lines, read_manifest
 from loadtest.relay import Relay
 from loadtest.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.schedule import Schedule, make_schedule
-from loadtest.seal import SEALS, Seal, broken_seals
-from loadtest.summary import Summary
+from loadtest.summary import read_summary
 from loadtest.target import Target, preflight
 from loadtest.wording import VERDICTS
 from loadtest.workload import load_tokenizer
@@ -126,6 +124,8 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
         scenario=scenario.model_dump(mode="json"),
         schedule_sha256=schedule.sha256,
         num_scheduled=len(schedule.requests),
+        num_left_out=schedule.num_left_out,
+        num_after_end=schedule.num_after_end,
         target=target.base_url,
         model=model,
         epoch_unix_s=0.0,
@@ -207,35 +207,21 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
             write_json(out / "summary.json", analyse(out))
     except OSError as exc:
         raise InvalidRun([*manifest.problems, f"the results cannot be written to {out}: {exc.strerror}"]) from exc
-    summary = msgspec.json.decode((out / "summary.json").read_bytes(), type=Summary)
+    summary = read_summary(out)
     if not quiet:
         print_verdict(summary, manifest, page)
-    return exit_code(summary, manifest)
+    return VERDICTS[summary.verdict].code
 
 
 def count_tokens(out: Path, tokenizer: str) -> None:
-    """Count the tokens of each answer's text; after the run, because the generator has no time for it. Rows are sealed anew."""
-    rows_file, manifest = out / "rows.jsonl", read_manifest(out)
-    if not tokenizer or not rows_file.exists() or broken_seals(out, manifest):
+    """Count the tokens of each answer's text; after the run, because the generator has no time for it."""
+    rows_file = out / "rows.jsonl"
+    if not tokenizer or not rows_file.exists():
         return
-    counter = load_tokenizer(tokenizer)
-    rows = list(read_lines(rows_file, Row))
-    for row in rows:
-        row.retokenized = len(counter.encode(row.text, add_special_tokens=False).ids) if row.text else None
-    lines = as_lines(rows)
-    seal = Seal("rows.jsonl", len(lines), hashlib.sha256(lines).hexdigest())
-    kept = [other for other in read_lines(out / SEALS, Seal) if other.file != seal.file]
-    for path, data in ((rows_file, lines), (out / SEALS, as_lines([*kept, seal]))):
-        part = path.with_suffix(".part")
-        part.write_bytes(data)
-        part.replace(path)
-    write_manifest(out, msgspec.structs.replace(manifest, sealed=manifest.sealed | {seal.file: seal.sha256}))
-
-
-def exit_code(summary: Summary, manifest: Manifest) -> ExitCode:
-    """A pass of an interrupted run is undecided: part of the schedule was never asked."""
-    code = VERDICTS[summary.verdict].code
-    return ExitCode.UNDECIDED if code is ExitCode.PASS and manifest.state == "interrupted" else code
+    encode = load_tokenizer(tokenizer).encode
+    texts = ((row.id, row.text) for row in read_lines(rows_file, Row) if row.text)
+    counts = [TokenCount(row_id, len(encode(text, add_special_tokens=False).ids)) for row_id, text in texts]
+    replace_file(out / "tokens.jsonl", as_lines(counts))
 
 
 def default_out(scenario: Scenario) -> Path:

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from loadtest.analysis import analyse
-from loadtest.errors import ExitCode, UsageError
+from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.recorder import claim, write_json
 from loadtest.records import Manifest, read_manifest
 from loadtest.runner import run
 from loadtest.scenario import Constant, Gamma, Poisson, Scenario
 from loadtest.search import Ask, Capacity, Probe, Search, SearchSettings
 from loadtest.target import Target
+from loadtest.wording import share
 
 
 def saturate(
@@ -22,11 +25,11 @@ def saturate(
     command: Sequence[str],
     say: Callable[[str], None],
 ) -> ExitCode:
-    """Search the highest rate that keeps the scenario's SLO. An interrupted search states what it knows so far.
+    """Search the highest rate that keeps the scenario's SLO. One that is interrupted, or cannot go on, states what it knows so far.
 
     Raises:
-        UsageError: The scenario has no SLO or no rate, or the folder is not empty.
-        InvalidRun: The generator could not be started.
+        UsageError: The scenario has no SLO or no rate, the folder is not empty, or the target cannot be used from the first.
+        InvalidRun: The generator could not be started for the first probe.
     """
     if not scenario.slo.limits:
         raise UsageError("--slo", "needs at least one limit, as ttft_p99=500ms")
@@ -35,20 +38,28 @@ def saturate(
             "arrival.law", f"{scenario.arrival.law!r} has no one rate to search for; take poisson, gamma or constant"
         )
     claim(out, marker="saturate.json")
-    search = Search(settings)
-    while (ask := search.next_rate()) is not None:
+    search, ended = Search(settings), ""
+    while not ended and (ask := search.next_rate()) is not None:
         folder = out / f"probe-{len(search.probes):03d}"
         probed = scenario_at(scenario, ask)
         say(f"{folder.name}: {ask.rate:.4g}/s for {probed.duration_s:.0f} s ({ask.purpose})")
-        run(probed, target, folder, command=command, quiet=True, report=False)
-        manifest = read_manifest(folder)
-        search.add(probe_of(ask, folder))
-        write_json(out / "saturate.json", search.result())
-        say(f"{folder.name}: {_outcome(search, search.probes[-1])}")
-        if manifest.state == "interrupted" and not manifest.problems:
-            say("interrupted: the search ends here")
-            break
-    return _conclude(search.result(), out, say)
+        try:
+            run(probed, target, folder, command=command, quiet=True, report=False)
+        except LoadtestError as exc:  # the load may have been too much for the target: what is known so far is a result
+            if not search.probes:
+                raise
+            ended = f"{folder.name}: {exc}"
+        else:
+            search.add(probe_of(ask, folder))
+            say(f"{folder.name}: {_outcome(search, search.probes[-1])}")
+            ended = "interrupted" if _interrupted(read_manifest(folder)) else ""
+        write_json(out / "saturate.json", msgspec.structs.replace(search.result(), ended=ended))
+    return _conclude(msgspec.structs.replace(search.result(), ended=ended), out, say)
+
+
+def _interrupted(manifest: Manifest) -> bool:
+    """By hand; other ends are problems of the generator."""
+    return manifest.state == "interrupted" and not manifest.problems
 
 
 def scenario_at(scenario: Scenario, ask: Ask) -> Scenario:
@@ -74,7 +85,7 @@ def _limits(manifest: Manifest) -> list[object]:
 def _outcome(search: Search, probe: Probe) -> str:
     if not probe.valid:
         return f"invalid: {probe.reason}"
-    shares = ", ".join(f"{1 - over / n:.2%} of {n:.0f}" if n else "none" for n, over in probe.counts)
+    shares = ", ".join(f"{share(1 - over / n)} of {n:.0f}" if n else "none" for n, over in probe.counts)
     return f"inside the limits: {shares} independent samples; so far {search.verdict(probe.ask.rate)}"
 
 
@@ -86,6 +97,8 @@ def _conclude(capacity: Capacity, out: Path, say: Callable[[str], None]) -> Exit
 
     say(f"capacity {rate(capacity.rate)}, 95 % interval {rate(capacity.low)} to {rate(capacity.high)}")
     say(f"highest rate that passed: {rate(capacity.winner)}, {'confirmed' if capacity.confirmed else 'NOT confirmed'}")
+    if capacity.ended:
+        say(f"the search ended before it was done: {capacity.ended}")
     if capacity.generator_limited:
         say("the generator was sick at a rate that the target might have kept: give it more workers or cores")
     if sick := [probe for probe in capacity.probes if not probe.valid]:

@@ -287,12 +287,19 @@ class Scenario(_Part):
         return self
 
 
-def load_scenario(path: Path, *, overrides: dict[str, Any] | None = None) -> Scenario:
-    """Read the file; ``overrides`` replace its top-level keys.
+def scenario_file(name: Path) -> Path:
+    """Return the file of the name: the path itself, or that of a scenario that comes with the package."""
+    ours = Path(__file__).with_name("scenarios") / f"{name.name}.yaml"
+    return ours if name == Path(name.name) and not name.exists() and ours.exists() else name
+
+
+def load_scenario(name: Path, *, overrides: dict[str, Any] | None = None) -> Scenario:
+    """Read the file, as `scenario_file` finds it; ``overrides`` replace its top-level keys.
 
     Raises:
         UsageError: It cannot be read, or a value is wrong; the message has the key's path.
     """
+    path = scenario_file(name)
     try:
         values = yaml.safe_load(read_text(path))
     except yaml.YAMLError as exc:

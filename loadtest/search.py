@@ -63,11 +63,13 @@ class Capacity(msgspec.Struct, frozen=True):
     winner: float | None
     """Highest rate that passed."""
     confirmed: bool
-    """The winner did not fail, and the rate 5 % above it did not pass, with fresh seeds."""
+    """The winner passed with fresh seeds, and the rate 5 % above it did not."""
     generator_limited: bool
     """The generator was sick at a rate that the target might have kept: the capacity may be higher."""
     rates: list[RateResult]
     probes: list[Probe]
+    ended: str = ""
+    """Why the search ended before it was done."""
 
 
 @dataclass(frozen=True)

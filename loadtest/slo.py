@@ -96,6 +96,7 @@ def _limit(term: str, match: re.Match[str]) -> Limit:
         percent, value = float(match["percent"]), float(match["value"])
     except ValueError:
         raise UsageError("slo", f"{term!r} holds something that is no number") from None
-    if not 0 < percent < 100 or value <= 0:
+    quantile = round(percent / 100, 9)  # 99.9 / 100 is not the 0.999 that stands elsewhere
+    if not 0 < quantile < 1 or value <= 0:
         raise UsageError("slo", f"{term!r}: the percentile must be between 0 and 100, the limit above 0")
-    return Limit(metric=metric, quantile=percent / 100, limit_s=value / 1000 if match["unit"] == "ms" else value)
+    return Limit(metric=metric, quantile=quantile, limit_s=value / 1000 if match["unit"] == "ms" else value)

@@ -11,7 +11,6 @@ whose text is held back (half a character) before any payload came count at the 
 """
 
 import codecs
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -251,14 +250,6 @@ class BodyParser:
                 chunks.append((at_s, held + num_tokens))
                 held = 0
         parsed.first_s, parsed.last_s = chunks[0][0], chunks[-1][0]
-
-
-def parse_stream(reads: Sequence[tuple[float, bytes]], *, form: Form = "sse", ended: bool = True) -> Parsed:
-    """Parse a body at once: what each read held, with its time."""
-    parser = BodyParser(form)
-    for at_s, data in reads:
-        parser.feed(at_s, data)
-    return parser.finish(reads[-1][0] if reads else 0.0, ended=ended)
 
 
 def error_message(body: bytes) -> str:

@@ -30,6 +30,8 @@ class Standalone:
             raise UsageError(
                 "--run-time", "has no effect: the scenario's duration_s says how long; change it there and leave this out"
             )
+        if not self._options.scenario:
+            raise UsageError("--scenario", "is missing: name a file, or a scenario that comes with the kit, such as chat-qps-4")
         # Not before: it may have been typed into the web UI.
         self._target = target = Target(self._environment.host or "", self._api_key)
         scenario = load_scenario(Path(self._options.scenario))

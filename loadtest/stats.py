@@ -15,7 +15,9 @@ import numpy.typing as npt
 from scipy import optimize, special
 from scipy import stats as law
 
-Floats = npt.NDArray[np.float64]
+from loadtest.quantiles import Floats as Floats  # one import for those who need statistics, too
+from loadtest.quantiles import quantile as quantile
+from loadtest.quantiles import rank as rank
 
 CONFIDENCE = 0.95
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
@@ -30,19 +32,6 @@ MAX_PART_CORRELATION = 0.4
 0.95 and 2000 requests, about one relaxation time, 7 % of the runs pass it (with twentieths 21 %), and those are the lucky ones
 whose median is wrong. No rule inside one run can tell them; replicates can."""
 _WIDEN = float(law.norm.ppf(0.975) / law.t.ppf(0.975, NUM_BATCHES - 1)) ** 2
-
-
-def rank(n: int, q: float) -> int:
-    """Return the rank, 1 <= r <= n, of the ``q`` quantile of ``n`` values: the smallest with r / n >= q."""
-    return min(n, max(1, math.ceil(q * n - 1e-9)))
-
-
-def quantile(values: Floats, q: float) -> float:
-    """Return the value at `rank`: never interpolated, so that infinite values stay where they are. NaN without values."""
-    if values.size == 0:
-        return math.nan
-    k = rank(values.size, q) - 1
-    return float(np.partition(values, k)[k])
 
 
 def order_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[int | None, int | None]:

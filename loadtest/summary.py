@@ -1,8 +1,14 @@
-"""The figures of one run, as data: what `loadtest.analysis` computes, and reports, comparisons and searches read."""
+"""The figures of one run, as data: what `loadtest.analysis` computes, and reports, comparisons and searches read.
 
-from typing import Any, Literal
+Only `read_summary` does IO.
+"""
+
+from pathlib import Path
+from typing import Literal
 
 import msgspec
+
+from loadtest.errors import UsageError
 
 
 class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -10,12 +16,14 @@ class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
 
     q: float
     value_s: float | None
-    """None: so many requests have no value that it lies beyond all measured ones (``censored_s``), or there is no sample."""
+    """None: it lies beyond all that was measured (``censored_s`` or ``failed``), or there is no sample."""
     low_s: float | None = None
     high_s: float | None = None
     """None: the sample is too small to bound it on that side."""
     censored_s: float | None = None
-    """The percentile is at least this (the timeout), or infinite (failed requests): it cannot be told more exactly."""
+    """The percentile is at least this, the timeout: it cannot be told more exactly."""
+    failed: bool = False
+    """The percentile lies among requests that failed, which are infinitely slow. A field of its own: JSON has no infinity."""
 
 
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,12 +35,16 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     num_failed: int
     """Of n: failed, timed out, rejected; they stay inside as the largest values."""
     n_eff: float
-    """How many independent samples the series is worth."""
+    """How many independent samples the series is worth for its p99; each percentile's interval is by its own."""
     method: str
     """How the intervals were made."""
     mean_s: float | None
     """Of the answered ones."""
     quantiles: list[Quantile]
+
+    def at(self, q: float) -> Quantile | None:
+        """Return the percentile; None: it was not computed."""
+        return next((quantile for quantile in self.quantiles if quantile.q == q), None)
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -92,12 +104,27 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     throughput: Throughput | None = None
     distributions: dict[str, Distribution] = {}
     num_stalls: int = 0
-    num_coalesced_share: float = 0.0
+    coalesced_share: float = 0.0
     """Share of reads that held several events: the server or a proxy batches, or the client was late."""
     warmup_cut_s: float = 0.0
     steady: bool | None = None
     """None: the run was too short to say."""
     threats: list[str] = []
     """Threats to validity, one sentence each."""
-    tokens: dict[str, Any] = {}
+    tokens: dict[str, int] = {}
     """Output tokens by usage, by chunks and by the tokenizer, and how many rows disagree."""
+
+
+def read_summary(run: Path) -> Summary:
+    """Read summary.json of a run.
+
+    Raises:
+        UsageError: There is none, or it is broken, or an earlier version wrote it.
+    """
+    path = run / "summary.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
+    except OSError as exc:
+        raise UsageError(str(run), f"holds no summary: {exc.strerror}; `report` makes it from the records") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(str(path), f"{exc}; `report` makes it again from the records") from exc

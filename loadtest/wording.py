@@ -22,7 +22,7 @@ VERDICTS = {
     "slo-missed": Verdict(ExitCode.SLO_MISSED, "fail", "red", "SLO MISSED", "SLO missed"),
     "undecided": Verdict(
         ExitCode.UNDECIDED, "undecided", "yellow", "UNDECIDED",
-        "Undecided: the sample is too small to say whether the SLO is kept",
+        "Undecided: this run cannot say whether the SLO is kept",
     ),
     "invalid": Verdict(ExitCode.INVALID, "invalid", "red", "INVALID", "INVALID: this run says nothing about the target"),
 }  # fmt: skip
@@ -30,16 +30,16 @@ VERDICTS = {
 
 
 def percentile(q: float) -> str:
-    """Return such as ``p99`` or ``p99.9``."""
-    return f"p{q * 100:g}"
+    """Return such as ``p99`` or ``p99.9``, with nine digits at most."""
+    return f"p{q * 100:.9g}"
 
 
 def interval(quantile: Quantile) -> str:
     """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
     if quantile.value_s is None:
-        if quantile.censored_s is None:
-            return "n too small"
-        return "∞ (failed)" if quantile.censored_s == float("inf") else f"≥ {seconds([quantile.censored_s])[0]}"
+        if quantile.failed:
+            return "∞ (failed)"
+        return "n too small" if quantile.censored_s is None else f"≥ {seconds([quantile.censored_s])[0]}"
     value, *bounds = seconds([quantile.value_s, quantile.low_s, quantile.high_s])
     return f"{value} [{bounds[0]}, {bounds[1]}]"
 

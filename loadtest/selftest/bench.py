@@ -101,7 +101,8 @@ class Observed:
 
     def percentile(self, metric: str, q: float) -> float | None:
         """Return what the report prints, in seconds."""
-        return next(at.value_s for at in self.summary.distributions[metric].quantiles if at.q == q)
+        at = self.summary.distributions[metric].at(q)
+        return at.value_s if at else None
 
     def lateness(self) -> str:
         """Return both sides' delays for people, in ms as p50 p99."""

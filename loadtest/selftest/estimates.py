@@ -14,6 +14,7 @@ from loadtest.scenario import parse_scenario
 from loadtest.search import Ask, Capacity, Probe, Search, SearchSettings
 from loadtest.selftest.bench import Bench, Point, judged, poisson
 from loadtest.target import Target
+from loadtest.wording import percentile
 
 PRINTED = "at n_eff, unresolved refused"
 """The method of `loadtest.coverage` that reports print."""
@@ -35,7 +36,7 @@ def t5_coverage(bench: Bench) -> Iterator[Point]:
     ):
         worst = min(some, key=lambda row: row.covered, default=None)
         if worst is not None:
-            seen = f"least {worst.covered:.1%} of {num}: {worst.queue}, n {worst.n}, p{worst.q * 100:g}; of {len(some)} rows"
+            seen = f"least {worst.covered:.1%} of {num}: {worst.queue}, n {worst.n}, {percentile(worst.q)}; of {len(some)} rows"
             yield judged(case, seen, f">= {limit:.1%}", worst.covered >= limit)
 
 
@@ -49,11 +50,10 @@ def t5_live(bench: Bench) -> Iterator[Point]:
     for queue, mean_s, duration_s in ((Queue(1, 0.5), 0.02, 60), (Queue(1, 0.8), 0.012, 75), (Queue(32, 0.8), 0.5, 50)):
         settings = {"service": {"law": "exponential", "mean_s": mean_s}, "slots": queue.servers}
         observed = bench.run(settings, poisson(queue.load * queue.servers / mean_s, duration_s, warmup_s=5))
-        for at in observed.summary.distributions["send_ttft"].quantiles:
-            if at.q in (0.5, 0.99):
-                truth, low, high = queue.quantile(at.q) * mean_s, at.low_s or 0.0, at.high_s or math.inf
-                held += low <= truth + 0.003 and truth <= high
-                seen.append(f"{queue} p{at.q * 100:g} {truth:.3f} in {low:.3f}..{high:.3f}")
+        for at in filter(None, map(observed.summary.distributions["send_ttft"].at, (0.5, 0.99))):
+            truth, low, high = queue.quantile(at.q) * mean_s, at.low_s or 0.0, at.high_s or math.inf
+            held += low <= truth + 0.003 and truth <= high
+            seen.append(f"{queue} {percentile(at.q)} {truth:.3f} in {low:.3f}..{high:.3f}")
     yield judged("three real runs", f"{held} of 6: {'; '.join(seen)}", ">= 5 of 6", held >= 5, timing=True)
 
 
@@ -69,30 +69,36 @@ def t9_simulated(bench: Bench) -> Iterator[Point]:
 
 
 def holds(truth: float, found: Capacity) -> bool:
+    """Whether the interval has two ends around the truth: one that is open holds everything."""
     return found.low is not None and found.high is not None and found.low <= truth <= found.high < 2 * found.low
 
 
 SERVERS, LOAD, Q = 8, 0.8, 0.9
-LIMIT = math.log(Queue(SERVERS, LOAD).wait_probability() / (1 - Q)) / (SERVERS * (1 - LOAD))
-"""Wait, in services, that a share Q stays below at LOAD: it is exponential with rate SERVERS x (1 - LOAD) where there is one."""
 
 
-def simulated_search(seed: int) -> tuple[float, Capacity]:
+def wait_limit(servers: int, load: float, q: float) -> float:
+    """Return the wait, in services, that a share ``q`` stays below: it is exponential with rate servers x (1 - load) where there is one."""
+    return math.log(Queue(servers, load).wait_probability() / (1 - q)) / (servers * (1 - load))
+
+
+def simulated_search(seed: int, *, servers: int = SERVERS, load: float = LOAD, q: float = Q) -> tuple[float, Capacity]:
     """Return the true capacity of a queue with services of mean 1, and what a search finds."""
-    search = Search(SearchSettings(start_rate=SERVERS * LOAD / 5.3, quantiles=(Q,), seed=1000 * seed))
+    search = Search(SearchSettings(start_rate=servers * load / 5.3, quantiles=(q,), seed=1000 * seed))
+    limit = wait_limit(servers, load, q)
     while (ask := search.next_rate()) is not None:
-        search.add(_simulated_probe(ask))
-    return SERVERS * LOAD, search.result()
+        search.add(_simulated_probe(ask, servers, limit, q))
+    return servers * load, search.result()
 
 
-def _simulated_probe(ask: Ask) -> Probe:
+def _simulated_probe(ask: Ask, servers: int, limit: float, q: float) -> Probe:
+    """Ask a queue from an empty start, which is cut off."""
     rng, num = np.random.Generator(np.random.Philox(ask.seed)), ask.num_requests + 2000
     due, service = np.cumsum(rng.exponential(1 / ask.rate, num)), rng.exponential(1.0, num)
-    waits = (fifo(due, service, SERVERS) - service).round(9)[2000:]
-    n_eff = stats.effective_size(waits, Q, LIMIT)
+    waits = (fifo(due, service, servers) - service).round(9)[2000:]
+    n_eff = stats.effective_size(waits, q, limit)
     low, high = stats.drift_interval(due[2000:], 1 + waits)
     steady = low <= 0 <= high or abs(low + high) / 2 < 0.05 * float(1 + waits.mean())
-    return Probe(ask, ((n_eff, n_eff * float((waits > LIMIT).mean())),), steady)
+    return Probe(ask, ((n_eff, n_eff * float((waits > limit).mean())),), steady)
 
 
 def t9_live(bench: Bench) -> Iterator[Point]:
@@ -108,10 +114,10 @@ def t9_live(bench: Bench) -> Iterator[Point]:
         "gap": {"law": "exponential", "mean_s": mean_s},
         "slots": SERVERS,
     }
-    truth = SERVERS * LOAD / mean_s
+    truth, limit_ms = SERVERS * LOAD / mean_s, wait_limit(SERVERS, LOAD, Q) * mean_s * 1e3
     found = []
     for seed in range(1, 4):
-        scenario = poisson(truth, 10, warmup_s=1, output_tokens=2, slo=f"ttft_p{Q * 100:g}={LIMIT * mean_s * 1e3:.1f}ms")
+        scenario = poisson(truth, 10, warmup_s=1, output_tokens=2, slo=f"ttft_{percentile(Q)}={limit_ms:.1f}ms")
         short = SearchSettings(
             start_rate=0.6 * truth, quantiles=(Q,), step=0.1, max_requests=3000, num_confirm=1, max_probes=16, seed=1000 * seed
         )

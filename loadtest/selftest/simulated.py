@@ -80,7 +80,8 @@ def failed_gates(stops: Stops, seed: int) -> list[str]:
             Row(request.id, worker, due_s, "ok", sent_s=sent_s, first_s=first_s, end_s=first_s)
             for request, due_s, sent_s, first_s in zip(part, due.tolist(), sent.tolist(), first.tolist(), strict=True)
         ]
-        ticks = np.arange(round(DURATION_S / TICK_S), dtype=np.float64) * TICK_S
+        num_s = int(np.ceil(first.max(initial=0.0)))  # it samples until all of its answers are there
+        ticks = np.arange(num_s * 100, dtype=np.float64) * TICK_S
         late_ms = ((later(ticks) - ticks) * 1e3).reshape(-1, 100)
         samples += [
             HealthSample(t + 1.0, worker, 0.3, float(late.max()) / 1e3, 0.0, 0, 0, 0, read_late_ms=late.tolist())

@@ -16,6 +16,7 @@ from loadtest.records import Chunks, HealthSample, Manifest, Row, ScheduledReque
 from loadtest.scenario import parse_scenario
 from loadtest.schedule import Schedule
 from loadtest.summary import Quantile, Summary
+from loadtest.wording import interval
 
 Change = Callable[[Row], Row | None]
 
@@ -125,11 +126,21 @@ def test_a_failed_request_is_infinitely_slow(tmp_path: Path) -> None:
     for metric in ("ttft", "tpot", "max_itl", "e2e"):
         assert summary.distributions[metric].num_failed == 100
         assert quantile(summary, metric, 0.9).value_s is not None
-        assert quantile(summary, metric, 0.95).censored_s == math.inf
+        assert quantile(summary, metric, 0.95).failed
     itl = summary.distributions["itl"]
     assert (itl.n, itl.num_failed) == (900 * 3 + 100, 100)  # a failed one is one gap
     assert quantile(summary, "itl", 0.95).value_s == pytest.approx(0.3)  # rank 2660 of 2700 that came
-    assert quantile(summary, "itl", 0.99).censored_s == math.inf
+    assert quantile(summary, "itl", 0.99).failed
+
+
+@pytest.mark.parametrize(("state", "words"), [("http_error", "∞ (failed)"), ("timeout", "≥ 120 s")])
+def test_a_summary_says_the_same_once_it_was_written(tmp_path: Path, state: str, words: str) -> None:
+    summary = analyse(
+        write_run(tmp_path / "run", 1000, lambda row: ended(row, state, row.due_s + 120) if row.id % 10 == 0 else row)
+    )
+    again = msgspec.json.decode(msgspec.json.encode(summary), type=Summary)
+    assert again == summary
+    assert interval(quantile(again, "ttft", 0.95)) == interval(quantile(summary, "ttft", 0.95)) == words
 
 
 def test_a_limit_of_itl_is_over_all_gaps_and_goodput_over_those_of_each_request(tmp_path: Path) -> None:
@@ -144,6 +155,13 @@ def test_a_limit_of_itl_is_over_all_gaps_and_goodput_over_those_of_each_request(
         for slo in ("itl_p60=200ms", "itl_p90=200ms", "itl_p90=300ms", "max_itl_p90=200ms", "tpot_p90=134ms")
     ]
     assert goodput == [10, 0, 10, 0, 10]
+
+
+def test_percentiles_of_the_slo_are_computed_too(tmp_path: Path) -> None:
+    summary = analyse(write_run(tmp_path / "run", 1000, slo="ttft_p97=2s,ttft_p99.9=2s"))
+    assert [at.q for at in summary.distributions["ttft"].quantiles] == [0.5, 0.9, 0.95, 0.97, 0.99, 0.999]
+    assert quantile(summary, "ttft", 0.97).value_s == pytest.approx(1.0)
+    assert [at.q for at in summary.distributions["e2e"].quantiles] == [0.5, 0.9, 0.95, 0.99, 0.999]
 
 
 def test_a_missing_row_makes_the_run_invalid_and_leaves_no_figures(tmp_path: Path) -> None:
@@ -228,12 +246,20 @@ def test_what_else_could_be_wrong_is_said(tmp_path: Path) -> None:
 
     run = write_run(tmp_path / "run", 1000, change, manifest={"clock_drift_s": 2.0, "target_info": {"simulated": True}})
     summary = analyse(run)
-    assert summary.num_coalesced_share == pytest.approx(500 / 2997)  # three reads an answer, none of the cancelled one
+    assert summary.coalesced_share == pytest.approx(500 / 2997)  # three reads an answer, none of the cancelled one
     words = " ".join(summary.threats)
     for part in ("17% of the reads", "stepped by 2.0 s", "simulated", "1 requests were left", "1 answers have different"):
         assert part in words, part
     assert summary.distributions["e2e"].n == 999
     assert summary.distributions["ttft"].n == 1000  # at least 0.5 s
+
+
+def test_what_a_replay_left_out_of_its_trace_is_said(tmp_path: Path) -> None:
+    summary = analyse(write_run(tmp_path / "run", 100, manifest={"num_left_out": 3, "num_after_end": 1200}))
+    assert [threat for threat in summary.threats if "of the trace" in threat] == [
+        "3 requests of the trace were left out: they have no tokens.",
+        "1,200 requests of the trace were left out: they come after 10 s.",
+    ]
 
 
 def test_stalls_are_gaps_above_the_limit_of_the_scenario(tmp_path: Path) -> None:
@@ -261,6 +287,10 @@ def test_metrics_of_single_answers() -> None:
     assert bounds_s(request, one_came, "tpot", closed=False, stream=True) is None
     assert [bounds_s(request, row, "itl", closed=False, stream=True, q=q) for q in (0.5, 0.99)] == [(0.1, 0.1), (0.3, 0.3)]
     assert gaps_s(all_at_once).tolist() == [0, 0, 0]
+    nothing_between = msgspec.structs.replace(
+        row, chunks=[(10.0, 1), (20.0, 0), (35.0, 1), (40.0, 0), (41.0, 0), (47.0, 2), (50.0, 0)]
+    )
+    assert gaps_s(nothing_between).tolist() == pytest.approx([0.025, 0.012, 0])
     whole = msgspec.structs.replace(row, chunks=[], first_s=None, last_s=None)
     assert bounds_s(request, whole, "ttft", closed=False, stream=False) == (1.5, 1.5)  # a user sees nothing before the end
 

@@ -90,6 +90,15 @@ def test_nothing_is_attributed_without_scrapes_parts_or_answers() -> None:
     assert attribution([samples[0], ServerSample(39.0, "metrics", samples[0].values)], rows, (0.0, 50.0)) is None
 
 
+def test_sums_that_a_replica_took_with_it_attribute_nothing() -> None:
+    """Or that another ingress behind the same address told: from the first to the last scrape the sums have risen."""
+    answers = served()
+    samples = [scrape(t, answers) for t in (12.0, 20.0, 39.0)]
+    assert attribution(samples, [each for each, _ in answers], (0.0, 50.0)) is not None
+    samples[1].values["decode_s_sum"] = samples[0].values["decode_s_sum"] - 0.5
+    assert attribution(samples, [each for each, _ in answers], (0.0, 50.0)) is None
+
+
 @pytest.mark.slow
 def test_the_parts_that_the_law_server_scripts_are_found_in_a_real_run(tmp_path: Path) -> None:
     times = {name: {"law": "constant", "s": s} for name, s in (("ttft", 0.3), ("gap", 0.05), ("edge", 0.25))}

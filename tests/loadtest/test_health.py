@@ -238,6 +238,22 @@ def test_a_worker_without_samples_for_some_seconds_is_missed() -> None:
     assert replace(made, samples=[s for s in made.samples if s.worker == 0]).failing() == {"health samples"}
 
 
+def test_a_worker_whose_share_ends_early_need_not_be_watched_any_longer() -> None:
+    made = a_run()
+    early = [r for r in made.rows if r.worker == 0 or r.due_s < 40]
+    kept = {r.id for r in early}
+    schedule = [r for r in made.schedule if r.id in kept]
+    done = replace(made, rows=early, schedule=schedule, samples=[s for s in made.samples if s.worker == 0 or s.t_s <= 41])
+    assert done.failing() == set()
+    lost = replace(done, samples=[s for s in done.samples if s.worker == 0 or s.t_s <= 36])
+    assert lost.failing() == {"health samples"}
+
+
+def test_a_worker_that_has_nothing_to_send_needs_no_samples() -> None:
+    made = a_run(num_workers=1)
+    assert replace(made, manifest=msgspec.structs.replace(made.manifest, workers=2)).failing() == set()
+
+
 @pytest.mark.parametrize("changes", [{"problems": ["worker 1 was lost"]}, {"state": "running"}])
 def test_what_only_the_running_generator_saw_makes_the_run_invalid(changes: dict[str, Any]) -> None:
     made = a_run()

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from loadtest.analysis import analyse
 from loadtest.cli import api_key, app, audit, overrides, scenario_of
 from loadtest.errors import AuditMismatch, LoadtestError, UsageError
+from loadtest.recorder import write_json
 from loadtest.scenario import Poisson
 from tests.loadtest.test_analysis import ended, write_run
 
@@ -129,3 +131,36 @@ def test_an_audit_says_how_many_findings_there_are_not_how_many_are_listed(tmp_p
         audit(run)
     assert caught.value.num_findings == 50
     audit(run, allow=["timeout"])
+
+
+@pytest.mark.parametrize(
+    ("num", "slo", "manifest", "word", "code"),
+    [
+        (1000, {"slo": "ttft_p90=2s"}, {}, "PASS  by-hand", 0),
+        (1000, {}, {}, "PASS (there is no SLO to judge by)  by-hand", 0),
+        (1000, {"slo": "ttft_p90=500ms"}, {}, "SLO MISSED  by-hand", 1),
+        (1000, {}, {"problems": ["worker 1 was lost"]}, "INVALID  by-hand", 3),
+        (20, {"slo": "ttft_p90=2s"}, {}, "UNDECIDED  by-hand", 5),
+        (1000, {"slo": "ttft_p90=2s"}, {"state": "interrupted"}, "UNDECIDED (interrupted)  by-hand", 5),
+        (1000, {}, {"state": "interrupted"}, "UNDECIDED (interrupted)  by-hand", 5),
+        (1000, {"slo": "ttft_p90=500ms"}, {"state": "interrupted"}, "SLO MISSED (interrupted)  by-hand", 1),
+    ],
+)
+def test_words_and_exit_status_of_a_verdict_agree(
+    num: int, slo: dict[str, Any], manifest: dict[str, Any], word: str, code: int, tmp_path: Path
+) -> None:
+    """An interrupted run passes nothing: part of its schedule was never asked."""
+    run = write_run(tmp_path / "run", num, manifest=manifest, **slo)
+    write_json(run / "summary.json", analyse(run))
+    said = CliRunner().invoke(app, ["verdict", str(run)])
+    assert (said.exit_code, said.output.startswith(word)) == (code, True), said.output
+
+
+def test_a_summary_that_cannot_be_read_is_named_with_the_way_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 20)
+    assert "holds no summary: No such file or directory; `report` makes it from the records" in failure("verdict", str(run))
+    for content in ("{", '{"scenario": "by-hand", "verdict": "pass"}'):
+        (run / "summary.json").write_text(content)
+        said = failure("verdict", str(run))
+        assert said.startswith(f"{run / 'summary.json'}: ")
+        assert said.endswith("; `report` makes it again from the records")

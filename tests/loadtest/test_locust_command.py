@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from loadtest import processes
 from loadtest.errors import ExitCode
 
@@ -15,5 +17,20 @@ def test_a_run_time_is_refused_because_the_scenario_says_how_long(tmp_path: Path
     options = ["--headless", "--only-summary", "--scenario", "tiny.yaml", "--host", "http://127.0.0.1:1", "--run-time", "5s"]
     ended = subprocess.run([*LOCUST, *options], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     said = "--run-time: has no effect: the scenario's duration_s says how long; change it there and leave this out"
+    assert (ended.returncode, said in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "--scenario: is missing: name a file, or a scenario that comes with the kit"),
+        (["--scenario", "absent"], "absent: [Errno 2] No such file"),
+        (["--scenario", "laptop"], "Connection refused"),  # it was found: the target is asked next
+    ],
+)
+def test_scenarios_go_by_the_names_that_the_other_commands_know(options: list[str], said: str, tmp_path: Path) -> None:
+    command = [*LOCUST, "--headless", "--only-summary", "--host", "http://127.0.0.1:1", *options]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, said in ended.stderr) == (ExitCode.USAGE, True), ended.stderr
     assert not (tmp_path / "results").exists()

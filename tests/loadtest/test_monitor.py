@@ -55,7 +55,6 @@ def test_the_monitor_sees_late_reads_and_the_garbage_collector() -> None:
     assert (sample.lag_max_s, sample.read_late_ms) == (0.06, [60.0, 50.0, 0.0, 1.23])
     assert sample.gc_s > 0
     assert sample.cpu > 0
-    assert sample.rss_bytes > 1_000_000
     assert 0 < sample.t_s <= time.perf_counter() - epoch
     again = monitor.sample(in_flight=0, num_sent=10, num_rows=10)
     assert (again.lag_max_s, again.gc_s, again.read_late_ms) == (0.0, 0.0, [])

@@ -4,9 +4,11 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from loadtest.errors import UsageError
 from loadtest.plan import Interval, make_plan, samples_needed
 from loadtest.scenario import parse_scenario
 from loadtest.schedule import make_schedule
+from loadtest.slo import parse_slo
 
 
 def plan_of(arrival: dict[str, Any], **values: Any) -> Any:
@@ -82,3 +84,22 @@ def test_the_rate_of_a_trace_is_that_of_its_own_span(tmp_path: Path) -> None:
     plan = plan_of({"law": "trace", "file": str(trace)}, duration_s=1000, warmup_s=0)
     assert plan.mean_rate == 1.01  # 101 requests in 100 s
     assert plan.intervals[3].minutes == pytest.approx(368 / 1.01 / 60)
+
+
+@pytest.mark.parametrize(
+    ("percent", "quantile"), [("50", 0.5), ("97", 0.97), ("99.9", 0.999), ("99.99", 0.9999), ("99.99999", 0.9999999)]
+)
+def test_a_percentile_of_the_slo_is_the_quantile_that_one_would_write(percent: str, quantile: float) -> None:
+    (limit,) = parse_slo(f"ttft_p{percent}=1s").limits
+    assert (limit.quantile, str(limit)) == (quantile, f"ttft_p{percent}=1000ms")
+
+
+@pytest.mark.parametrize("percent", ["0", "100", "99.99999999", "0.00000001"])
+def test_a_percentile_that_is_none_or_all_is_refused(percent: str) -> None:
+    with pytest.raises(UsageError, match="the percentile must be between 0 and 100"):
+        parse_slo(f"ttft_p{percent}=1s")
+
+
+def test_a_percentile_that_the_slo_names_too_is_planned_once() -> None:
+    lines = plan_of({"law": "constant", "rate": 4}, slo="ttft_p99.9=1s,e2e_p97=2s").lines()
+    assert [line.split()[0] for line in lines if line.startswith("p")] == ["p50", "p90", "p95", "p97", "p99", "p99.9"]

@@ -2,15 +2,21 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from loadtest.errors import UsageError
+from loadtest.figure_kinds import KINDS
+from loadtest.figures import read_run
+from loadtest.records import ServerSample
 from loadtest.report import write_report
 from loadtest.search import Ask, Capacity, Probe, RateResult
 from loadtest.summary import Quantile
@@ -120,6 +126,23 @@ def test_each_percentile_of_the_page_is_that_of_the_rows(run: Path, metric: str)
     assert not all(cell.startswith("≥") for cell in cells[1:4])
 
 
+@pytest.mark.parametrize(
+    ("told", "rates"), [([0, 2, 2, 8], [2, 0, 6]), ([0, 50, 30, 60], None), ([100, 10, 101, 11], None), ([5], None)]
+)
+def test_a_counter_that_fell_has_no_rate(run: Path, told: list[int], rates: list[int] | None) -> None:
+    data = read_run(run)
+    server = [ServerSample(float(t), "metrics", {"preemptions": float(value)}) for t, value in enumerate(told)]
+    found = replace(data, records=replace(data.records, server=server)).counter_rate("preemptions")
+    assert (None if found is None else found[1].tolist()) == rates
+
+
+def test_a_fault_is_marked_where_arrivals_are_drawn_over_time(run: Path) -> None:
+    _, over_time = next(kind for kind in KINDS if kind.name == "arrivals").panels(read_run(run))
+    ax = Figure().add_subplot()
+    over_time(ax)
+    assert {0.0, 5.0, 30.0, 33.0, 60.0} <= {float(np.asarray(line.get_xdata())[0]) for line in ax.lines}
+
+
 def test_states_and_rates_of_the_page_are_those_of_the_rows(run: Path) -> None:
     page, rows = Page(run / "report.html"), rows_of(run)
     states = {name.replace(" ", "_"): int(count) for name, count in page.table("state", "requests")}
@@ -211,7 +234,7 @@ def test_a_comparison_names_the_faster_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_search_shows_its_probes_and_the_capacity(tmp_path: Path) -> None:
-    search, probes, scenario = tmp_path / "search", [], SHORT | {"slo": "ttft_p90=900ms"}  # the p99 is among those that failed
+    search, probes, scenario = tmp_path / "search", [], SHORT | {"slo": "ttft_p97=900ms"}  # the p99 is among those that failed
     for seed, rate in ((1, 5.0), (2, 10.0), (3, 20.0)):
         write_run(search / f"probe-{seed}", seed=seed, rate=rate, slow=(rate / 8) ** 2, scenario=scenario)
         probes.append(Probe(Ask(rate, 100, seed, "search"), ((100.0, rate),)))
@@ -227,6 +250,7 @@ def test_a_search_shows_its_probes_and_the_capacity(tmp_path: Path) -> None:
         ["10/s", "search", "undecided"],
         ["20/s", "search", "fail"],
     ]
+    assert all(re.search(r"s \[", row[7]) for row in rows[:3])
     assert rows[3] == ["10/s", "search", "invalid", "not known", rows[3][4], "", "", ""]
     assert "Invalid at 10/s: the loop stood still." in page.words
     assert [word for word in page.words if word.startswith("Knee")] == ["Knee: 5/s by power."]  # too few rates for a bend
@@ -251,7 +275,7 @@ def test_a_folder_that_holds_no_run_is_named(tmp_path: Path, content: str | None
         (Quantile(0.99, 12.3, 11.0, 14.25), "12.3 s [11.0, 14.2]"),
         (Quantile(0.99, 0.0000123, 0.00001, 0.00002), "12.3 µs [10.0, 20.0]"),
         (Quantile(0.99, None, censored_s=120.0), "≥ 120 s"),
-        (Quantile(0.99, None, censored_s=math.inf), "∞ (failed)"),
+        (Quantile(0.99, None, failed=True), "∞ (failed)"),
         (Quantile(0.99, None), "n too small"),
     ],
 )

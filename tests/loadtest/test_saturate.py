@@ -1,4 +1,4 @@
-"""What a search makes of a run, and what it says of one that was sick."""
+"""What a search makes of a run, and what it says of one that was sick or could not be made."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from loadtest.cli import app
 from loadtest.errors import ExitCode
+from loadtest.repeat import repeat
 from loadtest.saturate import probe_of, saturate
 from loadtest.scenario import parse_scenario
 from loadtest.search import Ask, Capacity, SearchSettings
@@ -16,6 +17,8 @@ from loadtest.target import Target
 from tests.loadtest.synthetic import write_run
 
 ASK = Ask(12.0, 600, 1, "search")
+SLOW = {"ttft": {"law": "constant", "s": 1.0}}
+"""Beside such times a busy machine is seldom too late."""
 
 
 def test_a_probe_has_the_counts_of_a_valid_run_and_the_reason_of_an_invalid_one(tmp_path: Path) -> None:
@@ -24,7 +27,7 @@ def test_a_probe_has_the_counts_of_a_valid_run_and_the_reason_of_an_invalid_one(
     assert all(n > over > 0 for n, over in good.counts)
     sick = probe_of(ASK, write_run(tmp_path / "sick", sick=True))
     assert (sick.valid, sick.counts) == (False, ((0.0, 0.0), (0.0, 0.0)))
-    assert sick.reason.startswith("50% of 672 requests left within 197.4 ms of their due time, limit 9.0 ms")
+    assert sick.reason.startswith("50% of 672 requests left within 195.8 ms of their due time, limit 9.0 ms")
     assert "the event loop's longest stop was " in sick.reason
 
 
@@ -45,6 +48,34 @@ def test_a_search_says_and_keeps_why_a_probe_was_invalid(tmp_path: Path) -> None
     assert "the event loop's longest stop was " in probe.reason
     assert f"probe-000: invalid: {probe.reason}" in said
     assert any(line.startswith("1 of 1 probes were invalid, the last at 50/s: ") for line in said)
+
+
+def test_a_search_whose_target_is_gone_ends_with_what_it_knows(tmp_path: Path) -> None:
+    """The server dies in the first probe, so the second one has nobody to ask."""
+    scenario = poisson(50, 3, slo="ttft_p50=1s", faults=[fault(1.6, "kill", "loadtest.truth")])
+    settings = SearchSettings(start_rate=50, quantiles=(0.5,))
+    said: list[str] = []
+    with Bench(tmp_path, quick=True).serving(SLOW) as (folder, url):
+        code = saturate(parse_scenario(scenario), Target(url), folder / "search", settings, command=(), say=said.append)
+    found = msgspec.json.decode((folder / "search" / "saturate.json").read_bytes(), type=Capacity)
+    (probe,) = found.probes
+    assert found.ended.startswith("probe-001: ")
+    assert f"the search ended before it was done: {found.ended}" in said
+    # A busy machine may make the one probe invalid; then there is nothing to show.
+    page = folder / "search" / "report.html"
+    assert (code, page.exists()) == (ExitCode.UNDECIDED if probe.valid else ExitCode.INVALID, probe.valid)
+    assert not probe.valid or "The search ended before it was done: probe-001: " in page.read_text()
+
+
+def test_replicates_whose_target_is_gone_end_in_words(tmp_path: Path) -> None:
+    scenario = poisson(50, 2, slo="ttft_p50=1s", faults=[fault(1.6, "kill", "loadtest.truth")])
+    said: list[str] = []
+    with Bench(tmp_path, quick=True).serving(SLOW) as (folder, url):
+        code = repeat(parse_scenario(scenario), Target(url), folder / "runs", 3, command=(), say=said.append, report=False)
+    first = said[0].startswith("seed-1: invalid")  # by a busy machine
+    assert code is (ExitCode.INVALID if first else ExitCode.UNDECIDED), said
+    assert first or (said[1].startswith("seed-2: "), said[1].endswith("; the runs end here (1 of 3)")) == (True, True), said
+    assert said[-1].startswith("not pooled: ")
 
 
 @pytest.mark.parametrize("option", ["--max-probes", "--max-requests"])

@@ -6,9 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadtest import stats
-from loadtest.coverage import Queue, fifo
 from loadtest.search import Ask, Capacity, Probe, Search, SearchSettings
+from loadtest.selftest.estimates import holds, simulated_search
 
 CLEAR = SearchSettings(start_rate=1.0, quantiles=(0.99,))
 
@@ -122,36 +121,11 @@ def test_a_result_survives_its_file() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Capacity) == found
 
 
-def simulated(ask: Ask, servers: int, limit_s: float, q: float) -> Probe:
-    """Waits in M/M/c with services of mean 1 s, from an empty start that is cut off."""
-    rng, num = np.random.Generator(np.random.Philox(ask.seed)), ask.num_requests + 2000
-    due, service = np.cumsum(rng.exponential(1 / ask.rate, num)), rng.exponential(1.0, num)
-    waits = (fifo(due, service, servers) - service).round(9)[2000:]
-    n_eff = stats.effective_size(waits, q, limit_s)
-    low, high = stats.drift_interval(due[2000:], 1 + waits)
-    steady = low <= 0 <= high or abs(low + high) / 2 < 0.05 * float(1 + waits.mean())
-    return Probe(ask, ((n_eff, n_eff * float((waits > limit_s).mean())),), steady)
-
-
-def searched(servers: int, load: float, q: float, seed: int) -> tuple[float, Capacity]:
-    """Return the true capacity, in requests/s, and what a search finds where the limit is the ``q`` quantile at ``load``."""
-    limit_s = math.log(Queue(servers, load).wait_probability() / (1 - q)) / (servers * (1 - load))
-    search = Search(SearchSettings(start_rate=servers * load / 5.3, quantiles=(q,), seed=1000 * seed))
-    while (ask := search.next_rate()) is not None:
-        search.add(simulated(ask, servers, limit_s, q))
-    return servers * load, search.result()
-
-
-def holds(truth: float, found: Capacity) -> bool:
-    """Whether the interval has two ends around the truth: one that is open holds everything."""
-    return found.low is not None and found.high is not None and found.low <= truth <= found.high < 2 * found.low
-
-
 def test_the_interval_holds_the_capacity_of_a_simulated_server() -> None:
-    assert sum(holds(*searched(8, 0.8, 0.9, seed)) for seed in range(6)) >= 5
+    assert sum(holds(*simulated_search(seed)) for seed in range(6)) >= 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("servers", "load", "q"), [(8, 0.8, 0.9), (8, 0.8, 0.99), (32, 0.8, 0.99), (1, 0.5, 0.95)])
 def test_nine_of_ten_intervals_hold_the_capacity(servers: int, load: float, q: float) -> None:
-    assert sum(holds(*searched(servers, load, q, seed)) for seed in range(30)) >= 27
+    assert sum(holds(*simulated_search(seed, servers=servers, load=load, q=q)) for seed in range(30)) >= 27

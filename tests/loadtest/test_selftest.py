@@ -14,9 +14,9 @@ from loadtest import selftest as kit
 from loadtest.cli import app
 from loadtest.errors import ExitCode, UsageError
 from loadtest.records import Row
-from loadtest.selftest import CHECKS, COVERED, Check, Result, carried_out, choose, selftest, soundness
+from loadtest.selftest import CHECKS, COVERED, Check, Result, carried_out, choose, selftest, simulated, soundness
 from loadtest.selftest.bench import Bench, Disturbed, Point, Skipped, judged
-from loadtest.selftest.times import gap_errors_s, ks_distance
+from loadtest.selftest.times import gap_errors_s, ks_distance, tpot_error_s
 from loadtest.truth.ledger import Entry
 
 
@@ -45,6 +45,18 @@ def test_gaps_are_compared_between_the_servers_writes_however_the_client_read_th
     assert gap_errors_s(seen, told) == pytest.approx([0.0, 0.002])
     together = Row(0, 0, 0.0, "ok", chunks=[(101.0, 2), (152.0, 3)])
     assert gap_errors_s(together, told) == pytest.approx([0.031, -0.03])
+
+
+def test_the_time_per_token_is_compared_with_that_of_the_servers_writes() -> None:
+    told = Entry("x-0", 1, 1, "/", 0.0, 0.0, writes=[(0.1, 2), (0.12, 2), (0.18, 1)])
+    seen = Row(0, 0, 0.0, "ok", sent_s=0.0, first_s=0.101, last_s=0.189, output_tokens=5)
+    assert tpot_error_s(seen, told) == pytest.approx(0.002)  # 88 ms and 80 ms over four gaps
+
+
+def test_simulated_workers_that_end_seconds_before_the_others_are_well() -> None:
+    few = [seed for seed in range(len(simulated.CASES)) if simulated.CASES[seed * 5 % len(simulated.CASES)][1:3] == (2, 3)]
+    assert len(few) == 12
+    assert [simulated.failed_gates(simulated.HEALTHY, seed) for seed in few] == [[]] * 12
 
 
 class Script:

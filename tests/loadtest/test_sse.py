@@ -3,6 +3,7 @@
 import json
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -10,9 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.sse import Form, Parsed, error_message, parse_stream
+from loadtest.sse import BodyParser, Form, Parsed, error_message
 
 DONE = b"data: [DONE]\n\n"
+
+
+def parse_stream(reads: Sequence[tuple[float, bytes]], *, form: Form = "sse", ended: bool = True) -> Parsed:
+    """Parse a body at once: what each read held, with its time."""
+    parser = BodyParser(form)
+    for at_s, data in reads:
+        parser.feed(at_s, data)
+    return parser.finish(reads[-1][0] if reads else 0.0, ended=ended)
 
 
 def event(value: dict[str, Any]) -> bytes:

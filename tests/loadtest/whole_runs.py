@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from loadtest.records import Row, read_lines, read_manifest
 from loadtest.schedule import Schedule, read_schedule
 from loadtest.selftest.bench import ABOUT_TIME
-from loadtest.summary import Summary
+from loadtest.summary import read_summary
 
 WITHIN_S = 90.0
 
@@ -25,7 +23,7 @@ class Finished:
 
     def __init__(self, out: Path) -> None:
         self.manifest = read_manifest(out)
-        self.summary = msgspec.json.decode((out / "summary.json").read_bytes(), type=Summary)
+        self.summary = read_summary(out)
         self.schedule: Schedule = read_schedule(out / "schedule.jsonl")
         self.rows = list(read_lines(out / "rows.jsonl", Row))
         self.failed_gates = {gate.name for gate in self.summary.gates if not gate.ok} - ABOUT_TIME

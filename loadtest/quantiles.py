@@ -1,0 +1,21 @@
+"""The quantile of a sample as everything here takes it: one of its values. Pure, and quick to load: the generator's processes do."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def rank(n: int, q: float) -> int:
+    """Return the rank, 1 <= r <= n, of the ``q`` quantile of ``n`` values: the smallest with r / n >= q."""
+    return min(n, max(1, math.ceil(q * n - 1e-9)))
+
+
+def quantile(values: Floats, q: float) -> float:
+    """Return the value at `rank`: never interpolated, so that infinite values stay where they are. NaN without values."""
+    if values.size == 0:
+        return math.nan
+    k = rank(values.size, q) - 1
+    return float(np.partition(values, k)[k])
