@@ -207,7 +207,7 @@ class RequestClass(_Part):
 
 
 class Fault(_Part):
-    """Something that is broken on purpose during the run; marked on every plot."""
+    """Something that is broken on purpose during the run; marked on every plot over time."""
 
     at_s: Seconds
     action: Literal["kill", "stop", "cut-link", "command"]
