@@ -29,6 +29,7 @@ from loadtest.metrics import read_records
 from loadtest.plots import plot_cdf
 from loadtest.runner import run
 from loadtest.scenario import Scenario, parse_scenario
+from loadtest.summary import Distribution
 from loadtest.target import Target as LoadTarget
 from loadtest.truth.server import running
 from loadtest.truth.settings import Law
@@ -101,13 +102,14 @@ def latency_table(qps: float, runs: Sequence[Path]) -> str:
         summary = analyse(folder)
         for metric in METRICS:
             d = summary.distributions[metric]
-            cells = " | ".join(_cell(d.quantiles, q) for q in (0.5, 0.9, 0.95, 0.99))
+            cells = " | ".join(_cell(d, q) for q in (0.5, 0.9, 0.95, 0.99))
             rows.append(f"| {folder.name} | {d.n} | {d.num_failed} | {metric} | {cells} |")
     return "\n".join(rows)
 
 
-def _cell(quantiles: Sequence[Any], q: float) -> str:
-    found = next(each for each in quantiles if each.q == q)
+def _cell(distribution: Distribution, q: float) -> str:
+    found = distribution.at(q)
+    assert found is not None
     low, value, high = ("?" if s is None else f"{s * 1000:.1f}" for s in (found.low_s, found.value_s, found.high_s))
     return f"{value} [{low}, {high}]"
 

@@ -1,6 +1,8 @@
 """A load test by the chart `helm/loadtest`: its Jobs, in a namespace of their own, and what they left."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from loadtest.selftest.bench import ABOUT_TIME
@@ -38,8 +40,19 @@ class Result:
         return set(map(int, json.loads(self.files["autoscale.json"])["timeline"]["pods_ready"]))
 
 
+@contextmanager
+def load_test(release: Release) -> Iterator["LoadTest"]:
+    """One run against the release while the block lasts; nothing of it stays."""
+    load = LoadTest(release)
+    try:
+        load.start()
+        yield load
+    finally:
+        kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+
+
 class LoadTest:
-    """One run, against the release, by the values of `load.yaml`."""
+    """One run by the values of `load.yaml`."""
 
     def __init__(self, release: Release) -> None:
         self._release = release
@@ -93,8 +106,3 @@ class LoadTest:
         return Result(
             json.loads(kubectl("exec", "-i", "-n", NAMESPACE, f"deploy/{NAME}-report", "--", "python", "-", stdin=FETCH))
         )
-
-    def uninstall(self) -> None:
-        """Remove the release and the namespace with all in it."""
-        run("helm", "uninstall", NAME, "-n", NAMESPACE)
-        kubectl("delete", "namespace", NAMESPACE)

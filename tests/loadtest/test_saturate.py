@@ -58,13 +58,13 @@ def test_a_search_whose_target_is_gone_ends_with_what_it_knows(tmp_path: Path) -
     with Bench(tmp_path, quick=True).serving(SLOW) as (folder, url):
         code = saturate(parse_scenario(scenario), Target(url), folder / "search", settings, command=(), say=said.append)
     found = msgspec.json.decode((folder / "search" / "saturate.json").read_bytes(), type=Capacity)
-    (probe,) = found.probes
-    assert found.ended.startswith("probe-001: ")
+    ended = f"probe-{len(found.probes):03d}: "
+    assert found.ended.startswith(ended)
     assert f"the search ended before it was done: {found.ended}" in said
-    # A busy machine may make the one probe invalid; then there is nothing to show.
-    page = folder / "search" / "report.html"
-    assert (code, page.exists()) == (ExitCode.UNDECIDED if probe.valid else ExitCode.INVALID, probe.valid)
-    assert not probe.valid or "The search ended before it was done: probe-001: " in page.read_text()
+    # A busy machine may make a probe invalid; without a valid one there is nothing to show.
+    page, some = folder / "search" / "report.html", any(probe.valid for probe in found.probes)
+    assert (code, page.exists()) == (ExitCode.UNDECIDED if some else ExitCode.INVALID, some)
+    assert not some or f"The search ended before it was done: {ended}" in page.read_text()
 
 
 def test_replicates_whose_target_is_gone_end_in_words(tmp_path: Path) -> None:
