@@ -62,7 +62,7 @@ def summary_of(records: Records) -> Summary:
         states=_states(inside),
         schedule_sha256=records.manifest.schedule_sha256,
         warmup_cut_s=cut_s,
-        threats=["The run is invalid: " + "; ".join(gate.text for gate in judged if not gate.ok)],
+        threats=["The run is invalid: " + "; ".join(gate.text for gate in judged if not gate.ok), *_silent_sources(records)],
     )
 
 

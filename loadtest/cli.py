@@ -161,7 +161,13 @@ def verdict(run_folder: Run) -> None:
     from loadtest.summary import read_summary
     from loadtest.wording import VERDICTS
 
-    manifest, summary = read_manifest(run_folder), read_summary(run_folder)
+    manifest = read_manifest(run_folder)
+    if manifest.state == "running":
+        way_out = "wait for its end; what is there so far, `report` shows"
+        raise UsageError(str(run_folder), f"the run goes on, or was killed with all its processes: {way_out}")
+    summary = read_summary(run_folder)
+    if summary.schedule_sha256 != manifest.schedule_sha256:
+        raise UsageError(str(run_folder), "summary.json is of another run; `report` makes it again from the records")
     print_verdict(summary, manifest, run_folder)
     raise typer.Exit(VERDICTS[summary.verdict].code)
 
@@ -280,9 +286,17 @@ def report(
 
     Example: serve-app-loadtest report results/after --other results/before
     """
+    from loadtest.records import read_manifest
     from loadtest.report import write_report
 
-    typer.echo(write_report(run_folder, other=other))
+    try:
+        typer.echo(write_report(run_folder, other=other))
+    except OSError as exc:
+        raise UsageError(
+            str(run_folder), f"the report cannot be written: {exc.strerror}; call `report` again when it can"
+        ) from exc
+    if (run_folder / "manifest.json").exists() and read_manifest(run_folder).state == "running":
+        typer.echo("note: the run goes on, or was killed with all its processes; this is what is there so far", err=True)
 
 
 @app.command()

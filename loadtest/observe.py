@@ -30,6 +30,7 @@ from loadtest.scenario import Observe
 from loadtest.target import Target, get_within
 
 TIMEOUT_S = 2.0
+MAX_PODS = 500
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet puts a pod's namespace, its token and the API server's authority."""
 
@@ -161,11 +162,19 @@ class Observer:
         if self._kubernetes is None:
             self._kubernetes = _kubernetes_api(self._observe.kubernetes_url)
         namespace = self._observe.kubernetes_namespace or _of_account("namespace") or "default"
-        url = f"/api/v1/namespaces/{namespace}/pods?{urlencode({'labelSelector': self._observe.kubernetes_selector})}"
+        asked = {"labelSelector": self._observe.kubernetes_selector, "limit": MAX_PODS}
+        url = f"/api/v1/namespaces/{namespace}/pods?{urlencode(asked)}"
         token = "" if self._observe.kubernetes_url else _of_account("token")  # read anew: the kubelet replaces it
         headers = {"Authorization": f"Bearer {token}"} if token else None
-        answer = get_within(self._kubernetes, url, TIMEOUT_S, headers).raise_for_status()
-        return pod_values(answer.json()["items"])
+        answer = get_within(self._kubernetes, url, TIMEOUT_S, headers)
+        try:
+            listed = answer.json()
+            if answer.status_code == 200:
+                return pod_values(listed["items"])
+            raise RuntimeError(f"the Kubernetes API says {answer.status_code}: {listed['message']}")
+        except (ValueError, TypeError, LookupError) as exc:
+            address = self._kubernetes.base_url
+            raise RuntimeError(f"{address} does not answer as the Kubernetes API: does `kubectl proxy` listen there?") from exc
 
 
 def _sampled(t_s: float, source: Literal["metrics", "serve", "kubernetes"], read: Callable[[], dict[str, float]]) -> ServerSample:

@@ -82,9 +82,10 @@ class Plan:
 
 
 def _line_of(interval: Interval) -> str:
-    minutes = "" if interval.minutes is None else f", {interval.minutes:.3g} minutes"
+    seconds = None if interval.minutes is None else interval.minutes * 60
+    lasts = "" if seconds is None else f", {seconds:.0f} s" if seconds < 120 else f", {seconds / 60:.0f} minutes"
     verdict = "has an interval" if interval.possible else "NO interval: the sample is too small"
-    return f"{percentile(interval.quantile):<11} {verdict} (needs {interval.num_needed:,} independent samples{minutes})"
+    return f"{percentile(interval.quantile):<11} {verdict} (needs {interval.num_needed:,} independent samples{lasts})"
 
 
 def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:

@@ -1,5 +1,6 @@
 """Locust's processes as children of ours: started, told things, watched, ended."""
 
+import errno
 import math
 import os
 import signal
@@ -25,6 +26,8 @@ END_S = 5.0
 CONNECT_S = 120
 """For all workers to connect to the master; then it gives up, and says so."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_GAVE_UP = "Gave up waiting for workers"
+"""Locust's words."""
 
 
 @contextmanager
@@ -69,11 +72,17 @@ class Elsewhere:
         """Return it for an address like ``0.0.0.0:5557``.
 
         Raises:
-            UsageError: It is not one.
+            UsageError: It is not one, or nobody can listen there.
         """
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise UsageError("--bind", f"{address!r} is not like 0.0.0.0:5557")
+        try:
+            socket.create_server((host, int(port))).close()
+        except OSError as exc:
+            if exc.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                way_out = "take another port, or an address of this machine"
+                raise UsageError("--bind", f"{address}: {os.strerror(exc.errno)}; {way_out}") from exc
         return cls(host, int(port), wait_s)
 
 
@@ -83,7 +92,7 @@ class Generator:
     def __init__(self, num_workers: int, target: Target, out: Path, elsewhere: Elsewhere | None = None) -> None:
         common = ["--host", target.base_url, "--obey-stdin", "--loglevel", "WARNING"]
         head = [*common, "--headless", "--only-summary", "--run-folder", str(out)]
-        self._commands = [head]
+        self._commands, self._num_workers, self._listen = [head], num_workers, elsewhere
         if elsewhere or num_workers > 1:
             listen = elsewhere or Elsewhere("127.0.0.1", _free_port(), CONNECT_S)
             bind = ["--master", "--master-bind-host", listen.host, "--master-bind-port", str(listen.port)]
@@ -153,7 +162,13 @@ class Generator:
     def last_words(self) -> list[str]:
         """Return why the master did not end well, if so."""
         master = self._children[0]
-        return [f"the generator: {master.last_words()}"] if master.status else []
+        if not master.status:
+            return []
+        words = master.last_words()
+        if self._listen and _GAVE_UP in words:
+            place, wait_s = f"{self._listen.host}:{self._listen.port}", self._listen.wait_s
+            words = f"not all {self._num_workers} workers came to {place} within {wait_s:g} s; start them, or raise --wait-s"
+        return [f"the generator: {words}"]
 
 
 class Child:

@@ -30,6 +30,8 @@ Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
+MAX_SHOWN = 200
+"""Characters of a wrong value in its message."""
 RECORDED = {"recorded": True}
 """Context of a scenario from a manifest: early ones name every field of a length, also those that its law does not use."""
 
@@ -234,10 +236,17 @@ class Observe(_Part):
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     kubernetes_selector: str = ""
     """Also the pods with these labels, from the Kubernetes API by the account of the pod that this runs in."""
-    kubernetes_namespace: str = ""
+    kubernetes_namespace: str = Field(default="", pattern=r"^[a-z0-9-]{0,63}$")
     """Empty: the pod's own, else ``default``."""
-    kubernetes_url: str = ""
+    kubernetes_url: str = Field(default="", pattern=r"^(https?://[^/\s]+\S*)?$")
     """Outside a pod: where `kubectl proxy` listens, like http://127.0.0.1:8001."""
+
+    @model_validator(mode="after")
+    def _selects(self) -> Self:
+        for name in ("kubernetes_namespace", "kubernetes_url"):
+            if getattr(self, name) and not self.kubernetes_selector:
+                raise ValueError(f"{name} does nothing without kubernetes_selector; set that too, like app=x, or leave it out")
+        return self
 
 
 class Scenario(_Part):
@@ -288,9 +297,17 @@ class Scenario(_Part):
 
 
 def scenario_file(name: Path) -> Path:
-    """Return the file of the name: the path itself, or that of a scenario that comes with the package."""
-    ours = Path(__file__).with_name("scenarios") / f"{name.name}.yaml"
-    return ours if name == Path(name.name) and not name.exists() and ours.exists() else name
+    """Return the file of the name: the path itself, or that of a scenario that comes with the package.
+
+    Raises:
+        UsageError: It is a bare name, and there is neither.
+    """
+    if name.exists() or name.suffix or name != Path(name.name):
+        return name
+    ours = {path.stem: path for path in sorted(Path(__file__).with_name("scenarios").glob("*.yaml"))}
+    if name.name not in ours:
+        raise UsageError(str(name), f"is no file, and no scenario of the package: {', '.join(ours)}")
+    return ours[name.name]
 
 
 def load_scenario(name: Path, *, overrides: dict[str, Any] | None = None) -> Scenario:
@@ -345,7 +362,7 @@ def _usage_error(error: ErrorDetails) -> UsageError:
     section: type[BaseModel] = Scenario
     for part in path[:-1]:
         section = _SECTIONS.get(part, section)
-    got = "" if isinstance(given, dict) else f" (got {given!r})"
+    got = "" if isinstance(given, dict) else f" (got {repr(given)[:MAX_SHOWN]})"
     problem = error["msg"].removeprefix("Value error, ") + got
     if kind == "extra_forbidden":
         near = get_close_matches(str(path[-1]), section.model_fields, n=1)

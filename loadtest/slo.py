@@ -98,5 +98,5 @@ def _limit(term: str, match: re.Match[str]) -> Limit:
         raise UsageError("slo", f"{term!r} holds something that is no number") from None
     quantile = round(percent / 100, 9)  # 99.9 / 100 is not the 0.999 that stands elsewhere
     if not 0 < quantile < 1 or value <= 0:
-        raise UsageError("slo", f"{term!r}: the percentile must be between 0 and 100, the limit above 0")
+        raise UsageError("slo", f"{term!r}: the percentile must be between 0 and 100, with 7 decimals at most, the limit above 0")
     return Limit(metric=metric, quantile=quantile, limit_s=value / 1000 if match["unit"] == "ms" else value)

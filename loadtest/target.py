@@ -17,7 +17,7 @@ from loadtest.errors import UsageError
 from loadtest.sse import error_message, shorten
 
 ANSWER_WITHIN_S = 10.0
-MAX_PAGE_BYTES = 64 * 1024 * 1024
+MAX_PAGE_BYTES = 16 * 1024 * 1024
 """Of a list of models or a page of metrics; beyond it something else answers."""
 API_KEY_VARIABLE = "LOADTEST_API_KEY"
 CA_VARIABLE = "SSL_CERT_FILE"

@@ -27,14 +27,20 @@ def check(
     Exit status 0: it can be used. 1: each line names a wrong key, or a timeout that ends before another one that it must outlast.
     """
     text = read_text(Path("/dev/stdin") if str(file) == "-" else file)
+    if str(file) == "-" and not text.strip():
+        raise ConfigError("standard input", "is empty", "the command before the pipe failed; its message says why")
     try:
         if are_manifests(text):
             _refuse(file, manifest_problems(text, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s))
-            typer.secho(f"{file} is valid.", fg="green")
+            typer.secho(f"{file} is valid: serve-app's configuration, and the order of the timeouts.", fg="green")
+            typer.echo("The rest is checked by Kubernetes: kubectl apply --dry-run=server -f FILE")
             return
         values = mapping_in(text, file)
     except ConfigError as exc:
         raise dataclasses.replace(exc, path=f"{file}: {exc.path}" if exc.path else "") from exc
+    if isinstance(values.get("config"), dict) and "models" not in values:
+        way_out = f"check what they render: helm template demo helm/serve-app -f {file} | serve-app check -"
+        raise ConfigError(str(file), "holds values of the Helm chart", way_out)
     _refuse(file, problems(values))
     settings = parse_settings(values)
     known = timeouts_of(settings, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s)

@@ -144,6 +144,30 @@ CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         merged(ALB, at("timeouts.loadBalancerIdleSeconds", 4000), at("config.ingress.keep_alive_s", 4010)),
     ),
     (
+        "the class of an AWS load balancer without its settings",
+        {"ingress": {"enabled": True, "className": "alb"}},
+        ("ingress.className is alb", "ingress.alb is false"),
+        {"ingress": {"enabled": True, "className": "nginx"}},
+    ),
+    (
+        "a certificate that nothing uses",
+        {"ingress": {"enabled": True, "albCertificateArn": "arn:aws:acm:x"}},
+        ("ingress.albCertificateArn is arn:aws:acm:x", "ingress.alb is false"),
+        merged(ALB, at("ingress.albCertificateArn", "arn:aws:acm:x")),
+    ),
+    (
+        "an AWS load balancer of another controller",
+        merged(ALB, at("ingress.className", "nginx")),
+        ("ingress.alb is true", "ingress.className is nginx"),
+        merged(ALB, at("ingress.className", "alb")),
+    ),
+    (
+        "models for everybody on the internet",
+        merged(ALB, {"ingress": {"albScheme": "internet-facing"}, "apiKeys": {"enabled": False}}),
+        ("albScheme is internet-facing", "apiKeys.enabled is false"),
+        merged(ALB, at("ingress.albScheme", "internet-facing")),
+    ),
+    (
         "an AWS load balancer that no policy lets in",
         merged(ALB, at("networkPolicies.clients", [{"namespaceSelector": {}}])),
         ("ingress.alb is true", "networkPolicies.clients has no ipBlock"),

@@ -45,6 +45,7 @@ def test_check_imports_neither_vllm_nor_torch_nor_ray() -> None:
     [
         ("modls: []", "modls: unknown key; did you mean models?"),
         ("models: [{name: a, model: 'embedded:smollm2-135m'}]", "models[0].model: no embedded model 'smollm2-135m'; "),
+        ("config: {models: []}", "holds values of the Helm chart; check what they render: helm template demo helm/serve-app -f "),
     ],
 )
 def test_an_error_is_one_line_with_file_and_key_and_exit_status_1(
@@ -60,6 +61,13 @@ def test_an_error_is_one_line_with_file_and_key_and_exit_status_1(
     assert captured.out == ""
     assert captured.err.startswith(f"error: {file}: {said}")
     assert captured.err.count("\n") == 1
+
+
+def test_empty_standard_input_points_to_the_command_before_the_pipe() -> None:
+    command = [sys.executable, "-m", "serve_app.cli.main", "check", "-"]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
+    said = "error: standard input: is empty; the command before the pipe failed; its message says why\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 def test_every_mistake_has_its_line(tmp_path: Path) -> None:

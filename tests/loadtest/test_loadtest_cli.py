@@ -1,5 +1,6 @@
 """The command line: what reaches the scenario, and one clear line for each mistake."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -164,3 +165,30 @@ def test_a_summary_that_cannot_be_read_is_named_with_the_way_out(tmp_path: Path)
         said = failure("verdict", str(run))
         assert said.startswith(f"{run / 'summary.json'}: ")
         assert said.endswith("; `report` makes it again from the records")
+
+
+def test_a_run_that_goes_on_has_no_verdict_yet(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 20, manifest={"state": "running"})
+    reported = CliRunner().invoke(app, ["report", str(run)])
+    assert "note: the run goes on, or was killed with all its processes" in reported.output
+    assert "the run goes on, or was killed with all its processes: wait for its end" in failure("verdict", str(run))
+
+
+def test_a_summary_of_another_run_is_refused(tmp_path: Path) -> None:
+    run, other = (write_run(tmp_path / name, num) for name, num in (("run", 20), ("other", 21)))
+    write_json(run / "summary.json", analyse(other))
+    assert "summary.json is of another run; `report` makes it again" in failure("verdict", str(run))
+
+
+def test_a_report_that_does_not_fit_on_the_disk_is_one_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 20)
+    (run / "report.html").mkdir()  # as good as a full disk: it cannot be written
+    assert "the report cannot be written: Is a directory; call `report` again when it can" in failure("report", str(run))
+
+
+def test_an_address_that_is_in_use_is_refused_before_the_run(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = failure("run", "laptop", "--target", "http://127.0.0.1:1", "--bind", address, "--out", str(tmp_path / "out"))
+    assert f"--bind: {address}: Address already in use; take another port" in said
+    assert not (tmp_path / "out").exists()

@@ -173,9 +173,23 @@ def test_pods_are_ready_starting_or_pending() -> None:
 
 
 def test_pods_are_listed_through_a_proxy_of_kubectl(pages: dict[str, tuple[int, str]]) -> None:
-    pages["/api/v1/namespaces/y/pods?labelSelector=app%3Dx"] = 200, json.dumps({"items": PODS})
+    pages["/api/v1/namespaces/y/pods?labelSelector=app%3Dx&limit=500"] = 200, json.dumps({"items": PODS})
     observe = Observe(metrics_url="none", kubernetes_selector="app=x", kubernetes_namespace="y", kubernetes_url=pages["url"][1])
     assert sampled(observe, "http://127.0.0.1:1") == [ServerSample(4.5, "kubernetes", COUNTS)]
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ((200, "<html>hello</html>"), "does not answer as the Kubernetes API: does `kubectl proxy` listen there?"),
+        ((200, '{"items": [1]}'), "does not answer as the Kubernetes API"),
+        ((403, '{"message": "pods is forbidden"}'), "RuntimeError: the Kubernetes API says 403: pods is forbidden"),
+    ],
+)
+def test_what_is_no_list_of_pods_is_told(pages: dict[str, tuple[int, str]], page: tuple[int, str], said: str) -> None:
+    pages["/api/v1/namespaces/default/pods?labelSelector=app%3Dx&limit=500"] = page
+    observe = Observe(metrics_url="none", kubernetes_selector="app=x", kubernetes_url=pages["url"][1])
+    assert said in sampled(observe, "http://127.0.0.1:1")[0].error
 
 
 def test_all_sources_are_sampled_at_one_time(pages: dict[str, tuple[int, str]]) -> None:

@@ -28,6 +28,19 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- if and $alb (gt $idle 4000) -}}
 {{- fail (printf "timeouts.loadBalancerIdleSeconds is %d, but ingress.alb is true and an AWS load balancer waits 4000 s at most: lower it, or use another load balancer" $idle) -}}
 {{- end -}}
+{{- $in := .Values.ingress -}}
+{{- if and $in.enabled (eq $in.className "alb") (not $in.alb) -}}
+{{- fail "ingress.className is alb, but ingress.alb is false: the load balancer would get none of the settings that long streams need; set ingress.alb to true" -}}
+{{- end -}}
+{{- if and $in.enabled $in.albCertificateArn (not $in.alb) -}}
+{{- fail (printf "ingress.albCertificateArn is %s, but ingress.alb is false: the certificate would not be used; set ingress.alb to true, or remove it" $in.albCertificateArn) -}}
+{{- end -}}
+{{- if and $alb (eq $in.className "nginx") -}}
+{{- fail "ingress.alb is true, but ingress.className is nginx: set it to the class of the AWS controller, most often alb" -}}
+{{- end -}}
+{{- if and $alb (eq $in.albScheme "internet-facing") (not .Values.apiKeys.enabled) -}}
+{{- fail "ingress.albScheme is internet-facing, but apiKeys.enabled is false: anybody could use the models; enable the keys, or set albScheme to internal" -}}
+{{- end -}}
 {{- $policies := .Values.networkPolicies -}}
 {{- if and $policies.enabled $policies.clients (or $alb (eq .Values.service.type "LoadBalancer")) -}}
 {{- $blocks := list -}}
