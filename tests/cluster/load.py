@@ -48,6 +48,7 @@ def load_test(release: Release) -> Iterator["LoadTest"]:
         load.start()
         yield load
     finally:
+        run("helm", "uninstall", NAME, "-n", NAMESPACE, "--ignore-not-found")  # it has a Role in the target's namespace, too
         kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
 
 
