@@ -301,7 +301,7 @@ def report(
 
 @app.command()
 def selftest(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter checks: two minutes instead of 25.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter checks.")] = False,
     only: Annotated[str, typer.Option(help="Names of checks, as T3,T4.")] = "",
     out: Annotated[Path | None, typer.Option("--out", help="Folder, new or empty, for the records and selftest.json.")] = None,
 ) -> None:
