@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from serve_app.checkpoints.weights import MARK, is_complete, verify, wait_for
 from serve_app.errors import CheckpointError
+from tests.serving import serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"config.json": b'{"model_type": "llama"}\n', "model.safetensors": b"weights" * 1000}
@@ -67,12 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
-    with FakeHub(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(FakeHub(("127.0.0.1", 0), _Handler)) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def fetch(hub: FakeHub, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:

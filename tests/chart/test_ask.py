@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.chart.render import CHART, render
+from tests.serving import serving
 
 SPEC = importlib.util.spec_from_file_location("ask", CHART / "files" / "ask.py")
 assert SPEC is not None
@@ -58,12 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def ingress() -> Iterator[FakeIngress]:
-    with FakeIngress(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(FakeIngress(("127.0.0.1", 0), _Handler)) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def asked(ingress: FakeIngress, keys: Path | None = None) -> int:

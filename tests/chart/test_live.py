@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chart.render import CHART, Object, Rendered, Values, at, render, tool
+from tests.serving import serving
 
 OWN = "redis://demo-redis.serving.svc:6379"
 SERVICE = "/apis/ray.io/v1/namespaces/serving/rayservices/demo"
@@ -69,12 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    with FakeApi(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(FakeApi(("127.0.0.1", 0), _Handler)) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def upgraded(api: FakeApi, values: Values) -> "subprocess.CompletedProcess[str]":

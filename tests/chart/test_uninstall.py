@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.chart.render import CHART, at, render
+from tests.serving import serving
 
 SPEC = importlib.util.spec_from_file_location("uninstall", CHART / "files" / "uninstall.py")
 assert SPEC is not None
@@ -62,14 +62,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    with FakeApi(("127.0.0.1", 0), _Handler) as server:
+    with serving(FakeApi(("127.0.0.1", 0), _Handler)) as server:
         server.calls = []
         server.annotations = {"meta.helm.sh/release-name": "demo"}
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def run(api: FakeApi, account: Path, timeout_s: float = 60) -> int:

@@ -1,4 +1,4 @@
-"""Faults against real processes that the test starts, and connections through a real relay."""
+"""Faults against real processes that the test starts, which sleep until then, and connections through a real relay."""
 
 import os
 import queue

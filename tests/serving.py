@@ -1,0 +1,21 @@
+"""An HTTP server of a test, in a thread while a block lasts."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import HTTPServer
+from typing import TypeVar
+
+S = TypeVar("S", bound=HTTPServer)
+
+
+@contextmanager
+def serving(server: S) -> Iterator[S]:
+    with server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
