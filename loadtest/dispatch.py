@@ -142,7 +142,8 @@ class Load:
                     self._give_up()
                 work.get()  # raises what ended it
         finally:
-            gevent.killall(helpers)
+            for helper in helpers:
+                helper.kill()
             self._hand_over(last=True)
             self._say_end()
 
