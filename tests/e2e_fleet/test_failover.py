@@ -104,13 +104,17 @@ def test_without_the_lease_board_serving_goes_on_and_a_new_replica_is_found(pair
     board = pair.process("ray::LeaseBoard").pid
     assert_same(play(pair.url, greedy_streams(), lambda: kill(board)), undisturbed)
 
-    unseeded = [completion(MODEL, structured_outputs={"regex": "[a-z ]{300}"}, temperature=1.0, ignore_eos=False)] * 4
-    before = {m["replica_id"]: m["load"]["engine_pid"] for m in members_on_the_new_board(pair)}
-    answers = play(pair.url, unseeded, lambda: kill(before[busiest(pair)]))
-    assert all(a.is_complete() or a.errors() for a in answers), "a silent end"
-    assert [e["type"] for a in answers for e in a.errors()] != [], "no stream was on the killed engine"
-    pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
-    assert len({m["replica_id"] for m in members_on_the_new_board(pair)} - set(before)) == 1
+    long = {"regex": "[a-z ]{900}"}
+    asks = [completion(MODEL, structured_outputs=long, temperature=1.0, max_tokens=1000, ignore_eos=False)] * 4
+    for _ in range(3):  # on a busy machine the streams may be over before the kill
+        engines = {m["replica_id"]: m["load"]["engine_pid"] for m in members_on_the_new_board(pair)}
+        answers = play(pair.url, asks, lambda engines=engines: kill(engines[busiest(pair)]))  # type: ignore[misc]
+        assert all(a.is_complete() or a.errors() for a in answers), "a silent end"
+        pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
+        assert len({m["replica_id"] for m in members_on_the_new_board(pair)} - set(engines)) == 1
+        if any(a.errors() for a in answers):
+            return
+    raise AssertionError("no stream was on the killed engine, three times")
 
 
 def members_on_the_new_board(pair: Fleet) -> list[dict[str, Any]]:
