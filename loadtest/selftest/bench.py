@@ -189,7 +189,7 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def beside_the_load(folder: Path, loop: str) -> Iterator[None]:
-    """Have a thread of each Locust process execute these lines of Python, from its start on."""
+    """Have a thread of each Locust process execute these lines of Python once it has loaded what sends requests."""
     # Python imports sitecustomize before all else: Locust has not patched threads yet.
     (folder / "sitecustomize.py").write_text(_BESIDE.format(loop))
     with environment({"PYTHONPATH": os.pathsep.join(filter(None, [str(folder.absolute()), os.environ.get("PYTHONPATH", "")]))}):
@@ -198,8 +198,13 @@ def beside_the_load(folder: Path, loop: str) -> Iterator[None]:
 
 _BESIDE = """
 import _thread, sys
+from time import sleep
+def beside():
+    while "loadtest.dispatch" not in sys.modules:
+        sleep(0.05)
+    exec({!r})
 if "locust" in sys.orig_argv:
-    _thread.start_new_thread(exec, ({!r}, {{}}))
+    _thread.start_new_thread(beside, ())
 """
 
 

@@ -10,11 +10,15 @@ POLL_S = 1.0
 LIMIT_S = 900.0  # a pass takes a tenth of it; a machine with much else to do, most
 
 
-def run(*command: str, stdin: str | None = None, limit_s: float = 120.0) -> str:
-    """Return the command's standard output. A failure is an AssertionError with all that it said."""
+def run(*command: str, stdin: str | None = None, limit_s: float = 120.0, code: int = 0) -> str:
+    """Return the command's standard output; if it is to fail, its standard error.
+
+    Raises:
+        AssertionError: It ended with another exit status than ``code``; the message holds all that it said.
+    """
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=limit_s)
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    assert done.returncode == code, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stderr if code else done.stdout
 
 
 def kubectl(*arguments: str, stdin: str | None = None, limit_s: float = 120.0) -> str:

@@ -1,6 +1,7 @@
 """The release under test: installing it, asking it from a pod, streams that run while something happens."""
 
 import base64
+import functools
 import json
 import os
 import subprocess
@@ -77,12 +78,18 @@ class Release:
 
     def upgrade(self, *arguments: str) -> None:
         """`helm upgrade --install` with the tests' values and these arguments; the release keeps no values of before."""
-        command = ("helm", "upgrade", "--install", RELEASE, str(CHART), "-n", NAMESPACE, "-f", str(HERE / "values.yaml"))
-        run(*command, *self.images.values(), *arguments)
+        files = ["values.yaml", "gpu.yaml"] if num_gpus() else ["values.yaml"]
+        chosen = [argument for file in files for argument in ("-f", str(HERE / file))]
+        run("helm", "upgrade", "--install", RELEASE, str(CHART), "-n", NAMESPACE, *chosen, *self.images.values(), *arguments)
 
-    def serve_app(self, command: str, *arguments: str, name: str = RELEASE, namespace: str = NAMESPACE) -> str:
+    def rollback(self) -> None:
+        """`helm rollback` to the revision before."""
+        run("helm", "rollback", RELEASE, "-n", NAMESPACE)
+
+    def serve_app(self, command: str, *arguments: str, name: str = RELEASE, namespace: str = NAMESPACE, code: int = 0) -> str:
         """Return what `serve-app status` or `rollout` printed about a release."""
-        return run(sys.executable, "-m", "serve_app.cli.main", command, name, "-n", namespace, *arguments, limit_s=LIMIT_S)
+        ours = (sys.executable, "-m", "serve_app.cli.main", command, name, "-n", namespace)
+        return run(*ours, *arguments, limit_s=LIMIT_S, code=code)
 
     def wait_ready(self) -> None:
         """Wait until KubeRay says Ready and the Service has an address."""
@@ -149,6 +156,12 @@ class Release:
             finally:
                 rest, _ = process.communicate(timeout=ANSWERS_END_S)
             seen.append(Streams(**json.loads(rest)))
+
+
+@functools.cache
+def num_gpus() -> int:
+    """Return how many GPUs the cluster's nodes offer, or pretend to offer."""
+    return sum(int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) for node in get("nodes")["items"])
 
 
 def client_pod(image: str) -> dict[str, Any]:

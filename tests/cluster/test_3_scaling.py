@@ -8,12 +8,9 @@ from tests.cluster.release import Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-MUCH, LITTLE, TOKENS = (
-    16,
-    2,
-    300,
-)  # streams beside the load test; values.yaml has 1000 outstanding tokens per replica, and the bounds
-MIN, MAX = 2, 3
+MUCH, LITTLE = 16, 2  # streams beside the load test; values.yaml has 1000 outstanding tokens per replica
+TOKENS = 300
+MIN, MAX = 2, 3  # of values.yaml
 
 
 def test_load_adds_a_worker_pod_and_removes_it_again(release: Release) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cluster.kube import get, wait_until
-from tests.cluster.release import NAMESPACE, Release
+from tests.cluster.release import NAMESPACE, RELEASE, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -30,6 +30,20 @@ def test_a_value_of_the_pods_makes_a_new_ray_cluster(release: Release) -> None:
         assert release.active_cluster() != old
         wait_until("the old Ray cluster is gone", lambda: ray_clusters() == [release.active_cluster()])
     seen[0].require_all_complete()
+
+
+def test_an_image_that_is_not_there_fails_the_rollout_and_the_old_release_serves_on(release: Release) -> None:
+    before, workers = release.active_cluster(), {*release.ready_pods("ingress"), *release.ready_pods("model")}
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+        release.upgrade("--set-string", "image.tag=0.0.0-none")
+        said = release.serve_app("rollout", code=3)
+        assert "ImagePull" in said, said
+        assert f"helm rollback {RELEASE}" in said, said
+        release.rollback()
+        assert f"cluster {before} is ready" in release.serve_app("rollout")
+        wait_until("the failed Ray cluster is gone", lambda: ray_clusters() == [before])
+    seen[0].require_all_complete()
+    assert {*release.ready_pods("ingress"), *release.ready_pods("model")} == workers
 
 
 def ray_clusters() -> list[str]:

@@ -15,7 +15,7 @@ NUM_AT_ONCE = 12  # requests per server; more only queue up in two engines on tw
 ANSWER_LIMIT_S = 60.0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     root = tmp_path_factory.mktemp("pair")
     flags = ["--enable-auto-tool-choice", "--tool-call-parser", TOOL_PARSER]
@@ -24,7 +24,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield pair
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def answers(request: pytest.FixtureRequest, pair: Pair) -> dict[str, tuple[Json, Json]]:
     """Return case name -> (bare, fleet) for the cases of the tests that were selected, all asked at once."""
     items: list[Any] = request.session.items
