@@ -145,7 +145,10 @@ while time.monotonic() < until:
 
 BESIDE = {
     # Not lists that were there before the run, which the collector no longer looks at.
-    "GC storm": ("garbage collection", "import gc\nwhile True:\n    heap = [[] for _ in range(200_000)]\n    gc.collect()\n    sleep(0.02)"),
+    "GC storm": (
+        "garbage collection",
+        "import gc\nwhile True:\n    heap = [[] for _ in range(200_000)]\n    gc.collect()\n    sleep(0.02)",
+    ),
     # A thread that wants the interpreter back has to wait so long.
     "late reads": ("read lag p99", "import sys\nsys.setswitchinterval(0.03)\nwhile True:\n    pass"),
 }
