@@ -59,7 +59,7 @@ _FRONTEND_ARGS = frozenset(
 def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's ``AsyncEngineArgs`` for the engine core of ``model``."""
     args: dict[str, Any] = {**_shared_args(model, model_path), **model.engine_args}
-    args["tensor_parallel_size"] = max(1, model.gpus_per_replica)
+    args["tensor_parallel_size"] = model.gpus_per_replica if model.device == "cuda" else 1
     if model.device == "cpu":
         # A batch changes bfloat16 numerics, so that a resumed greedy stream could differ from an undisturbed one.
         args.setdefault("dtype", "float32")

@@ -41,7 +41,7 @@ def test_a_gpu_engine_is_as_large_as_its_gpus_and_otherwise_as_vllm_makes_it() -
 
 
 def test_a_simulated_engine_has_our_executor_and_the_profiles_cache() -> None:
-    simulated = model(simulated=SIMULATED, engine_args={"additional_config": {"other": 1}})
+    simulated = model(simulated=SIMULATED, engine_args={"additional_config": {"other": 1}}, gpus_per_replica=2)  # held, not used
     assert engine_core_args(simulated, "/models/tiny") == {
         "model": "/models/tiny",
         "served_model_name": ["tiny"],

@@ -103,7 +103,7 @@ def _model_line(model: ModelSettings) -> str:
 
 def _needs(model: ModelSettings) -> str:
     needs = [f"{model.num_cpus:g} CPU"]
-    if model.device == "cuda":
+    if model.gpus_per_replica:
         needs.append(f"{model.gpus_per_replica} GPU")
     elif model.simulated is None:
         needs.append(f"{model.kv_cache_gib:g} GiB of KV cache")

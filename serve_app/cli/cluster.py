@@ -22,7 +22,7 @@ from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.errors import ClusterFailed
 
 T = TypeVar("T")
-_RAY_LIMIT_S = 10.0
+_RAY_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)

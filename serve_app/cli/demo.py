@@ -47,7 +47,7 @@ def demo(
     with (
         contextlib.redirect_stdout(io.StringIO()),
         local_cluster(settings) as address,
-        running(settings, address, threading.Event()),
+        running(settings, address, threading.Event(), threading.Event()),
     ):
         try:
             passed = asyncio.run(_show(settings))

@@ -33,11 +33,11 @@ def up(
 ) -> None:
     """Start what FILE describes, print the URL, and serve until Ctrl-C."""
     settings = load_settings(file)
-    stop = threading.Event()
+    stop, cut = threading.Event(), threading.Event()
     with _cluster(settings, address) as ray_address:
         for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which sets its own
-            signal.signal(number, lambda *_: _interrupted(stop))
-        with running(settings, ray_address, stop, here=not address):
+            signal.signal(number, lambda *_: _interrupted(stop, cut))
+        with running(settings, ray_address, stop, cut, here=not address):
             if not stop.is_set():
                 _say_ready(settings)
             while not stop.wait(_WATCH_S):
@@ -45,10 +45,11 @@ def up(
     console.print("stopped")
 
 
-def _interrupted(stop: threading.Event) -> None:
+def _interrupted(stop: threading.Event, cut: threading.Event) -> None:
     """First Ctrl-C: drain and stop. Second: do not wait for streams."""
     if stop.is_set():
-        raise KeyboardInterrupt
+        cut.set()
+        return
     stop.set()
     console.print("stopping; running streams may finish (Ctrl-C again cuts them)")
 
@@ -64,8 +65,26 @@ def _cluster(settings: Settings, address: str) -> Iterator[str]:
         refuse_hopeless_start(settings)
         console.print("starting Ray")
         with local_cluster(settings) as ray_address:
+            _refuse_small_machine(settings)
             console.print(f"logs: {os.environ['TMPDIR']}/ray/session_latest/logs/serve (removed at the end)")
             yield ray_address
+
+
+def _refuse_small_machine(settings: Settings) -> None:
+    """Raise ClusterFailed when the smallest fleet asks for more than Ray's only node has: its replicas would wait for ever."""
+    import ray
+
+    ingress, models, has = settings.ingress, settings.models, ray.cluster_resources()
+    smallest = {
+        ("CPU", "num_cpus"): ingress.num_cpus * ingress.replicas.min + sum(m.num_cpus * m.replicas.min for m in models),
+        ("GPU", "gpus_per_replica"): sum(m.gpus_per_replica * m.replicas.min for m in models),
+    }
+    for (resource, key), needed in smallest.items():
+        if needed > has.get(resource, 0.0):
+            raise ClusterFailed(
+                problem=f"the smallest fleet of this file needs {needed:g} {resource} and this machine has {has.get(resource, 0.0):g}",
+                hint=f"lower {key} or replicas.min, or start it on a cluster with --address",
+            )
 
 
 def _refuse_occupied_cluster() -> None:
@@ -80,10 +99,14 @@ def _refuse_occupied_cluster() -> None:
 
 
 @contextlib.contextmanager
-def running(settings: Settings, ray_address: str, stop: threading.Event, *, here: bool = True) -> Iterator[None]:
+def running(
+    settings: Settings, ray_address: str, stop: threading.Event, cut: threading.Event, *, here: bool = True
+) -> Iterator[None]:
     """Deploy and wait until ready; on leaving, drain and remove the application.
 
     Args:
+        stop: Set: no longer wait for readiness.
+        cut: Set: no longer wait for streams.
         here: The ingress is on this machine: ready is when its URL says so, else when Serve says that all runs.
 
     Raises:
@@ -98,7 +121,7 @@ def running(settings: Settings, ray_address: str, stop: threading.Event, *, here
     finally:
         try:
             with contextlib.suppress(KeyboardInterrupt, ClusterFailed):
-                remove(settings)
+                remove(settings, cut)
         finally:
             RunState.path(settings.name).unlink(missing_ok=True)
 
@@ -122,8 +145,8 @@ def deploy(settings: Settings) -> None:
     client.deploy_apps(ServeDeploySchema.model_validate(serve_config(settings)), _blocking=False)
 
 
-def remove(settings: Settings) -> None:
-    """Drain and remove the application and its lease board. Serve ends a drain that takes longer than ``drain_s``."""
+def remove(settings: Settings, cut: threading.Event) -> None:
+    """Drain and remove the application and its lease board, until ``cut``. Serve ends a drain that takes longer than ``drain_s``."""
     import ray
     from ray import serve
 
@@ -133,7 +156,8 @@ def remove(settings: Settings) -> None:
     within(_RAY_LIMIT_S, lambda: serve.delete(settings.name, _blocking=False))
     deadline = time.monotonic() + settings.timeouts.drain_s + _REMOVE_MARGIN_S
     while application_status(settings.name) is not None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        if cut.wait(_POLL_S):
+            return
     with contextlib.suppress(ValueError):
         within(_RAY_LIMIT_S, lambda: ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name)))
 

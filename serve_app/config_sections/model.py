@@ -90,7 +90,7 @@ class ModelSettings(Section):
     replicas: ScalingSettings = ScalingSettings()
     """How many engines of this model there are."""
     gpus_per_replica: Int = Field(default=0, ge=0)
-    """GPUs of one replica, all in one node; also its tensor parallel size. 0 for cpu and simulated."""
+    """GPUs of one replica, all in one node; also its tensor parallel size. 0 for cpu. A simulated engine only holds them."""
     replicas_per_node: Int | None = Field(default=None, ge=1, le=100)
     """Replicas of this model that one node may hold. Default: 1 on cuda, no limit on cpu."""
     num_cpus: Real = Field(default=1.0, ge=0)
@@ -137,7 +137,7 @@ class ModelSettings(Section):
             yield wrong("engine_args.tensor_parallel_size", problem, "remove it: gpus_per_replica sets both")
         if self.device == "cuda" and gpus == 0:
             yield wrong("gpus_per_replica", "is 0 and device is cuda", "set gpus_per_replica to 1 or more")
-        if self.device == "cpu" and gpus > 0:
+        if self.device == "cpu" and gpus > 0 and self.simulated is None:
             yield wrong("gpus_per_replica", f"is {gpus} and device is cpu", "set device: cuda, or gpus_per_replica: 0")
         if self.device == "cuda" and self.simulated is None and self.kv_cache_gib != DEFAULT_KV_CACHE_GIB:
             problem = f"is {self.kv_cache_gib} and device is cuda"

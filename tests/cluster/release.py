@@ -20,6 +20,8 @@ RELEASE, NAMESPACE = "demo", "serve-app-test"
 CLIENT_NAMESPACE = "serve-app-client"
 MODEL = "sim"
 ANSWERS_END_S = 600.0
+# Where nodes offer GPUs, be they pretended: a replica holds one, and Kubernetes and Ray count them. The accelerator stays simulated.
+GPU_VALUES = ("--set", "config.models[0].gpus_per_replica=1,modelPods.gpusPerNode=0,modelPods.onePerNode=false")
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,8 @@ class Release:
 
     def upgrade(self, *arguments: str) -> None:
         """`helm upgrade --install` with the tests' values and these arguments; the release keeps no values of before."""
-        files = ["values.yaml", "gpu.yaml"] if num_gpus() else ["values.yaml"]
-        chosen = [argument for file in files for argument in ("-f", str(HERE / file))]
-        run("helm", "upgrade", "--install", RELEASE, str(CHART), "-n", NAMESPACE, *chosen, *self.images.values(), *arguments)
+        command = ("helm", "upgrade", "--install", RELEASE, str(CHART), "-n", NAMESPACE, "-f", str(HERE / "values.yaml"))
+        run(*command, *self.images.values(), *(GPU_VALUES if num_gpus() else ()), *arguments)
 
     def rollback(self) -> None:
         """`helm rollback` to the revision before."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.cluster.kube import get, run
-from tests.cluster.release import CHART, MODEL, NAMESPACE, RELEASE, Release
+from tests.cluster.release import CHART, MODEL, NAMESPACE, RELEASE, Release, num_gpus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -78,6 +78,13 @@ def test_wrong_values_are_refused_by_the_upgrade(release: Release, wrong: str, s
     assert done.returncode != 0
     assert said in done.stderr
     assert get("rayservice", RELEASE, "-n", NAMESPACE)["metadata"]["generation"] == before
+
+
+def test_a_model_pod_takes_a_gpu_where_there_are_some(release: Release) -> None:
+    if not num_gpus():
+        pytest.skip("no node offers nvidia.com/gpu")
+    containers = [pod["spec"]["containers"][0] for pod in release.pods("model")]
+    assert [c["resources"]["limits"]["nvidia.com/gpu"] for c in containers] == ["1"] * len(containers)
 
 
 def test_a_namespace_with_restricted_pod_security_accepts_every_pod(release: Release) -> None:

@@ -113,7 +113,7 @@ class Fleet:
 
 def scrape(url: str) -> Series:
     """Return the series of whichever ingress takes the connection."""
-    text = httpx.get(f"{url}/metrics", timeout=10).text
+    text = httpx.get(f"{url}/metrics", timeout=10, verify=False).text  # else the certificates are loaded, 50 ms of CPU
     samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
 
@@ -149,7 +149,7 @@ def moments(fleet: Fleet, holds: Callable[[Series], bool], *, num_ingresses: int
             times.setdefault(series[("process_start_time_seconds", ())], time.time())
         return len(times) == num_ingresses
 
-    wait_until(all_do, limit_s=limit_s, what=f"seen by {num_ingresses} ingresses", every_s=0.01)
+    wait_until(all_do, limit_s=limit_s, what=f"seen by {num_ingresses} ingresses", every_s=0.05)
     return sorted(times.values())
 
 

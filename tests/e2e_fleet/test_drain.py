@@ -1,6 +1,7 @@
 """Nothing that is done to a fleet in order cuts a stream: controller restart, new configuration, deletion."""
 
 import copy
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
 from tests.e2e_fleet.streams import Answer, chat, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 STREAMS = [completion(MODEL, max_tokens=400), chat(MODEL, max_tokens=400)]
 STEP_LIMIT_S = 180.0
@@ -60,7 +61,9 @@ def test_a_controller_restart_leaves_every_replica_and_stream_alone(steady: Flee
 
 
 def is_healthy(steady: Fleet) -> bool:
-    result = steady.status()
+    if (asked := steady.command("status", steady.name, "--json")).returncode:
+        return False
+    result = json.loads(asked.stdout)
     return result["status"] == "RUNNING" and all(d["status"] == "HEALTHY" for d in result["deployments"].values())
 
 

@@ -13,11 +13,11 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, moments, replicas, taking
 from tests.e2e_fleet.streams import Answer, Ask, chat, completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 NUM_INGRESSES = 2
 SEEN_LIMIT_S = 3.0  # what is promised
-SLACK_S = 2.0  # of a poll on a busy machine
+SLACK_S = 15.0  # of a busy machine; the properties keep what was seen
 START_LIMIT_S = 180.0
 NO_REPLICA_S = 4.0
 

@@ -17,7 +17,7 @@ from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
 from tests.e2e_fleet.streams import completion, play
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
 END_LIMIT_S = 60.0
 FAIL_LIMIT_S = 180.0
@@ -124,6 +124,12 @@ def test_a_missing_model_is_named_before_anything_starts(configure: Configure, t
     message = failure(config, tmp_path / "home")
     assert f"models[0].model: {tmp_path / 'nowhere'} does not exist" in message.replace("\n", " ")
     assert "starting Ray" not in message
+
+
+def test_a_machine_without_the_gpus_is_told_so(configure: Configure, tmp_path: Path) -> None:
+    config = copy.deepcopy(config_of(configure, 8047, drain_s=4.0))
+    config["models"][0]["gpus_per_replica"] = 1000
+    assert "needs 1000 GPU and this machine has" in failure(config, tmp_path)
 
 
 def test_a_taken_port_is_named_before_anything_starts(configure: Configure, tmp_path: Path) -> None:

@@ -84,7 +84,8 @@ def test_a_client_may_leave_at_any_time_before_the_answer(
             leave.set()
         return answer.result()
 
-    assert runner.run(leave_soon()) == []
+    sent = runner.run(leave_soon())  # on a slow machine a first token may have come
+    assert [m for m in sent if m["type"] == "http.response.body" and not m.get("more_body")] == []
     assert_idle()
 
 

@@ -34,7 +34,9 @@ class Peer:
     def read_request(self) -> tuple[str, dict[str, str], bytes]:
         """Return the request line, the headers in lower case and the body; an empty line when the client went away."""
         line = self._file.readline().decode().strip()
-        headers = dict(field.decode().strip().lower().split(": ", 1) for field in iter(self._file.readline, b"\r\n") if field)
+        headers = dict(
+            field.decode().strip().lower().split(": ", 1) for field in iter(lambda: self._file.readline().strip(), b"")
+        )
         return line, headers, self._file.read(int(headers.get("content-length", "0")))
 
     def gone(self) -> bool:

@@ -18,6 +18,7 @@ from loadtest.target import CA_VARIABLE, trust
 from loadtest.truth.server import running
 from loadtest.truth.settings import Law
 from tests.loadtest.scripted import certificate_for_loopback
+from tests.loadtest.whole_runs import WITHIN_S
 
 SCENARIO = """
 name: tls
@@ -66,7 +67,9 @@ def test_a_run_trusts_the_authority_that_it_is_given(way: str, tmp_path: Path, m
     law = Law.model_validate({"ttft": {"law": "constant", "s": 0.01}})
     with running(law, log=tmp_path / "log.jsonl") as url, behind_tls(url, certificate) as target:
         command = ["run", "tls.yaml", "--no-report", "--target", target, "--out", "out", *options]
-        ended = subprocess.run([sys.executable, "-m", "loadtest.cli", *command], cwd=tmp_path, capture_output=True, text=True)
+        ended = subprocess.run(
+            [sys.executable, "-m", "loadtest.cli", *command], cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S
+        )
     rows = list(read_lines(tmp_path / "out" / "rows.jsonl", Row))
     assert ([row.state for row in rows], "error:" in ended.stderr) == (["ok"] * 20, False)
     assert {s.error for s in read_lines(tmp_path / "out" / "server.jsonl", ServerSample)} == {""}

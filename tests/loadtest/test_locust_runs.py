@@ -1,10 +1,10 @@
 """Runs that Locust's own command makes, and what it does when it is started where it should not be."""
 
-import os
 import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,11 +50,11 @@ class WebUi:
         self.results = folder / "results"
 
     def until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WITHIN_S
+        never, deadline = threading.Event(), time.monotonic() + WITHIN_S
         while not self._held(holds):
             assert all(process.poll() is None for process in self.processes), Path(self.log.name).read_text()
             assert time.monotonic() < deadline, Path(self.log.name).read_text()
-            os.sched_yield()
+            never.wait(0.02)
 
     @staticmethod
     def _held(holds: Callable[[], bool]) -> bool:

@@ -3,13 +3,13 @@
 The machine that runs the tests may be busy, which makes a run invalid for its lag, and rightly: only gates about time may fail here.
 """
 
-import os
 import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,11 +84,11 @@ class Command:
         )
 
     def until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WITHIN_S
+        never, deadline = threading.Event(), time.monotonic() + WITHIN_S
         while not holds():
             assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < deadline
-            os.sched_yield()
+            never.wait(0.02)
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children()
@@ -97,6 +97,9 @@ class Command:
         rows = self.out / "rows.jsonl"
         return rows.exists() and rows.stat().st_size > 0
 
+    def workers_with_rows(self) -> set[int]:
+        return {row.worker for row in read_lines(self.out / "rows.jsonl", Row)} if self.has_rows() else set()
+
     def end(self) -> tuple[int, str]:
         said, _ = self.process.communicate(timeout=WITHIN_S)
         return self.process.returncode, said
@@ -104,7 +107,7 @@ class Command:
 
 def test_a_killed_worker_makes_the_run_invalid_and_ends_it(target: Target, tmp_path: Path) -> None:
     command = Command(target, tmp_path, a_scenario(workers=2, duration_s=60))
-    command.until(command.has_rows)
+    command.until(lambda: command.workers_with_rows() == {0, 1})
     children = command.children()
     worker = next(child for child in children if "--worker" in child.cmdline())
     worker.kill()
@@ -141,7 +144,7 @@ def test_an_interrupted_run_keeps_and_reports_what_was_sent(target: Target, tmp_
 @pytest.mark.slow
 def test_a_generator_whose_owner_is_killed_ends_too(target: Target, tmp_path: Path) -> None:
     command = Command(target, tmp_path, a_scenario(workers=2, duration_s=60))
-    command.until(command.has_rows)
+    command.until(lambda: command.workers_with_rows() == {0, 1})
     children = command.children()
     command.process.kill()
     command.end()
