@@ -51,6 +51,8 @@ class Plan:
     workers: int
     """As the scenario says."""
     intervals: tuple[Interval, ...]
+    undecidable: tuple[str, ...]
+    """Limits of the SLO that no run of this length can show to be kept."""
     num_left_out: int
     num_after_end: int
     sha256: str
@@ -78,6 +80,10 @@ class Plan:
                 f"trace       {self.num_left_out:,} requests without tokens left out, {self.num_after_end:,} come after duration_s"
             )
         rows += [_line_of(interval) for interval in self.intervals]
+        if self.undecidable:
+            rows.append(
+                f"SLO         cannot be shown to be kept (exit status 5): {', '.join(self.undecidable)}; set a longer duration_s"
+            )
         return [*rows, f"schedule    sha256 {self.sha256}"]
 
 
@@ -99,6 +105,8 @@ def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
     window_s = span_s - scenario.warmup_s
     sample_rate = num_samples / window_s if timed and window_s > 0 else None
     peak_rate, peak_tokens = _peaks(requests, min(_PEAK_S, scenario.duration_s) if timed else _PEAK_S)
+    intervals = tuple(_interval(q, num_samples, sample_rate, scenario.warmup_s) for q in _quantiles(scenario))
+    too_small = {interval.quantile for interval in intervals if not interval.possible}
     return Plan(
         num_requests=len(requests),
         num_samples=num_samples,
@@ -110,7 +118,8 @@ def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
         output_tokens=sum(r.output_tokens for r in requests),
         workers_needed=_workers(scenario, peak_rate, peak_tokens),
         workers=scenario.workers,
-        intervals=tuple(_interval(q, num_samples, sample_rate, scenario.warmup_s) for q in _quantiles(scenario)),
+        intervals=intervals,
+        undecidable=tuple(str(limit) for limit in scenario.slo.limits if limit.quantile in too_small),
         num_left_out=schedule.num_left_out,
         num_after_end=schedule.num_after_end,
         sha256=schedule.sha256,

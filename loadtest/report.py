@@ -246,7 +246,8 @@ def _number_notes(summary: Summary) -> Iterator[str]:
 
 def _step(result: StepResult) -> tuple[str, ...]:
     step = result.step
-    times = (result.provisioning_s, result.settled_s, result.outside_from_s, result.recovery_s)
+    times = (result.settled_s, result.outside_from_s, result.recovery_s)
+    placed = "" if result.placed_s is None else f", of which {result.placed_s:g} s until its pod was placed"
     lasts = f" over {step.lasts_s:g} s" if step.lasts_s else ""
     words = f"{step.at_s:g} s: {step.from_rate:g} to {step.to_rate:g}/s{lasts}"
     if step.from_rate == step.to_rate:
@@ -256,6 +257,7 @@ def _step(result: StepResult) -> tuple[str, ...]:
     return (
         words,
         "–" if result.detection_s is None else f"{result.detection_s:g} s, at {result.detection_rate:.3g}/s",
+        "–" if result.provisioning_s is None else f"{result.provisioning_s:g} s{placed}",
         *("–" if t is None else f"{t:g} s" for t in times),
         *map(str, counts),
         *("–" if r is None else f"{r:g}" for r in replica_s),

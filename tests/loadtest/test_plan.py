@@ -53,6 +53,15 @@ def test_a_run_that_is_too_short_says_which_percentiles_it_cannot_bound() -> Non
     assert "needs 368 independent samples, 97 s" in line  # 5 + 92
 
 
+def test_a_run_that_is_too_short_for_its_slo_says_so() -> None:
+    arrival, slo = {"law": "constant", "rate": 4}, "ttft_p99=500ms,e2e_p90=9s"
+    plan = plan_of(arrival, duration_s=65, warmup_s=5, slo=slo)
+    assert [line for line in plan.lines() if line.startswith("SLO ")] == [
+        "SLO         cannot be shown to be kept (exit status 5): ttft_p99=500ms; set a longer duration_s"
+    ]
+    assert plan_of(arrival, duration_s=98, warmup_s=5, slo=slo).undecidable == ()
+
+
 def test_workers_follow_the_busiest_ten_seconds_and_the_tokens() -> None:
     crowd = {"law": "flash-crowd", "rate": 1, "peak_rate": 400, "at_s": 30, "rise_s": 0, "hold_s": 10, "fall_s": 0}
     assert plan_of(crowd).workers_needed in (5, 6)  # 400 / 80, give or take a standard deviation of 6/s
