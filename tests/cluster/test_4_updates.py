@@ -33,17 +33,17 @@ def test_a_value_of_the_pods_makes_a_new_ray_cluster(release: Release) -> None:
 
 
 def test_an_image_that_is_not_there_fails_the_rollout_and_the_old_release_serves_on(release: Release) -> None:
-    before, workers = release.active_cluster(), {*release.ready_pods("ingress"), *release.ready_pods("model")}
+    before = release.active_cluster()
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         release.upgrade("--set-string", "image.tag=0.0.0-none")
         said = release.serve_app("rollout", code=3)
         assert "ImagePull" in said, said
         assert f"helm rollback {RELEASE}" in said, said
-        release.rollback()
-        assert f"cluster {before} is ready" in release.serve_app("rollout")
-        wait_until("the failed Ray cluster is gone", lambda: ray_clusters() == [before])
+        assert release.active_cluster() == before
+        release.rollback()  # KubeRay compares with the failed cluster only: it makes a third one, and switches to that
+        release.serve_app("rollout")
+        wait_until("one cluster that serves", lambda: before == release.active_cluster() or before not in ray_clusters())
     seen[0].require_all_complete()
-    assert {*release.ready_pods("ingress"), *release.ready_pods("model")} == workers
 
 
 def ray_clusters() -> list[str]:
