@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binom
 
+from loadtest.analysis import limit_result
 from loadtest.records import ScheduledRequest
 from loadtest.scenario import Burst, Closed, Scenario, Trace
 from loadtest.schedule import Schedule
+from loadtest.slo import Limit
 from loadtest.stats import CONFIDENCE, QUANTILES
 from loadtest.wording import percentile
 
@@ -52,7 +54,7 @@ class Plan:
     """As the scenario says."""
     intervals: tuple[Interval, ...]
     undecidable: tuple[str, ...]
-    """Limits of the SLO that no run of this length can show to be kept."""
+    """Limits of the SLO that the sample is too small to show kept, were every request inside; of itl, which counts gaps, none."""
     num_left_out: int
     num_after_end: int
     sha256: str
@@ -81,9 +83,8 @@ class Plan:
             )
         rows += [_line_of(interval) for interval in self.intervals]
         if self.undecidable:
-            rows.append(
-                f"SLO         cannot be shown to be kept (exit status 5): {', '.join(self.undecidable)}; set a longer duration_s"
-            )
+            more = "a longer duration_s" if self.mean_rate else "more max_requests"
+            rows.append(f"SLO         cannot be shown to be kept (exit status 5): {', '.join(self.undecidable)}; set {more}")
         return [*rows, f"schedule    sha256 {self.sha256}"]
 
 
@@ -105,8 +106,6 @@ def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
     window_s = span_s - scenario.warmup_s
     sample_rate = num_samples / window_s if timed and window_s > 0 else None
     peak_rate, peak_tokens = _peaks(requests, min(_PEAK_S, scenario.duration_s) if timed else _PEAK_S)
-    intervals = tuple(_interval(q, num_samples, sample_rate, scenario.warmup_s) for q in _quantiles(scenario))
-    too_small = {interval.quantile for interval in intervals if not interval.possible}
     return Plan(
         num_requests=len(requests),
         num_samples=num_samples,
@@ -118,8 +117,10 @@ def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
         output_tokens=sum(r.output_tokens for r in requests),
         workers_needed=_workers(scenario, peak_rate, peak_tokens),
         workers=scenario.workers,
-        intervals=intervals,
-        undecidable=tuple(str(limit) for limit in scenario.slo.limits if limit.quantile in too_small),
+        intervals=tuple(_interval(q, num_samples, sample_rate, scenario.warmup_s) for q in _quantiles(scenario)),
+        undecidable=tuple(
+            str(limit) for limit in scenario.slo.limits if limit.metric != "itl" and not _can_pass(limit, num_samples)
+        ),
         num_left_out=schedule.num_left_out,
         num_after_end=schedule.num_after_end,
         sha256=schedule.sha256,
@@ -136,6 +137,11 @@ def samples_needed(quantile: float) -> int:
     while binom.pmf(num, num, rarer) > (1 - CONFIDENCE) / 2:  # the logarithms were rounded
         num += 1
     return num
+
+
+def _can_pass(limit: Limit, num_samples: int) -> bool:
+    best = np.zeros(num_samples)
+    return limit_result(limit, best, best).verdict == "pass"
 
 
 def _quantiles(scenario: Scenario) -> list[float]:

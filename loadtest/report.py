@@ -247,7 +247,7 @@ def _number_notes(summary: Summary) -> Iterator[str]:
 def _step(result: StepResult) -> tuple[str, ...]:
     step = result.step
     times = (result.settled_s, result.outside_from_s, result.recovery_s)
-    placed = "" if result.placed_s is None else f", of which {result.placed_s:g} s until its pod was placed"
+    placed = f", of which {result.placed_s:g} s until its pod ran" if step.rises and result.placed_s is not None else ""
     lasts = f" over {step.lasts_s:g} s" if step.lasts_s else ""
     words = f"{step.at_s:g} s: {step.from_rate:g} to {step.to_rate:g}/s{lasts}"
     if step.from_rate == step.to_rate:

@@ -48,7 +48,7 @@ def judged(case: str, seen: str, limit: str, ok: bool, *, timing: bool = False) 
 
 
 class Disturbed(Exception):
-    """The generator called each of several runs invalid, and says why."""
+    """The generator called each of several runs invalid, or one for what no busy machine explains, and says why."""
 
 
 class Skipped(Exception):
@@ -169,7 +169,7 @@ class Bench:
                 return observed
             self.num_repeated += 1
             if not observed.failed_gates.keys() <= ABOUT_TIME:
-                break
+                raise Disturbed("the generator has a defect: " + "; ".join(observed.failed_gates.values()))
         raise Disturbed("the generator was not well: " + "; ".join(observed.failed_gates.values()))
 
 

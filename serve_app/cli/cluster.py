@@ -22,7 +22,7 @@ from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.errors import ClusterFailed
 
 T = TypeVar("T")
-_RAY_LIMIT_S = 30.0
+RAY_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
         mine = [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]
         try:
             refuse_dead_ray()
-            within(_RAY_LIMIT_S, ray.shutdown)
+            within(RAY_LIMIT_S, ray.shutdown)
         except Exception:
             # Ray is dead: its shutdown would end this process before it has said why, or wait, or crash at its exit.
             atexit.register(os._exit, 1)

@@ -14,7 +14,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from serve_app.cli.cluster import RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
+from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
 from serve_app.cli.rayservice import own_words
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.config import Settings, load_settings
@@ -23,7 +23,6 @@ from serve_app.errors import ClusterFailed
 _POLL_S = 0.5
 _WATCH_S = 5.0
 _REMOVE_MARGIN_S = 60.0
-_RAY_LIMIT_S = 30.0
 console = Console(stderr=True, highlight=False)
 
 
@@ -65,26 +64,21 @@ def _cluster(settings: Settings, address: str) -> Iterator[str]:
         refuse_hopeless_start(settings)
         console.print("starting Ray")
         with local_cluster(settings) as ray_address:
-            _refuse_small_machine(settings)
+            _refuse_too_few_gpus(settings)
             console.print(f"logs: {os.environ['TMPDIR']}/ray/session_latest/logs/serve (removed at the end)")
             yield ray_address
 
 
-def _refuse_small_machine(settings: Settings) -> None:
-    """Raise ClusterFailed when the smallest fleet asks for more than Ray's only node has: its replicas would wait for ever."""
+def _refuse_too_few_gpus(settings: Settings) -> None:
+    """Raise ClusterFailed when the smallest fleet holds more GPUs than Ray's only node has: its replicas would wait for ever."""
     import ray
 
-    ingress, models, has = settings.ingress, settings.models, ray.cluster_resources()
-    smallest = {
-        ("CPU", "num_cpus"): ingress.num_cpus * ingress.replicas.min + sum(m.num_cpus * m.replicas.min for m in models),
-        ("GPU", "gpus_per_replica"): sum(m.gpus_per_replica * m.replicas.min for m in models),
-    }
-    for (resource, key), needed in smallest.items():
-        if needed > has.get(resource, 0.0):
-            raise ClusterFailed(
-                problem=f"the smallest fleet of this file needs {needed:g} {resource} and this machine has {has.get(resource, 0.0):g}",
-                hint=f"lower {key} or replicas.min, or start it on a cluster with --address",
-            )
+    needed = sum(m.gpus_per_replica * m.replicas.min for m in settings.models)
+    if needed > (has := ray.cluster_resources().get("GPU", 0.0)):
+        raise ClusterFailed(
+            problem=f"the smallest fleet of this file needs {needed} GPU and this machine has {has:g}",
+            hint="lower gpus_per_replica or replicas.min, or start it on a cluster with --address",
+        )
 
 
 def _refuse_occupied_cluster() -> None:
@@ -153,13 +147,13 @@ def remove(settings: Settings, cut: threading.Event) -> None:
     from serve_app.membership import board_name
 
     refuse_dead_ray()
-    within(_RAY_LIMIT_S, lambda: serve.delete(settings.name, _blocking=False))
+    within(RAY_LIMIT_S, lambda: serve.delete(settings.name, _blocking=False))
     deadline = time.monotonic() + settings.timeouts.drain_s + _REMOVE_MARGIN_S
     while application_status(settings.name) is not None and time.monotonic() < deadline:
         if cut.wait(_POLL_S):
             return
     with contextlib.suppress(ValueError):
-        within(_RAY_LIMIT_S, lambda: ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name)))
+        within(RAY_LIMIT_S, lambda: ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name)))
 
 
 def application_status(name: str) -> Any:
@@ -170,7 +164,7 @@ def application_status(name: str) -> Any:
     """
     from ray import serve
 
-    return within(_RAY_LIMIT_S, lambda: serve.status().applications.get(name))
+    return within(RAY_LIMIT_S, lambda: serve.status().applications.get(name))
 
 
 def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:

@@ -34,6 +34,7 @@ def elastic(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> I
         simulated={"profile": "a10g-llama-8b"},
         num_ingresses=NUM_INGRESSES,
     )
+    config["protocol"] = {"heartbeat_timeout_s": 60.0}  # a death is seen by the link's end, not by silence
     with fleet(config, tmp_path_factory.mktemp("elastic")) as running:
         yield running
 

@@ -54,12 +54,14 @@ def test_a_run_that_is_too_short_says_which_percentiles_it_cannot_bound() -> Non
 
 
 def test_a_run_that_is_too_short_for_its_slo_says_so() -> None:
-    arrival, slo = {"law": "constant", "rate": 4}, "ttft_p99=500ms,e2e_p90=9s"
-    plan = plan_of(arrival, duration_s=65, warmup_s=5, slo=slo)
+    arrival, slo = {"law": "constant", "rate": 1}, "ttft_p99=500ms,e2e_p90=9s,itl_p99=80ms"
+    plan = plan_of(arrival, duration_s=506, warmup_s=0, slo=slo)
     assert [line for line in plan.lines() if line.startswith("SLO ")] == [
         "SLO         cannot be shown to be kept (exit status 5): ttft_p99=500ms; set a longer duration_s"
     ]
-    assert plan_of(arrival, duration_s=98, warmup_s=5, slo=slo).undecidable == ()
+    assert plan_of(arrival, duration_s=507, warmup_s=0, slo=slo).undecidable == ()
+    burst = plan_of({"law": "burst", "max_requests": 20}, slo="ttft_p99=500ms")
+    assert burst.lines()[-2].endswith("ttft_p99=500ms; set more max_requests")
 
 
 def test_workers_follow_the_busiest_ten_seconds_and_the_tokens() -> None:

@@ -1,4 +1,4 @@
-"""The self-test's own arithmetic, its table, and one check of each kind end to end. The checks themselves run with `selftest`."""
+"""The self-test's own arithmetic, its table, and its quick checks without their limits of time, which `selftest` judges."""
 
 from collections.abc import Iterator
 from pathlib import Path
