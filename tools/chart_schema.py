@@ -1,7 +1,8 @@
 """Makes helm/serve-app/values.schema.json from values.yaml and from the schema of serve-app's configuration.
 
 Types come from the default values, descriptions from the `# --` comments, and what neither tells (an empty list's entries, bounds,
-choices) from the tables below. Every object is closed, so that a misspelt key fails. `config` is the configuration's own schema.
+choices) from the tables below. Every object is closed and whole, so that a misspelt key fails, and so does a
+null, with which Helm would drop a default and a template read "off". `config` is the configuration's own schema.
 Run as `python -m tools.chart_schema`; tests/chart/test_schema.py fails when the file is not what this makes.
 """
 
@@ -23,6 +24,7 @@ _QUANTITY: Schema = {"type": ["string", "number"], "pattern": r"^[0-9.]+(m|k|Ki|
 _AMOUNTS: Schema = {"type": "object", "additionalProperties": _QUANTITY}
 _OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 _STRINGS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
+_SOME_STRINGS: Schema = {**_STRINGS, "minItems": 1}
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 _DOWNLOAD: Schema = {
     "type": "object",
@@ -40,13 +42,15 @@ BY_KEY: dict[str, Schema] = {
     **dict.fromkeys(("nodeSelector", "annotations", "podAnnotations", "podLabels", "labels", "dashboardLabels"), _STRING_MAP),
     **dict.fromkeys(("headAnnotations", "workerAnnotations", "weightsAnnotations"), _STRING_MAP),
     **dict.fromkeys(("tolerations", "extraEnv", "extraVolumes", "extraVolumeMounts"), _OBJECTS),
-    **dict.fromkeys(("parentRefs", "clients", "dns", "extraEgress"), _OBJECTS),
+    **dict.fromkeys(("parentRefs", "clients", "extraEgress"), _OBJECTS),
     **dict.fromkeys(("pullSecrets", "loadBalancerSourceRanges", "hosts", "hostnames"), _STRINGS),
-    **dict.fromkeys(("apiServerCidrs", "weightsCidrs", "redisCidrs"), _STRINGS),
+    # In a policy, an empty list is not nobody: it is everybody.
+    **dict.fromkeys(("apiServerCidrs", "weightsCidrs", "redisCidrs"), _SOME_STRINGS),
+    "dns": {**_OBJECTS, "minItems": 1},
     **dict.fromkeys(("tmpSize", "homeSize", "shmSize", "size"), _QUANTITY),
     **dict.fromkeys(("requests", "limits"), _AMOUNTS),
     "affinity": {"type": "object"},
-    "apiServerPorts": {"type": "array", "items": _PORT},
+    "apiServerPorts": {"type": "array", "items": _PORT, "minItems": 1},
     "downloads": {"type": "array", "items": _DOWNLOAD},
     "digest": {"type": "string", "pattern": r"^(sha256:[0-9a-f]{64})?$"},
     "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
@@ -73,13 +77,14 @@ def values_schema() -> Schema:
     del values["config"]
     properties = {key: schema_of(value, (key,), described) for key, value in values.items()}
     pods = properties["modelPods"]["properties"]
-    own = {key: schema for key, schema in pods.items() if key != "byModel"}
+    own = {key: _partial(schema) for key, schema in pods.items() if key != "byModel"}
     pods["byModel"] |= {"additionalProperties": {"type": "object", "properties": own, "additionalProperties": False}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Values of the chart serve-app",
         "type": "object",
         "additionalProperties": False,
+        "required": ["config", *properties],
         "properties": {
             "global": {"type": "object", "description": "Helm's own, for parent charts."},
             **properties,
@@ -98,7 +103,7 @@ def schema_of(
         schema = dict(by_key[path[-1]])
     elif isinstance(value, dict):
         properties = {key: schema_of(entry, (*path, key), described, by_key) for key, entry in value.items()}
-        schema = {"type": "object", "additionalProperties": False, "properties": properties}
+        schema = {"type": "object", "additionalProperties": False, "properties": properties, "required": list(properties)}
     elif isinstance(value, bool):
         schema = {"type": "boolean"}
     elif isinstance(value, int):
@@ -108,6 +113,12 @@ def schema_of(
     else:
         raise TypeError(f"values.yaml: {'.'.join(path)} is {value!r}; name its type in BY_KEY of {__name__}")
     return schema | ({"description": described[path]} if path in described else {})
+
+
+def _partial(schema: Schema) -> Schema:
+    """Return the schema of an object that needs not be whole, because something else is beneath it."""
+    parts = {key: _partial(part) for key, part in schema.get("properties", {}).items()}
+    return {key: value for key, value in schema.items() if key != "required"} | ({"properties": parts} if parts else {})
 
 
 def _moved(schema: Schema) -> Schema:

@@ -64,6 +64,7 @@ def values_schema() -> Schema:
         "title": "Values of the chart loadtest",
         "type": "object",
         "additionalProperties": False,
+        "required": ["scenario", *properties],
         "properties": {
             "global": {"type": "object", "description": "Helm's own, for parent charts."},
             **properties,

@@ -207,7 +207,7 @@ CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
     (
         "a secret in one model's pods",
         at("modelPods.byModel", {"smollm2-135m-instruct": {"extraEnv": [{"name": "API_KEY", "value": "x"}]}}),
-        ("extraEnv of smollm2-135m-instruct", "API_KEY"),
+        ("extraEnv of modelPods.byModel.smollm2-135m-instruct", "API_KEY"),
         at("modelPods.byModel", {"smollm2-135m-instruct": {"extraEnv": [{"name": "LEVEL", "value": "x"}]}}),
     ),
     (
@@ -310,3 +310,24 @@ def test_a_release_that_kuberay_would_refuse_is_refused_here(release: str, shown
 def test_a_misspelt_key_is_refused(path: str) -> None:
     with pytest.raises(Refused, match="additional properties"):
         render(at(path, "x"))
+
+
+@pytest.mark.parametrize("path", ["apiKeys.enabled", "networkPolicies.enabled", "head.tmpSize", "weights", "config"])
+def test_a_null_that_would_drop_a_default_is_refused(path: str) -> None:
+    with pytest.raises(Refused, match=f"missing property '{path.rpartition('.')[2]}'"):
+        render(at(path, None))
+
+
+@pytest.mark.parametrize("key", ["dns", "apiServerCidrs", "apiServerPorts", "weightsCidrs", "redisCidrs"])
+def test_an_empty_list_in_a_policy_which_would_mean_everybody_is_refused(key: str) -> None:
+    with pytest.raises(Refused, match=f"/networkPolicies/{key}"):
+        render(at(f"networkPolicies.{key}", []))
+
+
+def test_pods_of_a_model_that_is_called_head_are_not_the_heads() -> None:
+    model = {"name": "head", "model": "embedded:smollm2-135m-instruct"}
+    pods = {"head": {"priorityClassName": "rare", "nodeSelector": {"gpu": "true"}}}
+    rendered = render(merged(at("config.models", [model]), at("modelPods.byModel", pods)))
+    assert rendered.pod("head").get("priorityClassName") != "rare"
+    assert "nodeSelector" not in rendered.pod("head")
+    assert rendered.pod("model-0")["priorityClassName"] == "rare"

@@ -196,3 +196,13 @@ def test_policies_are_the_same_whatever_the_ports_so_that_the_pods_of_an_old_ray
     assert moved.of("NetworkPolicy") == render(ALL).of("NetworkPolicy")
     assert [reaches(moved, CLIENT, INGRESS, 8011), reaches(moved, INGRESS, MODEL, 8021)] == [True, True]
     assert [reaches(moved, CLIENT, INGRESS, 8010), reaches(moved, INGRESS, MODEL, 8020)] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("address", "port"),
+    [("redis://redis-7", 6379), ("redis://10.0.0.5", 6379), ("rediss://host:6380/0", 6380), ("rediss://host:6380/", 6380)],
+)
+def test_the_head_reaches_redis_at_the_port_of_its_address(address: str, port: int) -> None:
+    rendered = render({"gcsFaultTolerance": {"enabled": True, "address": address}})
+    (policy,) = (p for name, p in rendered.of("NetworkPolicy").items() if name.endswith("head-to-redis"))
+    assert [p["port"] for rule in policy["spec"]["egress"] for p in rule["ports"]] == [port]

@@ -11,6 +11,9 @@
 {{- end }}
 
 {{- define "loadtest.lintNames" -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" .Release.Name) -}}
+{{- fail (printf "the release's name %q is no name of a Service: use a lower-case letter, then letters, digits and hyphens" .Release.Name) -}}
+{{- end -}}
 {{- if gt (len .Release.Name) 36 -}}
 {{- fail (printf "the release's name %q has %d characters, Services and Jobs leave room for 36: choose a shorter one" .Release.Name (len .Release.Name)) -}}
 {{- end -}}

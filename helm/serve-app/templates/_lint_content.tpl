@@ -19,7 +19,9 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- range $path, $pods := merge (dict "head" .Values.head "ingressPods" .Values.ingressPods "modelPods" (omit .Values.modelPods "byModel")) .Values.modelPods.byModel -}}
+{{- $all := dict "head" .Values.head "ingressPods" .Values.ingressPods "modelPods" .Values.modelPods -}}
+{{- range $name, $pods := .Values.modelPods.byModel -}}{{- $_ := set $all (printf "modelPods.byModel.%s" $name) $pods -}}{{- end -}}
+{{- range $path, $pods := $all -}}
 {{- range $pods.extraEnv -}}
 {{- if and .value (regexMatch $secret .name) -}}
 {{- fail (printf "extraEnv of %s has %s with a value, which looks like a secret, and values are no place for one: use valueFrom.secretKeyRef, or better a file through extraVolumes" $path .name) -}}
