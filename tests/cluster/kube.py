@@ -1,4 +1,7 @@
-"""kubectl and helm as functions, and waiting with deadlines. One current context: $KUBECONFIG."""
+"""kubectl and helm as functions, and waiting with deadlines. One current context: $KUBECONFIG.
+
+It polls, with a sleep: what is waited for is spread over several objects and pods, and a watch of each would be another client.
+"""
 
 import json
 import subprocess

@@ -84,8 +84,11 @@ def test_a_client_may_leave_at_any_time_before_the_answer(
             leave.set()
         return answer.result()
 
-    sent = runner.run(leave_soon())  # on a slow machine a first token may have come
-    assert [m for m in sent if m["type"] == "http.response.body" and not m.get("more_body")] == []
+    sent = runner.run(leave_soon())
+    if stream and num_yields == 20:  # on a slow machine a first token may have come
+        assert all(m.get("more_body") for m in sent if m["type"] == "http.response.body")
+    else:
+        assert sent == []
     assert_idle()
 
 

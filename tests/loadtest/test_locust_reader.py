@@ -41,4 +41,4 @@ def test_locusts_own_reader_sees_few_of_the_gaps_that_ours_sees() -> None:
     assert (sum(n for _, n in ours.chunks), len(locusts)) == (NUM_EVENTS, NUM_EVENTS)
     # 1024 bytes at a time are about 16 events: 40 events can be seen in 3 groups.
     assert num_apart(locusts) <= 8
-    assert num_apart([ms / 1000 for ms, _ in ours.chunks]) > 8  # 39 on a quiet machine
+    assert num_apart([ms / 1000 for ms, _ in ours.chunks]) >= 15  # 39 on a quiet machine

@@ -1,4 +1,7 @@
-"""Runs that Locust's own command makes, and what it does when it is started where it should not be."""
+"""Runs that Locust's own command makes, and what it does when it is started where it should not be.
+
+The one sleep is in the script of a worker, where it lets gevent's other greenlets run.
+"""
 
 import resource
 import socket
