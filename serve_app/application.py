@@ -6,7 +6,7 @@ from typing import Any
 from ray import serve
 
 from serve_app.config import ModelSettings, Settings, parse_settings
-from serve_app.deployments import INGRESS, replica_deployment, scaling_rules
+from serve_app.deployments import INGRESS, is_scaled, replica_deployment
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.ingress.deployment import Ingress
 from serve_app.replica.deployment import Replica
@@ -76,16 +76,16 @@ def _ingress(settings: Settings) -> Any:
         options["ray_actor_options"]["resources"] = dict(settings.ingress.resources)
         options["max_replicas_per_node"] = 1
     # Serve asks only what it autoscales for statistics, and the models' are the ingresses'.
-    reports = bool(scaling_rules(settings))
+    reports = is_scaled(settings)
     return serve.deployment(Ingress, name=INGRESS, **options, **_scaling(replicas.min, replicas.max, reports=reports))
 
 
 def autoscaling_policy(settings: Settings) -> dict[str, Any] | None:
     """Return the application's ``autoscaling_policy`` for Serve's config; None when nothing may scale."""
-    if not scaling_rules(settings):
+    if not is_scaled(settings):
         return None
     arguments = {"settings": settings.model_dump(mode="json")}
-    return {"policy_function": "serve_app.policy:OutstandingTokensPolicy", "policy_kwargs": arguments}
+    return {"policy_function": "serve_app.policy:DemandPolicy", "policy_kwargs": arguments}
 
 
 def serve_config(settings: Settings) -> dict[str, Any]:

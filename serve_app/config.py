@@ -55,6 +55,13 @@ class TimeoutSettings(Section):
     """Seconds an engine may take to load and warm up."""
 
 
+class AutoscalingSettings(Section):
+    """What all models share."""
+
+    max_gpus: Int | None = Field(default=None, ge=1)
+    """GPUs that all models together may hold: the cost cap, or what the cluster has. None: only each model's max."""
+
+
 class Settings(Section):
     """The whole file."""
 
@@ -70,10 +77,12 @@ class Settings(Section):
     """Leases of the replicas."""
     timeouts: TimeoutSettings = TimeoutSettings()
     """Limits on waiting."""
+    autoscaling: AutoscalingSettings = AutoscalingSettings()
+    """What all models share when replicas are added."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        refuse([*self._repeated_names(), *self._port_problems(self.protocol.port)])
+        refuse([*self._repeated_names(), *self._port_problems(self.protocol.port), *self._gpu_problems()])
         return self
 
     def _repeated_names(self) -> Iterator[PydanticCustomError]:
@@ -82,6 +91,19 @@ class Settings(Section):
             if (other := first.setdefault(model.name, index)) != index:
                 problem = f"is {model.name!r}, and so is models[{other}].name"
                 yield wrong(f"models[{index}].name", problem, "give each model its own name")
+
+    def _gpu_problems(self) -> Iterator[PydanticCustomError]:
+        """The minimums must fit, and every model must be able to have a replica."""
+        if (limit := self.autoscaling.max_gpus) is None:
+            return
+        least = sum(max(m.replicas.min, m.replicas.initial or 0) * m.gpus_per_replica for m in self.models)
+        if least > limit:
+            problem = f"is {limit}, and the models' replicas.min (or initial) need {least} GPUs"
+            yield wrong("autoscaling.max_gpus", problem, f"set it to {least} or more, or lower a replicas.min")
+        for index, model in enumerate(self.models):
+            if model.gpus_per_replica > limit:
+                problem = f"is {model.gpus_per_replica} and autoscaling.max_gpus is {limit}: it could never have a replica"
+                yield wrong(f"models[{index}].gpus_per_replica", problem, "raise autoscaling.max_gpus")
 
     def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
         """Two replicas on one node cannot listen on one port; which nodes there are, only Ray knows."""

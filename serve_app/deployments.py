@@ -1,21 +1,13 @@
-"""The deployments of a configuration in Serve's eyes: their names, and by which rule each is scaled. Pure."""
+"""The deployments of a configuration in Serve's eyes: their names, and by which rules they are scaled. Pure."""
 
 import hashlib
-from typing import NamedTuple
 
 from serve_app.config import ModelSettings, Settings
+from serve_app.core.autoscaling import Rule
+from serve_app.core.capacity import Slo
+from serve_app.core.fleet_scaling import INGRESS, Rules
 
-INGRESS = "ingress"
-
-
-class ScalingRule(NamedTuple):
-    """A deployment has as many replicas, min to max, as bring the statistic per replica to the target."""
-
-    stat: str
-    """Name in the ingresses' ``record_autoscaling_stats``."""
-    target: int
-    min: int
-    max: int
+__all__ = ["INGRESS", "is_scaled", "replica_deployment", "rules_of", "scaled_models"]
 
 
 def replica_deployment(model: ModelSettings) -> str:
@@ -30,15 +22,35 @@ def replica_deployment(model: ModelSettings) -> str:
     return f"replica-{plain}"
 
 
-def scaling_rules(settings: Settings) -> dict[str, ScalingRule]:
-    """Return deployment name -> rule for those that may scale."""
-    rules = {}
-    for model in settings.models:
-        s = model.replicas
-        if s.min != s.max:
-            stat = f"outstanding_tokens/{model.name}"
-            rules[replica_deployment(model)] = ScalingRule(stat, s.target_outstanding_tokens, s.min, s.max)
-    i = settings.ingress.replicas
-    if i.min != i.max:
-        rules[INGRESS] = ScalingRule("streams", i.target_streams, i.min, i.max)
-    return rules
+def scaled_models(settings: Settings) -> list[ModelSettings]:
+    """Return the models whose number of replicas may change."""
+    return [m for m in settings.models if m.replicas.min != m.replicas.max]
+
+
+def is_scaled(settings: Settings) -> bool:
+    """Return whether anything may be scaled."""
+    replicas = settings.ingress.replicas
+    return bool(scaled_models(settings)) or replicas.min != replicas.max
+
+
+def rules_of(settings: Settings) -> Rules:
+    """Return the rules of all that may be scaled; models that may not hold their GPUs beforehand."""
+    scaled = scaled_models(settings)
+    max_gpus = settings.autoscaling.max_gpus
+    if max_gpus is not None:
+        max_gpus -= sum(m.replicas.min * m.gpus_per_replica for m in settings.models if m not in scaled)
+    return Rules(
+        models={m.name: _rule(m) for m in scaled},
+        target_streams=settings.ingress.replicas.target_streams,
+        max_gpus=max_gpus,
+    )
+
+
+def _rule(model: ModelSettings) -> Rule:
+    replicas = model.replicas
+    return Rule(
+        slo=Slo(ttft_s=replicas.ttft_slo_s, itl_s=replicas.itl_slo_s),
+        utilization=replicas.utilization,
+        priority=replicas.priority,
+        gpus_per_replica=model.gpus_per_replica,
+    )

@@ -1,68 +1,164 @@
-"""The application-level Ray Serve autoscaling policy: thin over ``core/autoscaling.py``.
+"""The application-level Ray Serve autoscaling policy: thin over ``core/fleet_scaling.py``.
 
-Serve's own request counts are blind here, because requests do not go through Serve handles; ingresses report what waits and runs
-through ``record_autoscaling_stats``. Serve builds the class once, in its controller. It must never raise: an exception there
-ends the controller's update of all applications for that tick, or its recovery.
+Serve's own request counts are blind here, because requests do not go through Serve handles; ingresses and replicas report what they
+have seen through ``record_autoscaling_stats``, about every second. Serve builds the class in its controller and calls it every 0.1 s.
+It must never raise and never wait: an exception there ends the controller's update of all applications for that tick. What it
+remembers is in the policy state that it returns; a new controller begins anew, with the targets that there are.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.config import parse_settings
-from serve_app.core.autoscaling import RecentMaximum, desired_replicas
-from serve_app.deployments import INGRESS, ScalingRule, scaling_rules
+from serve_app.config import ModelSettings, Settings, parse_settings
+from serve_app.core.autoscaling import Observation
+from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Record
+from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, Load, Meter
+from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
 
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
 
+OBSERVE_S = 1.0
+Reports = dict[str, tuple[float, dict[str, float]]]
 
-class OutstandingTokensPolicy:
-    """Replicas by outstanding tokens per model, ingresses by open streams.
+
+@dataclass
+class Memory:
+    """What is remembered between two ticks."""
+
+    scaler: FleetScaler
+    observed_at: float
+    ingresses: Meter = field(default_factory=Meter)
+    replicas: dict[str, Meter] = field(default_factory=dict)
+    targets: dict[str, int] = field(default_factory=dict)
+
+
+class DemandPolicy:
+    """Replicas by demand over measured capacity per model, ingresses by streams and CPU.
 
     Args:
         settings: The configuration, as ``build`` gets it. Of a wrong one nothing is scaled; ``build`` is what refuses it.
-        now: Seconds of a monotonic clock.
+        now: Seconds since the epoch.
     """
 
-    def __init__(self, settings: Mapping[str, Any], now: Callable[[], float] = time.monotonic) -> None:
-        self._rules: dict[str, ScalingRule] = {}
+    def __init__(self, settings: Mapping[str, Any], now: Callable[[], float] = time.time) -> None:
+        self._settings: Settings | None = None
         try:
-            self._rules = scaling_rules(parse_settings(settings))
+            self._settings = parse_settings(settings)
         except ConfigError as exc:
             logger.error("autoscaling policy without effect: %s", exc)
         self._now = now
-        self._recent: dict[str, RecentMaximum] = {}
 
     def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
+        ingress = next((d for d in contexts if d.name == INGRESS), None)
+        if self._settings is None or ingress is None:
+            return {}, {}
+        at = self._now()
+        memory = contexts[ingress].policy_state.get("memory") or Memory(FleetScaler(rules_of(self._settings)), at)
         try:
-            return self._decide(contexts), {}
+            if at - memory.observed_at >= OBSERVE_S:
+                self._observe({d.name: context for d, context in contexts.items()}, memory, at)
+            targets = {d: memory.targets[d.name] for d in contexts if d.name in memory.targets}
         except Exception:
             logger.exception("autoscaling policy failed; every deployment keeps its target")
-            return {}, {}
+            targets = {}
+        return targets, {ingress: {"memory": memory}}
 
-    def _decide(self, contexts: Mapping[Any, Any]) -> dict[Any, int]:
-        stats = _latest_sums(next(c for d, c in contexts.items() if d.name == INGRESS))
-        now, targets = self._now(), {}
-        for deployment, context in contexts.items():
-            rule = self._rules.get(deployment.name)
-            if rule is None or (value := stats.get(rule.stat)) is None:
-                continue  # no word yet: a deployment left out keeps its target
-            target = context.target_num_replicas
-            wanted = desired_replicas(value, target_outstanding_tokens=rule.target, minimum=rule.min, maximum=rule.max)
-            recent = self._recent.setdefault(deployment.name, RecentMaximum(now, target))
-            targets[deployment] = min(rule.max, recent.add(now, wanted))
-            if targets[deployment] != target:
-                logger.info("%s: %s = %g -> %d replicas", deployment.name, rule.stat, value, targets[deployment])
-        return targets
+    def _observe(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> None:
+        assert self._settings is not None
+        interval_s, memory.observed_at = at - memory.observed_at, at
+        memory.targets = {}  # a deployment left out keeps its target
+        reports = newest_reports(contexts[INGRESS])
+        increments = memory.ingresses.take(reports, now=at)
+        silent = memory.ingresses.silent(members(contexts[INGRESS]), now=at)
+        models = {}
+        for model in scaled_models(self._settings):
+            if (context := contexts.get(replica_deployment(model))) is not None:
+                of_ingresses = load_at_ingresses(model, reports, increments)
+                meter = memory.replicas.setdefault(model.name, Meter())
+                of_replicas = load_of_replicas(context, meter, now=at)
+                silent_here = silent + meter.silent(members(context), now=at)
+                load = Load(interval_s=interval_s, silent=silent_here, **of_ingresses, **of_replicas)
+                models[model.name] = Observation(
+                    running=len(members(context)),
+                    target=context.target_num_replicas,
+                    minimum=model.replicas.min,
+                    maximum=model.replicas.max,
+                    load=load,
+                )
+        ingress = self._ingress(contexts[INGRESS], reports, increments, interval_s, silent)
+        seen = FleetObservation(at=at, models=models, ingress=ingress)
+        record = Record(seen=seen, decided=memory.scaler.observe(seen))
+        names = {m.name: replica_deployment(m) for m in self._settings.models} | {INGRESS: INGRESS}
+        memory.targets = {names[name]: decision.desired for name, decision in record.decided.items()}
+        for name, decision in record.decided.items():
+            target = contexts[names[name]].target_num_replicas
+            if decision.desired != target:
+                logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.rule, decision.inputs)
+
+    def _ingress(
+        self, context: Any, reports: Reports, increments: Mapping[str, float], interval_s: float, silent: tuple[str, ...]
+    ) -> IngressObservation | None:
+        assert self._settings is not None
+        bounds = self._settings.ingress.replicas
+        if bounds.min == bounds.max:
+            return None
+        return IngressObservation(
+            running=len(members(context)),
+            target=context.target_num_replicas,
+            minimum=bounds.min,
+            maximum=bounds.max,
+            streams=_total(reports, "streams"),
+            cpu_s=increments.get("cpu_s", 0.0),
+            interval_s=interval_s,
+            silent=silent,
+        )
 
 
-def _latest_sums(context: Any) -> dict[str, float]:
-    """Return each statistic's newest value, summed over the deployment's replicas."""
-    sums: dict[str, float] = {}
+def members(context: Any) -> list[str]:
+    """Return the ids of the deployment's running replicas."""
+    return [_id(replica) for replica in context.running_replicas]
+
+
+def newest_reports(context: Any) -> Reports:
+    """Return replica id -> time stamp and values of its newest report; only of running replicas, as Serve has it."""
+    reports: Reports = {}
     for name, by_replica in (context.raw_metrics or {}).items():
-        newest = [series[-1].value for series in by_replica.values() if series]
-        if newest:
-            sums[name] = sum(newest)
-    return sums
+        for replica, series in by_replica.items():
+            if series:
+                _, values = reports.setdefault(_id(replica), (series[-1].timestamp, {}))
+                if math.isfinite(value := float(series[-1].value)):
+                    values[name] = value
+    return reports
+
+
+def load_at_ingresses(model: ModelSettings, reports: Reports, increments: Mapping[str, float]) -> dict[str, Any]:
+    """Return the part of a `Load` that the ingresses know."""
+    counted = {name: increments.get(f"{name}/{model.name}", 0.0) for name in INCREMENTS}
+    return {**counted, "waiting": _total(reports, f"waiting/{model.name}")}
+
+
+def load_of_replicas(context: Any, meter: Meter, *, now: float) -> dict[str, Any]:
+    """Return the part of a `Load` that the replicas know."""
+    reports = newest_reports(context)
+    increments = meter.take(reports, now=now)
+    return {
+        **{name: increments.get(name, 0.0) for name in REPLICA_INCREMENTS},
+        "queued": _total(reports, "waiting"),
+        "running": _total(reports, "running"),
+        "max_num_seqs": min((values["max_num_seqs"] for _, values in reports.values() if "max_num_seqs" in values), default=None),
+        "kv_usage": _total(reports, "kv_usage") / max(1, len(reports)),
+        "cold_start_s": tuple(values["cold_start_s"] for _, values in reports.values() if "cold_start_s" in values),
+    }
+
+
+def _total(reports: Reports, name: str) -> float:
+    return sum(values.get(name, 0.0) for _, values in reports.values())
+
+
+def _id(replica: Any) -> str:
+    return str(getattr(replica, "unique_id", replica))

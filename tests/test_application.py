@@ -6,7 +6,7 @@ from serve_app.application import autoscaling_policy, build, serve_config
 from serve_app.config import parse_settings
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.errors import ConfigError
-from serve_app.policy import OutstandingTokensPolicy
+from serve_app.policy import DemandPolicy
 
 TINY = {"name": "tiny", "model": "/models/tiny"}
 SCALED = {
@@ -132,10 +132,10 @@ def test_the_serve_config_is_the_whole_of_what_a_cluster_needs() -> None:
 def test_the_policy_gets_the_configuration_where_something_may_scale() -> None:
     settings = parse_settings({"models": [TINY, SCALED]})
     policy = {
-        "policy_function": "serve_app.policy:OutstandingTokensPolicy",
+        "policy_function": "serve_app.policy:DemandPolicy",
         "policy_kwargs": {"settings": settings.model_dump(mode="json")},
     }
     assert autoscaling_policy(settings) == policy
     assert serve_config(settings)["applications"][0]["autoscaling_policy"] == policy
-    assert OutstandingTokensPolicy(**policy["policy_kwargs"])({}) == ({}, {})  # type: ignore[arg-type]
+    assert DemandPolicy(**policy["policy_kwargs"])({}) == ({}, {})  # type: ignore[arg-type]
     assert autoscaling_policy(parse_settings({"models": [TINY]})) is None

@@ -150,3 +150,28 @@ def test_a_refused_api_key_is_not_printed() -> None:
 def test_dashes_become_underscores() -> None:
     settings = parse_settings({"models": [LLAMA | {"engine_args": {"max-model-len": 2048, "--dtype": "float32"}}]})
     assert settings.models[0].engine_args == {"max_model_len": 2048, "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_gpus", "said"),
+    [
+        (
+            [(2, 1, 4), (1, 3, 3)],
+            4,
+            "autoscaling.max_gpus: is 4, and the models' replicas.min (or initial) need 5 GPUs; set it to 5 or more, or lower a "
+            "replicas.min",
+        ),
+        (
+            [(8, 0, 4)],
+            4,
+            "models[0].gpus_per_replica: is 8 and autoscaling.max_gpus is 4: it could never have a replica; raise autoscaling.max_gpus",
+        ),
+    ],
+)
+def test_gpus_that_cannot_suffice(sizes: list[tuple[int, int, int]], max_gpus: int, said: str) -> None:
+    """``sizes``: GPUs per replica, minimum and maximum of each model."""
+    models = [
+        LLAMA | {"name": f"m{i}", "device": "cuda", "gpus_per_replica": g, "replicas": {"min": a, "max": b}, "required": a > 0}
+        for i, (g, a, b) in enumerate(sizes)
+    ]
+    assert refusal(models=models, autoscaling={"max_gpus": max_gpus}) == said

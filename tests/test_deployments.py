@@ -3,7 +3,10 @@ from typing import Any
 import pytest
 
 from serve_app.config import parse_settings
-from serve_app.deployments import ScalingRule, replica_deployment, scaling_rules
+from serve_app.core.autoscaling import Rule
+from serve_app.core.capacity import Slo
+from serve_app.core.fleet_scaling import Rules
+from serve_app.deployments import is_scaled, replica_deployment, rules_of
 
 TINY: dict[str, Any] = {"name": "tiny", "model": "/models/tiny"}
 
@@ -23,12 +26,20 @@ def test_deployments_of_models_whose_names_look_alike_are_told_apart(name: str, 
     assert replica_deployment(model) == deployment
 
 
-def test_there_is_a_rule_for_each_deployment_that_may_scale() -> None:
-    replicas = {"min": 0, "max": 4, "target_outstanding_tokens": 900}
+def test_there_is_a_rule_for_each_model_that_may_scale() -> None:
+    replicas = {"min": 0, "max": 4, "ttft_slo_s": 1.5, "itl_slo_s": 0.05, "utilization": 0.7, "priority": 2}
     big = {"name": "big", "model": "org/big", "replicas": replicas, "required": False}
     ingress = {"replicas": {"min": 1, "max": 3, "target_streams": 50}}
-    assert scaling_rules(parse_settings({"models": [TINY, big], "ingress": ingress})) == {
-        "replica-big": ScalingRule("outstanding_tokens/big", target=900, min=0, max=4),
-        "ingress": ScalingRule("streams", target=50, min=1, max=3),
-    }
-    assert scaling_rules(parse_settings({"models": [TINY]})) == {}
+    settings = parse_settings({"models": [TINY, big], "ingress": ingress})
+    rule = Rule(slo=Slo(ttft_s=1.5, itl_s=0.05), utilization=0.7, priority=2)
+    assert rules_of(settings) == Rules(models={"big": rule}, target_streams=50)
+    assert is_scaled(settings)
+    assert not is_scaled(parse_settings({"models": [TINY]}))
+
+
+def test_models_that_do_not_scale_hold_their_gpus_beforehand() -> None:
+    fixed = {"name": "fixed", "model": "org/fixed", "device": "cuda", "gpus_per_replica": 2, "replicas": {"min": 3, "max": 3}}
+    big = {"name": "big", "model": "org/big", "device": "cuda", "gpus_per_replica": 4, "replicas": {"min": 1, "max": 4}}
+    rules = rules_of(parse_settings({"models": [fixed, big], "autoscaling": {"max_gpus": 16}}))
+    assert rules.max_gpus == 10
+    assert rules.models["big"].gpus_per_replica == 4

@@ -1,12 +1,12 @@
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from serve_app.core.autoscaling import desired_replicas
-from serve_app.policy import OutstandingTokensPolicy
+from serve_app.core.signals import STALE_S
+from serve_app.policy import OBSERVE_S, DemandPolicy
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Deployment:
 class Point:
     """Serve's TimeStampedValue."""
 
+    timestamp: float
     value: float
 
 
@@ -28,84 +29,145 @@ class Context:
     """The part of Serve's AutoscalingContext that the policy reads. ``raw_metrics``: name -> replica -> series."""
 
     target_num_replicas: int
+    running_replicas: tuple[str, ...] = ()
     raw_metrics: Mapping[str, Mapping[str, list[Point]]] | None = None
+    policy_state: Mapping[str, Any] = field(default_factory=dict)
 
 
 INGRESS, TINY, BIG, FIXED = (Deployment(n) for n in ("ingress", "replica-tiny", "replica-big", "replica-fixed"))
 SETTINGS: dict[str, Any] = {
     "models": [
-        {"name": "tiny", "model": "/tiny", "replicas": {"min": 0, "max": 8, "target_outstanding_tokens": 100}, "required": False},
-        {"name": "big", "model": "/big", "replicas": {"min": 1, "max": 2, "target_outstanding_tokens": 1000}},
+        {"name": "tiny", "model": "/tiny", "replicas": {"min": 0, "max": 8}, "required": False},
+        {"name": "big", "model": "/big", "replicas": {"min": 1, "max": 2}},
         {"name": "fixed", "model": "/fixed", "replicas": {"min": 3, "max": 3}},
     ],
     "ingress": {"replicas": {"min": 1, "max": 4, "target_streams": 10}},
 }
 
 
-def series(*values: float) -> list[Point]:
-    return [Point(v) for v in values]
+class Controller:
+    """Calls the policy as Serve's controller does: with what members reported, the targets that it got, and its own state."""
+
+    def __init__(self, settings: Mapping[str, Any] = SETTINGS) -> None:
+        self.at = 1000.0
+        self.policy = DemandPolicy(settings, now=lambda: self.at)
+        self.targets = {INGRESS: 1, TINY: 0, BIG: 1}
+        self.state: dict[Any, Any] = {}
+        self.reports: dict[Deployment, dict[str, dict[str, float]]] = {INGRESS: {"i1": {}}, TINY: {}, BIG: {"b1": {}}}
+
+    def report(self, deployment: Deployment, member: str, **values: float) -> None:
+        self.reports[deployment].setdefault(member, {}).update({n.replace("__", "/"): v for n, v in values.items()})
+
+    def contexts(self) -> dict[Deployment, Context]:
+        found = {}
+        for deployment, target in self.targets.items():
+            series: dict[str, dict[str, list[Point]]] = {}
+            for member, values in self.reports[deployment].items():
+                for name, value in values.items():
+                    series.setdefault(name, {})[member] = [Point(self.at - 9, -1.0), Point(self.at, value)]
+            found[deployment] = Context(target, tuple(self.reports[deployment]), series, self.state.get(deployment, {}))
+        return found
+
+    def tick(self, seconds: float = OBSERVE_S) -> dict[Any, int]:
+        self.at += seconds
+        decided, self.state = self.policy(self.contexts())
+        self.targets |= decided
+        return decided
 
 
-def decide(metrics: Any) -> dict[Any, int]:
-    contexts = {INGRESS: Context(1, metrics), TINY: Context(1), BIG: Context(1), FIXED: Context(3)}
-    return OutstandingTokensPolicy(SETTINGS)(contexts)[0]
+@pytest.fixture
+def controller() -> Controller:
+    controller = Controller()
+    controller.report(INGRESS, "i1", streams=0.0, cpu_s=0.0, requests__tiny=0.0, requests__big=0.0)
+    controller.report(BIG, "b1", steps=0.0, busy_s=0.0, running=0.0, waiting=0.0, kv_usage=0.0)
+    controller.tick()
+    controller.tick()  # from here on there is something to count from
+    return controller
 
 
-@pytest.mark.parametrize(
-    ("outstanding", "replicas"), [(0, 1), (1, 1), (100, 1), (101, 2), (250, 3), (400, 4), (401, 4), (1e9, 4)]
-)
-def test_replicas_bring_the_tokens_of_each_to_the_target_within_the_bounds(outstanding: float, replicas: int) -> None:
-    assert desired_replicas(outstanding, target_outstanding_tokens=100, minimum=1, maximum=4) == replicas
+def test_the_first_request_starts_a_model_from_zero(controller: Controller) -> None:
+    assert controller.tick() == {INGRESS: 1, TINY: 0, BIG: 1}
+    controller.report(INGRESS, "i1", requests__tiny=1.0, waiting__tiny=1.0)
+    assert controller.tick() == {INGRESS: 1, TINY: 1, BIG: 1}
 
 
-def test_no_work_needs_no_replica_where_zero_is_allowed() -> None:
-    assert desired_replicas(0, target_outstanding_tokens=100, minimum=0, maximum=4) == 0
+def test_between_two_observations_the_decision_stands(controller: Controller) -> None:
+    controller.report(INGRESS, "i1", requests__tiny=1.0)
+    controller.tick()
+    controller.report(INGRESS, "i1", streams=35.0)
+    assert controller.tick(0.1) == {INGRESS: 1, TINY: 1, BIG: 1}
+    assert controller.tick()[INGRESS] == 4
 
 
-def test_the_newest_value_counts_summed_over_the_ingresses() -> None:
-    metrics = {
-        "outstanding_tokens/tiny": {"ingress-1": series(9000, 120), "ingress-2": series(150)},
-        "outstanding_tokens/big": {"ingress-1": series(0), "ingress-2": series(0)},
-        "streams": {"ingress-1": series(11), "ingress-2": series(12)},
-    }
-    assert decide(metrics) == {TINY: 3, BIG: 1, INGRESS: 3}
+def test_ingresses_are_summed_and_each_models_numbers_are_its_own(controller: Controller) -> None:
+    controller.report(INGRESS, "i1", streams=11.0, requests__tiny=5.0)
+    controller.report(INGRESS, "i2", streams=12.0, requests__tiny=900.0)
+    assert controller.tick() == {INGRESS: 3, TINY: 1, BIG: 1}
+    (memory,) = (state["memory"] for state in controller.state.values())
+    assert memory.ingresses.silent(["i1", "i2"], now=controller.at) == ()
 
 
-def test_replicas_go_only_when_demand_has_stayed_low() -> None:
-    clock = iter([0.0, 1.0, 30.5, 61.5])
-    policy = OutstandingTokensPolicy(SETTINGS, now=lambda: next(clock))
-
-    def targets(tokens: float, target: int) -> int:
-        metrics = {"outstanding_tokens/tiny": {"ingress-1": series(tokens)}}
-        return policy({INGRESS: Context(1, metrics), TINY: Context(target, None)})[0][TINY]
-
-    assert targets(500, 1) == 5
-    assert targets(20, 5) == 5
-    assert targets(150, 5) == 2
-    assert targets(20, 2) == 1
+def test_a_silent_ingress_takes_nothing_away(controller: Controller) -> None:
+    controller.report(INGRESS, "i1", streams=35.0)
+    controller.tick()
+    controller.report(INGRESS, "i1", streams=1.0)
+    controller.reports[INGRESS]["i2"] = {}  # runs, and has never reported
+    for _ in range(300):
+        assert controller.tick()[INGRESS] == 4
+    del controller.reports[INGRESS]["i2"]
+    assert controller.tick()[INGRESS] == 1
 
 
-def test_a_deployment_without_word_keeps_its_target() -> None:
-    metrics = {"outstanding_tokens/tiny": {"ingress-1": series(50), "ingress-2": []}, "outstanding_tokens/big": {"ingress-1": []}}
-    assert decide(metrics) == {TINY: 1}
-    assert decide({}) == {}
-    assert decide(None) == {}
+def test_a_new_controller_goes_on_with_the_targets_that_there_are(controller: Controller) -> None:
+    controller.targets[TINY] = 5
+    controller.state = {}
+    controller.policy = DemandPolicy(SETTINGS, now=lambda: controller.at)
+    assert controller.tick() == {}, "nothing to compare with yet"
+    assert controller.tick()[TINY] == 5
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "many"])
-def test_a_value_that_is_no_number_changes_nothing_and_raises_nothing(value: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert decide({"streams": {"ingress-1": series(value)}}) == {}
+def test_what_is_logged_says_why(controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
+    controller.report(INGRESS, "i1", requests__tiny=1.0)
+    with caplog.at_level(logging.INFO, logger="ray.serve"):
+        controller.tick()
+    (line,) = (r.getMessage() for r in caplog.records)
+    assert line.startswith("tiny: 0 -> 1 replicas (first): {")
+
+
+def test_a_clock_that_is_set_back_changes_nothing(controller: Controller) -> None:
+    controller.tick()
+    assert controller.tick(-3600.0) == {INGRESS: 1, TINY: 0, BIG: 1}
+
+
+@pytest.mark.parametrize("value", [None, "many", [1.0]])
+def test_a_value_that_is_no_number_changes_nothing_and_raises_nothing(
+    controller: Controller, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    controller.report(INGRESS, "i1", streams=value)
+    assert controller.tick() == {}
     assert [r.levelno for r in caplog.records] == [logging.ERROR]
+    controller.report(INGRESS, "i1", streams=12.0)
+    assert controller.tick()[INGRESS] == 2
 
 
-def test_without_the_ingress_nothing_changes_and_nothing_is_raised() -> None:
-    assert OutstandingTokensPolicy(SETTINGS)({TINY: Context(1)}) == ({}, {})
-    assert OutstandingTokensPolicy(SETTINGS)({}) == ({}, {})
+def test_a_value_that_is_not_finite_is_left_out(controller: Controller) -> None:
+    controller.report(INGRESS, "i1", streams=float("nan"))
+    controller.report(INGRESS, "i2", streams=12.0)
+    assert controller.tick()[INGRESS] == 2
+
+
+def test_without_reports_or_without_the_ingress_nothing_changes_and_nothing_is_raised() -> None:
+    controller = Controller()
+    for _ in range(int(STALE_S) + 3):
+        assert set(controller.tick().items()) <= set(controller.targets.items())
+    assert controller.targets == {INGRESS: 1, TINY: 0, BIG: 1}
+    assert DemandPolicy(SETTINGS)({TINY: Context(1)}) == ({}, {})
+    assert DemandPolicy(SETTINGS)({}) == ({}, {})
 
 
 def test_a_wrong_configuration_scales_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    policy = OutstandingTokensPolicy({"modles": []})
-    assert policy({INGRESS: Context(1, {"streams": {"ingress-1": series(50)}})}) == ({}, {})
+    policy = DemandPolicy({"modles": []})
+    assert policy({INGRESS: Context(1)}) == ({}, {})
     assert [r.getMessage() for r in caplog.records] == [
         "autoscaling policy without effect: modles: unknown key; did you mean models?"
     ]

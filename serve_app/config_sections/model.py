@@ -43,8 +43,14 @@ class ScalingSettings(Bounds):
 
     initial: Int | None = Field(default=None, ge=0)
     """Replicas at the first deployment, between min and max. Default: min."""
-    target_outstanding_tokens: Int = Field(default=4096, ge=1)
-    """Tokens of unfinished work (prompt + still expected output) per replica that the autoscaler aims at."""
+    ttft_slo_s: Real = Field(default=2.0, gt=0)
+    """Seconds from a request's arrival to its first token that almost all requests should keep; the autoscaler aims at it."""
+    itl_slo_s: Real = Field(default=0.1, gt=0)
+    """Seconds between two tokens that almost all should keep. Lower: smaller batches, more replicas."""
+    utilization: Real = Field(default=0.9, gt=0, le=1)
+    """Share of the load that would just keep both limits at which the autoscaler wants one more replica. Lower: more headroom."""
+    priority: Int = 0
+    """Who gets GPUs first when `autoscaling.max_gpus` is too few for all; higher is first."""
     surge: Int | None = Field(default=None, ge=0, le=1)
     """Replicas beyond those, while an update replaces them. 1: the new one is up before an old one stops, and the update waits for
     room for it. 0: an old one stops first, so that a model of one replica is away for a start. Default: 1 on cpu, 0 on cuda."""

@@ -1,36 +1,364 @@
-"""How many replicas a model should have. Pure; ``serve_app/policy.py`` is its only caller."""
+"""How many replicas a model should have, and why. Pure: observations in, decisions out, time is a number.
+
+``serve_app/policy.py`` feeds it from Ray Serve, the simulator from its own world, ``serve-app autoscale replay`` from a log: the
+same observations give the same decisions. The demand is work per second (`core/capacity.py`), so it is the number of
+replicas that would be busy all the time; divided by the utilization that keeps the SLO it is the number that is needed.
+
+    demand   the rate of work now
+    growth   what it will be when a new replica serves, as far as it has grown steadily
+    queue    what waits by then, done in `RECOVER_S` by replicas that do nothing else
+
+Up at once. Down when for as long as two cold starts nothing more was wanted, and never while a member is silent.
+"""
 
 import math
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 
-SCALE_DOWN_AFTER_S = 30.0
+from serve_app.core.capacity import Capacity, Mix, Slo, StepCosts
+from serve_app.core.signals import Load
+
+WINDOWS_S = (5.0, 15.0, 30.0)
+"""Windows that may contradict the long one: the shortest decides how soon a step in the load is seen."""
+LONG_REQUESTS, LONG_MIN_S, LONG_MAX_S = 200, 60.0, 300.0
+"""The long window holds about so many requests, within these bounds: 200 give the mean to about 10 %."""
+CONFIDENCE = 1.5
+"""Standard deviations by which a shorter window must differ before it is believed."""
+DISPERSION_S = 5
+"""Observations whose arrivals are counted together to see how bursty they are."""
+GROWTH_S = 30.0
+GROWTH_SPANS = 4
+"""Growth counts when it went on over so many spans of this length: a step in the load touches two of them at most."""
+STEADY = 0.25
+"""Share of the mean growth from span to span that each must have."""
+GROWTH_NOISE = 0.5
+"""Standard deviations of the difference of two spans that are taken for noise."""
+RECOVER_S = 15.0
+"""In which replicas that do nothing but work are to have emptied a queue."""
+DEFAULT_COLD_START_S = 60.0
+"""Until one was measured."""
+MIN_KEEP_S, MAX_KEEP_S = 60.0, 900.0
+DOWN_MARGIN = 0.95
+"""A replica goes when the others would be at most at this share of the utilization aimed at."""
+GUARD_S = 3.0
+"""A guard must hold for so long: one burst of arrivals fills a queue for a moment."""
+KV_GUARD = 0.95
+MANY = 1e6
+"""Requests at once, where nothing is known of a limit."""
+LATE_GUARD = 0.1
+"""Share of first tokens later than the SLO at which one more replica is asked for."""
 
 
-def desired_replicas(outstanding_tokens: float, *, target_outstanding_tokens: float, minimum: int, maximum: int) -> int:
-    """Return the replicas that bring the outstanding tokens per replica to the target, minimum <= n <= maximum.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What the configuration says of one model; times in seconds."""
 
-    Args:
-        outstanding_tokens: Tokens that unfinished requests of the model may still cost, over all ingresses; >= 0.
-        target_outstanding_tokens: What one replica should have in front of it; > 0.
-    """
-    wanted = math.ceil(outstanding_tokens / target_outstanding_tokens)
-    return max(minimum, min(maximum, wanted))
+    slo: Slo
+    utilization: float = 0.9
+    """Factor on the utilization that keeps the SLO, 0 < x <= 1: headroom for what the model of a replica leaves out."""
+    priority: int = 0
+    gpus_per_replica: float = 0.0
 
 
-class RecentMaximum:
-    """The largest count wanted in the last `SCALE_DOWN_AFTER_S` seconds: up at once, down only when demand stays low.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One model at one moment."""
 
-    It starts with the count that there is, so that a restarted controller takes nothing down in its first moments.
-    """
+    running: int
+    """Replicas that serve. Those that start are not among them: they are no capacity yet."""
+    target: int
+    """Replicas that were asked for last."""
+    minimum: int
+    maximum: int
+    load: Load
 
-    def __init__(self, now: float, count: int) -> None:
-        self._wanted: deque[tuple[float, int]] = deque([(now, count)])
 
-    def add(self, now: float, count: int) -> int:
-        """Return the maximum, ``count`` included. ``now`` in seconds, never less than before."""
-        while self._wanted and (self._wanted[-1][1] <= count):
-            self._wanted.pop()
-        self._wanted.append((now, count))
-        while self._wanted[0][0] < now - SCALE_DOWN_AFTER_S:
-            self._wanted.popleft()
-        return self._wanted[0][1]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was decided, and what it was decided from besides the observation."""
+
+    desired: int
+    rule: str
+    """Name of the rule that decided: the other rules' wishes are in ``alternatives``."""
+    alternatives: Mapping[str, int]
+    """Rule -> replicas it asked for, bounds not yet applied."""
+    inputs: Mapping[str, float]
+    """Quantities that went in. ``demand``, ``growth`` and ``queue`` are in replicas that are busy all the time."""
+    limit: str = ""
+    """What limits a model's replica: itl, ttft, batch, or unmeasured."""
+    ready_at: float | None = None
+    """When replicas that this decision asks for should serve; None when it asks for none."""
+
+
+@dataclass(slots=True)
+class Recent:
+    """The largest of the values of the last ``keep_s`` seconds, in O(1) per value."""
+
+    entries: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, at: float, value: int, keep_s: float, *, first: int) -> int:
+        """Return the maximum, ``value`` included. ``first`` stands before the first value: a restart takes nothing down."""
+        if not self.entries:
+            self.entries.append((at, first))
+        while self.entries and self.entries[-1][1] <= value:
+            self.entries.pop()
+        self.entries.append((at, value))
+        while self.entries[0][0] < at - keep_s:
+            self.entries.popleft()
+        return self.entries[0][1]
+
+
+class ModelAutoscaler:
+    """Decides for one model. ``observe`` is its one door, called about every second."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._history = _History()
+        self._costs = StepCosts()
+        self._output_tokens = _Mean()
+        self._kv_per_request = _Mean()
+        self._recent = Recent()
+        self._guard_since: dict[str, float] = {}
+        self._mix = Mix(prompt_tokens=0.0, output_tokens=0.0)
+        self._ordered_at = -math.inf
+
+    def observe(self, seen: Observation, *, at: float) -> Decision:
+        """Take in one observation and decide. ``at``: seconds, never less than before."""
+        self._learn(seen, at)
+        cold_start_s = self._cold_start_s(seen.load)
+        keep_s = min(MAX_KEEP_S, max(MIN_KEEP_S, 2 * cold_start_s))
+        inputs: dict[str, float] = {"cold_start_s": cold_start_s, "keep_s": keep_s}
+        wishes, limit = self._wishes(seen, at, inputs)
+        rule = max(wishes, key=wishes.__getitem__, default="idle")
+        up = wishes.get(rule, 0)
+        kept = self._recent.add(at, max(up, int(inputs.get("low", 0))), keep_s, first=seen.target)
+        desired = up
+        if up <= seen.target:
+            desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
+            if seen.load.silent and desired < seen.target:
+                desired, rule = seen.target, "silent members"
+        bounded = max(seen.minimum, min(seen.maximum, desired))
+        if bounded > seen.target:
+            self._ordered_at = at
+        if bounded != desired:
+            rule = "minimum" if bounded > desired else "maximum"
+        return Decision(
+            desired=bounded,
+            rule=rule,
+            alternatives=wishes,
+            inputs=inputs,
+            limit=limit,
+            ready_at=at + cold_start_s if bounded > max(seen.target, seen.running) else None,
+        )
+
+    def _learn(self, seen: Observation, at: float) -> None:
+        load = seen.load
+        self._history.add(at, load)
+        if not load.silent:  # else tokens of a silent ingress are missing beside the steps that made them
+            self._costs.add(
+                load.interval_s,
+                steps=load.steps,
+                busy_s=load.busy_s,
+                output_tokens=load.output_tokens,
+                prefilled_tokens=load.prefilled_tokens,
+            )
+        self._output_tokens.add(load.finished_tokens, load.finished)
+        if load.running and seen.running:
+            self._kv_per_request.add(load.kv_usage * seen.running, load.running)
+
+    def _cold_start_s(self, load: Load) -> float:
+        """Return the 90th percentile of the starts of the replicas that are there."""
+        if not load.cold_start_s:
+            return DEFAULT_COLD_START_S
+        ordered = sorted(load.cold_start_s)
+        return ordered[math.ceil(0.9 * len(ordered)) - 1]
+
+    def _wishes(self, seen: Observation, at: float, inputs: dict[str, float]) -> tuple[dict[str, int], str]:
+        """Return rule -> replicas it asks for, and what limits a replica. Adds to ``inputs``."""
+        load = seen.load
+        wishes: dict[str, int] = {}
+        limit = "unmeasured"
+        rate, prompt_tokens = self._rate(at)
+        inputs["requests_per_s"] = rate
+        if rate > 0 or load.waiting or load.queued or load.running:
+            wishes["first"] = 1
+        if (capacity := self._capacity(prompt_tokens, load.max_num_seqs)) is not None:
+            batch, limit = capacity.batch_limit()
+            work_s = capacity.work_s
+            inputs |= asdict(capacity.times) | asdict(capacity.mix) | {"batch_limit": batch, "work_per_request_s": work_s}
+            inputs["demand"] = demand = rate * work_s
+            inputs["growth"] = growth = self._growth(at) * inputs["cold_start_s"] * work_s
+            inputs["queue"] = queue = self._queue_s(seen, at, capacity, demand, inputs["cold_start_s"])
+            inputs["saturation"] = capacity.saturation()
+            factor = self.rule.utilization
+            wishes["demand"] = capacity.replicas_for(demand, factor)
+            inputs["utilization"] = capacity.utilization(max(1, wishes["demand"])) * factor
+            inputs["low"] = capacity.replicas_for(demand, factor * DOWN_MARGIN)
+            wishes["growth"] = capacity.replicas_for(demand + growth, factor) if growth else 0
+            wishes["queue"] = math.ceil((demand + queue / RECOVER_S) / capacity.saturation()) if queue else 0
+        for name, holds in self._guards(seen, at).items():
+            if self._held_for(name, holds, at) and seen.running >= seen.target:  # else help is on its way
+                wishes[name] = seen.running + 1
+        return {name: wish for name, wish in wishes.items() if wish}, limit
+
+    def _capacity(self, prompt_tokens: float, max_num_seqs: float | None) -> Capacity | None:
+        times = self._costs.times()
+        if times is None or self._output_tokens.value is None:
+            return None
+        if prompt_tokens:
+            self._mix = Mix(prompt_tokens=prompt_tokens, output_tokens=self._output_tokens.value)
+        kv = self._kv_per_request.value
+        held = KV_GUARD / kv if kv else MANY
+        return Capacity(times=times, mix=self._mix, max_batch=min(held, max_num_seqs or MANY), slo=self.rule.slo)
+
+    def _rate(self, now: float) -> tuple[float, float]:
+        """Return requests per second and the mean prompt of the long window.
+
+        The long window's rate, unless a shorter one contradicts it: then the nearest rate that the shorter one allows. The
+        relative deviation of n requests' work is sqrt((d + 1) / n), for arrivals of dispersion d and exponential work.
+        """
+        long = self._history.sums(now, LONG_MAX_S)
+        if long.requests > LONG_REQUESTS:
+            long = self._history.sums(now, max(LONG_MIN_S, LONG_MAX_S * LONG_REQUESTS / long.requests))
+        rate = long.rate()
+        for window_s in sorted(WINDOWS_S, reverse=True):
+            part = self._history.sums(now, window_s)
+            if part.interval_s:
+                slack = CONFIDENCE * math.sqrt((self._history.dispersion() + 1) * max(part.requests, 1.0))
+                low, high = max(0.0, part.requests - slack) / part.interval_s, (part.requests + slack) / part.interval_s
+                rate = min(max(rate, low), high)
+        return rate, long.prompt_tokens / long.requests if long.requests else 0.0
+
+    def _queue_s(self, seen: Observation, now: float, capacity: Capacity, demand: float, cold_start_s: float) -> float:
+        """Return the seconds of work that will wait when replicas that start, or would be asked for now, serve."""
+        starting = seen.running < seen.target
+        until_s = min(cold_start_s, max(0.0, self._ordered_at + cold_start_s - now)) if starting else cold_start_s
+        missing = max(0.0, demand - seen.running * capacity.saturation()) if seen.running else demand
+        return self._history.least_queue() * capacity.work_s + missing * until_s
+
+    def _growth(self, now: float) -> float:
+        """Return by how many requests per second the rate grows each second, >= 0, if it grew steadily over the last spans."""
+        spans = [self._history.sums(now - i * GROWTH_S, GROWTH_S) for i in range(GROWTH_SPANS)]
+        if spans[-1].interval_s < GROWTH_S / 2:
+            return 0.0
+        rates = [span.rate() for span in spans]
+        steps = [later - earlier for later, earlier in pairwise(rates)]
+        if min(steps) < STEADY * sum(steps) / len(steps):
+            return 0.0
+        noise = GROWTH_NOISE * math.sqrt(2 * (self._history.dispersion() + 1) * rates[0] / GROWTH_S)
+        return max(0.0, sum(steps) - noise) / (GROWTH_S * len(steps))
+
+    def _guards(self, seen: Observation, now: float) -> dict[str, bool]:
+        recent = self._history.sums(now, WINDOWS_S[0])
+        late = recent.late_first_tokens > max(1.0, LATE_GUARD * recent.first_tokens)
+        return {
+            # With a queue both are its doing, and that has its own rule.
+            "kv cache full": seen.load.kv_usage > KV_GUARD and not recent.queued,
+            "late first tokens": late and not recent.queued,
+            "rejected": recent.rejected > 0,
+            "queue without measure": seen.load.queued > 0 and self._costs.times() is None,
+        }
+
+    def _held_for(self, guard: str, holds: bool, at: float) -> bool:
+        if not holds:
+            self._guard_since.pop(guard, None)
+            return False
+        return at - self._guard_since.setdefault(guard, at) >= GUARD_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Increments of a span."""
+
+    interval_s: float = 0.0
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    rejected: float = 0.0
+    first_tokens: float = 0.0
+    late_first_tokens: float = 0.0
+    queued: float = 0.0
+    """Requests waiting anywhere, summed over the observations: 0 when at none of them any did."""
+
+    def rate(self) -> float:
+        return self.requests / self.interval_s if self.interval_s else 0.0
+
+
+class _History:
+    """Running totals of the last `LONG_MAX_S` seconds: the sums of a span are a difference."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+        self._totals: list[tuple[float, ...]] = []
+        self._queue: deque[tuple[float, float]] = deque()
+        self._counts: deque[float] = deque(maxlen=int(LONG_MAX_S / DISPERSION_S))
+        self._count, self._num_counted = 0.0, 0
+
+    def add(self, at: float, load: Load) -> None:
+        queued = load.waiting + load.queued
+        new = (
+            load.interval_s,
+            load.requests,
+            load.prompt_tokens,
+            load.rejected,
+            load.first_tokens,
+            load.late_first_tokens,
+            queued,
+        )
+        before = self._totals[-1] if self._totals else (0.0,) * len(new)
+        self._at.append(at)
+        self._totals.append(tuple(a + b for a, b in zip(before, new, strict=True)))
+        self._queue.append((at, queued))
+        while self._queue[0][0] <= at - GUARD_S:
+            self._queue.popleft()
+        self._count += load.requests
+        self._num_counted += 1
+        if self._num_counted == DISPERSION_S:
+            self._counts.append(self._count)
+            self._count, self._num_counted = 0.0, 0
+        if self._at[0] < at - 2 * LONG_MAX_S:
+            keep = bisect_right(self._at, at - LONG_MAX_S)
+            del self._at[:keep], self._totals[:keep]
+
+    def sums(self, until: float, span_s: float) -> _Sums:
+        """Return what came in the ``span_s`` seconds before ``until``."""
+        end, start = bisect_right(self._at, until), bisect_right(self._at, until - span_s)
+        if end == 0:
+            return _Sums()
+        before = self._totals[start - 1] if start else (0.0,) * len(self._totals[0])
+        return _Sums(*(b - a for a, b in zip(before, self._totals[end - 1], strict=True)))
+
+    def dispersion(self) -> float:
+        """Return the variance of counts of arrivals over their mean, at least 1, its value for Poisson arrivals.
+
+        From differences of successive counts: a step or a trend in the rate must not look like bursts.
+        """
+        if len(self._counts) < 2 or not (total := sum(self._counts)):
+            return 1.0
+        squares = sum((b - a) ** 2 for a, b in pairwise(self._counts))
+        return max(1.0, squares / 2 / (len(self._counts) - 1) / (total / len(self._counts)))
+
+    def least_queue(self) -> float:
+        """Return the fewest requests that have waited during the last `GUARD_S`: a moment's queue is none."""
+        return min((queued for _, queued in self._queue), default=0.0)
+
+
+class _Mean:
+    """A mean that forgets: the last few hundred requests."""
+
+    MEMORY = 300.0
+
+    def __init__(self) -> None:
+        self._total = self._weight = 0.0
+
+    @property
+    def value(self) -> float | None:
+        return self._total / self._weight if self._weight else None
+
+    def add(self, total: float, weight: float) -> None:
+        """Add ``weight`` items whose values sum to ``total``."""
+        keep = math.exp(-weight / self.MEMORY)
+        self._total = keep * self._total + total
+        self._weight = keep * self._weight + weight

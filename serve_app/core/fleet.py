@@ -31,6 +31,7 @@ from serve_app.core.instructions import (
 )
 from serve_app.core.request import EngineOutput, RequestState, Resume
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState, RoutingPolicy
+from serve_app.core.signals import Tally
 from serve_app.errors import NoReplica, QueueFull, ReplicaLost, ResumeDiverged
 
 _ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}
@@ -48,6 +49,8 @@ class FleetSettings:
     max_attempts: int = 4
     """A request that lost its replica this many times ends with an error: it may be what kills them."""
     retry_after_s: float = 5.0
+    ttft_s: float = 2.0
+    """A first token later than this after the request's arrival is counted as late."""
 
 
 class FleetState:
@@ -61,6 +64,7 @@ class FleetState:
         """In the order of service. Not a deque: a thousand clients may go away at once, each from anywhere in the queue."""
         self.outcomes: Counter[str] = Counter()
         """Requests that ended, by how, since the start: feeds the metrics."""
+        self.tally = Tally()
         self.resumptions = 0
         """How often a request that lost its replica was queued again, since the start."""
         self._routing = routing or LeastOutstandingTokens()
@@ -98,15 +102,17 @@ class FleetState:
             assert len(replica.held) <= replica.credit
         for request in self.requests.values():
             assert 0 <= request.to_swallow <= len(request.emitted_ids)
-            assert 0 <= request.attempt + 1 <= self.settings.max_attempts
+            assert 0 <= request.losses < self.settings.max_attempts
         if self.waiting:
             assert not any(r.has_room() for r in self.replicas.values())
 
     def _on_request_arrived(self, event: RequestArrived, *, now: float) -> list[Instruction]:
         if event.request_id in self.requests:
             raise ValueError(f"request id {event.request_id!r} is in use")
+        self.tally.requests += 1
+        self.tally.prompt_tokens += event.prompt_tokens
         if len(self.waiting) >= self.settings.max_waiting_requests and not any(r.has_room() for r in self.replicas.values()):
-            self.outcomes["rejected"] += 1
+            self._reject()
             return [
                 FailRequest(
                     event.request_id,
@@ -117,7 +123,9 @@ class FleetState:
                     ),
                 )
             ]
-        request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, waiting_since=now)
+        request = RequestState(
+            event.request_id, event.prompt_tokens, event.max_tokens, event.resume, arrived_at=now, waiting_since=now
+        )
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         return self._dispatch()
@@ -140,7 +148,27 @@ class FleetState:
     def _on_link_opened(self, event: LinkOpened, *, now: float) -> list[Instruction]:
         failed = self._forget_replica(LinkLost(event.replica_id, "replaced by a new link"), now=now)
         self.replicas[event.replica_id] = ReplicaState(event.replica_id, event.credit, heard_at=now)
-        return failed + self._dispatch()
+        return failed + self._take_back_queued(now) + self._dispatch()
+
+    def _take_back_queued(self, now: float) -> list[Instruction]:
+        """Requests that only wait in the queue of an engine come back: a new replica must get its part of them."""
+        aborts: list[Instruction] = []
+        back: list[RequestState] = []
+        for replica in self.replicas.values():
+            if queued := replica.queued():
+                aborts.append(AbortAttempts(replica.replica_id, tuple(r.attempt_id for r in queued)))
+            for request in queued:
+                self._release(request)
+                request.replica_id, request.outstanding_tokens, request.waiting_since = None, 0, now
+            back += queued
+            replica.waiting = 0
+        self._put_in_front(sorted(back, key=lambda r: r.arrived_at))
+        return aborts
+
+    def _put_in_front(self, requests: Sequence[RequestState]) -> None:
+        for request in reversed(requests):
+            self.waiting[request.request_id] = request
+            self.waiting.move_to_end(request.request_id, last=False)
 
     def _on_heartbeat_arrived(self, event: HeartbeatArrived, *, now: float) -> list[Instruction]:
         replica = self.replicas.get(event.replica_id)
@@ -166,17 +194,16 @@ class FleetState:
             request.replica_id, request.outstanding_tokens = None, 0
             if self._may_resume(request):
                 self.resumptions += 1
+                request.losses += 1
                 request.waiting_since = now
                 back_in_line.append(request)
             else:
                 failed.append(self._fail_lost(request, event))
-        for request in reversed(back_in_line):
-            self.waiting[request.request_id] = request
-            self.waiting.move_to_end(request.request_id, last=False)
+        self._put_in_front(back_in_line)
         return failed
 
     def _may_resume(self, request: RequestState) -> bool:
-        if request.attempt + 1 >= self.settings.max_attempts:
+        if request.losses + 1 >= self.settings.max_attempts:
             return False
         return not (request.resume is Resume.NEVER and request.emitted_ids)
 
@@ -222,6 +249,8 @@ class FleetState:
                     swallowed.append((len(deliver), verdict))
             output.request_id = request.request_id
             if output.new_token_ids:
+                if not request.emitted_ids:
+                    self._count_first(request, now)
                 self._count_emitted(replica, request, output.new_token_ids)
             if output.finish_reason is not None:
                 self._finish(request, output.finish_reason)
@@ -230,9 +259,15 @@ class FleetState:
         instructions: list[Instruction] = [DeliverOutputs(deliver, tuple(swallowed))] if deliver else []
         return instructions + others + (self._dispatch() if freed else [])
 
+    def _count_first(self, request: RequestState, now: float) -> None:
+        self.tally.prefilled_tokens += request.prompt_tokens
+        self.tally.first_tokens += 1
+        self.tally.late_first_tokens += now - request.arrived_at > self.settings.ttft_s
+
     def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
         """Add to the emitted ids; what the replica still has to compute for this request is now its output tokens left."""
         request.emitted_ids += token_ids
+        self.tally.output_tokens += len(token_ids)
         request.max_tokens -= len(token_ids)
         left = request.to_swallow + (request.max_tokens if request.max_tokens > 0 else 0)
         replica.outstanding_tokens += left - request.outstanding_tokens
@@ -280,7 +315,10 @@ class FleetState:
         failed: list[Instruction] = []
         for request in [r for r in self.waiting.values() if now - r.waiting_since > settings.no_replica_s]:
             del self.waiting[request.request_id], self.requests[request.request_id]
-            self.outcomes["rejected" if request.attempt < 0 else "failed"] += 1
+            if request.attempt < 0:
+                self._reject()
+            else:
+                self.outcomes["failed"] += 1
             waited_s = now - request.waiting_since
             failed.append(FailRequest(request.request_id, self._no_replica(waited_s)))
         return failed
@@ -324,7 +362,17 @@ class FleetState:
     def _finish(self, request: RequestState, reason: object) -> None:
         self._release(request)
         del self.requests[request.request_id]
-        self.outcomes[_ENGINES_OWN_ENDS.get(str(reason), "complete")] += 1
+        outcome = _ENGINES_OWN_ENDS.get(str(reason), "complete")
+        self.outcomes[outcome] += 1
+        if outcome == "complete":
+            self.tally.finished += 1
+            self.tally.finished_tokens += len(request.emitted_ids)
+            if not request.emitted_ids:  # pooling: its one output is its first
+                self.tally.prefilled_tokens += request.prompt_tokens
+
+    def _reject(self) -> None:
+        self.outcomes["rejected"] += 1
+        self.tally.rejected += 1
 
     def _release(self, request: RequestState) -> None:
         """Take the request off its replica; its credit and outstanding tokens come back."""
@@ -342,15 +390,5 @@ class FleetState:
             "outstanding_tokens": self.outstanding_tokens(),
             "outcomes": dict(self.outcomes),
             "resumptions": self.resumptions,
-            "replicas": {
-                r.replica_id: {
-                    "held": len(r.held),
-                    "outstanding_tokens": r.outstanding_tokens,
-                    "running": r.running,
-                    "waiting": r.waiting,
-                    "kv_usage": r.kv_usage,
-                    "draining": r.draining,
-                }
-                for r in self.replicas.values()
-            },
+            "replicas": {r.replica_id: r.describe() for r in self.replicas.values()},
         }

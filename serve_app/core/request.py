@@ -40,7 +40,8 @@ class RequestState:
     """One unfinished request.
 
     ``prompt_tokens`` and ``max_tokens`` (output tokens still allowed) are counts; ``emitted_ids`` is what the front end has been
-    given so far; ``to_swallow`` is how many of those a replay has still to repeat.
+    given so far; ``to_swallow`` is how many of those a replay has still to repeat; ``losses`` counts attempts that their replica
+    took with it.
     """
 
     request_id: str
@@ -49,8 +50,10 @@ class RequestState:
     resume: Resume
     emitted_ids: list[int] = field(default_factory=list)
     attempt: int = -1
+    losses: int = 0
     replica_id: str | None = None
     to_swallow: int = 0
+    arrived_at: float = 0.0
     waiting_since: float = 0.0
     outstanding_tokens: int = 0
 

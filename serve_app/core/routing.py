@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from serve_app.core.request import RequestState
 
@@ -27,6 +27,16 @@ class ReplicaState:
 
     def has_room(self) -> bool:
         return not self.draining and len(self.held) < self.credit
+
+    def queued(self) -> list[RequestState]:
+        """Return the requests that only wait in the engine's queue: first come, first served, so they are the last ones."""
+        unstarted = [r for r in self.held.values() if not r.emitted_ids]
+        return unstarted[max(0, len(unstarted) - self.waiting) :]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the load as plain data."""
+        load = {"held": len(self.held), "outstanding_tokens": self.outstanding_tokens, "running": self.running}
+        return load | {"waiting": self.waiting, "kv_usage": self.kv_usage, "draining": self.draining}
 
 
 class RoutingPolicy(Protocol):

@@ -63,8 +63,9 @@ class Ingress:
                 raise RuntimeError(f"the front end of {name!r} has stopped")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Always numbers: the first wrong type switches Serve's collection off. Names carry the model."""
-        return {"streams": float(self._runtime.app.streams), **self._runtime.outstanding_tokens()}
+        """Always numbers: the first wrong type switches Serve's collection off. Names carry the model; all but gauges count up."""
+        streams = float(self._runtime.app.streams)
+        return {"streams": streams, "cpu_s": time.process_time(), **self._runtime.autoscaling_stats()}
 
     async def __del__(self) -> None:
         """The drain: unready, off the board; a moment later no new connections; end when what runs has ended. Serve bounds it."""

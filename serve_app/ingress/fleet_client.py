@@ -74,6 +74,7 @@ class FleetClient(EngineCoreClient):
                 max_waiting_requests=settings.ingress.max_waiting_requests,
                 no_replica_s=settings.timeouts.no_replica_s,
                 heartbeat_timeout_s=settings.protocol.heartbeat_timeout_s,
+                ttft_s=model.replicas.ttft_slo_s,
             )
         )
         self.capabilities: Capabilities | None = None

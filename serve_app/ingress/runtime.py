@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from serve_app import VERSION
@@ -58,12 +58,14 @@ class IngressRuntime:
         for front in self.front_ends.values():
             front.client.set_members(members)
 
-    def outstanding_tokens(self) -> dict[str, float]:
-        """Return the autoscaling statistics: one number per model, named ``outstanding_tokens/<model>``."""
-        return {
-            f"outstanding_tokens/{name}": float(front.client.fleet.outstanding_tokens())
-            for name, front in self.front_ends.items()
-        }
+    def autoscaling_stats(self) -> dict[str, float]:
+        """Return per model ``<counter>/<model>`` of its `Tally`, and ``waiting/<model>``."""
+        stats: dict[str, float] = {}
+        for name, front in self.front_ends.items():
+            fleet = front.client.fleet
+            stats |= {f"{counter}/{name}": float(value) for counter, value in asdict(fleet.tally).items()}
+            stats[f"waiting/{name}"] = float(len(fleet.waiting))
+        return stats
 
     def describe(self) -> dict[str, Any]:
         return {name: front.client.fleet.describe() for name, front in self.front_ends.items()}

@@ -115,12 +115,15 @@ class Replica:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Always numbers: the first wrong type switches Serve's collection off."""
         if self._server is None:
-            return {"attempts": 0.0, "running": 0.0, "waiting": 0.0}
+            return {}
         load = self._server.load
         return {
-            "attempts": float(self._server.num_attempts()),
+            "steps": float(load.step),
+            "busy_s": load.busy_s,
             "running": float(load.running),
             "waiting": float(load.waiting),
+            "kv_usage": load.kv_usage,
+            "max_num_seqs": float(self._server.ready.max_num_seqs),
         }
 
     async def __del__(self) -> None:

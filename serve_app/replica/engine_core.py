@@ -8,6 +8,7 @@ replica), a step's outputs are encoded once and passed on as they are, and eithe
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,7 @@ class PipedEngineCore(EngineCoreProc):
         self._end = end
         self._max_frame_bytes = max_frame_bytes
         self.num_steps = 0
+        self.busy_s = 0.0
         super().__init__(vllm_config, True, "", executor_class, log_stats=True)
 
     @contextlib.contextmanager
@@ -45,7 +47,10 @@ class PipedEngineCore(EngineCoreProc):
 
     def _process_engine_step(self) -> bool:
         self.num_steps += 1
-        return bool(super()._process_engine_step())
+        began = time.monotonic()
+        stepped = super()._process_engine_step()
+        self.busy_s += time.monotonic() - began
+        return bool(stepped)
 
     def process_input_sockets(
         self, input_addresses: Any, coord_input_address: Any, identity: bytes, ready_event: threading.Event
@@ -73,7 +78,8 @@ class PipedEngineCore(EngineCoreProc):
             tasks=tuple(self.get_supported_tasks()),
         )
         fingerprint = model_fingerprint(self.vllm_config.model_config)
-        return pipe.EngineReady(public_version(response.vllm_version), fingerprint, capabilities)
+        max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
+        return pipe.EngineReady(public_version(response.vllm_version), fingerprint, capabilities, max_num_seqs)
 
 
 def build_engine(

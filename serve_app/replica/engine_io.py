@@ -27,12 +27,13 @@ Send = Callable[[pipe.FromEngine], None]
 
 
 class Core(Protocol):
-    """What the threads need of vLLM's ``EngineCoreProc``; ``num_steps`` is ours."""
+    """What the threads need of vLLM's ``EngineCoreProc``; ``num_steps`` and ``busy_s``, the seconds in them, are ours."""
 
     input_queue: queue.Queue[Any]
     aborts_queue: queue.Queue[list[str]]
     output_queue: queue.Queue[Any]
     num_steps: int
+    busy_s: float
     ENGINE_CORE_DEAD: bytes
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> Any: ...
@@ -135,7 +136,7 @@ class EngineOutput:
             return
         finished = [o.request_id for o in outputs.outputs if o.finish_reason is not None]
         frame = encode_frame(encode_message(Outputs([bytes(b) for b in buffers])))
-        self._send(pipe.StepOutputs(slot, self._core.num_steps, *self._load, finished, frame))
+        self._send(pipe.StepOutputs(slot, self._core.num_steps, self._core.busy_s, *self._load, finished, frame))
 
     def _without_the_largest(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
         """Return what fits one frame: the largest outputs are replaced by the error of their request.

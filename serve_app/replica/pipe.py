@@ -44,13 +44,17 @@ class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
     vllm_version: str
     fingerprint: str
     capabilities: Capabilities
+    max_num_seqs: int
+    """Requests that it runs at once at most."""
 
 
 class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
-    """What one step gave one ingress; ``frame`` is ready for its link. ``step`` counts the engine's steps since its start."""
+    """What one step gave one ingress; ``frame`` is ready for its link. ``step`` and ``busy_s`` count the engine's steps and
+    the seconds in them since its start."""
 
     slot: int
     step: int
+    busy_s: float
     running: int
     waiting: int
     kv_usage: float

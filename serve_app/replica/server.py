@@ -44,9 +44,10 @@ class ReplicaIdentity:
 
 @dataclass(slots=True)
 class EngineLoad:
-    """What the engine said last. ``step`` counts its steps, ``kv_usage`` is a share, 0..1."""
+    """What the engine said last. ``step`` counts its steps, ``busy_s`` the seconds in them, ``kv_usage`` is a share, 0..1."""
 
     step: int = 0
+    busy_s: float = 0.0
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -104,7 +105,7 @@ class ReplicaServer:
 
     def send_heartbeats(self) -> None:
         if not self.num_attempts():  # an abort of the last one makes no step, and so no new figures
-            self.load = EngineLoad(step=self.load.step)
+            self.load = EngineLoad(step=self.load.step, busy_s=self.load.busy_s)
         for link in list(self.open_links()):
             link.send_heartbeat()
 
@@ -124,7 +125,7 @@ class ReplicaServer:
         """Pass on what the engine core said; messages for links that are gone are dropped."""
         if isinstance(message, pipe.StepOutputs):
             load = self.load
-            load.step, load.running = message.step, message.running
+            load.step, load.busy_s, load.running = message.step, message.busy_s, message.running
             load.waiting, load.kv_usage = message.waiting, message.kv_usage
             if link := self._links.get(message.slot):
                 link.pass_on(message)

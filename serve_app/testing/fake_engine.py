@@ -46,7 +46,7 @@ class FakeEngine:
     def __init__(
         self, *, version: str = VLLM_VERSION, fingerprint: str = FINGERPRINT, capabilities: Capabilities = CAPABILITIES
     ) -> None:
-        self.ready = pipe.EngineReady(version, fingerprint, capabilities)
+        self.ready = pipe.EngineReady(version, fingerprint, capabilities, max_num_seqs=8)
         self.pid = 0
         self.running: dict[str, tuple[int, EngineCoreRequest, list[int]]] = {}
         """Attempt id -> slot, request, output so far."""
@@ -85,7 +85,7 @@ class FakeEngine:
     def emit_outputs(self, slot: int, buffers: list[bytes], finished: Sequence[str] = ()) -> None:
         """Send any bytes as a step's outputs."""
         frame = encode_frame(encode_message(Outputs(buffers)))
-        self._emit(pipe.StepOutputs(slot, self.steps, len(self.running), 0, 0.5, list(finished), frame))
+        self._emit(pipe.StepOutputs(slot, self.steps, 0.0, len(self.running), 0, 0.5, list(finished), frame))
 
     def _add(self, message: pipe.AddToEngine) -> None:
         request = self._decoder.decode(message.buffers)
@@ -117,4 +117,4 @@ class FakeEngine:
         finished = [o.request_id for o in outputs if o.finish_reason is not None]
         encoded = self._encoder.encode(EngineCoreOutputs(outputs=outputs, timestamp=1.0))
         frame = encode_frame(encode_message(Outputs([bytes(b) for b in encoded])))
-        return pipe.StepOutputs(slot, self.steps, len(self.running), 0, 0.5, finished, frame)
+        return pipe.StepOutputs(slot, self.steps, 0.0, len(self.running), 0, 0.5, finished, frame)

@@ -83,9 +83,9 @@ def test_the_chart_has_the_rules_of_serve_app_check() -> None:
 CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
     (
         "a target of a model that cannot scale",
-        models(MODEL | {"replicas": {"min": 2, "max": 2, "target_outstanding_tokens": 777}}),
-        ("777", "min is 2 and max is 2", "can never scale"),
-        models(MODEL | {"replicas": {"min": 2, "max": 3, "target_outstanding_tokens": 777}}),
+        models(MODEL | {"replicas": {"min": 2, "max": 2, "utilization": 0.77}}),
+        ("0.77", "min is 2 and max is 2", "can never scale"),
+        models(MODEL | {"replicas": {"min": 2, "max": 3, "utilization": 0.77}}),
     ),
     (
         "a target of an ingress that cannot scale",
@@ -94,18 +94,10 @@ CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         at("config.ingress.replicas", {"min": 1, "max": 2, "target_streams": 55}),
     ),
     (
-        "a target above what there can be",
-        models(
-            MODEL
-            | {"engine_args": {"max_model_len": 10, "max_num_seqs": 5}}
-            | {"replicas": {"min": 1, "max": 2, "target_outstanding_tokens": 10051}}
-        ),
-        ("10051", "10050", "can never scale"),
-        models(
-            MODEL
-            | {"engine_args": {"max_model_len": 10, "max_num_seqs": 5}}
-            | {"replicas": {"min": 1, "max": 2, "target_outstanding_tokens": 10050}}
-        ),
+        "fewer GPUs than the minimums need",
+        merged(models(CUDA | {"replicas": {"min": 3, "max": 4}}), at("config.autoscaling", {"max_gpus": 5})),
+        ("max_gpus is 5", "replicas.min need 6 GPUs"),
+        merged(models(CUDA | {"replicas": {"min": 3, "max": 4}}), at("config.autoscaling", {"max_gpus": 6})),
     ),
     (
         "scaling from zero of a model that readiness waits for",

@@ -8,7 +8,7 @@ from tests.cluster.release import Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-MUCH, LITTLE = 16, 2  # streams beside the load test; values.yaml has 1000 outstanding tokens per replica
+MUCH, LITTLE = 16, 2  # streams beside the load test; values.yaml wants a third replica at about 1.5 of these answers a second
 TOKENS = 300
 MIN, MAX = 2, 3  # of values.yaml
 

@@ -11,6 +11,7 @@ from serve_app.core.events import (
 )
 from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, StartAttempt
 from serve_app.core.request import Resume
+from serve_app.core.signals import Tally
 from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestTooLarge, ResumeDiverged, ServingError
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run, start
 
@@ -297,6 +298,50 @@ def test_outstanding_tokens_follow_a_request_through_prefill_decode_loss_and_res
         seen.append(fleet.outstanding_tokens())
     # 10 prompt + 4 output; then only output; lost: 10 + the 2 emitted + 2 left, again; then the rest of its output.
     assert seen == [14, 3, 2, 14, 14, 3 if resume is Resume.REPLAY else 1]
+
+
+def test_a_new_replica_gets_its_part_of_what_waits_in_an_engine() -> None:
+    fleet = fleet_of("a")
+    run(fleet, *(arrived(f"r{i}") for i in range(4)), HeartbeatArrived("a", 9, 1, 3, 0.9, draining=False))
+    run(fleet, outputs("a", Output("r0@0", [7])))
+    assert run(fleet, LinkOpened("b", 8), now=1.0) == [
+        AbortAttempts("a", ("r1@0", "r2@0", "r3@0")),
+        start("r1", 1, "b"),
+        start("r2", 1, "a"),
+        start("r3", 1, "b"),
+    ]
+    assert run(fleet, LinkOpened("c", 8), now=2.0) == [], "an engine's queue is taken once, until it tells of a new one"
+
+
+def test_what_was_moved_from_queue_to_queue_has_lost_no_replica() -> None:
+    fleet = fleet_of("a", max_attempts=2)
+    run(fleet, arrived("r"))
+    for name in "bcd":
+        beats = [HeartbeatArrived(r, 9, 0, 1, 0.9, draining=False) for r in fleet.replicas]
+        run(fleet, *beats, LinkOpened(name, 8))
+    (holder,) = (r.replica_id for r in fleet.replicas.values() if r.held)
+    ((again,),) = ([i for i in run(fleet, LinkLost(holder, "reset")) if isinstance(i, StartAttempt)],)
+    assert again.request_id == "r"
+
+
+def test_the_tally_counts_demand_work_and_first_tokens() -> None:
+    fleet = fleet_of("a", ttft_s=2.0, max_waiting_requests=0)
+    run(fleet, arrived("r0", prompt_tokens=10), arrived("r1", prompt_tokens=30), arrived("r2", Resume.RESTART, prompt_tokens=5))
+    run(fleet, outputs("a", Output("r0@0", [1])), now=1.0)
+    run(fleet, outputs("a", Output("r0@0", [2], finish_reason="stop"), Output("r1@0", [1, 2])), now=2.5)
+    run(fleet, outputs("a", Output("r2@0", [], finish_reason="stop")), LinkLost("a", "reset"), now=3.0)
+    run(fleet, arrived("r3", prompt_tokens=100))
+    assert fleet.tally == Tally(
+        requests=4,
+        prompt_tokens=145,
+        rejected=1,
+        prefilled_tokens=45,
+        output_tokens=4,
+        finished=2,
+        finished_tokens=2,
+        first_tokens=2,
+        late_first_tokens=1,
+    )
 
 
 def test_describe_is_plain_data() -> None:

@@ -46,6 +46,8 @@ class Request:
     sendable: bool
     delivered: list[int] = field(default_factory=list)
     losses: int = 0
+    moves: int = 0
+    """Times it came back from an engine's queue."""
     outcomes: list[str] = field(default_factory=list)
 
 
@@ -56,6 +58,8 @@ class Link:
     credit: int
     heard_at: float
     draining: bool = False
+    waiting: int = 0
+    """In the engine's queue, by the last heartbeat."""
     running: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Attempt id -> prompt and output so far, by start."""
     held: dict[str, str] = field(default_factory=dict)
@@ -107,6 +111,7 @@ class FleetMachine(RuleBasedStateMachine):
         """Of a replica that has one, it replaces the first."""
         self.forget(replica_id)
         self.links[replica_id] = Link(credit, self.now)
+        self.take_back()
         self.handle(LinkOpened(replica_id, credit))
 
     @precondition(lambda self: self.links)
@@ -116,12 +121,12 @@ class FleetMachine(RuleBasedStateMachine):
         self.handle(LinkLost(replica_id, "reset"))
 
     @precondition(lambda self: self.links)
-    @rule(data=st.data(), draining=st.booleans())
-    def heartbeat(self, data: st.DataObject, draining: bool) -> None:
+    @rule(data=st.data(), draining=st.booleans(), waiting=st.sampled_from([0, 0, 1, 2]))
+    def heartbeat(self, data: st.DataObject, draining: bool, waiting: int) -> None:
         replica_id = data.draw(st.sampled_from(sorted(self.links)))
         link = self.links[replica_id]
-        link.heard_at, link.draining = self.now, draining
-        self.handle(HeartbeatArrived(replica_id, 1, len(link.running), 0, 0.5, draining=draining))
+        link.heard_at, link.draining, link.waiting = self.now, draining, waiting
+        self.handle(HeartbeatArrived(replica_id, 1, len(link.running), waiting, 0.5, draining=draining))
 
     @precondition(lambda self: any(k.running for k in self.links.values()))
     @rule(data=st.data(), wrong=st.sampled_from([False, False, False, True]), late=st.booleans())
@@ -204,6 +209,21 @@ class FleetMachine(RuleBasedStateMachine):
                 self.waiting_since[request_id] = self.now
         self.queue[:0] = back
 
+    def take_back(self) -> None:
+        """What only waits in engines comes to the front of the queue, in the order of arrival."""
+        back = []
+        for link in self.links.values():
+            unstarted = [i for i in link.held if not self.requests[i].delivered]
+            back += unstarted[-link.waiting :] if link.waiting else []
+            link.waiting = 0
+            for request_id in back:
+                link.held.pop(request_id, None)
+        back.sort(key=list(self.requests).index)
+        for request_id in back:
+            self.requests[request_id].moves += 1
+            self.waiting_since[request_id] = self.now
+        self.queue[:0] = back
+
     # The adapter.
 
     def handle(self, event: Event) -> list[Instruction]:
@@ -237,7 +257,7 @@ class FleetMachine(RuleBasedStateMachine):
         request, link = self.requests[start.request_id], self.links[start.replica_id]
         assert self.queue.pop(0) == start.request_id, "not the first in the queue"
         assert not link.draining
-        assert start.attempt_id == f"{start.request_id}@{request.losses}"
+        assert start.attempt_id == f"{start.request_id}@{request.losses + request.moves}"
         assert start.emitted == len(request.delivered)
         continues = request.resume in (Resume.CONTINUE, Resume.NEVER)
         assert list(start.continue_from) == (request.delivered if continues else [])

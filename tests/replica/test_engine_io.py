@@ -41,6 +41,7 @@ class FakeCore:
         self.aborts_queue: queue.Queue[list[str]] = queue.Queue()
         self.output_queue: queue.Queue[Any] = queue.Queue()
         self.num_steps = 3
+        self.busy_s = 0.5
         self.failed: list[str] = []
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> EngineCoreRequest:

@@ -196,7 +196,7 @@ async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
         probe = await linked(replica)
         add(probe, "r@0")
         await until(lambda: told)
-        replica.server.on_engine_message(pipe.StepOutputs(5, 9, 3, 2, 1.5, [], b"no such slot"))
+        replica.server.on_engine_message(pipe.StepOutputs(5, 9, 0.0, 3, 2, 1.5, [], b"no such slot"))
         replica.server.start_drain()
         await until(lambda: len(probe.messages) == 2)
     assert probe.messages == [

@@ -59,7 +59,7 @@
 {{- define "serve-app.lintScaling" -}}
 {{- $parts := list (list "config.ingress.replicas" "target_streams" (dig "ingress" "replicas" dict .Values.config)) -}}
 {{- range $i, $model := .Values.config.models -}}
-{{- $parts = append $parts (list (printf "config.models[%d].replicas" $i) "target_outstanding_tokens" ($model.replicas | default dict)) -}}
+{{- $parts = append $parts (list (printf "config.models[%d].replicas" $i) "utilization" ($model.replicas | default dict)) -}}
 {{- end -}}
 {{- range $parts -}}
 {{- $path := index . 0 -}}{{- $target := index . 1 -}}{{- $replicas := index . 2 -}}
@@ -72,12 +72,14 @@
 {{- if and (eq 0 (dig "replicas" "min" 1 $model | int)) (dig "required" true $model) -}}
 {{- fail (printf "config.models[%d].replicas.min is 0 and required is true: without a replica no ingress is ready, and no balancer sends the request that would start one; set required to false, or min to 1" $i) -}}
 {{- end -}}
-{{- $length := dig "engine_args" "max_model_len" 0 $model | int64 -}}
-{{- $seqs := dig "engine_args" "max_num_seqs" 0 $model | int64 -}}
-{{- $target := dig "replicas" "target_outstanding_tokens" 0 $model | int64 -}}
-{{- $waiting := dig "ingress" "max_waiting_requests" 1000 $.Values.config | int64 -}}
-{{- if and $length $seqs (gt $target (mul $length (add $seqs $waiting))) -}}
-{{- fail (printf "config.models[%d].replicas.target_outstanding_tokens is %d, but a replica and the queue hold at most %d tokens (max_model_len %d x (max_num_seqs %d + max_waiting_requests %d)): it can never scale; lower the target" $i $target (mul $length (add $seqs $waiting)) $length $seqs $waiting) -}}
+{{- end -}}
+{{- with dig "autoscaling" "max_gpus" nil .Values.config -}}
+{{- $least := 0 -}}
+{{- range $.Values.config.models -}}
+{{- $least = add $least (mul (dig "replicas" "min" 1 . | int) (dig "gpus_per_replica" 0 . | int)) -}}
+{{- end -}}
+{{- if gt $least (int .) -}}
+{{- fail (printf "config.autoscaling.max_gpus is %v, but the models' replicas.min need %d GPUs: raise max_gpus, or lower a min" . $least) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

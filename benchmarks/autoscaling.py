@@ -1,0 +1,251 @@
+"""Autoscaling policies on a simulated fleet: SLO attainment and replica-seconds. docs/autoscaling.md says what comes of it.
+
+    python -m benchmarks.autoscaling                     all scenarios, all policies: table, figures, JSON
+    python -m benchmarks.autoscaling --scenarios step    one of them
+    python -m benchmarks.autoscaling --replicas 1000     a step that needs up to so many replicas, ours alone
+
+The fleet is `serve_app/simulated/fleet.py`: the product's admission, routing and scaling code in simulated time, replicas with the
+step times of an accelerator profile. Arrivals are `loadtest`'s laws, so a live run can have the same.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.scaling_policies import Fixed, Keda, Oracle, Ours, RequestCount
+from loadtest.arrivals import due_times, generator
+from loadtest.scenario import Arrival, Diurnal, FlashCrowd, Gamma, Poisson, Step
+from serve_app.core.autoscaling import Rule
+from serve_app.core.capacity import Slo
+from serve_app.simulated.fleet import Outcome, Scaling, SimulatedFleet, World
+from serve_app.simulated.profiles import PROFILES
+from serve_app.simulated.scheduler import Hardware, Job, steps_of_profile
+
+PROFILE = "a10g-llama-8b"
+SLO = Slo(ttft_s=2.0, itl_s=0.1)
+ATTAINMENT = 0.99
+COLD_START_S = 40.0
+SEED = 1
+MAX_ANSWER = 1500
+TARGETS = (4, 8, 12, 16, 24, 32)
+DOWN_DELAYS_S = (60.0, 120.0, 300.0)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One law of arrivals."""
+
+    name: str
+    arrival: Arrival
+    duration_s: float
+    initial: int
+
+    def rate_at(self, t: float) -> float:
+        """Return the law's requests per second, its mean where the law is of gaps."""
+        law = self.arrival
+        match law:
+            case Step():
+                return law.rate if t < law.at_s else law.to_rate
+            case FlashCrowd():
+                marks = np.cumsum([law.at_s, law.rise_s, law.hold_s, law.fall_s])
+                return float(np.interp(t, marks, [law.rate, law.peak_rate, law.peak_rate, law.rate]))
+            case Diurnal():
+                return float(law.rate * (1 - law.amplitude * np.cos(2 * np.pi * t / law.period_s)))
+            case Poisson() | Gamma():
+                return law.rate
+        raise ValueError(law.law)
+
+
+SCENARIOS = {
+    s.name: s
+    for s in (
+        Scenario("step", Step(law="step", rate=8, to_rate=16, at_s=600), 2400, initial=3),
+        Scenario(
+            "spike", FlashCrowd(law="flash-crowd", rate=4, peak_rate=40, at_s=600, rise_s=30, hold_s=180, fall_s=30), 1800, 2
+        ),
+        Scenario("diurnal", Diurnal(law="diurnal", rate=20, amplitude=0.9, period_s=7200), 7200, initial=1),
+        Scenario("bursty", Gamma(law="gamma", rate=16, cv=3), 2400, initial=5),
+    )
+}
+
+
+def hardware() -> Hardware:
+    profile = PROFILES[PROFILE]
+    # vLLM's defaults for an API server on this device.
+    return Hardware(step_s=steps_of_profile(profile), kv_tokens=profile.kv_cache_tokens, max_num_seqs=256)
+
+
+def jobs_of(scenario: Scenario) -> Iterator[Job]:
+    """Yield the requests: prompts of 64 to 512 tokens, answers of exponential length with mean 128."""
+    times = due_times(scenario.arrival, duration_s=scenario.duration_s, seed=SEED)
+    rng = generator(SEED, "lengths")
+    prompts = rng.integers(64, 513, times.size)
+    answers = np.clip(rng.exponential(128, times.size).astype(int), 1, MAX_ANSWER)
+    for i, (at, prompt, answer) in enumerate(zip(times.tolist(), prompts.tolist(), answers.tolist(), strict=True)):
+        yield Job(f"j{i}", at, prompt, answer)
+
+
+def simulate(scenario: Scenario, make: Callable[[], Scaling], maximum: int = 1000) -> Outcome:
+    world = World(hardware=hardware(), initial=scenario.initial, maximum=maximum, cold_start_s=COLD_START_S, ttft_s=SLO.ttft_s)
+    return SimulatedFleet(world, make()).run(jobs_of(scenario), scenario.duration_s)
+
+
+def rate_per_replica() -> float:
+    """Return the highest Poisson rate at which one replica keeps the SLO, to 0.05 requests/s: what the oracle knows."""
+    low, high = 0.5, 20.0
+    while high - low > 0.05:
+        rate = (low + high) / 2
+        steady = Scenario("steady", Poisson(law="poisson", rate=rate), 1800, initial=1)
+        if simulate(steady, Fixed, maximum=1).attainment(SLO.ttft_s) >= ATTAINMENT:
+            low = rate
+        else:
+            high = rate
+    return low
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy on one scenario."""
+
+    scenario: str
+    policy: str
+    requests: int
+    attainment: float
+    ttft_p95_s: float
+    replica_s: float
+    changes_per_hour: float
+    most: int
+    first_change_s: float | None
+    """Seconds from the first rise of the law's rate to the first replica asked for."""
+    cpu_s: float
+
+
+def row_of(name: str, policy: str, make: Callable[[], Scaling]) -> tuple[Row, Outcome]:
+    scenario = SCENARIOS[name]
+    began = time.process_time()
+    outcome = simulate(scenario, make)
+    rises_at = getattr(scenario.arrival, "at_s", None)
+    after = [c.at - rises_at for c in outcome.changes if rises_at is not None and c.at >= rises_at and c.after > c.before]
+    row = Row(
+        scenario=name,
+        policy=policy,
+        requests=len(outcome.jobs),
+        attainment=outcome.attainment(SLO.ttft_s),
+        ttft_p95_s=outcome.ttft_s(0.95),
+        replica_s=outcome.replica_s,
+        changes_per_hour=len(outcome.changes) / outcome.duration_s * 3600,
+        most=max(wanted for _, wanted, _, _ in outcome.timeline),
+        first_change_s=after[0] if after else None,
+        cpu_s=time.process_time() - began,
+    )
+    return row, outcome
+
+
+def policies(name: str, per_replica: float) -> dict[str, Callable[[], Scaling]]:
+    """Return label -> policy; the request counts with all settings that are tried."""
+    oracle = partial(Oracle, rate_at=SCENARIOS[name].rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S)
+    found: dict[str, Callable[[], Scaling]] = {
+        "serve-app": partial(Ours, Rule(slo=SLO)),
+        "oracle": oracle,
+        "Ray Serve, target 2": RequestCount,
+        "KEDA, waiting > 5": Keda,
+    }
+    for target, down_s in product(TARGETS, DOWN_DELAYS_S):
+        count = partial(RequestCount, target=target, look_back_s=10.0, up_delay_s=0.0, down_delay_s=down_s, report_s=1.0)
+        found[f"request count, target {target}, down after {down_s:g} s"] = count
+    return found
+
+
+def _task(task: tuple[str, str, float]) -> tuple[Row, list[tuple[float, int, int, float]]]:
+    name, policy, per_replica = task
+    row, outcome = row_of(name, policy, policies(name, per_replica)[policy])
+    return row, outcome.timeline
+
+
+def tuned(rows: list[Row], name: str) -> Row:
+    """Return the request count with the fewest replica-seconds among those as good as ours, else the best of them."""
+    counts = [r for r in rows if r.scenario == name and r.policy.startswith("request count")]
+    ours = next(r for r in rows if r.scenario == name and r.policy == "serve-app")
+    good = [r for r in counts if r.attainment >= min(ours.attainment, ATTAINMENT)]
+    return min(good, key=lambda r: r.replica_s) if good else max(counts, key=lambda r: r.attainment)
+
+
+def table(rows: list[Row], names: list[str]) -> str:
+    lines = [
+        "| scenario | policy | TTFT within SLO | TTFT p95 s | replica-seconds | x oracle | changes/h | most replicas | first change |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        of_scenario = {r.policy: r for r in rows if r.scenario == name}
+        oracle = of_scenario["oracle"]
+        best = tuned(rows, name)
+        for row in (of_scenario["serve-app"], oracle, best, of_scenario["Ray Serve, target 2"], of_scenario["KEDA, waiting > 5"]):
+            label = f"{row.policy} (tuned)" if row is best else row.policy
+            first = "–" if row.first_change_s is None else f"{row.first_change_s:.0f} s"
+            lines.append(
+                f"| {name} | {label} | {row.attainment:.2%} | {row.ttft_p95_s:.2f} | {row.replica_s:,.0f} | "
+                f"{row.replica_s / oracle.replica_s:.2f} | {row.changes_per_hour:.0f} | {row.most} | {first} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--replicas", type=int, help="only a step to what needs about so many")
+    parser.add_argument("--out", type=Path, default=Path("results/autoscaling"))
+    parser.add_argument("--figures", type=Path, help="also copy the PNG there, as autoscaling-SCENARIO.png")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    per_replica = rate_per_replica()
+    if options.replicas:
+        print(json.dumps(many(options.replicas, per_replica), indent=1))
+        return
+    tasks = [(name, policy, per_replica) for name in options.scenarios for policy in policies(name, per_replica)]
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        results = list(pool.map(_task, tasks))
+    rows = [row for row, _ in results]
+    report: dict[str, Any] = {"profile": PROFILE, "slo": asdict(SLO), "cold_start_s": COLD_START_S, "seed": SEED}
+    report |= {"oracle_rate_per_replica": per_replica, "rows": [asdict(row) for row in rows]}
+    (options.out / "report.json").write_text(json.dumps(report, indent=1))
+    from benchmarks.scaling_figures import draw
+
+    for name in options.scenarios:
+        shown = {row.policy: timeline for row, timeline in results if row.scenario == name}
+        best = tuned(rows, name).policy
+        lines = {label: shown[policy] for label, policy in (("serve-app", "serve-app"), ("oracle", "oracle"), (best, best))}
+        draw(options.out / f"autoscaling-{name}", name, lines, per_replica)
+        if options.figures:
+            (options.figures / f"autoscaling-{name}.png").write_bytes((options.out / f"autoscaling-{name}.png").read_bytes())
+    print(f"one replica keeps the SLO up to {per_replica:.2f} requests/s (simulated {PROFILE})\n")
+    print(table(rows, options.scenarios))
+
+
+def many(replicas: int, per_replica: float) -> dict[str, Any]:
+    """Return what a doubling of the load to about ``replicas`` comes to, and what a simulated second costs."""
+    rate = replicas * per_replica * 0.9
+    arrival = Step(law="step", rate=rate / 2, to_rate=rate, at_s=30)
+    scenario = Scenario("many", arrival, 120, initial=max(1, replicas // 2))
+    began = time.process_time()
+    outcome = simulate(scenario, partial(Ours, Rule(slo=SLO)), maximum=2 * replicas)
+    cpu_s = time.process_time() - began
+    return {
+        "requests": len(outcome.jobs),
+        "attainment": round(outcome.attainment(SLO.ttft_s), 4),
+        "most": max(wanted for _, wanted, _, _ in outcome.timeline),
+        "first_change_s": next((c.at - 30 for c in outcome.changes if c.at >= 30), None),
+        "cpu_us_per_request": round(cpu_s / len(outcome.jobs) * 1e6),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What the autoscaler is compared with: request counts, KEDA, and an oracle. Pure; replica counts within bounds are the caller's.
+
+Each is written from the documents of its system and takes the same observations as ours.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from serve_app.core.autoscaling import Observation, Rule
+from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, Rules
+
+MODEL = "model"
+
+
+class Ours:
+    """The product's, as its policy calls it."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._scaler = FleetScaler(Rules(models={MODEL: rule}))
+
+    def __call__(self, at: float, seen: Observation) -> int:
+        return self._scaler.observe(FleetObservation(at=at, models={MODEL: seen}))[MODEL].desired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCount:
+    """Ray Serve's policy: unfinished requests over the target per replica, averaged, and held back by a delay.
+
+    Source: Ray 2.60's ``autoscaling_policy.py``; defaults of its ``AutoscalingConfig`` but for the target. Serve sees requests
+    only through handles; here it is given all unfinished ones, as if they went through them.
+    """
+
+    target: float = 2.0
+    look_back_s: float = 30.0
+    up_delay_s: float = 30.0
+    down_delay_s: float = 600.0
+    report_s: float = 10.0
+    _counts: deque[tuple[float, float]] = field(default_factory=deque)
+    _since: dict[bool, float] = field(default_factory=dict)
+    """Upward -> since when a change that way has been wanted."""
+
+    def __call__(self, at: float, seen: Observation) -> int:
+        load = seen.load
+        self._counts.append((at, load.waiting + load.queued + load.running))
+        while self._counts[0][0] <= at - self.look_back_s:
+            self._counts.popleft()
+        reported = [count for t, count in self._counts if t <= at // self.report_s * self.report_s]
+        if not reported:
+            return seen.target
+        wanted = bounded(math.ceil(sum(reported) / len(reported) / self.target), seen)
+        for upward in (True, False):
+            if wanted == seen.target or (wanted > seen.target) != upward:
+                self._since.pop(upward, None)
+        if wanted == seen.target:
+            return seen.target
+        upward = wanted > seen.target
+        delay_s = self.up_delay_s if upward else self.down_delay_s
+        if at - self._since.setdefault(upward, at) < delay_s:
+            return seen.target
+        del self._since[upward]
+        return wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keda:
+    """A HorizontalPodAutoscaler fed by KEDA with ``vllm:num_requests_waiting``, target 5 per replica.
+
+    Source: KEDA's and Kubernetes' documents: metric polled each 30 s, synced each 15 s, tolerance 10 %, up at once but at most
+    twofold or by four per 15 s, down to the highest wish of 300 s. Ingress-side waiting counts too: there vLLM has its queue.
+    """
+
+    target: float = 5.0
+    poll_s: float = 30.0
+    sync_s: float = 15.0
+    stabilization_s: float = 300.0
+    _polled: list[float] = field(default_factory=lambda: [-math.inf, 0.0])
+    _synced: list[float] = field(default_factory=lambda: [-math.inf])
+    _wishes: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def __call__(self, at: float, seen: Observation) -> int:
+        if at - self._polled[0] >= self.poll_s:
+            self._polled[:] = [at, seen.load.waiting + seen.load.queued]
+        if at - self._synced[0] < self.sync_s:
+            return seen.target
+        self._synced[0] = at
+        ratio = self._polled[1] / self.target / max(1, seen.target)
+        wish = seen.target if abs(ratio - 1) <= 0.1 else math.ceil(seen.target * ratio)
+        self._wishes.append((at, wish))
+        while self._wishes[0][0] < at - self.stabilization_s:
+            self._wishes.popleft()
+        if wish > seen.target:
+            return bounded(min(wish, max(2 * seen.target, seen.target + 4)), seen)
+        return bounded(max(w for _, w in self._wishes), seen) if wish < seen.target else seen.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle:
+    """Knows the rate to come and what a replica takes: orders a cold start ahead, lets go at once."""
+
+    rate_at: Callable[[float], float]
+    rate_per_replica: float
+    cold_start_s: float
+
+    def __call__(self, at: float, seen: Observation) -> int:
+        ahead = max(self.rate_at(at + s) for s in (0.0, self.cold_start_s / 2, self.cold_start_s, self.cold_start_s + 5))
+        return bounded(math.ceil(ahead / self.rate_per_replica - 1e-9), seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """As many as there are."""
+
+    def __call__(self, at: float, seen: Observation) -> int:
+        return seen.target
+
+
+def bounded(wanted: int, seen: Observation) -> int:
+    return max(seen.minimum, min(seen.maximum, wanted))

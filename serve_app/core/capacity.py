@@ -1,0 +1,173 @@
+"""How much one replica can do within the SLO, from measured step times. Pure.
+
+A step takes ``step_s`` however small its batch, and ``output_token_s`` more for each token it decodes and ``prompt_token_s`` for
+each it prefills: the three are fitted to what replicas report (`StepCosts`). A request of P prompt and O output tokens is then
+O x output_token_s + P x prompt_token_s seconds of *work*, of which a replica can do one second per second at most: the
+utilization u is work per second and replica. With Poisson arrivals, the batch is a birth-death process that a request leaves with
+rate 1 / (O x step time): its stationary law is negative binomial with r = step_s / b + 1 and p = u, where b is the work per
+output token; mean r u / (1 - u), variance r u / (1 - u)^2. The batch must stay, with `TAIL` standard deviations to spare, where
+the SLO, the KV cache and max_num_seqs allow it, which gives the utilization to aim at in closed form (`Capacity.utilization`).
+Of n replicas among which requests go where the least is left to do, each has 1 / sqrt(n) of the deviation.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+TAIL = 1.645
+"""Standard deviations above the mean batch that must still keep the SLO: 95 % of the time for a normal law."""
+WINDOW_S = 5.0
+"""Reports are summed over this time before they are fitted: members report at different moments of a second."""
+MEMORY = 0.99
+"""Weight of a window relative to the one after it: half after 69 windows, about 6 minutes of load."""
+MAX_UTILIZATION = 0.95
+"""Above, a queue has no end worth waiting for, whatever the SLO."""
+MIN_WINDOWS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Limits that hold for almost every request. Seconds."""
+
+    ttft_s: float
+    itl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds; see the module."""
+
+    step_s: float
+    output_token_s: float
+    prompt_token_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """The mean request of the present load."""
+
+    prompt_tokens: float
+    output_tokens: float
+
+    def work_s(self, times: StepTimes) -> float:
+        """Return the seconds of a replica that one request costs."""
+        return self.output_tokens * times.output_token_s + self.prompt_tokens * times.prompt_token_s
+
+
+class StepCosts:
+    """The fit: least squares with exponential forgetting, no cost below zero."""
+
+    def __init__(self) -> None:
+        self._gram = np.zeros((3, 3))
+        self._moment = np.zeros(3)
+        self._window = np.zeros(4)
+        self._elapsed_s = 0.0
+        self._num_windows = 0
+        self._times: StepTimes | None = None
+
+    def add(self, interval_s: float, *, steps: float, busy_s: float, output_tokens: float, prefilled_tokens: float) -> None:
+        """Take in what all replicas did in an interval."""
+        self._window += (steps, output_tokens, prefilled_tokens, busy_s)
+        self._elapsed_s += interval_s
+        if self._elapsed_s < WINDOW_S:
+            return
+        x, y = self._window[:3].copy(), float(self._window[3])
+        self._window[:] = 0.0
+        self._elapsed_s = 0.0
+        if x[0] < 1 or y <= 0:
+            return  # idle: says nothing of steps
+        # Per second of work: a busy minute of many replicas must not outweigh all that was seen before it.
+        x, weight = x / y, min(y, WINDOW_S)
+        self._gram = MEMORY * self._gram + weight * np.outer(x, x)
+        self._moment = MEMORY * self._moment + weight * x
+        self._num_windows += 1
+        if self._num_windows >= MIN_WINDOWS:
+            self._times = StepTimes(*_non_negative_least_squares(self._gram, self._moment))
+
+    def times(self) -> StepTimes | None:
+        """Return the fitted times; None until `MIN_WINDOWS` windows of load have been seen."""
+        return self._times
+
+
+def _non_negative_least_squares(gram: np.ndarray, moment: np.ndarray) -> tuple[float, float, float]:
+    """Return the x >= 0 that minimizes |A x - y|, of gram = A'A and moment = A'y.
+
+    Three unknowns: the best of all 8 supports is the answer. A little ridge, in the scale of each column, decides what the data
+    leave open: of columns that say the same, each takes its part.
+    """
+    scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
+    scaled = gram / np.outer(scale, scale) + RIDGE * np.eye(3)
+    target = moment / scale
+    best, best_value = np.zeros(3), 0.0
+    for support in SUPPORTS:
+        x = np.zeros(3)
+        x[support] = np.linalg.solve(scaled[np.ix_(support, support)], target[support])
+        value = float(x @ scaled @ x - 2 * target @ x)
+        if (x >= 0).all() and value < best_value:
+            best, best_value = x, value
+    step_s, output_s, prompt_s = best / scale
+    return float(step_s), float(output_s), float(prompt_s)
+
+
+RIDGE = 1e-4
+SUPPORTS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one replica can take of a mix."""
+
+    times: StepTimes
+    mix: Mix
+    max_batch: float
+    """Requests that may run at once: max_num_seqs, or what the KV cache holds."""
+    slo: Slo
+
+    @property
+    def work_s(self) -> float:
+        """Seconds of a replica for one request."""
+        return self.mix.work_s(self.times)
+
+    def batch_limit(self) -> tuple[float, str]:
+        """Return the largest batch that keeps the SLO, >= 1, and which limit it is: itl, ttft or batch.
+
+        A limit that even a request alone breaks is left out: more replicas would not help it.
+        """
+        times, per_token = self.times, self._work_per_output_token()
+        prefill_s = self.mix.prompt_tokens * times.prompt_token_s
+        limits = [
+            ((self.slo.itl_s - times.step_s) / per_token, "itl"),
+            ((self.slo.ttft_s - times.step_s - prefill_s) / per_token, "ttft"),
+        ]
+        return min([(limit, name) for limit, name in limits if limit >= 1] + [(max(1.0, self.max_batch), "batch")])
+
+    def utilization(self, num_replicas: int) -> float:
+        """Return the work per second and replica to aim at where so many share the load, 0 < u <= `MAX_UTILIZATION`."""
+        limit, _ = self.batch_limit()
+        r = self._idle_requests()
+        # r u / (1 - u) + tail sqrt(r u) / (1 - u) = limit, solved for s = sqrt(u).
+        tail = TAIL / num_replicas**0.5
+        half = tail * r**0.5 / (2 * (r + limit))
+        s = -half + (half * half + limit / (r + limit)) ** 0.5
+        return float(min(MAX_UTILIZATION, max(0.01, s * s)))
+
+    def saturation(self) -> float:
+        """Return the most work per second that a replica does, with its batch full and no regard to the SLO."""
+        return min(MAX_UTILIZATION, self.max_batch / (self.max_batch + self._idle_requests()))
+
+    def replicas_for(self, demand: float, factor: float = 1.0) -> int:
+        """Return the fewest replicas that do ``demand`` seconds of work per second at ``factor`` of their utilization."""
+        if demand <= 0:
+            return 0
+        count = max(1, math.ceil(demand / (MAX_UTILIZATION * factor)))
+        while count * self.utilization(count) * factor < demand:
+            count += max(1, count // 200)  # of a thousand replicas, one in two hundred more costs nothing
+        return count
+
+    def _idle_requests(self) -> float:
+        """Return r: requests whose work fits into the fixed part of a step, and one."""
+        return self.times.step_s / self._work_per_output_token() + 1.0
+
+    def _work_per_output_token(self) -> float:
+        return max(1e-9, self.work_s / max(1.0, self.mix.output_tokens))

@@ -1,0 +1,186 @@
+"""All that is scaled in one application: its models, which share GPUs, and its ingresses. Pure.
+
+`FleetScaler` is what ``serve_app/policy.py``, the simulator and ``serve-app autoscale replay`` run. What it saw and what it decided
+is a `Record`; a log of them begins with the `Rules` and decides the same again.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from serve_app.core.autoscaling import Decision, ModelAutoscaler, Observation, Recent, Rule
+
+TARGET_CPU = 0.7
+"""Cores per ingress: one process streams on one core, and above this its tokens queue."""
+CPU_WINDOW_S = 10.0
+INGRESS_KEEP_S = 120.0
+INGRESS = "ingress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the configuration says. Keys are names of models."""
+
+    models: Mapping[str, Rule]
+    target_streams: int = 400
+    """Open streams per ingress."""
+    max_gpus: float | None = None
+    """GPUs that the models of ``models`` may hold together; None for any number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressObservation:
+    """The ingresses: how many there are, and what they do all together."""
+
+    running: int
+    target: int
+    minimum: int
+    maximum: int
+    streams: float
+    cpu_s: float
+    """CPU seconds used in the last ``interval_s``."""
+    interval_s: float
+    silent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetObservation:
+    """Everything that is scaled, at one moment."""
+
+    at: float
+    models: Mapping[str, Observation]
+    ingress: IngressObservation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One observation and the decisions it led to; keys are names of models, and `INGRESS`."""
+
+    seen: FleetObservation
+    decided: Mapping[str, Decision]
+
+
+@dataclass(slots=True)
+class FleetScaler:
+    """Decides for everything. ``observe`` is its one door, called about every second."""
+
+    rules: Rules
+    _models: dict[str, ModelAutoscaler] = field(init=False)
+    _cpu: deque[tuple[float, float]] = field(default_factory=deque)
+    _ingresses: Recent = field(default_factory=Recent)
+
+    def __post_init__(self) -> None:
+        self._models = {name: ModelAutoscaler(rule) for name, rule in self.rules.models.items()}
+
+    def observe(self, seen: FleetObservation) -> dict[str, Decision]:
+        """Take in one observation and decide; models without an observation keep what they have."""
+        decided = {name: self._models[name].observe(model, at=seen.at) for name, model in seen.models.items()}
+        self._share(seen, decided)
+        if seen.ingress is not None:
+            decided[INGRESS] = self._observe_ingress(seen.ingress, seen.at)
+        return decided
+
+    def _share(self, seen: FleetObservation, decided: dict[str, Decision]) -> None:
+        wants = [
+            Want(
+                model=name,
+                desired=decision.desired,
+                minimum=seen.models[name].minimum,
+                gpus_per_replica=self.rules.models[name].gpus_per_replica,
+                priority=self.rules.models[name].priority,
+            )
+            for name, decision in decided.items()
+        ]
+        for name, granted in share_gpus(wants, self.rules.max_gpus).items():
+            if granted < decided[name].desired:
+                alternatives = {**decided[name].alternatives, decided[name].rule: decided[name].desired}
+                decided[name] = replace(decided[name], desired=granted, rule="GPUs are short", alternatives=alternatives)
+
+    def _observe_ingress(self, seen: IngressObservation, at: float) -> Decision:
+        self._cpu.append((seen.cpu_s, seen.interval_s))
+        while sum(interval for _, interval in self._cpu) > CPU_WINDOW_S + seen.interval_s:
+            self._cpu.popleft()
+        elapsed = sum(interval for _, interval in self._cpu)
+        cores = sum(cpu for cpu, _ in self._cpu) / elapsed if elapsed else 0.0
+        wishes = {"streams": math.ceil(seen.streams / self.rules.target_streams), "cpu": math.ceil(cores / TARGET_CPU)}
+        rule = max(wishes, key=wishes.__getitem__)
+        kept = self._ingresses.add(at, wishes[rule], INGRESS_KEEP_S, first=seen.target)
+        desired = wishes[rule]
+        if desired <= seen.target:
+            desired, rule = (kept, "low for long") if kept < seen.target and not seen.silent else (seen.target, "keep")
+        return Decision(
+            desired=max(seen.minimum, min(seen.maximum, desired)),
+            rule=rule,
+            alternatives=wishes,
+            inputs={"streams": seen.streams, "cpu_cores": round(cores, 3)},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What one model asks of the GPUs that all share."""
+
+    model: str
+    desired: int
+    minimum: int
+    gpus_per_replica: float
+    priority: int = 0
+
+
+def share_gpus(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
+    """Return model -> replicas, such that all together hold at most ``max_gpus``.
+
+    Everyone's minimum comes first, then higher priorities; among equals one replica at a time goes to whoever has the smallest
+    share of what it wants. Models without GPUs get what they want.
+    """
+    if max_gpus is None:
+        return {w.model: w.desired for w in wants}
+    granted = {w.model: w.desired if w.gpus_per_replica == 0 else min(w.desired, w.minimum) for w in wants}
+    left = max_gpus - sum(granted[w.model] * w.gpus_per_replica for w in wants)
+    hungry = [w for w in wants if granted[w.model] < w.desired]
+    while hungry:
+        want = min(hungry, key=lambda w: (-w.priority, granted[w.model] / w.desired, w.model))
+        if want.gpus_per_replica > left + 1e-9:
+            hungry.remove(want)
+            continue
+        granted[want.model] += 1
+        left -= want.gpus_per_replica
+        if granted[want.model] == want.desired:
+            hungry.remove(want)
+    return granted
+
+
+def decide_again(rules: Rules, records: Iterable[Record]) -> Iterator[tuple[Record, dict[str, Decision]]]:
+    """Yield each record with what ``rules`` decide of the same observations."""
+    scaler = FleetScaler(rules)
+    for record in records:
+        yield record, scaler.observe(record.seen)
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(item: Rules | Record) -> bytes:
+    """Return one line of a log, without its end."""
+    return _encoder.encode(item)
+
+
+def decode_record(line: bytes) -> Record:
+    """Return the record of a line.
+
+    Raises:
+        msgspec.MsgspecError: It is none.
+    """
+    return msgspec.json.decode(line, type=Record)
+
+
+def decode_rules(line: bytes) -> Rules:
+    """Return the rules of a log's first line.
+
+    Raises:
+        msgspec.MsgspecError: It holds none.
+    """
+    return msgspec.json.decode(line, type=Rules)

@@ -1,0 +1,86 @@
+"""A model and its replicas as the autoscaler sees them, second by second: arrivals by chance, batches that follow them, no queue."""
+
+import math
+import random
+from dataclasses import dataclass, field
+
+from serve_app.core.autoscaling import Decision, ModelAutoscaler, Observation, Rule
+from serve_app.core.capacity import Slo, StepTimes
+from serve_app.core.signals import Load
+
+TIMES = StepTimes(step_s=0.03, output_token_s=0.0004, prompt_token_s=0.0001)
+PROMPT, ANSWER = 400.0, 100.0
+WORK_S = ANSWER * TIMES.output_token_s + PROMPT * TIMES.prompt_token_s
+RULE = Rule(slo=Slo(ttft_s=5.0, itl_s=0.1))
+
+
+@dataclass
+class Plant:
+    """Runs one autoscaler; replicas that it asks for serve ``cold_start_s`` later, those that it does not, stop at once."""
+
+    rule: Rule = RULE
+    running: int = 1
+    minimum: int = 1
+    maximum: int = 100
+    cold_start_s: float = 30.0
+    at: float = 0.0
+    decisions: list[Decision] = field(default_factory=list)
+    seed: int = 1
+    _starting: list[float] = field(default_factory=list)
+    _served: float = 0.0
+    """Requests per second that end; they follow the arrivals with 5 s of inertia."""
+
+    def __post_init__(self) -> None:
+        self.autoscaler = ModelAutoscaler(self.rule)
+        self._rng = random.Random(self.seed)
+
+    @property
+    def target(self) -> int:
+        return self.running + len(self._starting)
+
+    def load(self, rate: float) -> Load:
+        """Return one second of about ``rate`` requests. Replicas that have more than they can do are busy all the time."""
+        arrived = max(0.0, self._rng.gauss(rate, math.sqrt(rate)))
+        n = max(1, self.running)
+        most = 0.9 * n / WORK_S if self.running else 0.0
+        self._served = min(most, self._served + (arrived - self._served) / 5)
+        prefilled, made = min(most, arrived) * PROMPT, self._served * ANSWER
+        work_s = prefilled * TIMES.prompt_token_s + made * TIMES.output_token_s
+        steps = max(0.0, n - work_s) / TIMES.step_s if made > 1 else 0.0
+        return Load(
+            interval_s=1.0,
+            requests=arrived,
+            prompt_tokens=arrived * PROMPT,
+            prefilled_tokens=prefilled,
+            output_tokens=made,
+            finished=self._served,
+            finished_tokens=made,
+            first_tokens=self._served,
+            steps=steps,
+            busy_s=steps * TIMES.step_s + work_s,
+            running=made * n / steps if steps else 0.0,
+            kv_usage=0.1,
+            max_num_seqs=256,
+            cold_start_s=(self.cold_start_s,),
+        )
+
+    def tick(self, load: Load) -> Decision:
+        """Pass a second."""
+        self.at += 1.0
+        self.running += sum(ready <= self.at for ready in self._starting)
+        self._starting = [ready for ready in self._starting if ready > self.at]
+        bounds = {"minimum": self.minimum, "maximum": self.maximum}
+        seen = Observation(running=self.running, target=self.target, load=load, **bounds)
+        decision = self.autoscaler.observe(seen, at=self.at)
+        self._starting += [self.at + self.cold_start_s] * (decision.desired - self.target)
+        while self.target > decision.desired:
+            if self._starting:
+                self._starting.pop()
+            else:
+                self.running -= 1
+        self.decisions.append(decision)
+        return decision
+
+    def run(self, rate: float, seconds: int) -> list[int]:
+        """Pass ``seconds`` at a steady rate; return the replicas wanted in each."""
+        return [self.tick(self.load(rate)).desired for _ in range(seconds)]

@@ -1,0 +1,176 @@
+"""One model's decisions. The plant's request is 0.08 s of work; the SLO allows a batch of 87, a utilization of about 0.6."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.core.autoscaling import DEFAULT_COLD_START_S, MIN_KEEP_S
+from serve_app.core.signals import Load
+from tests.core.plant import RULE, WORK_S, Plant
+
+
+def test_a_steady_load_gets_the_replicas_that_keep_the_slo_and_no_other() -> None:
+    plant = Plant()
+    plant.run(25.0, 200)
+    # 25 x 0.08 s = 2 replicas' work; 3 at 0.67 would be too much, 4 at 0.5 are enough.
+    wanted = plant.run(25.0, 600)
+    assert sum(w == 4 for w in wanted) >= 0.8 * len(wanted)
+    last = plant.decisions[-1]
+    assert last.inputs["demand"] == pytest.approx(2.0, rel=0.1)
+    assert last.inputs["work_per_request_s"] == pytest.approx(WORK_S, rel=0.05)
+    assert last.limit == "itl"
+
+
+def test_a_step_in_the_load_is_answered_within_five_seconds_and_completely_within_thirty() -> None:
+    plant = Plant()
+    before = plant.run(12.0, 400)[-1]
+    after = plant.run(36.0, 30)
+    assert next(i for i, wanted in enumerate(after, 1) if wanted > before) <= 5
+    assert after[-1] >= 5
+
+
+def test_less_load_takes_replicas_away_one_keep_time_after_it_was_last_needed() -> None:
+    plant = Plant(cold_start_s=50.0)
+    high = plant.run(25.0, 400)[-1]
+    low = plant.run(5.0, 900)
+    first = next(i for i, wanted in enumerate(low) if wanted < high)
+    assert first >= 100, "two cold starts"
+    assert low[-1] == 1
+    assert "low for long" in {d.rule for d in plant.decisions[-900:]}
+
+
+def test_a_load_that_grows_steadily_is_met_before_it_is_there() -> None:
+    """12 requests/s more each minute: what is wanted is for the rate of one cold start later."""
+    plant = Plant(cold_start_s=120.0)
+    plant.run(12.0, 300)
+    for second in range(600):
+        plant.tick(plant.load(12.0 + second / 5))
+    decision = plant.decisions[-1]
+    assert decision.inputs["growth"] == pytest.approx(120 / 5 * WORK_S, rel=0.4)
+    assert decision.alternatives["growth"] > decision.alternatives["demand"]
+
+
+def test_a_step_is_no_growth() -> None:
+    plant = Plant()
+    plant.run(12.0, 300)
+    plant.run(24.0, 300)
+    most = max(d.inputs.get("growth", 0.0) for d in plant.decisions[-300:])
+    assert most * WORK_S <= 0.25, "a quarter of a replica"
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 10_000), st.floats(5, 80))
+def test_noise_makes_no_flapping(seed: int, rate: float) -> None:
+    """Poisson arrivals at one rate for half an hour: replicas change a handful of times."""
+    plant = Plant(seed=seed)
+    plant.run(rate, 300)
+    wanted = plant.run(rate, 1800)
+    changes = sum(a != b for a, b in pairwise(wanted))
+    assert changes <= 12
+    assert max(wanted) - min(wanted) <= max(1, 0.25 * max(wanted))
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 5), st.integers(0, 20), st.lists(st.floats(0, 300), min_size=1, max_size=40))
+def test_the_count_stays_within_its_bounds(minimum: int, extra: int, rates: list[float]) -> None:
+    plant = Plant(minimum=minimum, maximum=minimum + extra, running=minimum)
+    for rate in rates:
+        assert {minimum <= wanted <= minimum + extra for wanted in plant.run(rate, 10)} == {True}
+
+
+@settings(max_examples=10)
+@given(st.floats(1, 100), st.floats(1, 100))
+def test_more_demand_never_gets_fewer_replicas(one: float, other: float) -> None:
+    less, more = sorted((one, other))
+    assert Plant().run(less, 300)[-1] <= Plant().run(more, 300)[-1]
+
+
+@settings(max_examples=15)
+@given(st.lists(st.floats(0, 40), min_size=1, max_size=30))
+def test_nothing_goes_while_a_member_is_silent(rates: list[float]) -> None:
+    plant = Plant()
+    before = plant.run(25.0, 300)[-1]
+    for rate in rates:
+        for _ in range(20):
+            decision = plant.tick(replace(plant.load(rate), silent=("ingress-1",)))
+            assert decision.desired >= before
+
+
+def test_a_silent_member_does_not_hold_up_what_is_needed() -> None:
+    plant = Plant()
+    before = plant.run(12.0, 300)[-1]
+    for _ in range(30):
+        plant.tick(replace(plant.load(36.0), silent=("ingress-1",)))
+    assert plant.decisions[-1].desired > before
+
+
+def test_after_a_restart_of_the_controller_nothing_goes_at_once() -> None:
+    plant = Plant(running=6)
+    wanted = plant.run(5.0, 300)
+    assert wanted[: int(MIN_KEEP_S)] == [6] * int(MIN_KEEP_S)
+    assert wanted[-1] == 1
+
+
+def test_the_first_request_starts_the_first_replica_and_the_last_goes_when_all_is_quiet() -> None:
+    plant = Plant(minimum=0, running=0)
+    assert plant.run(0.0, 20) == [0] * 20
+    assert plant.tick(replace(plant.load(0.0), requests=1.0, prompt_tokens=400.0, waiting=1.0)).desired == 1
+    assert plant.decisions[-1].rule == "first"
+    assert plant.decisions[-1].ready_at == plant.at + plant.cold_start_s
+    plant.run(2.0, 120)
+    quiet = plant.run(0.0, 900)
+    assert quiet[0] == 1
+    assert quiet[-1] == 0
+
+
+def test_until_costs_are_measured_a_queue_asks_for_one_replica_at_a_time() -> None:
+    plant = Plant()
+    idle = Load(interval_s=1.0, queued=5.0, running=2.0, requests=3.0, prompt_tokens=1200.0)
+    wanted = [plant.tick(idle).desired for _ in range(80)]
+    assert wanted[0] == 1
+    assert max(wanted[:20]) == 2, "one, and then it is waited for"
+    assert plant.decisions[-1].inputs["cold_start_s"] == DEFAULT_COLD_START_S
+
+
+@pytest.mark.parametrize(
+    ("sign", "rule"),
+    [
+        ({"late_first_tokens": 10.0}, "late first tokens"),
+        ({"rejected": 1.0}, "rejected"),
+    ],
+)
+def test_signs_that_the_measure_is_wrong_ask_for_one_more_once_nothing_is_on_its_way(sign: dict[str, Any], rule: str) -> None:
+    plant = Plant()
+    before = plant.run(12.0, 300)[-1]
+    decisions = [plant.tick(replace(plant.load(12.0), **sign)) for _ in range(25)]
+    assert [d.desired for d in decisions[:2]] == [before] * 2, "not for a moment's sign"
+    assert decisions[-1].desired == before + 1, "one, until it serves"
+    assert rule in {d.rule for d in decisions}
+
+
+def test_what_waits_already_is_part_of_what_is_wanted() -> None:
+    plant = Plant()
+    before = plant.run(25.0, 400)[-1]
+    decisions = [plant.tick(replace(plant.load(25.0), waiting=600.0)) for _ in range(10)]
+    assert "queue" in {d.rule for d in decisions}
+    assert decisions[-1].desired > before
+
+
+def test_lower_utilization_means_more_replicas() -> None:
+    plain, careful = Plant(), Plant(replace(RULE, utilization=0.45))
+    assert plain.run(25.0, 400)[-1] < careful.run(25.0, 400)[-1]
+
+
+def test_a_decision_names_the_wishes_that_lost_and_when_its_replicas_serve() -> None:
+    plant = Plant(maximum=3)
+    plant.run(12.0, 300)
+    plant.run(80.0, 20)
+    decision = next(d for d in plant.decisions if d.ready_at is not None)
+    assert decision.ready_at is not None
+    last = plant.decisions[-1]
+    assert (last.desired, last.rule) == (3, "maximum")
+    assert last.alternatives["demand"] > 3

@@ -1,0 +1,120 @@
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.core.autoscaling import Observation
+from serve_app.core.fleet_scaling import (
+    INGRESS,
+    INGRESS_KEEP_S,
+    FleetObservation,
+    FleetScaler,
+    IngressObservation,
+    Record,
+    Rules,
+    Want,
+    decide_again,
+    decode_record,
+    decode_rules,
+    encode,
+    share_gpus,
+)
+from tests.core.plant import RULE, Plant
+
+wants = st.lists(
+    st.builds(
+        Want,
+        model=st.uuids().map(str),
+        desired=st.integers(0, 30),
+        minimum=st.integers(0, 2),
+        gpus_per_replica=st.sampled_from([0, 1, 2, 8]),
+        priority=st.integers(0, 2),
+    ),
+    max_size=6,
+)
+
+
+@given(wants, st.integers(0, 100))
+def test_the_cost_cap_holds_beyond_the_minimums(asked: list[Want], extra: int) -> None:
+    least = sum(min(w.desired, w.minimum) * w.gpus_per_replica for w in asked)
+    granted = share_gpus(asked, least + extra)
+    assert sum(granted[w.model] * w.gpus_per_replica for w in asked) <= least + extra
+    for want in asked:
+        assert min(want.desired, want.minimum) <= granted[want.model] <= want.desired
+        assert want.gpus_per_replica or granted[want.model] == want.desired
+        left = least + extra - sum(granted[w.model] * w.gpus_per_replica for w in asked)
+        assert granted[want.model] == want.desired or want.gpus_per_replica > left, "a GPU lies idle that somebody wants"
+
+
+def test_higher_priorities_come_first_and_equals_share() -> None:
+    a, b = Want(model="a", desired=4, minimum=1, gpus_per_replica=1), Want(model="b", desired=8, minimum=1, gpus_per_replica=1)
+    assert share_gpus([a, b], 6) == {"a": 2, "b": 4}
+    assert share_gpus([replace(a, priority=1), b], 6) == {"a": 4, "b": 2}
+    assert share_gpus([a, b], None) == {"a": 4, "b": 8}
+
+
+def observation(plant: Plant, rate: float) -> FleetObservation:
+    seen = Observation(running=plant.running, target=plant.target, minimum=1, maximum=9, load=plant.load(rate))
+    return FleetObservation(at=plant.at, models={"m": seen})
+
+
+def recorded(rules: Rules, seconds: int = 200) -> list[Record]:
+    plant, scaler, records = Plant(running=3), FleetScaler(rules), []
+    for _ in range(seconds):
+        plant.at += 1.0
+        seen = observation(plant, 40.0)
+        records.append(Record(seen=seen, decided=scaler.observe(seen)))
+    return records
+
+
+def test_a_model_that_gets_fewer_gpus_than_it_wants_says_so() -> None:
+    rules = Rules(models={"m": replace(RULE, gpus_per_replica=2)}, max_gpus=9)
+    decision = recorded(rules)[-1].decided["m"]
+    assert (decision.desired, decision.rule) == (4, "GPUs are short")
+    assert decision.alternatives["demand"] > 4
+
+
+def test_a_log_replayed_by_its_own_rules_gives_identical_decisions_and_by_others_different_ones() -> None:
+    rules = Rules(models={"m": RULE}, max_gpus=3)
+    log = [encode(rules), *map(encode, recorded(rules))]
+    records = [decode_record(line) for line in log[1:]]
+    assert decode_rules(log[0]) == rules
+    assert all(record.decided == again for record, again in decide_again(decode_rules(log[0]), records))
+    other = Rules(models={"m": replace(RULE, utilization=0.3)})
+    assert any(record.decided != again for record, again in decide_again(other, records))
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"{}", b'{"seen": 1, "decided": {}}', b"[]"])
+def test_what_is_no_record_is_refused(line: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        decode_record(line)
+
+
+def ingress(streams: float, cores: float, *, target: int = 1, silent: tuple[str, ...] = ()) -> FleetObservation:
+    seen = IngressObservation(
+        running=target, target=target, minimum=1, maximum=5, streams=streams, cpu_s=cores, interval_s=1.0, silent=silent
+    )
+    return FleetObservation(at=0.0, models={}, ingress=seen)
+
+
+@pytest.mark.parametrize(
+    ("streams", "cores", "desired", "rule"),
+    [(0, 0.0, 1, "keep"), (400, 0.5, 1, "keep"), (401, 0.5, 2, "streams"), (10, 1.5, 3, "cpu"), (9000, 0.1, 5, "streams")],
+)
+def test_ingresses_follow_streams_and_cpu(streams: float, cores: float, desired: int, rule: str) -> None:
+    decision = FleetScaler(Rules(models={}, target_streams=400)).observe(ingress(streams, cores))[INGRESS]
+    assert (decision.desired, decision.rule) == (desired, rule)
+
+
+def test_an_ingress_goes_only_when_it_was_not_needed_for_long_and_all_others_report() -> None:
+    scaler = FleetScaler(Rules(models={}))
+
+    def desired(at: float, silent: tuple[str, ...] = ()) -> int:
+        return scaler.observe(replace(ingress(10, 0.1, target=3, silent=silent), at=at))[INGRESS].desired
+
+    assert desired(0.0) == 3
+    assert desired(INGRESS_KEEP_S) == 3
+    assert desired(INGRESS_KEEP_S + 1, ("ingress-2",)) == 3
+    assert desired(INGRESS_KEEP_S + 1) == 1
