@@ -13,6 +13,12 @@ matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
 {{- end }}
 
+{{- /* The port of an address like http://minio:9000, 443 of none. */}}
+{{- define "serve-app.portOf" -}}
+{{- $host := regexReplaceAll "^[a-z]*://|/.*$" . "" -}}
+{{- regexFind ":[0-9]+$" $host | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http:" .)) -}}
+{{- end }}
+
 {{- /* What Ray's nodes need of each other: GCS, node and object manager, agents, worker processes; and the links to the replicas.
 The ports that values set go by the containers' names, here and in the other policies: after a change the pods of the old Ray cluster,
 which still serve, have other numbers than the new ones. */}}
