@@ -66,8 +66,8 @@ def resources(path: str, place: Place, context: dict[str, Any] | None = None) ->
     for kind, name, amount in (
         ("requests", "cpu", "11m"),
         ("requests", "memory", "12Mi"),
-        ("limits", "cpu", "13m"),
-        ("limits", "memory", "14Mi"),
+        ("limits", "cpu", "130"),
+        ("limits", "memory", "140Gi"),
     ):
         yield f"{path}.{kind}.{name}", amount, amount_at(place, kind, name), amount, context or {}
 

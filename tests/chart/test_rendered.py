@@ -14,7 +14,7 @@ from serve_app.application import serve_config
 from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
 from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
-from tests.chart.places import ALB, LOADED, MONITORS, OUTSIDE, S3, TOLERATION, annotations
+from tests.chart.places import ALB, HUB, LOADED, MONITORS, OUTSIDE, S3, TOLERATION, annotations
 from tests.chart.render import CI_FILES, Object, Rendered, at, merged, render, tool
 from tests.chart.schemas import kubeconform_schemas
 
@@ -176,8 +176,8 @@ def numbers(value: Any) -> Iterator[Any]:
 
 def test_text_that_looks_like_a_number_stays_text() -> None:
     gpu = at("config.models", [{"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 1}])
-    on = merged(LOADED, MONITORS, gpu, at("ingress.enabled", True), at("image.pullSecrets", ["777"]))
-    on["weights"]["downloads"] = [*on["weights"]["downloads"], S3]
+    downloads = at("weights", {"enabled": True, "downloads": [HUB, S3]})
+    on = merged(downloads, MONITORS, gpu, at("ingress.enabled", True), at("image.pullSecrets", ["777"]))
     own = render(merged(on, at("gcsFaultTolerance.enabled", True), *(at(path, "777") for path in NAMES)))
     outside = {"enabled": True, "address": "redis://r", "username": "777", "existingSecret": "777", "existingSecretKey": "777"}
     theirs = render(merged(at("gcsFaultTolerance", outside), at("weights", {"enabled": True, "existingClaim": "777"})))

@@ -12,9 +12,3 @@ matchLabels:
 matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
 {{- end }}
-
-{{- /* The port of an address like http://minio:9000, 443 of none. */}}
-{{- define "loadtest.portOf" -}}
-{{- $host := regexReplaceAll "^[a-z]*://|/.*$" . "" -}}
-{{- regexFind ":[0-9]+$" $host | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http:" .)) -}}
-{{- end }}

@@ -13,10 +13,9 @@ matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
 {{- end }}
 
-{{- /* The port of an address like http://minio:9000, 443 of none. */}}
+{{- /* The port of an address like http://minio:9000. Args: address, default. */}}
 {{- define "serve-app.portOf" -}}
-{{- $host := regexReplaceAll "^[a-z]*://|/.*$" . "" -}}
-{{- regexFind ":[0-9]+$" $host | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http:" .)) -}}
+{{- regexReplaceAll "^[a-z]*://|/.*$" .address "" | regexFind ":[0-9]+$" | trimPrefix ":" | default .default -}}
 {{- end }}
 
 {{- /* What Ray's nodes need of each other: GCS, node and object manager, agents, worker processes; and the links to the replicas.
