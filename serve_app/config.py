@@ -82,14 +82,16 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        refuse([*self._repeated_names(), *self._port_problems(self.protocol.port), *self._gpu_problems()])
+        refuse([*self._port_problems(self.protocol.port), *self._gpu_problems()])
         return self
 
-    def _repeated_names(self) -> Iterator[PydanticCustomError]:
-        first: dict[str, int] = {}
-        for index, model in enumerate(self.models):
-            if (other := first.setdefault(model.name, index)) != index:
-                problem = f"is {model.name!r}, and so is models[{other}].name"
+    @classmethod
+    def _problems_as_written(cls, values: Mapping[Any, Any]) -> Iterator[PydanticCustomError]:
+        models = values.get("models")
+        names = [m.get("name") if isinstance(m, Mapping) else None for m in models] if isinstance(models, list | tuple) else []
+        for index, name in enumerate(names):
+            if isinstance(name, str) and (first := names.index(name)) != index:
+                problem = f"is {name!r}, and so is models[{first}].name"
                 yield wrong(f"models[{index}].name", problem, "give each model its own name")
 
     def _gpu_problems(self) -> Iterator[PydanticCustomError]:

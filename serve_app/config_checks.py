@@ -23,14 +23,17 @@ RESERVED_ENVIRONMENT: Mapping[str, str] = {
 
 _RAYS_OWN_RESOURCES = {"CPU": "set num_cpus", "GPU": "set gpus_per_replica", "memory": "remove it"}
 
-RESERVED_PORTS: Mapping[int, str] = {
-    6379: "Ray's GCS",
-    8000: "Ray Serve's own proxy",
-    8080: "KubeRay's metrics exporter",
-    8265: "Ray's dashboard",
-    10001: "Ray's client server",
-    52365: "Ray's dashboard agent",
+RESERVED_PORTS: Mapping[range, str] = {
+    range(6379, 6380): "Ray's GCS",
+    range(8000, 8001): "Ray Serve's own proxy",
+    range(8076, 8080): "Ray's managers and agents",
+    range(8080, 8081): "KubeRay's metrics exporter",
+    range(8265, 8266): "Ray's dashboard",
+    range(10001, 10002): "Ray's client server",
+    range(10002, 11000): "Ray's worker processes",
+    range(52365, 52366): "Ray's dashboard agent",
 }
+"""On a cluster as the chart makes it, which refuses the same (helm/serve-app/templates/_lint.tpl)."""
 
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_gib": "GiB", "_tokens": "tokens"}
 _SIZES_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -88,8 +91,9 @@ def _resource_problems(key: str, amount: float) -> Iterator[PydanticCustomError]
 
 
 def refuse_port_of_ray(port: int, *, way_out: str) -> int:
-    if owner := RESERVED_PORTS.get(port):
-        raise wrong("", f"is {port}, the port of {owner}", way_out)
+    for ports, owner in RESERVED_PORTS.items():
+        if port in ports:
+            raise wrong("", f"is {port}, the port of {owner}", way_out)
     return port
 
 
@@ -193,13 +197,19 @@ def _factor(suffix: str, unit: str) -> float | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without dates (a model may be named 2025-02-28), whatever other libraries do to the shared SafeLoader."""
+    """YAML without dates (a model may be named 2025-02-28), whatever other libraries do to the shared SafeLoader.
+
+    1e-7 is a number, as to Kubernetes and Helm: PyYAML's 1.1 wants 1.0e-7.
+    """
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def load_yaml(text: str) -> Any:

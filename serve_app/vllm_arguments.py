@@ -14,6 +14,9 @@ from serve_app.vllm_source import engine_arg_types, frontend_arg_types, listener
 _ONE_NODE = "an engine lives inside one node; use gpus_per_replica for tensor parallelism"
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
 _LOGGING = "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes a restarted controller replace every replica"
+_TOKEN_FILE = (
+    "write it into a file and set env.HF_TOKEN_PATH to its path; the chart takes a Secret: weights.huggingFaceTokenSecret"
+)
 RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
     "lora_modules": "adapters must be on every replica; merge them into a checkpoint of their own",
     "tool_server": "tools run where the client is; remove it",
@@ -69,6 +72,8 @@ def _engine_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustom
     way_out = _MORE_REPLICAS if name.startswith("data_parallel_") else RESERVED_ENGINE_ARGS.get(name)
     if way_out:
         yield wrong(name, f"is {value!r}, but serve-app sets this argument itself", way_out)
+    elif name == "hf_token" and isinstance(value, str):
+        yield wrong(name, "is a secret, and dashboards show the configuration", _TOKEN_FILE)  # without its value
     elif engine_arg_types() and name not in engine_arg_types():
         if name in known_frontend_args():
             yield wrong(name, "is an argument of vLLM's front end", "put it under frontend_args")

@@ -107,6 +107,14 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
             "ingress.port: is 8080, the port of KubeRay's metrics exporter; choose another, for example 8010",
         ),
         (
+            {"ingress": {"port": 8076}},
+            "ingress.port: is 8076, the port of Ray's managers and agents; choose another, for example 8010",
+        ),
+        (
+            {"protocol": {"port": 10999}},
+            "protocol.port: is 10999, the port of Ray's worker processes; choose another, for example 8020",
+        ),
+        (
             {"models": [LLAMA, LLAMA]},
             "models[1].name: is 'llama', and so is models[0].name; give each model its own name",
         ),
@@ -204,6 +212,12 @@ def test_all_mistakes_of_a_file_are_found_at_once() -> None:
         "protocol.host",
     ]
     assert config.problems({"models": [LLAMA, LLAMA], "protocol": {"port": 8010}})[0].path == "models[1].name"
+    wide = {"replicas": {"min": 3, "max": 2}}
+    assert [p.path for p in config.problems({"models": [LLAMA | wide, LLAMA], "ingress": wide})] == [
+        "models[1].name",
+        "models[0].replicas.max",
+        "ingress.replicas.max",
+    ]
     assert config.problems({"models": [LLAMA]}) == []
 
 
@@ -248,6 +262,14 @@ def test_what_is_not_one_yaml_mapping_is_refused(tmp_path: Path, text: str, said
         load_settings(file)
     if said is not None:
         assert str(refused.value) == said.format(file=file)
+
+
+@pytest.mark.parametrize("written", ["1e-1", "1E-1", "1.e-1", "+1e-1", "1.0e-1"])
+def test_a_number_with_an_exponent_is_one_as_to_kubernetes(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"models: [{{name: 1e-1x, model: org/2e5-m}}]\ntimeouts: {{no_replica_s: {written}}}")
+    settings = load_settings(file)
+    assert (settings.timeouts.no_replica_s, settings.models[0].name, settings.models[0].model) == (0.1, "1e-1x", "org/2e5-m")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -40,6 +40,14 @@ def test_a_value_of_another_type_is_refused_with_vllms_own(args: dict[str, Any],
     assert refusals(ENGINE, **args) == [f"{name}: {said}"]
 
 
+def test_a_token_is_refused_without_being_printed() -> None:
+    (said,) = refusals(ENGINE, hf_token="hf_abc")
+    assert "hf_abc" not in said
+    assert said.startswith("hf_token: is a secret, ")
+    assert said.endswith("set env.HF_TOKEN_PATH to its path; the chart takes a Secret: weights.huggingFaceTokenSecret")
+    assert ENGINE.validate_python({"hf_token": True}) == {"hf_token": True}  # the machine's own
+
+
 def test_values_that_vllm_takes_pass() -> None:
     args = {
         "max_model_len": 2048,

@@ -20,12 +20,25 @@ CHART = Path(__file__).parents[1] / "helm" / "serve-app"
 Schema = dict[str, Any]
 
 _STRING_MAP: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
-_QUANTITY: Schema = {"type": ["string", "number"], "pattern": r"^[0-9.]+(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"}
-_AMOUNTS: Schema = {"type": "object", "additionalProperties": _QUANTITY}
+_QUANTITY: Schema = {"type": ["string", "number"], "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$", "minimum": 0}
+_CPUS: Schema = {**_QUANTITY, "pattern": r"^[0-9]+(\.[0-9]+)?m?$"}
+_BYTES: Schema = {**_QUANTITY, "pattern": r"^[0-9]+(\.[0-9]+)?(k|Ki|M|Mi|G|Gi|T|Ti)?$"}
+_AMOUNTS: Schema = {"type": "object", "properties": {"cpu": _CPUS, "memory": _BYTES}, "additionalProperties": _QUANTITY}
 _OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 _STRINGS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
-_SOME_STRINGS: Schema = {**_STRINGS, "minItems": 1}
+_CIDRS: Schema = {"type": "array", "items": {"type": "string", "pattern": r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$"}}
+_SOME_CIDRS: Schema = {**_CIDRS, "minItems": 1}
+_NAMESPACE: Schema = {"type": "string", "pattern": r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
+_ADDRESS: Schema = {"type": "string", "pattern": r"^(https?://[^/]+.*)?$"}
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+
+
+def _named(*keys: str) -> Schema:
+    """Return the schema of a list of Kubernetes' objects that have these keys."""
+    keyed: Schema = {key: {"type": "string", "minLength": 1} for key in keys}
+    return {"type": "array", "items": {"type": "object", "properties": keyed, "required": list(keys)}}
+
+
 _DOWNLOAD: Schema = {
     "type": "object",
     "additionalProperties": False,
@@ -41,13 +54,17 @@ _DOWNLOAD: Schema = {
 BY_KEY: dict[str, Schema] = {
     **dict.fromkeys(("nodeSelector", "annotations", "podAnnotations", "podLabels", "labels", "dashboardLabels"), _STRING_MAP),
     **dict.fromkeys(("headAnnotations", "workerAnnotations", "weightsAnnotations"), _STRING_MAP),
-    **dict.fromkeys(("tolerations", "extraEnv", "extraVolumes", "extraVolumeMounts"), _OBJECTS),
-    **dict.fromkeys(("parentRefs", "clients", "extraEgress"), _OBJECTS),
-    **dict.fromkeys(("pullSecrets", "loadBalancerSourceRanges", "hosts", "hostnames"), _STRINGS),
+    **dict.fromkeys(("tolerations", "parentRefs", "clients", "extraEgress"), _OBJECTS),
+    **dict.fromkeys(("extraEnv", "extraVolumes"), _named("name")),
+    "extraVolumeMounts": _named("name", "mountPath"),
+    **dict.fromkeys(("pullSecrets", "hosts", "hostnames"), _STRINGS),
+    "loadBalancerSourceRanges": _CIDRS,
     # In a policy, an empty list is not nobody: it is everybody.
-    **dict.fromkeys(("apiServerCidrs", "weightsCidrs", "redisCidrs"), _SOME_STRINGS),
+    **dict.fromkeys(("apiServerCidrs", "weightsCidrs", "redisCidrs"), _SOME_CIDRS),
     "dns": {**_OBJECTS, "minItems": 1},
-    **dict.fromkeys(("tmpSize", "homeSize", "shmSize", "size"), _QUANTITY),
+    **dict.fromkeys(("operatorNamespace", "prometheusNamespace"), _NAMESPACE),
+    **dict.fromkeys(("huggingFaceEndpoint", "s3Endpoint"), _ADDRESS),
+    **dict.fromkeys(("tmpSize", "homeSize", "shmSize", "size"), _BYTES),
     **dict.fromkeys(("requests", "limits"), _AMOUNTS),
     "affinity": {"type": "object"},
     "apiServerPorts": {"type": "array", "items": _PORT, "minItems": 1},
@@ -63,6 +80,7 @@ BY_KEY: dict[str, Schema] = {
     "port": _PORT,
     "bytes": {"type": "integer", "minimum": 78643200},  # Ray's least
     "prefillSeconds": {"type": "integer", "minimum": 30},
+    "activeDeadlineSeconds": {"type": "integer", "minimum": 1},
     "rayVersion": {"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
     "repository": {"type": "string", "minLength": 1},
 }

@@ -26,6 +26,8 @@ _OWN: dict[str, Schema] = {
     "maxRate": {"type": "number", "exclusiveMinimum": 0},
     "workersWaitSeconds": {"type": "integer", "minimum": 1},
     "timeoutSeconds": {"type": "integer", "minimum": 60},
+    "activeDeadlineSeconds": {"type": "integer", "minimum": 0},
+    "endpoint": BY_KEY["s3Endpoint"],
     "accessMode": {"enum": ["ReadWriteOnce", "ReadWriteMany"]},
     "emptyDirSize": BY_KEY["tmpSize"],
     "targets": _PEERS,

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from serve_app.config import parse_settings, problems
+from serve_app.config_checks import load_yaml
 from serve_app.errors import ConfigError
 from serve_app.timeouts import Timeouts, broken_rules, serve_shutdown_s
 
@@ -58,7 +59,7 @@ def timeout_problems(known: Iterable[Timeouts]) -> list[ConfigError]:
 
 def _service_problems(spec: Mapping[str, Any], edge: Mapping[str, float | None]) -> Iterator[ConfigError]:
     """Yield what is wrong in one RayService; ``edge`` has the timeouts of what stands before it."""
-    for application in yaml.safe_load(spec["serveConfigV2"])["applications"]:
+    for application in load_yaml(spec["serveConfigV2"])["applications"]:
         arguments = application.get("args") or {}
         if wrong := problems(arguments):
             yield from wrong

@@ -1,6 +1,6 @@
 """What every section is made of: strict numbers, absolute paths, and refusal of unknown keys."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -24,10 +24,11 @@ class Section(BaseModel):
     @classmethod
     def _refuse_unknown_keys(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Unknown keys first, and then what is wrong with the others; a misspelt key is not reported as a missing one too."""
-        unknown = [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
-        if not unknown:
+        if not isinstance(values, Mapping):
             return handler(values)
-        problems = [cls._unknown(key) for key in unknown]
+        problems = [*(cls._unknown(key) for key in values if key not in cls.model_fields), *cls._problems_as_written(values)]
+        if not problems:
+            return handler(values)
         meant = {f"did you mean {name}?": name for name in cls.model_fields}
         excused = {(meant[hint],) for p in problems if p.context and (hint := p.context["hint"]) in meant}
         found = [InitErrorDetails(type=problem, loc=(), input=values) for problem in problems]
@@ -36,6 +37,11 @@ class Section(BaseModel):
         except ValidationError as exc:
             found += [again(detail) for detail in exc.errors() if detail["type"] != "missing" or detail["loc"] not in excused]
         raise ValidationError.from_exception_data(cls.__name__, found)
+
+    @classmethod
+    def _problems_as_written(cls, values: Mapping[Any, Any]) -> Iterable[PydanticCustomError]:
+        """What is wrong whatever else is: judged before the sections are, so that their mistakes do not hide it."""
+        return ()
 
     @classmethod
     def _unknown(cls, key: object) -> PydanticCustomError:

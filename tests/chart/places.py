@@ -13,7 +13,7 @@ GPU = at("config.models", [CUDA])
 FT = at("gcsFaultTolerance.enabled", True)
 OUTSIDE = {"gcsFaultTolerance": {"enabled": True, "address": "rediss://r:6380"}}
 MONITORS = at("monitoring.podMonitors", True)
-RULES = at("monitoring.prometheusRules", True)
+RULES = at("monitoring", {"podMonitors": True, "prometheusRules": True})
 BOARD = at("monitoring.dashboards", True)
 CLASSES = at("priorityClasses.create", True)
 INGRESS = at("ingress.enabled", True)
@@ -66,8 +66,8 @@ def resources(path: str, place: Place, context: dict[str, Any] | None = None) ->
     for kind, name, amount in (
         ("requests", "cpu", "11m"),
         ("requests", "memory", "12Mi"),
-        ("limits", "cpu", "13m"),
-        ("limits", "memory", "14Mi"),
+        ("limits", "cpu", "130"),
+        ("limits", "memory", "140Gi"),
     ):
         yield f"{path}.{kind}.{name}", amount, amount_at(place, kind, name), amount, context or {}
 
@@ -91,10 +91,11 @@ def pods(path: str, group: str) -> Iterator[Row]:
     yield f"{path}.podLabels", MAPPING, lambda r: template(r)["labels"]["a/b"], "c", {}
     yield f"{path}.extraEnv", [VARIABLE], lambda r: r.environment(group)["N"], "v", {}
     yield f"{path}.extraVolumes", [VOLUME], lambda r: r.pod(group)["volumes"][-1], VOLUME, {}
-    yield f"{path}.extraVolumeMounts", [MOUNT], lambda r: r.container(group)["volumeMounts"][-1], MOUNT, {}
+    volume = at(f"{path}.extraVolumes", [VOLUME])
+    yield f"{path}.extraVolumeMounts", [MOUNT], lambda r: r.container(group)["volumeMounts"][-1], MOUNT, volume
     yield f"{path}.tmpSize", "3Mi", size_of(group, "tmp"), "3Mi", {}
     yield f"{path}.homeSize", "3Mi", size_of(group, "home"), "3Mi", {}
-    yield f"{path}.shmSize", "3Mi", size_of(group, "shm"), "3Mi", {}
+    yield f"{path}.shmSize", "300Mi", size_of(group, "shm"), "300Mi", {}
 
 
 def images(path: str, place: Place, context: dict[str, Any], *, name: str) -> Iterator[Row]:

@@ -107,7 +107,13 @@ WEIGHTS: list[Row] = [
         LOADED,
     ),
     ("weights.storageClass", "efs", lambda r: claim(r)["spec"]["storageClassName"], "efs", LOADED),
-    ("weights.accessMode", "ReadOnlyMany", lambda r: claim(r)["spec"]["accessModes"], ["ReadOnlyMany"], LOADED),
+    (
+        "weights.accessMode",
+        "ReadOnlyMany",
+        lambda r: claim(r)["spec"]["accessModes"],
+        ["ReadOnlyMany"],
+        at("weights.enabled", True),
+    ),
     ("weights.size", "1Ti", lambda r: claim(r)["spec"]["resources"], {"requests": {"storage": "1Ti"}}, LOADED),
     ("weights.keep", False, lambda r: claim(r)["metadata"].get("annotations"), None, LOADED),
     (

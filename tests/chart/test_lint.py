@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 
+from serve_app.config_checks import RESERVED_PORTS
 from serve_app.timeouts import RULES
+from tests.chart.lint_rows import EDGE, EFFECT, PODS, WEIGHTS, Check
 from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, render
 
 MODEL: dict[str, Any] = {"name": "m", "model": "embedded:smollm2-135m-instruct"}
 CUDA = MODEL | {"model": "/opt/model", "device": "cuda", "gpus_per_replica": 2}
-WEIGHTS = {"enabled": True}
-HUB = {"path": "m", "source": "hf:org/name"}
-S3 = {"path": "m", "source": "s3://bucket/m"}
 
 
 def models(*several: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +79,11 @@ def test_the_chart_has_the_rules_of_serve_app_check() -> None:
     assert {rule for rule, *_ in TIMEOUTS} == {rule.name for rule in RULES} - derived
 
 
-CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
+CHECKS: list[Check] = [
+    *PODS,
+    *EDGE,
+    *EFFECT,
+    *WEIGHTS,
     (
         "a target of a model that cannot scale",
         models(MODEL | {"replicas": {"min": 2, "max": 2, "utilization": 0.77}}),
@@ -98,6 +101,30 @@ CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         merged(models(CUDA | {"replicas": {"min": 3, "max": 4}}), at("config.autoscaling", {"max_gpus": 5})),
         ("max_gpus is 5", "replicas.min need 6 GPUs"),
         merged(models(CUDA | {"replicas": {"min": 3, "max": 4}}), at("config.autoscaling", {"max_gpus": 6})),
+    ),
+    (
+        "more replicas than there may be",
+        models(MODEL | {"replicas": {"min": 3, "max": 2}}),
+        ("config.models[0].replicas.min is 3, but max is 2", "set max to 3 or more"),
+        models(MODEL | {"replicas": {"min": 3, "max": 3}}),
+    ),
+    (
+        "two models of one name",
+        models(MODEL, MODEL | {"model": "/opt/m"}),
+        ("config.models[1].name is m, and so is config.models[0].name",),
+        models(MODEL, MODEL | {"name": "n"}),
+    ),
+    (
+        "a port of the links that is the API's",
+        at("config.protocol.port", 8010),
+        ("config.protocol.port is 8010, and so is config.ingress.port",),
+        merged(at("config.protocol.port", 8010), at("config.ingress.port", 8011)),
+    ),
+    (
+        "a port of root's",
+        at("config.protocol.port", 1023),
+        ("config.protocol.port is 1023, which belongs to root alone", "for example 8020"),
+        at("config.protocol.port", 1024),
     ),
     (
         "scaling from zero of a model that readiness waits for",
@@ -188,8 +215,17 @@ CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         "a secret in a model's environment",
         models(MODEL | {"env": {"HF_TOKEN": "x"}}),
         ("config.models[0].env.HF_TOKEN", "secret"),
-        models(MODEL | {"env": {"HF_HOME": "x"}}),
+        models(MODEL | {"env": {"HF_TOKEN_PATH": "x", "TOKENIZERS_PARALLELISM": "false"}}),
     ),
+    *[
+        (
+            f"a secret in {key}",
+            models(MODEL | {"engine_args": {key: "x"}}),
+            (f"config.models[0].engine_args.{key} is a secret", "weights.huggingFaceTokenSecret"),
+            models(MODEL | {"engine_args": {key: True}}),
+        )
+        for key in ("hf_token", "hf-token")
+    ],
     (
         "a secret in a pod's environment",
         at("head.extraEnv", [{"name": "MY_PASSWORD", "value": "x"}]),
@@ -248,30 +284,6 @@ CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
         ("config.models[0].model is org/name", "networkPolicies.enabled is true"),
         merged(models(MODEL | {"model": "org/name"}), at("networkPolicies.enabled", False)),
     ),
-    (
-        "weights without a volume",
-        models(MODEL | {"model": "/models/m"}),
-        ("/models/m", "weights.enabled is false"),
-        merged(models(MODEL | {"model": "/models/m"}), {"weights": WEIGHTS}),
-    ),
-    (
-        "downloads without a volume",
-        {"weights": {"downloads": [HUB | {"revision": "a" * 40}]}},
-        ("hf:org/name", "weights.enabled is false"),
-        {"weights": WEIGHTS | {"downloads": [HUB | {"revision": "a" * 40}]}},
-    ),
-    (
-        "a download without a commit",
-        {"weights": WEIGHTS | {"downloads": [HUB]}},
-        ("hf:org/name", "revision is empty"),
-        {"weights": WEIGHTS | {"downloads": [HUB | {"revision": "a" * 40}]}},
-    ),
-    (
-        "a download without a checksum",
-        {"weights": WEIGHTS | {"downloads": [S3]}},
-        ("s3://bucket/m", "sha256 is empty"),
-        {"weights": WEIGHTS | {"downloads": [S3 | {"sha256": "a" * 64}]}},
-    ),
 ]
 
 
@@ -285,6 +297,19 @@ def test_wrong_values_are_refused_with_a_sentence_that_names_them(
     assert "execution error at" in message, "a check of the chart, not an accident of its templates"
     assert [text for text in shown if text not in message] == []
     render(right)
+
+
+@pytest.mark.parametrize("key", ["ingress", "protocol"])
+@pytest.mark.parametrize("ports", RESERVED_PORTS, ids=str)
+def test_the_ports_that_serve_app_check_refuses_are_refused_with_the_same_owner(ports: range, key: str) -> None:
+    for port in {ports[0], ports[-1]}:
+        with pytest.raises(
+            Refused, match=rf"config\.{key}\.port is {port}, which belongs to {RESERVED_PORTS[ports]}: choose another"
+        ):
+            render(at(f"config.{key}.port", port))
+    beside = [port for port in (ports[0] - 1, ports[-1] + 1) if not any(port in others for others in RESERVED_PORTS)]
+    for port in beside:
+        render(at(f"config.{key}.port", port))
 
 
 @pytest.mark.parametrize(
@@ -308,6 +333,27 @@ def test_a_misspelt_key_is_refused(path: str) -> None:
 def test_a_null_that_would_drop_a_default_is_refused(path: str) -> None:
     with pytest.raises(Refused, match=f"missing property '{path.rpartition('.')[2]}'"):
         render(at(path, None))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("head.resources.requests.cpu", -1),
+        ("head.resources.requests.cpu", "1Gi"),
+        ("head.resources.limits.memory", "1.2.3Gi"),
+        ("head.resources.limits.memory", "500m"),
+        ("modelPods.shmSize", "1 Gi"),
+        ("networkPolicies.operatorNamespace", ""),
+        ("networkPolicies.prometheusNamespace", ""),
+        ("networkPolicies.weightsCidrs", ["10.0.0.1"]),
+        ("weights.activeDeadlineSeconds", 0),
+        ("weights.s3Endpoint", "minio:9000"),
+        ("head.extraEnv", [{"value": "x"}]),
+    ],
+)
+def test_a_value_of_a_wrong_form_is_refused(path: str, value: Any) -> None:
+    with pytest.raises(Refused, match=f"at '/{path.replace('.', '/')}"):
+        render(at(path, value))
 
 
 @pytest.mark.parametrize("key", ["dns", "apiServerCidrs", "apiServerPorts", "weightsCidrs", "redisCidrs"])

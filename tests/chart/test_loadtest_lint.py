@@ -7,7 +7,20 @@ import pytest
 from loadtest.plan import make_plan
 from loadtest.scenario import parse_scenario
 from loadtest.schedule import make_schedule
-from tests.chart.loadtest_chart import CHART, CI_FILES, KEY, SCENARIO, WEB, render, render_file, scenario, worker
+from tests.chart.loadtest_chart import (
+    CHART,
+    CI_FILES,
+    KEY,
+    PODS,
+    S3,
+    SCENARIO,
+    WEB,
+    master,
+    render,
+    render_file,
+    scenario,
+    worker,
+)
 from tests.chart.render import Refused, at, merged
 from tests.chart.render import render as render_chart
 
@@ -90,6 +103,48 @@ CHECKS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
     ),
     *[
         (
+            f"{path} in vain",
+            at(path, value),
+            (f"{path} is {value}, but results.s3.uri is empty: ", "remove the former"),
+            merged(S3, at(path, value)),
+        )
+        for path, value in (
+            ("results.s3.endpoint", "http://s"),
+            ("results.s3.region", "eu-west-1"),
+        )
+    ],
+    (
+        "a claim in vain",
+        merged(S3, at("results.persistence.existingClaim", "c")),
+        ("results.persistence.existingClaim is c, but results.persistence.enabled is false: ",),
+        at("results.persistence.existingClaim", "c"),
+    ),
+    *[
+        (
+            f"more than the limit of {path}",
+            at(f"{path}.resources.requests.memory", "3Gi"),
+            (f"{path}.resources.requests.memory is 3Gi, but {path}.resources.limits.memory is ", "raise the latter"),
+            at(f"{path}.resources", {"requests": {"memory": "3Gi"}, "limits": {"memory": "3072Mi"}}),
+        )
+        for path in ("master", "workers", "results.s3", "report", "test")
+    ],
+    *[
+        (
+            f"a label that selects: {label}",
+            at("workers.podLabels", {label: "x"}),
+            (f"workers.podLabels has {label}", "remove it"),
+            at("workers.podLabels", {"app.kubernetes.io/part-of": "x"}),
+        )
+        for label in ("app.kubernetes.io/component", "loadtest/run")
+    ],
+    (
+        "a mount of no volume",
+        at("extraVolumeMounts", [{"name": "v", "mountPath": "/v"}]),
+        ("extraVolumeMounts mounts v at /v, but extraVolumes has no volume of that name",),
+        at("extraVolumes", [{"name": "v", "emptyDir": {}}]),
+    ),
+    *[
+        (
             f"latest of {image}",
             at(f"{image}.tag", "latest"),
             (f"{image}.tag is latest", "digest is empty"),
@@ -127,6 +182,29 @@ def test_what_cannot_work_is_refused_with_both_values_and_the_way_out(
         render(broken)
     assert [value for value in shown if value not in str(refusal.value)] == []
     render(kept)
+
+
+def test_what_the_chart_gives_its_pods_is_taken() -> None:
+    for mode in ("job", "web"):
+        found = render(merged(KEY, PODS, at("mode", mode)))
+        pods = [master(found), worker(found)]
+        own = [
+            c
+            for pod in pods
+            for c in [*pod.get("initContainers", []), *pod["containers"]]
+            if c["name"] in ("run", "master", "worker")
+        ]
+        names = {
+            "extraEnv": {v["name"] for c in own for v in c["env"]},
+            "extraVolumes": {v["name"] for pod in pods for v in pod["volumes"]},
+            "extraVolumeMounts": {m["mountPath"] for c in own for m in c["volumeMounts"]},
+        }
+        assert [len(taken) for taken in names.values()] == [3 if mode == "job" else 2, 5, 5]
+        for key, taken in names.items():
+            for name in taken:
+                entry = {"name": "v", "mountPath": name} if key == "extraVolumeMounts" else {"name": name}
+                with pytest.raises(Refused, match=rf"{key} has the (name|mountPath) {name}, .*choose another"):
+                    render(at(key, [entry]))
 
 
 @pytest.mark.parametrize(

@@ -270,3 +270,12 @@ def _for_checkov(found: Rendered) -> Iterator[Object]:
     for o in found.objects:
         if o["kind"] not in ("Pod", "Job", "Deployment"):
             yield o | {"metadata": o["metadata"] | {"namespace": "serving"}}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"), [("", 443), ("https://s3.example.com/x", 443), ("http://minio:9000", 9000), ("http://minio", 80)]
+)
+def test_the_upload_reaches_its_endpoint_at_its_port(endpoint: str, port: int) -> None:
+    rendered = render(merged(ALL, at("results.s3.endpoint", endpoint)))
+    assert reaches(rendered, MASTER, OUTSIDE, port)
+    assert reaches(rendered, MASTER, OUTSIDE, 9000) == (port == 9000)

@@ -113,7 +113,13 @@ ROWS: list[Row] = [
     *pods("workers", worker, "1-workers"),
     ("extraEnv", [VARIABLE], lambda r: [c["env"][-1] for c in both(r)], [VARIABLE] * 2, {}),
     ("extraVolumes", [VOLUME], lambda r: [master(r)["volumes"][-1], worker(r)["volumes"][-1]], [VOLUME] * 2, {}),
-    ("extraVolumeMounts", [MOUNT], lambda r: [c["volumeMounts"][-1] for c in both(r)], [MOUNT] * 2, {}),
+    (
+        "extraVolumeMounts",
+        [MOUNT],
+        lambda r: [c["volumeMounts"][-1] for c in both(r)],
+        [MOUNT] * 2,
+        at("extraVolumes", [VOLUME]),
+    ),
     (
         "results.persistence.enabled",
         False,

@@ -206,3 +206,18 @@ def test_the_head_reaches_redis_at_the_port_of_its_address(address: str, port: i
     rendered = render({"gcsFaultTolerance": {"enabled": True, "address": address}})
     (policy,) = (p for name, p in rendered.of("NetworkPolicy").items() if name.endswith("head-to-redis"))
     assert [p["port"] for rule in policy["spec"]["egress"] for p in rule["ports"]] == [port]
+
+
+@pytest.mark.parametrize(
+    ("values", "ports"),
+    [
+        ({"s3Endpoint": "http://minio:9000"}, [443, 9000]),
+        ({"huggingFaceEndpoint": "https://mirror:8443/hub"}, [443, 8443]),
+        ({"huggingFaceEndpoint": "http://mirror", "s3Endpoint": "https://s3.example.com/a:1"}, [443, 80]),
+        ({"huggingFaceEndpoint": "https://mirror:8443", "s3Endpoint": "https://[fd00::1]:8443"}, [443, 8443]),
+    ],
+    ids=str,
+)
+def test_downloads_reach_an_endpoint_at_its_port(values: dict[str, str], ports: list[int]) -> None:
+    rendered = render(merged(ALL, at("weights", values)))
+    assert [port for port in (80, 443, 8443, 9000) if reaches(rendered, JOB, HUB, port)] == sorted(ports)

@@ -3,7 +3,9 @@
 import copy
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.serve.schema import ServeDeploySchema
@@ -12,7 +14,7 @@ from serve_app.application import serve_config
 from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
 from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
-from tests.chart.places import ALB, TOLERATION, annotations
+from tests.chart.places import ALB, HUB, LOADED, MONITORS, OUTSIDE, S3, TOLERATION, annotations
 from tests.chart.render import CI_FILES, Object, Rendered, at, merged, render, tool
 from tests.chart.schemas import kubeconform_schemas
 
@@ -145,7 +147,63 @@ def test_numbers_are_whole_however_large() -> None:
     """Helm holds numbers as floats, which would print as 1.048576e+07."""
     config = render(merged(at("config.ingress.max_body_bytes", 10485760), at("config.protocol.max_frame_bytes", 1 << 30))).config
     assert (config["ingress"]["max_body_bytes"], config["protocol"]["max_frame_bytes"]) == (10485760, 1 << 30)
-    assert render(at("objectStore.bytes", 1 << 31)).group("head")["rayStartParams"]["object-store-memory"] == str(1 << 31)
+    room = merged(*(at(f"{pods}.shmSize", "2Gi") for pods in ("head", "ingressPods", "modelPods")))
+    store = render(merged(room, at("objectStore.bytes", 1 << 31))).group("head")["rayStartParams"]
+    assert store["object-store-memory"] == str(1 << 31)
+
+
+NAMES = (
+    *("ingress.className", "ingress.tlsSecretName", "head.priorityClassName", "modelPods.runtimeClassName"),
+    *("rayToken.existingSecret", "clusterToken.existingSecret", "apiKeys.existingSecret"),
+    *(
+        "weights.storageClass",
+        "weights.s3Region",
+        "weights.huggingFaceTokenSecret",
+        "gcsFaultTolerance.redis.persistence.storageClass",
+    ),
+    *("networkPolicies.operatorNamespace", "networkPolicies.prometheusNamespace"),
+)
+
+
+def numbers(value: Any) -> Iterator[Any]:
+    """Yield what is no text, however deep."""
+    if isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from numbers(entry)
+    elif not isinstance(value, str):
+        yield value
+
+
+def test_text_that_looks_like_a_number_stays_text() -> None:
+    gpu = at("config.models", [{"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 1}])
+    downloads = at("weights", {"enabled": True, "downloads": [HUB, S3]})
+    on = merged(downloads, MONITORS, gpu, at("ingress.enabled", True), at("image.pullSecrets", ["777"]))
+    own = render(merged(on, at("gcsFaultTolerance.enabled", True), *(at(path, "777") for path in NAMES)))
+    outside = {"enabled": True, "address": "redis://r", "username": "777", "existingSecret": "777", "existingSecretKey": "777"}
+    theirs = render(merged(at("gcsFaultTolerance", outside), at("weights", {"enabled": True, "existingClaim": "777"})))
+    assert own.text.count("777") >= len(NAMES)
+    assert 777 not in [*numbers(own.objects), *numbers(theirs.objects)]
+
+
+@pytest.mark.parametrize("key", ["apiServerCidrs", "weightsCidrs", "redisCidrs"])
+def test_a_policy_takes_ranges_of_ipv6(key: str) -> None:
+    made = render(merged(LOADED, OUTSIDE, at(f"networkPolicies.{key}", ["::/0", "fd00::/8"])))
+    blocks = [
+        p["ipBlock"]
+        for o in made.of("NetworkPolicy").values()
+        for rule in o["spec"].get("egress", [])
+        for p in rule.get("to", [])
+        if "ipBlock" in p
+    ]
+    assert [block["cidr"] for block in blocks if ":" in block["cidr"]] == ["::/0", "fd00::/8"]
+    excepted = [block["except"] for block in blocks if block["cidr"] == "::/0" and "except" in block]
+    assert excepted == ([["fd00:ec2::254/128"]] if key == "weightsCidrs" else [])
+
+
+def test_serve_app_check_reads_the_numbers_that_helm_writes() -> None:
+    made = render(at("config.protocol.handshake_timeout_s", 1e-7))
+    assert "handshake_timeout_s: 1e-07" in made.text
+    assert list(manifest_problems(made.text, client_s=None, load_balancer_idle_s=None)) == []
 
 
 def test_generated_secrets_are_long_and_differ() -> None:

@@ -135,7 +135,7 @@ EDGE: list[Row] = [
         ["10.0.0.0/8"],
         lambda r: r.of("Service")[""]["spec"]["loadBalancerSourceRanges"],
         ["10.0.0.0/8"],
-        {},
+        merged(OUTER, at("service.type", "LoadBalancer")),
     ),
     ("ingress.enabled", True, lambda r: len(r.of("Ingress")), 1, {}),
     ("ingress.className", "c", lambda r: only(r.of("Ingress"))["spec"]["ingressClassName"], "c", INGRESS),
@@ -245,7 +245,7 @@ CLUSTER: list[Row] = [
     ("serviceAccounts.workerAnnotations", MAPPING, annotations("ServiceAccount", "worker"), MAPPING, {}),
     ("serviceAccounts.weightsAnnotations", MAPPING, annotations("ServiceAccount", "weights"), MAPPING, LOADED),
     ("monitoring.podMonitors", True, lambda r: sorted(r.of("PodMonitor")), ["ingress", "ray"], {}),
-    ("monitoring.prometheusRules", True, lambda r: len(r.of("PrometheusRule")), 1, {}),
+    ("monitoring.prometheusRules", True, lambda r: len(r.of("PrometheusRule")), 1, MONITORS),
     ("monitoring.dashboards", True, lambda r: "dashboard" in r.of("ConfigMap"), True, {}),
     ("monitoring.labels", MAPPING, lambda r: r.of("PodMonitor")["ray"]["metadata"]["labels"]["a/b"], "c", MONITORS),
     (

@@ -135,7 +135,7 @@ def test_our_values_are_production_on_eks_and_pass_the_check() -> None:
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
 def test_the_runbook_explains_every_alert_of_the_chart() -> None:
-    (rule,) = render({"monitoring": {"prometheusRules": True}}).of("PrometheusRule").values()
+    (rule,) = render({"monitoring": {"podMonitors": True, "prometheusRules": True}}).of("PrometheusRule").values()
     alerts = {r["alert"] for group in rule["spec"]["groups"] for r in group["rules"]}
     runbook = (K8S.parent / "docs/runbook.md").read_text()
     assert set(re.findall(r"^### (\w+)$", runbook, re.MULTILINE)) == alerts

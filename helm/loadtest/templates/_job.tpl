@@ -23,7 +23,7 @@ env:
   - {name: HOME, value: /tmp}
   {{- include "loadtest.podNameEnv" . | nindent 2 }}
   {{- with $s3.region }}
-  - {name: AWS_REGION, value: {{ . }}}
+  - {name: AWS_REGION, value: {{ . | quote }}}
   {{- end }}
   {{- with $s3.endpoint }}
   - {name: AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}

@@ -5,7 +5,10 @@
 {{- include "loadtest.lintTarget" . -}}
 {{- include "loadtest.lintScenario" . -}}
 {{- include "loadtest.lintWorkers" . -}}
+{{- include "loadtest.lintPods" . -}}
+{{- include "loadtest.lintAdditions" . -}}
 {{- include "loadtest.lintResults" . -}}
+{{- include "loadtest.lintEffect" . -}}
 {{- include "loadtest.lintImages" . -}}
 {{- include "loadtest.lintSecrets" . -}}
 {{- end }}
@@ -104,7 +107,7 @@
 
 {{- define "loadtest.lintSecrets" -}}
 {{- range .Values.extraEnv -}}
-{{- if and .value (regexMatch "(?i)(token|secret|passw|api_?key|credential)" .name) -}}
+{{- if and .value (regexMatch "(?i)(token$|secret|passw|api_?key|credential)" .name) -}}
 {{- fail (printf "extraEnv has %s with a value, which looks like a secret, and values are no place for one: target.existingSecret takes the API key, extraVolumes any other file" .name) -}}
 {{- end -}}
 {{- end -}}

@@ -5,7 +5,7 @@
   {{- if .Values.target.url }}
   value: {{ .Values.target.url | quote }}
   {{- else }}
-  valueFrom: {secretKeyRef: {name: {{ .Values.target.existingSecret }}, key: {{ .Values.target.urlSecretKey }}}}
+  valueFrom: {secretKeyRef: {name: {{ .Values.target.existingSecret | quote }}, key: {{ .Values.target.urlSecretKey | quote }}}}
   {{- end }}
 {{- end }}
 
@@ -33,9 +33,9 @@
 {{- if include "loadtest.hasKey" . -}}
 - name: api-key
   secret:
-    secretName: {{ .Values.target.existingSecret }}
+    secretName: {{ .Values.target.existingSecret | quote }}
     defaultMode: 0440
-    items: [{key: {{ .Values.target.apiKeySecretKey }}, path: key}]
+    items: [{key: {{ .Values.target.apiKeySecretKey | quote }}, path: key}]
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
@@ -54,7 +54,7 @@
 {{- define "loadtest.resultsVolume" -}}
 - name: results
   {{- if .Values.results.persistence.enabled }}
-  persistentVolumeClaim: {claimName: {{ include "loadtest.claim" . }}}
+  persistentVolumeClaim: {claimName: {{ include "loadtest.claim" . | quote }}}
   {{- else }}
   emptyDir: {sizeLimit: {{ .Values.results.emptyDirSize }}}
   {{- end }}

@@ -13,7 +13,7 @@ metadata:
     cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
     karpenter.sh/do-not-disrupt: "true"
     {{- with .checksum }}
-    loadtest/scenario: {{ . }}
+    loadtest/scenario: {{ . | quote }}
     {{- end }}
     {{- with $pods.podAnnotations }}
     {{- toYaml . | nindent 4 }}
@@ -37,11 +37,11 @@ spec:
   {{- with .root.Values.image.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   {{- with $pods.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with $pods.nodeSelector }}
   nodeSelector:

@@ -30,7 +30,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -64,7 +64,7 @@ imagePullSecrets:
 {{- /* Args: root, name, override. The priority class of a pod, as a whole line or nothing. */}}
 {{- define "serve-app.priorityClass" -}}
 {{- if .override -}}
-priorityClassName: {{ .override }}
+priorityClassName: {{ .override | quote }}
 {{- else if .root.Values.priorityClasses.create -}}
 priorityClassName: {{ .root.Release.Name }}-{{ .name }}
 {{- end -}}

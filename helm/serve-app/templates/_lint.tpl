@@ -1,13 +1,16 @@
 {{- /* Checks across values. Each failure is one sentence with both values and the way out; tests/chart/test_lint.py triggers each. */}}
 {{- define "serve-app.lint" -}}
 {{- include "serve-app.lintConfig" . -}}
+{{- include "serve-app.lintPorts" . -}}
 {{- include "serve-app.lintTimeouts" . -}}
 {{- include "serve-app.lintEdge" . -}}
 {{- include "serve-app.lintScaling" . -}}
 {{- include "serve-app.lintGpus" . -}}
+{{- include "serve-app.lintPods" . -}}
 {{- include "serve-app.lintImages" . -}}
 {{- include "serve-app.lintSecrets" . -}}
 {{- include "serve-app.lintWeights" . -}}
+{{- include "serve-app.lintEffect" . -}}
 {{- include "serve-app.lintRedis" . -}}
 {{- end }}
 
@@ -35,7 +38,12 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $first := dict -}}
 {{- range $i, $model := .Values.config.models -}}
+{{- if hasKey $first $model.name -}}
+{{- fail (printf "config.models[%d].name is %s, and so is config.models[%d].name: give each model its own name" $i $model.name (get $first $model.name)) -}}
+{{- end -}}
+{{- $_ := set $first $model.name $i -}}
 {{- if $model.resources -}}
 {{- fail (printf "config.models[%d].resources is %s, but in a cluster it is {\"serve_app_model_%d\":1}: remove it, the chart binds each model to its worker group" $i (toJson $model.resources) $i) -}}
 {{- end -}}
@@ -50,8 +58,27 @@
 {{- fail (printf "modelPods.byModel has %q, but config.models has %s: use one of those names" $name (join ", " $names)) -}}
 {{- end -}}
 {{- end -}}
-{{- if eq (dig "protocol" "port" 0 .Values.config | int) 0 -}}
+{{- end }}
+
+{{- /* The ports of serve_app/config_checks.py, and what else the configuration refuses. */}}
+{{- define "serve-app.lintPorts" -}}
+{{- $ingress := dig "ingress" "port" 8010 .Values.config | int -}}
+{{- $link := dig "protocol" "port" 0 .Values.config | int -}}
+{{- if eq $link 0 -}}
 {{- fail "config.protocol.port is 0, any port, but network policies and probes must name it: set it to 8020" -}}
+{{- end -}}
+{{- if eq $link $ingress -}}
+{{- fail (printf "config.protocol.port is %d, and so is config.ingress.port: choose another, for example 8020" $link) -}}
+{{- end -}}
+{{- $taken := list (list 1 1023 "root alone") (list 6379 6379 "Ray's GCS") (list 8000 8000 "Ray Serve's own proxy")
+  (list 8076 8079 "Ray's managers and agents") (list 8080 8080 "KubeRay's metrics exporter") (list 8265 8265 "Ray's dashboard")
+  (list 10001 10001 "Ray's client server") (list 10002 10999 "Ray's worker processes") (list 52365 52365 "Ray's dashboard agent") -}}
+{{- range $path, $port := dict "config.ingress.port" $ingress "config.protocol.port" $link -}}
+{{- range $taken -}}
+{{- if and (ge $port (index . 0)) (le $port (index . 1)) -}}
+{{- fail (printf "%s is %d, which belongs to %s: choose another, for example %s" $path $port (index . 2) (ternary "8020" "8010" (eq $path "config.protocol.port"))) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 
@@ -64,6 +91,9 @@
 {{- range $parts -}}
 {{- $path := index . 0 -}}{{- $target := index . 1 -}}{{- $replicas := index . 2 -}}
 {{- $min := dig "min" 1 $replicas | int -}}{{- $max := dig "max" 1 $replicas | int -}}
+{{- if gt $min $max -}}
+{{- fail (printf "%s.min is %d, but max is %d: set max to %d or more" $path $min $max $min) -}}
+{{- end -}}
 {{- if and (hasKey $replicas $target) (eq $min $max) -}}
 {{- fail (printf "%s.%s is %v, but min is %d and max is %d: it can never scale; raise max, or remove the target" $path $target (index $replicas $target) $min $max) -}}
 {{- end -}}
@@ -96,8 +126,10 @@
 {{- fail (printf "config.models[%d].gpus_per_replica is %d, modelPods.gpusPerNode is %v and modelPods.onePerNode is true: %d GPUs of each node would lie idle; set onePerNode to false, or use nodes of %d GPUs" $i $gpus $pods.gpusPerNode (sub (int $pods.gpusPerNode) $gpus) $gpus) -}}
 {{- end -}}
 {{- end -}}
-{{- if hasKey ($pods.resources.limits | default dict) $pods.gpuResource -}}
-{{- fail (printf "modelPods.resources.limits has %s %v and config.models[%d].gpus_per_replica is %d: remove the former, the chart sets it" $pods.gpuResource (index $pods.resources.limits $pods.gpuResource) $i $gpus) -}}
+{{- range $kind, $amounts := $pods.resources -}}
+{{- if hasKey ($amounts | default dict) $pods.gpuResource -}}
+{{- fail (printf "modelPods.resources.%s has %s %v and config.models[%d].gpus_per_replica is %d: remove the former, the chart sets it" $kind $pods.gpuResource (index $amounts $pods.gpuResource) $i $gpus) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

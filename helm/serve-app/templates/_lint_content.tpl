@@ -11,17 +11,21 @@
 
 {{- /* Values end up in the release's history, in serveConfigV2 and in dashboards: no place for secrets. */}}
 {{- define "serve-app.lintSecrets" -}}
-{{- $secret := "(?i)(token|secret|passw|api_?key|credential)" -}}
+{{- $secret := "(?i)(token$|secret|passw|api_?key|credential)" -}}
 {{- range $i, $model := .Values.config.models -}}
+{{- range $name := list "hf_token" "hf-token" -}}
+{{- $token := get ($model.engine_args | default dict) $name -}}
+{{- if and $token (kindIs "string" $token) -}}
+{{- fail (printf "config.models[%d].engine_args.%s is a secret, and values are no place for one: put it into a Secret and name that in weights.huggingFaceTokenSecret" $i $name) -}}
+{{- end -}}
+{{- end -}}
 {{- range $name, $value := $model.env | default dict -}}
 {{- if regexMatch $secret $name -}}
 {{- fail (printf "config.models[%d].env.%s looks like a secret, and values are no place for one: weights.huggingFaceTokenSecret takes the token of a gated model, modelPods.extraVolumes any other file" $i $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $all := dict "head" .Values.head "ingressPods" .Values.ingressPods "modelPods" .Values.modelPods -}}
-{{- range $name, $pods := .Values.modelPods.byModel -}}{{- $_ := set $all (printf "modelPods.byModel.%s" $name) $pods -}}{{- end -}}
-{{- range $path, $pods := $all -}}
+{{- range $path, $pods := include "serve-app.allPods" . | fromYaml -}}
 {{- range $pods.extraEnv -}}
 {{- if and .value (regexMatch $secret .name) -}}
 {{- fail (printf "extraEnv of %s has %s with a value, which looks like a secret, and values are no place for one: use valueFrom.secretKeyRef, or better a file through extraVolumes" $path .name) -}}
@@ -40,23 +44,46 @@
 {{- /* Serving pods reach no model hub: what they load is in the image, or in the weights volume. */}}
 {{- define "serve-app.lintWeights" -}}
 {{- $open := or (not .Values.networkPolicies.enabled) .Values.networkPolicies.extraEgress -}}
+{{- $w := .Values.weights -}}
+{{- $paths := list -}}
+{{- range $w.downloads }}{{ $paths = append $paths (printf "/models/%s" .path) }}{{ end -}}
 {{- range $i, $model := .Values.config.models -}}
-{{- if and (hasPrefix "/models/" $model.model) (not $.Values.weights.enabled) -}}
+{{- if hasPrefix "/models/" $model.model -}}
+{{- if not $w.enabled -}}
 {{- fail (printf "config.models[%d].model is %s, but weights.enabled is false: enable it, and fetch the weights there or name an existing claim" $i $model.model) -}}
+{{- end -}}
+{{- if hasSuffix "/" $model.model -}}
+{{- fail (printf "config.models[%d].model is %s: write %s, by which its download is found" $i $model.model (trimSuffix "/" $model.model)) -}}
+{{- end -}}
+{{- if not (or $w.existingClaim (has $model.model $paths)) -}}
+{{- fail (printf "config.models[%d].model is %s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s, or name the claim that has it" $i $model.model (join ", " $paths | default "nothing") (trimPrefix "/models/" $model.model)) -}}
+{{- end -}}
 {{- end -}}
 {{- if not (or (hasPrefix "/" $model.model) (hasPrefix "embedded:" $model.model) $open) -}}
 {{- fail (printf "config.models[%d].model is %s, a Hugging Face id, but networkPolicies.enabled is true: serving pods reach no hub; let weights.downloads fetch it and use /models/PATH, or allow the hub in networkPolicies.extraEgress" $i $model.model) -}}
 {{- end -}}
 {{- end -}}
-{{- range $i, $download := .Values.weights.downloads -}}
-{{- if not $.Values.weights.enabled -}}
-{{- fail (printf "weights.downloads[%d].source is %s, but weights.enabled is false: enable it" $i $download.source) -}}
+{{- if and $w.downloads (not $w.existingClaim) (eq $w.accessMode "ReadOnlyMany") -}}
+{{- fail (printf "weights.accessMode is ReadOnlyMany, but weights.downloads has %d entries, whose jobs write: set it to ReadWriteMany" (len $w.downloads)) -}}
 {{- end -}}
-{{- if and (hasPrefix "hf:" $download.source) (not $download.revision) -}}
-{{- fail (printf "weights.downloads[%d].source is %s, but revision is empty: give the commit, or the weights change under you" $i $download.source) -}}
+{{- range $i, $download := $w.downloads -}}
+{{- $from := printf "weights.downloads[%d].source is %s" $i .source -}}
+{{- if not $w.enabled -}}
+{{- fail (printf "%s, but weights.enabled is false: enable it" $from) -}}
 {{- end -}}
-{{- if and (hasPrefix "s3://" $download.source) (not $download.sha256) -}}
-{{- fail (printf "weights.downloads[%d].source is %s, but sha256 is empty: give the checksum of its SHA256SUMS file" $i $download.source) -}}
+{{- $target := printf "/models/%s" .path -}}
+{{- if has $target (slice $paths 0 $i) -}}
+{{- fail (printf "weights.downloads[%d].path is %s, as of a download before it: give each a path of its own" $i .path) -}}
+{{- end -}}
+{{- $hub := hasPrefix "hf:" .source -}}
+{{- if and $hub (not .revision) -}}
+{{- fail (printf "%s, but revision is empty: give the commit, or the weights change under you" $from) -}}
+{{- end -}}
+{{- if and (not $hub) (not .sha256) -}}
+{{- fail (printf "%s, but sha256 is empty: give the checksum of its SHA256SUMS file" $from) -}}
+{{- end -}}
+{{- if ternary .sha256 .revision $hub -}}
+{{- fail (printf "%s, and %s: remove the latter, which is of %s alone" $from (ternary (printf "sha256 is %v" .sha256) (printf "revision is %v" .revision) $hub) (ternary "s3://" "hf:" $hub)) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

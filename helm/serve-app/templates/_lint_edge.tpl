@@ -38,8 +38,15 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- if and $alb (eq $in.className "nginx") -}}
 {{- fail "ingress.alb is true, but ingress.className is nginx: set it to the class of the AWS controller, most often alb" -}}
 {{- end -}}
-{{- if and $alb (eq $in.albScheme "internet-facing") (not .Values.apiKeys.enabled) -}}
-{{- fail "ingress.albScheme is internet-facing, but apiKeys.enabled is false: anybody could use the models; enable the keys, or set albScheme to internal" -}}
+{{- range $name := list "healthcheck-interval-seconds" "unhealthy-threshold-count" -}}
+{{- $given := get $in.annotations (printf "alb.ingress.kubernetes.io/%s" $name) -}}
+{{- if not (regexMatch "^[0-9]*$" $given) -}}
+{{- fail (printf "ingress.annotations has alb.ingress.kubernetes.io/%s: %q, which is no number: write digits alone, for example %q" $name $given "10") -}}
+{{- end -}}
+{{- end -}}
+{{- include "serve-app.lintOpen" . -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.enabled is true, but httpRoute.parentRefs is empty: no Gateway would take the route; name yours, for example [{name: gateway, namespace: gateways}]" -}}
 {{- end -}}
 {{- $policies := .Values.networkPolicies -}}
 {{- if and $policies.enabled $policies.clients (or $alb (eq .Values.service.type "LoadBalancer")) -}}
@@ -48,6 +55,42 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- if not $blocks -}}
 {{- fail (printf "%s, but networkPolicies.enabled is true and networkPolicies.clients has no ipBlock: the load balancer is no pod and could not reach the ingress; add {ipBlock: {cidr: ...}} of its subnets" (ternary "ingress.alb is true" "service.type is LoadBalancer" $alb)) -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* What the world reaches asks for keys. */}}
+{{- define "serve-app.lintOpen" -}}
+{{- if not .Values.apiKeys.enabled -}}
+{{- $given := get .Values.ingress.annotations "alb.ingress.kubernetes.io/scheme" -}}
+{{- $scheme := $given | default (ternary .Values.ingress.albScheme "" .Values.ingress.alb) -}}
+{{- if and .Values.ingress.enabled (eq $scheme "internet-facing") -}}
+{{- fail (printf "%s is internet-facing, but apiKeys.enabled is false: anybody could use the models; enable the keys, or make it internal" (ternary "alb.ingress.kubernetes.io/scheme in ingress.annotations" "ingress.albScheme" (ne $given ""))) -}}
+{{- end -}}
+{{- if and (eq .Values.service.type "LoadBalancer") (not .Values.service.loadBalancerSourceRanges) -}}
+{{- fail "service.type is LoadBalancer, apiKeys.enabled is false and service.loadBalancerSourceRanges is empty: anybody could use the models; enable the keys, or name the ranges of your clients" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Values that would do nothing, because another one is not set. */}}
+{{- define "serve-app.lintEffect" -}}
+{{- $redis := .Values.gcsFaultTolerance -}}
+{{- $rows := list
+  (list "gcsFaultTolerance.address" $redis.address "gcsFaultTolerance.enabled" $redis.enabled "Ray's head would not use it")
+  (list "gcsFaultTolerance.existingSecret" $redis.existingSecret "gcsFaultTolerance.address" $redis.address "the chart's own Redis has another password")
+  (list "gcsFaultTolerance.username" $redis.username "gcsFaultTolerance.address" $redis.address "the chart's own Redis has no users")
+  (list "apiKeys.existingSecret" .Values.apiKeys.existingSecret "apiKeys.enabled" .Values.apiKeys.enabled "nobody would be asked for a key")
+  (list "weights.existingClaim" .Values.weights.existingClaim "weights.enabled" .Values.weights.enabled "no pod would mount it")
+  (list "monitoring.prometheusRules" .Values.monitoring.prometheusRules "monitoring.podMonitors" .Values.monitoring.podMonitors
+    "nothing would scrape what the alerts ask for, and ServeAppDown would fire for ever")
+-}}
+{{- range $rows -}}
+{{- if and (index . 1) (not (index . 3)) -}}
+{{- fail (printf "%s is %v, but %s is %s: %s; set the latter, or remove the former" (index . 0) (index . 1) (index . 2) (toString (index . 3) | default "empty") (index . 4)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
+{{- fail (printf "service.loadBalancerSourceRanges is %s, but service.type is %s: nothing would be kept out; use networkPolicies.clients, or set type to LoadBalancer" (join ", " .Values.service.loadBalancerSourceRanges) .Values.service.type) -}}
 {{- end -}}
 {{- end }}
 

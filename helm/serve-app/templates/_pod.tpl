@@ -2,7 +2,10 @@
 container (its name), resources, account, priority, affinity, ports, readiness, preStop, grace, rayDrain; if any:
 initContainers (as text), mounts, volumes, runtimeClassName. */}}
 {{- define "serve-app.rayPod" -}}
-{{- $t := include "serve-app.timeouts" .root | fromYaml -}}
+{{- $env := include "serve-app.rayEnv" . -}}
+{{- $mounts := concat (include "serve-app.scratchMounts" . | fromYamlArray) (.mounts | default list) -}}
+{{- $volumes := concat (include "serve-app.scratchVolumes" .pods | fromYamlArray) (.volumes | default list) -}}
+{{- include "serve-app.lintAdditions" (dict "component" .component "pods" .pods "env" ($env | fromYamlArray) "mounts" $mounts "volumes" $volumes) -}}
 metadata:
   labels:
     {{- include "serve-app.selectorLabels" .root | nindent 4 }}
@@ -24,7 +27,7 @@ spec:
   {{- include "serve-app.priorityClass" (dict "root" .root "name" .priority "override" .pods.priorityClassName) | nindent 2 }}
   terminationGracePeriodSeconds: {{ .grace }}
   {{- with .runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with .pods.nodeSelector }}
   nodeSelector:
@@ -60,11 +63,7 @@ spec:
       securityContext:
         {{- include "serve-app.securityContext" .root | nindent 8 }}
       env:
-        - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
-        - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ .rayDrain | quote }}}
-        - {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: {{ $t.gcsReconnect | quote }}}
-        - {name: RAY_LOG_TO_STDERR, value: "1"} # for kubectl logs; Serve keeps its files besides
-        {{- include "serve-app.logRotation" . | nindent 8 }}
+        {{- $env | nindent 8 }}
         {{- with .pods.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -84,25 +83,12 @@ spec:
       resources:
         {{- toYaml .resources | nindent 8 }}
       volumeMounts:
-        - {name: tmp, mountPath: /tmp}
-        - {name: home, mountPath: /home/serve-app}
-        - {name: shm, mountPath: /dev/shm}
-        {{- with .mounts }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- toYaml $mounts | nindent 8 }}
         {{- with .pods.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
   volumes:
-    - name: tmp
-      emptyDir: {sizeLimit: {{ .pods.tmpSize }}}
-    - name: home
-      emptyDir: {sizeLimit: {{ .pods.homeSize }}}
-    - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ .pods.shmSize }}}
-    {{- with .volumes }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- toYaml $volumes | nindent 4 }}
     {{- with .pods.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -127,20 +113,4 @@ metrics-export-port: "8080"
 min-worker-port: "10002"
 max-worker-port: "10999"
 object-store-memory: {{ .Values.objectStore.bytes | int64 | quote }}
-{{- end }}
-
-{{- define "serve-app.clusterTokenMounts" -}}
-- {name: cluster-token, mountPath: /etc/serve-app/cluster-token, readOnly: true}
-{{- if .Values.weights.enabled }}
-- {name: weights, mountPath: /models, readOnly: true}
-{{- end }}
-{{- end }}
-
-{{- define "serve-app.clusterTokenVolumes" -}}
-- name: cluster-token
-  secret: {secretName: {{ include "serve-app.clusterTokenSecret" . }}, defaultMode: 0440}
-{{- if .Values.weights.enabled }}
-- name: weights
-  persistentVolumeClaim: {claimName: {{ include "serve-app.weightsClaim" . }}}
-{{- end }}
 {{- end }}

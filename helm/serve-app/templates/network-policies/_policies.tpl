@@ -13,6 +13,11 @@ matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
 {{- end }}
 
+{{- /* The port of an address like http://minio:9000. Args: address, default. */}}
+{{- define "serve-app.portOf" -}}
+{{- regexReplaceAll "^[a-z]*://|/.*$" .address "" | regexFind ":[0-9]+$" | trimPrefix ":" | default .default -}}
+{{- end }}
+
 {{- /* What Ray's nodes need of each other: GCS, node and object manager, agents, worker processes; and the links to the replicas.
 The ports that values set go by the containers' names, here and in the other policies: after a change the pods of the old Ray cluster,
 which still serve, have other numbers than the new ones. */}}

@@ -26,7 +26,7 @@ redisUsername: {value: {{ . | quote }}}
 {{- with $ft.existingSecret }}
 redisPassword:
   valueFrom:
-    secretKeyRef: {name: {{ . }}, key: {{ $ft.existingSecretKey }}}
+    secretKeyRef: {name: {{ . | quote }}, key: {{ $ft.existingSecretKey | quote }}}
 {{- end }}
 {{- end -}}
 {{- end }}

@@ -34,7 +34,7 @@ spec:
       env:
         - {name: HOME, value: /home/serve-app}
         {{- with $w.s3Region }}
-        - {name: AWS_REGION, value: {{ . }}}
+        - {name: AWS_REGION, value: {{ . | quote }}}
         {{- end }}
         {{- with $w.s3Endpoint }}
         - {name: AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}
@@ -78,11 +78,11 @@ spec:
     - name: home
       emptyDir: {sizeLimit: 1Gi}
     - name: weights
-      persistentVolumeClaim: {claimName: {{ include "serve-app.weightsClaim" .root }}}
+      persistentVolumeClaim: {claimName: {{ include "serve-app.weightsClaim" .root | quote }}}
     {{- if and $w.huggingFaceTokenSecret (not $s3) }}
     - name: hugging-face
       secret:
-        secretName: {{ $w.huggingFaceTokenSecret }}
+        secretName: {{ $w.huggingFaceTokenSecret | quote }}
         defaultMode: 0440
         items: [{key: token, path: token}]
     {{- end }}

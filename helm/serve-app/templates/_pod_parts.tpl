@@ -1,0 +1,42 @@
+{{- /* What the chart itself gives the containers of Ray: environment, volumes, mounts. */}}
+
+{{- /* Args: as of serve-app.rayPod. */}}
+{{- define "serve-app.rayEnv" -}}
+- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+- {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ .rayDrain | quote }}}
+- {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: {{ (include "serve-app.timeouts" .root | fromYaml).gcsReconnect | quote }}}
+- {name: RAY_LOG_TO_STDERR, value: "1"} # for kubectl logs; Serve keeps its files besides
+{{ include "serve-app.logRotation" . }}
+{{- end }}
+
+{{- /* What a container of Ray may write to. Args: the pods' settings. */}}
+{{- define "serve-app.scratchVolumes" -}}
+- name: tmp
+  emptyDir: {sizeLimit: {{ .tmpSize }}}
+- name: home
+  emptyDir: {sizeLimit: {{ .homeSize }}}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .shmSize }}}
+{{- end }}
+
+{{- define "serve-app.scratchMounts" -}}
+- {name: tmp, mountPath: /tmp}
+- {name: home, mountPath: /home/serve-app}
+- {name: shm, mountPath: /dev/shm}
+{{- end }}
+
+{{- define "serve-app.clusterTokenMounts" -}}
+- {name: cluster-token, mountPath: /etc/serve-app/cluster-token, readOnly: true}
+{{- if .Values.weights.enabled }}
+- {name: weights, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "serve-app.clusterTokenVolumes" -}}
+- name: cluster-token
+  secret: {secretName: {{ include "serve-app.clusterTokenSecret" . | quote }}, defaultMode: 0440}
+{{- if .Values.weights.enabled }}
+- name: weights
+  persistentVolumeClaim: {claimName: {{ include "serve-app.weightsClaim" . | quote }}}
+{{- end }}
+{{- end }}

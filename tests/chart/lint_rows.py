@@ -1,0 +1,228 @@
+"""Rows of test_lint.py for what values add to pods, open to the world, or set in vain, and for the weights."""
+
+from typing import Any
+
+from tests.chart.places import ALB, HUB, OUTER, S3
+from tests.chart.render import at, merged
+
+Check = tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]
+"""Name, values that are refused, what the sentence says, and values beside them that are not."""
+
+GATEWAY = [{"name": "gateway"}]
+BALANCER = merged(OUTER, at("service.type", "LoadBalancer"))
+NO_KEYS = at("apiKeys.enabled", False)
+SCHEME = {"alb.ingress.kubernetes.io/scheme": "internet-facing"}
+INTERVAL = "alb.ingress.kubernetes.io/healthcheck-interval-seconds"
+FAILURES = "alb.ingress.kubernetes.io/unhealthy-threshold-count"
+EMBEDDED = "smollm2-135m-instruct"
+REDIS = {"enabled": True, "address": "redis://r"}
+
+
+def memory(kind: str, amount: Any) -> dict[str, Any]:
+    return {"resources": {kind: {"memory": amount}}}
+
+
+def model(path: str) -> dict[str, Any]:
+    return at("config.models", [{"name": "m", "model": path}])
+
+
+def weights(*downloads: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"weights": {"enabled": True, "downloads": list(downloads), **more}}
+
+
+PODS: list[Check] = [
+    *[
+        (
+            f"more than the limit of {path}",
+            at(path, memory("requests", "64Gi")),
+            (f"{path}.resources.requests.memory is 64Gi, but {path}.resources.limits.memory is ", "raise the latter"),
+            at(path, {"resources": {"requests": {"memory": "64Gi"}, "limits": {"memory": 68719476736}}}),
+        )
+        for path in ("head", "ingressPods", "modelPods", "autoscaler", "gcsFaultTolerance.redis", "weights", "test")
+    ],
+    (
+        "more CPU than the limit",
+        at("head.resources.requests.cpu", "2001m"),
+        ("head.resources.requests.cpu is 2001m, but head.resources.limits.cpu is 2:",),
+        at("head.resources.requests.cpu", 2),
+    ),
+    (
+        "more than the limit of one model",
+        at("modelPods.byModel", {EMBEDDED: memory("requests", "7Gi")}),
+        (f"modelPods.byModel.{EMBEDDED}.resources.requests.memory is 7Gi, but", "limits.memory is 6Gi"),
+        at("modelPods.byModel", {EMBEDDED: memory("limits", "7Gi")}),
+    ),
+    (
+        "GPUs requested twice",
+        {"modelPods": {"resources": {"requests": {"nvidia.com/gpu": 4}}}},
+        ("modelPods.resources.requests has nvidia.com/gpu 4", "gpus_per_replica is 0"),
+        {"modelPods": {"resources": {"requests": {"ephemeral-storage": "1Gi"}}}},
+    ),
+    *[
+        (
+            f"a label that selects the pods of {path}",
+            at(path, {"podLabels": {label: "x"}}),
+            (f"{path}.podLabels has {label}", "remove it"),
+            at(path, {"podLabels": {"app.kubernetes.io/part-of": "x"}}),
+        )
+        for path, label in (
+            ("head", "app.kubernetes.io/name"),
+            ("ingressPods", "app.kubernetes.io/component"),
+            ("modelPods", "ray.io/group"),
+        )
+    ],
+    (
+        "objects that /dev/shm cannot hold",
+        at("objectStore.bytes", 268435457),
+        ("objectStore.bytes is 268435457, but head.shmSize is 256Mi", "raise the latter"),
+        at("objectStore.bytes", 268435456),
+    ),
+    *[
+        (
+            f"{what} of the chart's name",
+            at(path, [entry]),
+            (f"{path} has the {key} {entry[key]},", "choose another"),
+            at(path, [entry | {key: "/other" if key == "mountPath" else "OTHER"}]),
+        )
+        for what, path, key, entry in (
+            ("a variable", "head.extraEnv", "name", {"name": "RAY_LOG_TO_STDERR", "value": "0"}),
+            ("a volume", "ingressPods.extraVolumes", "name", {"name": "api-keys", "emptyDir": {}}),
+            ("a mount", "modelPods.extraVolumeMounts", "mountPath", {"name": "tmp", "mountPath": "/dev/shm"}),
+        )
+    ],
+    (
+        "a variable twice",
+        at("head.extraEnv", [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]),
+        ("head.extraEnv has the name A,", "twice"),
+        at("head.extraEnv", [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]),
+    ),
+    (
+        "a mount of no volume",
+        at("head.extraVolumeMounts", [{"name": "v", "mountPath": "/v"}]),
+        ("head.extraVolumeMounts mounts v at /v, but head.extraVolumes has no volume of that name",),
+        at("head", {"extraVolumes": [{"name": "v"}], "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}]}),
+    ),
+]
+
+EDGE: list[Check] = [
+    (
+        "an annotation that opens the models to the internet",
+        merged(NO_KEYS, at("ingress", {"enabled": True, "annotations": SCHEME})),
+        ("alb.ingress.kubernetes.io/scheme in ingress.annotations is internet-facing", "apiKeys.enabled is false"),
+        at("ingress", {"enabled": True, "annotations": SCHEME}),
+    ),
+    (
+        "a Service for everybody",
+        merged(NO_KEYS, BALANCER),
+        ("service.type is LoadBalancer, apiKeys.enabled is false", "loadBalancerSourceRanges is empty", "enable the keys"),
+        merged(NO_KEYS, BALANCER, at("service.loadBalancerSourceRanges", ["10.0.0.0/8"])),
+    ),
+    *[
+        (
+            f"{value} of a health check",
+            merged(ALB, at("ingress.annotations", {name: value})),
+            (f'{name}: "{value}"', "write digits alone"),
+            merged(ALB, at("ingress.annotations", {name: "2"})),
+        )
+        for name, value in ((INTERVAL, "30s"), (FAILURES, "two"))
+    ],
+    (
+        "a route without a gateway",
+        at("httpRoute.enabled", True),
+        ("httpRoute.enabled is true, but httpRoute.parentRefs is empty", "name yours"),
+        at("httpRoute", {"enabled": True, "parentRefs": GATEWAY}),
+    ),
+]
+
+EFFECT: list[Check] = [
+    *[
+        (
+            f"{path} in vain",
+            at(path, value),
+            (f"{path} is {str(value).lower()}, but {other} is {shown}: ", "set the latter, or remove the former"),
+            merged(context, at(path, value)),
+        )
+        for path, value, other, shown, context in (
+            ("gcsFaultTolerance.address", "redis://r", "gcsFaultTolerance.enabled", "false", {"gcsFaultTolerance": REDIS}),
+            ("gcsFaultTolerance.existingSecret", "s", "gcsFaultTolerance.address", "empty", {"gcsFaultTolerance": REDIS}),
+            ("gcsFaultTolerance.username", "u", "gcsFaultTolerance.address", "empty", {"gcsFaultTolerance": REDIS}),
+            ("weights.existingClaim", "c", "weights.enabled", "false", at("weights.enabled", True)),
+            ("monitoring.prometheusRules", True, "monitoring.podMonitors", "false", at("monitoring.podMonitors", True)),
+        )
+    ],
+    (
+        "a Secret of keys that nobody is asked for",
+        merged(NO_KEYS, at("apiKeys.existingSecret", "s")),
+        ("apiKeys.existingSecret is s, but apiKeys.enabled is false: ",),
+        at("apiKeys.existingSecret", "s"),
+    ),
+    (
+        "source ranges that keep nobody out",
+        at("service.loadBalancerSourceRanges", ["10.0.0.0/8"]),
+        ("loadBalancerSourceRanges is 10.0.0.0/8, but service.type is ClusterIP",),
+        merged(BALANCER, at("service.loadBalancerSourceRanges", ["10.0.0.0/8"])),
+    ),
+]
+
+WEIGHTS: list[Check] = [
+    (
+        "weights without a volume",
+        model("/models/m"),
+        ("/models/m", "weights.enabled is false"),
+        merged(model("/models/m"), weights(HUB)),
+    ),
+    (
+        "weights that nothing fetches",
+        merged(model("/models/x"), weights(HUB)),
+        ("/models/x, but weights.downloads fetches /models/m", "existingClaim is empty", "path x"),
+        merged(model("/models/x"), weights(HUB, existingClaim="c")),
+    ),
+    (
+        "weights that pods would not wait for",
+        merged(model("/models/m/"), weights(HUB, existingClaim="c")),
+        ("config.models[0].model is /models/m/: write /models/m,",),
+        merged(model("/models/m"), weights(HUB, existingClaim="c")),
+    ),
+    (
+        "downloads into what cannot be written",
+        weights(HUB, accessMode="ReadOnlyMany"),
+        ("weights.accessMode is ReadOnlyMany, but weights.downloads has 1 entries", "ReadWriteMany"),
+        weights(HUB, accessMode="ReadOnlyMany", existingClaim="c"),
+    ),
+    (
+        "two downloads to one place",
+        weights(HUB, S3 | {"path": "m"}),
+        ("weights.downloads[1].path is m", "a path of its own"),
+        weights(HUB, S3),
+    ),
+    (
+        "a commit of a bucket",
+        weights(S3 | {"revision": "c" * 40}),
+        ("weights.downloads[0].source is s3://b/p, and revision is ccc", "of hf: alone"),
+        weights(S3),
+    ),
+    (
+        "a checksum of a commit",
+        weights(HUB | {"sha256": "c" * 64}),
+        ("weights.downloads[0].source is hf:o/n, and sha256 is ccc", "of s3:// alone"),
+        weights(HUB),
+    ),
+    (
+        "downloads without a volume",
+        {"weights": {"downloads": [HUB]}},
+        ("hf:o/n", "weights.enabled is false"),
+        weights(HUB),
+    ),
+    (
+        "a download without a commit",
+        weights({key: value for key, value in HUB.items() if key != "revision"}),
+        ("hf:o/n", "revision is empty"),
+        weights(HUB),
+    ),
+    (
+        "a download without a checksum",
+        weights({key: value for key, value in S3.items() if key != "sha256"}),
+        ("s3://b/p", "sha256 is empty"),
+        weights(S3),
+    ),
+]
