@@ -17,6 +17,7 @@ _LOGGING = "Ray Serve owns the logging of a replica; vLLM reconfiguring it makes
 RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
     "lora_modules": "adapters must be on every replica; merge them into a checkpoint of their own",
     "tool_server": "tools run where the client is; remove it",
+    "sse_keep_alive_interval": "streams of all routes get comments; set timeouts.stream_silence_s",
 }
 RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "model": "set `model` beside engine_args",

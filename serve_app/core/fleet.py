@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.core.cold_starts import ColdStarts
 from serve_app.core.events import (
     AttemptUnsendable,
     Event,
@@ -19,6 +20,7 @@ from serve_app.core.events import (
     OutputsArrived,
     RequestArrived,
     RequestsAborted,
+    StartMeasured,
     Ticked,
 )
 from serve_app.core.instructions import (
@@ -48,6 +50,7 @@ class FleetSettings:
     max_attempts: int = 4
     """A request that lost its replica this many times ends with an error: it may be what kills them."""
     retry_after_s: float = 5.0
+    """What a refused client is told while replicas are there, or no start of one was measured yet."""
 
 
 class FleetState:
@@ -64,6 +67,7 @@ class FleetState:
         self.resumptions = 0
         """How often a request that lost its replica was queued again, since the start."""
         self._routing = routing or LeastOutstandingTokens()
+        self._cold_starts = ColdStarts()
         self._attempts: dict[str, RequestState] = {}
         self._handlers: dict[type, Callable[..., list[Instruction]]] = {
             RequestArrived: self._on_request_arrived,
@@ -73,6 +77,7 @@ class FleetState:
             LinkLost: self._on_link_lost,
             AttemptUnsendable: self._on_attempt_unsendable,
             OutputsArrived: self._on_outputs_arrived,
+            StartMeasured: self._on_start_measured,
             Ticked: self._on_ticked,
         }
 
@@ -83,6 +88,13 @@ class FleetState:
     def outstanding_tokens(self) -> int:
         """Return the tokens that unfinished requests, waiting ones included, may still cost."""
         return sum(r.outstanding_tokens for r in self.replicas.values()) + sum(r.tokens_left() for r in self.waiting.values())
+
+    def retry_after_s(self) -> float:
+        """Return when a refused request may find a place: with no replica that takes requests, one has to start."""
+        cold_start_s = self._cold_starts.retry_after_s()
+        if cold_start_s is None or any(not r.draining for r in self.replicas.values()):
+            return self.settings.retry_after_s
+        return cold_start_s
 
     def validate(self) -> None:
         """Assert the invariants; for tests and for reading."""
@@ -113,7 +125,7 @@ class FleetState:
                     QueueFull(
                         waiting=len(self.waiting),
                         limit=self.settings.max_waiting_requests,
-                        retry_after_s=self.settings.retry_after_s,
+                        retry_after_s=self.retry_after_s(),
                     ),
                 )
             ]
@@ -262,6 +274,10 @@ class FleetState:
         output.new_token_ids = ids[count:]
         return count
 
+    def _on_start_measured(self, event: StartMeasured, *, now: float) -> list[Instruction]:
+        self._cold_starts.add(event.replica_id, event.start_s)
+        return []
+
     def _on_ticked(self, event: Ticked, *, now: float) -> list[Instruction]:
         return self._eject_silent(now) + self._end_long_waits(now)
 
@@ -290,7 +306,7 @@ class FleetState:
         return NoReplica(
             model=self.settings.model,
             waited_s=waited_s,
-            retry_after_s=self.settings.retry_after_s,
+            retry_after_s=self.retry_after_s(),
             num_linked=len(replicas),
             num_draining=sum(r.draining for r in replicas),
             held=sum(len(r.held) for r in replicas),
@@ -342,6 +358,7 @@ class FleetState:
             "outstanding_tokens": self.outstanding_tokens(),
             "outcomes": dict(self.outcomes),
             "resumptions": self.resumptions,
+            "cold_start_s": self._cold_starts.p90_s(),
             "replicas": {
                 r.replica_id: {
                     "held": len(r.held),
