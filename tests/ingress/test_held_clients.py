@@ -30,7 +30,10 @@ AWAY = NoReplica(model="tiny", waited_s=30.0, retry_after_s=41.2)
 
 
 def completion(text: str) -> bytes:
-    return b'data: {"id": "c", "object": "text_completion", "model": "tiny", "choices": [{"index": 0, "text": "%s"}]}\n\n' % text.encode()
+    return (
+        b'data: {"id": "c", "object": "text_completion", "model": "tiny", "choices": [{"index": 0, "text": "%s"}]}\n\n'
+        % text.encode()
+    )
 
 
 def chat(text: str) -> bytes:
@@ -159,7 +162,9 @@ async def expect_refusal(call: Awaitable[object]) -> openai.APIError:
     ids=["completions", "chat", "responses"],
 )
 @in_loop
-async def test_vllms_benchmark_client_reads_over_comments(ask: Callable[..., Awaitable[Any]], path: str, chunks: list[bytes]) -> None:
+async def test_vllms_benchmark_client_reads_over_comments(
+    ask: Callable[..., Awaitable[Any]], path: str, chunks: list[bytes]
+) -> None:
     held = Held(chunks)
     async with listening(held), aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
         request = bench.RequestFuncInput(prompt="a", api_url=held.url + path, prompt_len=1, output_len=2, model="tiny")
@@ -192,5 +197,3 @@ async def test_a_listener_that_stops_waits_for_a_stream_that_is_held() -> None:
         assert not stop.done()
         held.go_on.set()
         assert await texts == ["a"]
-
-

@@ -240,9 +240,13 @@ async def test_what_the_app_sends_meanwhile_does_not_overtake_the_head() -> None
 @in_loop
 async def test_the_filling_ends_with_the_app() -> None:
     answer = Answer()
-    with pytest.raises(KeyError):
+
+    async def fails() -> None:
         async with answer.held.filling(answer.pauses):
             await answer.send(SSE)
             await answer.pauses.end()
             raise KeyError("a bug")
+
+    with pytest.raises(KeyError):
+        await fails()
     assert [t.get_name() for t in asyncio.all_tasks() if t.get_name() == "fill silences"] == []
