@@ -50,28 +50,35 @@ class HeldAnswer:
         self._silent = True
         self._between_events = True
         self._filled = False
-        self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out in one piece
+        self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out before anything else
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
-        async with self._lock:
-            if self._ended:
-                return
-            if message["type"] == "http.response.start":
-                self._hold_head(message)
-                return
-            body = message.get("body", b"")
-            if not self._begun and self._is_responses and body.startswith(_BEFORE_THE_ENGINE):
-                self._held.append(message)
-                return
-            error = self._verdict.error
-            if error is not None and not self._begun:
-                await self._refuse()
-                return
-            if error is not None and body.startswith(_ERROR_OF_VLLM):
-                message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
+        if self._begun and not self._lock.locked():  # a lock for each token would cost 1 us
+            await self._take(message)
+        else:
+            async with self._lock:
+                await self._take(message)
+
+    async def _take(self, message: Message) -> None:
+        if self._ended:
+            return
+        if message["type"] == "http.response.start":
+            self._hold_head(message)
+            return
+        body = message.get("body", b"")
+        if not self._begun and self._is_responses and body.startswith(_BEFORE_THE_ENGINE):
+            self._held.append(message)
+            return
+        error = self._verdict.error
+        if error is not None and not self._begun:
+            await self._refuse()
+            return
+        if error is not None and body.startswith(_ERROR_OF_VLLM):
+            message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
+        if not self._begun:
             await self._release()
-            await self._pass_on(message)
+        await self._pass_on(message)
 
     async def end(self) -> bool:
         """Tell the client why the app has failed, if the fleet knows; return whether it does."""
@@ -136,19 +143,18 @@ class HeldAnswer:
             self.status = message["status"]
         else:
             if body := message.get("body"):
-                message = self._after_a_filler(message, body)
                 self._num_events += 1
                 self._silent = False
-                self._between_events = self._form is not None and body.endswith(self._form.end)
+                if self._form is not None:
+                    self._between_events = body.endswith(self._form.end)
+                    message = self._after_a_filler(self._form, message) if self._filled else message
             self._ended = not message.get("more_body", False)
         await self._send(message)
 
-    def _after_a_filler(self, message: Message, body: bytes) -> Message:
+    def _after_a_filler(self, form: _Form, message: Message) -> Message:
         """Repeat the filler in one piece with the event behind it.
 
         `vllm bench serve` strips each piece that it reads, so it takes a comment that comes alone for the beginning of the next event.
         """
-        if not self._filled or self._form is None:
-            return message
         self._filled = False
-        return {**message, "body": self._form.filler + body}
+        return {**message, "body": form.filler + message["body"]}
