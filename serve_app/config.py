@@ -51,6 +51,9 @@ class TimeoutSettings(Section):
     """Seconds a stopping ingress or replica may finish its streams. The longest allowed answer must fit."""
     no_replica_s: Real = Field(default=30.0, ge=0)
     """Seconds a request waits for a replica before 503. Scaling from zero needs a cold start within it."""
+    stream_silence_s: Real = Field(default=5.0, gt=0)
+    """Seconds without a byte after which a stream gets status 200 and a comment, then one at the end of each such time without a
+    byte. Before the first, a refusal is a real 503; after it, the stream's last event. Answers that are not streamed stay silent."""
     engine_start_s: Real = Field(default=1800.0, gt=0)
     """Seconds an engine may take to load and warm up."""
 

@@ -25,7 +25,7 @@ _RETRY_S = 0.5
 
 @dataclass(frozen=True)
 class Lease:
-    """One member. ``load`` is for people (``serve-app status``), nothing is decided by it."""
+    """One member. ``load`` is for people (``serve-app status``); all that is decided by it is Retry-After, by ``start_s``."""
 
     replica_id: str
     role: Literal["replica", "ingress"]

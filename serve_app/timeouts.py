@@ -96,7 +96,7 @@ RULES = (
         "load_balancer_idle_s",
         ("no_replica_s",),
         30,  # the longest prompts' prefill
-        "the load balancer would cut requests that wait for a replica and their prefill",
+        "the load balancer would cut requests without stream, which are silent while they wait for a replica and their prefill",
     ),
     Rule(
         "keep-alive-outlasts-load-balancer",

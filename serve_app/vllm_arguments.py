@@ -20,6 +20,7 @@ _TOKEN_FILE = (
 RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
     "lora_modules": "adapters must be on every replica; merge them into a checkpoint of their own",
     "tool_server": "tools run where the client is; remove it",
+    "sse_keep_alive_interval": "streams of all routes get comments; set timeouts.stream_silence_s",
 }
 RESERVED_ENGINE_ARGS: Mapping[str, str] = {
     "model": "set `model` beside engine_args",

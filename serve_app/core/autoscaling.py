@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from serve_app.core.capacity import Capacity, Mix, Slo, StepCosts
+from serve_app.core.cold_starts import p90
 from serve_app.core.signals import Load
 
 WINDOWS_S = (5.0, 15.0, 30.0)
@@ -128,7 +129,7 @@ class ModelAutoscaler:
     def observe(self, seen: Observation, *, at: float) -> Decision:
         """Take in one observation and decide. ``at``: seconds, never less than before."""
         self._learn(seen, at)
-        cold_start_s = self._cold_start_s(seen.load)
+        cold_start_s = p90(seen.load.cold_start_s) or DEFAULT_COLD_START_S
         keep_s = min(MAX_KEEP_S, max(MIN_KEEP_S, 2 * cold_start_s))
         inputs: dict[str, float] = {"cold_start_s": cold_start_s, "keep_s": keep_s}
         wishes, limit = self._wishes(seen, at, inputs)
@@ -168,13 +169,6 @@ class ModelAutoscaler:
         self._output_tokens.add(load.finished_tokens, load.finished)
         if load.running and seen.running:
             self._kv_per_request.add(load.kv_usage * seen.running, load.running)
-
-    def _cold_start_s(self, load: Load) -> float:
-        """Return the 90th percentile of the starts of the replicas that are there."""
-        if not load.cold_start_s:
-            return DEFAULT_COLD_START_S
-        ordered = sorted(load.cold_start_s)
-        return ordered[math.ceil(0.9 * len(ordered)) - 1]
 
     def _wishes(self, seen: Observation, at: float, inputs: dict[str, float]) -> tuple[dict[str, int], str]:
         """Return rule -> replicas it asks for, and what limits a replica. Adds to ``inputs``."""

@@ -69,8 +69,26 @@ class OutputsArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class StartMeasured:
+    """A replica's lease tells how long it took from being scheduled to ready, > 0. May be told again and again."""
+
+    replica_id: str
+    start_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed: the only cause of anything that depends on waiting."""
 
 
-Event = RequestArrived | RequestsAborted | LinkOpened | HeartbeatArrived | LinkLost | AttemptUnsendable | OutputsArrived | Ticked
+Event = (
+    RequestArrived
+    | RequestsAborted
+    | LinkOpened
+    | HeartbeatArrived
+    | LinkLost
+    | AttemptUnsendable
+    | OutputsArrived
+    | StartMeasured
+    | Ticked
+)

@@ -7,9 +7,9 @@ front end's own abort. Cost: one dict lookup and one list extend per token; wait
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from serve_app.core.cold_starts import ColdStarts
 from serve_app.core.events import (
     AttemptUnsendable,
     Event,
@@ -19,8 +19,10 @@ from serve_app.core.events import (
     OutputsArrived,
     RequestArrived,
     RequestsAborted,
+    StartMeasured,
     Ticked,
 )
+from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import (
     AbortAttempts,
     CloseLink,
@@ -38,21 +40,6 @@ _ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}
 """Finish reasons, as vLLM prints them, of answers that the engine gave up -> outcome."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetSettings:
-    """Limits of one ingress for one model. Times in seconds."""
-
-    model: str
-    max_waiting_requests: int = 1000
-    no_replica_s: float = 30.0
-    heartbeat_timeout_s: float = 5.0
-    max_attempts: int = 4
-    """A request that lost its replica this many times ends with an error: it may be what kills them."""
-    retry_after_s: float = 5.0
-    ttft_s: float = 2.0
-    """A first token later than this after the request's arrival is counted as late."""
-
-
 class FleetState:
     """Unfinished requests, replicas with open links, and the queue between them."""
 
@@ -68,6 +55,7 @@ class FleetState:
         self.resumptions = 0
         """How often a request that lost its replica was queued again, since the start."""
         self._routing = routing or LeastOutstandingTokens()
+        self._cold_starts = ColdStarts()
         self._attempts: dict[str, RequestState] = {}
         self._handlers: dict[type, Callable[..., list[Instruction]]] = {
             RequestArrived: self._on_request_arrived,
@@ -77,6 +65,7 @@ class FleetState:
             LinkLost: self._on_link_lost,
             AttemptUnsendable: self._on_attempt_unsendable,
             OutputsArrived: self._on_outputs_arrived,
+            StartMeasured: self._on_start_measured,
             Ticked: self._on_ticked,
         }
 
@@ -87,6 +76,13 @@ class FleetState:
     def outstanding_tokens(self) -> int:
         """Return the tokens that unfinished requests, waiting ones included, may still cost."""
         return sum(r.outstanding_tokens for r in self.replicas.values()) + sum(r.tokens_left() for r in self.waiting.values())
+
+    def retry_after_s(self) -> float:
+        """Return when a refused request may find a place: with no replica that takes requests, one has to start."""
+        cold_start_s = self._cold_starts.retry_after_s()
+        if cold_start_s is None or any(not r.draining for r in self.replicas.values()):
+            return self.settings.retry_after_s
+        return cold_start_s
 
     def validate(self) -> None:
         """Assert the invariants; for tests and for reading."""
@@ -119,7 +115,7 @@ class FleetState:
                     QueueFull(
                         waiting=len(self.waiting),
                         limit=self.settings.max_waiting_requests,
-                        retry_after_s=self.settings.retry_after_s,
+                        retry_after_s=self.retry_after_s(),
                     ),
                 )
             ]
@@ -297,6 +293,10 @@ class FleetState:
         output.new_token_ids = ids[count:]
         return count
 
+    def _on_start_measured(self, event: StartMeasured, *, now: float) -> list[Instruction]:
+        self._cold_starts.add(event.replica_id, event.start_s)
+        return []
+
     def _on_ticked(self, event: Ticked, *, now: float) -> list[Instruction]:
         return self._eject_silent(now) + self._end_long_waits(now)
 
@@ -328,7 +328,7 @@ class FleetState:
         return NoReplica(
             model=self.settings.model,
             waited_s=waited_s,
-            retry_after_s=self.settings.retry_after_s,
+            retry_after_s=self.retry_after_s(),
             num_linked=len(replicas),
             num_draining=sum(r.draining for r in replicas),
             held=sum(len(r.held) for r in replicas),
@@ -390,5 +390,6 @@ class FleetState:
             "outstanding_tokens": self.outstanding_tokens(),
             "outcomes": dict(self.outcomes),
             "resumptions": self.resumptions,
+            "cold_start_s": self._cold_starts.p90_s(),
             "replicas": {r.replica_id: r.describe() for r in self.replicas.values()},
         }

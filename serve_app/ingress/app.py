@@ -7,13 +7,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupported, RequestTooLarge, ServingError
 from serve_app.ingress import admission
@@ -44,11 +45,12 @@ WITHOUT_KEY = frozenset({"/healthz", "/readyz", "/metrics"})
 
 @dataclass(frozen=True)
 class AppLimits:
-    """What one request may cost before vLLM sees it."""
+    """What one request may cost before vLLM sees it, and how long its stream may say nothing."""
 
     max_body_bytes: int
     body_timeout_s: float = 120.0
     """From the head to the end of the body; 10 MiB in it are 0.7 Mbit/s."""
+    stream_silence_s: float = 5.0
 
 
 class IngressApp:
@@ -121,23 +123,28 @@ class IngressApp:
             if path != "/generate" and not serves(vllm_app, path):
                 await _not_found(f"{path} for the model {front.model.name!r}")(scope, receive, send)
                 return
-            verdict = admission.Admission()
-            token = admission.current.set(verdict)
-            held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
             target = self._generate_app(front) if path == "/generate" else vllm_app
-            try:
-                await target(scope, _replay(body, receive), held)
-            except Exception:  # vLLM's app raises what it could not tell in a stream that had begun
-                if not await held.end():
-                    raise
-            finally:
-                admission.current.reset(token)
-                if held.status >= 500 and verdict.error is None:
-                    logger.error("%s for the model %r: %d", path, front.model.name, held.status)
+            await self._answer(target, front, scope, _replay(body, receive), send)
         finally:
             self.streams -= 1
 
-    def _generate_app(self, front: FrontEnd) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    async def _answer(self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        verdict = admission.Admission()
+        token = admission.current.set(verdict)
+        held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
+        try:
+            async with held.filling(partial(asyncio.sleep, self._limits.stream_silence_s)):
+                await target(scope, receive, held)
+        except Exception:  # vLLM's app raises what it could not tell in a stream that had begun
+            if not await held.end():
+                raise
+        finally:
+            admission.current.reset(token)
+            if held.status >= 500 and verdict.error is None:
+                logger.error("%s for the model %r: %d", path, front.model.name, held.status)
+
+    def _generate_app(self, front: FrontEnd) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             response = await self._generate[front.model.name](Request(scope, receive))
             await response(scope, receive, send)

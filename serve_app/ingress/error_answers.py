@@ -2,6 +2,7 @@
 
 The body is that of vLLM's `/v1` routes. `type` is vLLM's word where vLLM has such an error (its own ones, 400 and 404), and the
 `code` of `errors.py` for what only a fleet has: no_replica, queue_full, replica_lost, ... `code` is the status, as vLLM's.
+`retry_after_s`, where the error has one, is the header Retry-After once more: a stream that has begun has no header left to send.
 """
 
 import json
@@ -46,12 +47,16 @@ def answer_of(error: ServingError) -> ErrorAnswer:
     """Return the answer to an error of ours; Retry-After is in whole seconds, never earlier than promised."""
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
     kind = _TYPES_OF_VLLM.get(error.http_status, error.code)
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    told = error_body(str(error), kind, error.http_status, param)
+    headers = {}
+    if error.retry_after_s is not None:
+        told["error"]["retry_after_s"] = retry_after_s = max(1, math.ceil(error.retry_after_s))
+        headers["Retry-After"] = str(retry_after_s)
     if isinstance(error, BodyTooSlow):
         headers["Connection"] = "close"  # the rest of the body would be read and dropped for as long as it comes
     if isinstance(error, InvalidApiKey):
         headers["WWW-Authenticate"] = "Bearer"
-    return ErrorAnswer(error.http_status, headers, error_body(str(error), kind, error.http_status, param))
+    return ErrorAnswer(error.http_status, headers, told)
 
 
 def describe_error(error: BaseException) -> ErrorAnswer:
@@ -82,5 +87,5 @@ def stream_event(error: ServingError) -> bytes:
 def responses_event(error: ServingError, sequence_number: int) -> bytes:
     """Return the server-sent event that ends a stream of the Responses API."""
     told = answer_of(error).body["error"]
-    event = {"type": "error", "code": told["type"], "message": told["message"], "param": told["param"]}
-    return b"event: error\ndata: %s\n\n" % json.dumps({**event, "sequence_number": sequence_number}).encode()
+    event = {**told, "type": "error", "code": told["type"], "sequence_number": sequence_number}
+    return b"event: error\ndata: %s\n\n" % json.dumps(event).encode()

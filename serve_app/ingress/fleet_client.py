@@ -32,7 +32,8 @@ from serve_app.core.events import (
     RequestsAborted,
     Ticked,
 )
-from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import (
     AbortAttempts,
     CloseLink,
@@ -49,6 +50,7 @@ from serve_app.ingress.dialer import Dialer
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.link import ReplicaLink
 from serve_app.ingress.metrics import LoadGauges
+from serve_app.ingress.start_times import StartTimes
 from serve_app.membership import Lease
 from serve_app.protocol.connection import IngressConnection
 from serve_app.protocol.messages import Capabilities, Heartbeat, Message, Outputs, Result
@@ -96,6 +98,7 @@ class FleetClient(EngineCoreClient):
         self._links: dict[str, ReplicaLink] = {}
         self._dialer = Dialer(self._new_link, self._links.__contains__, timeout_s=settings.protocol.handshake_timeout_s, tls=tls)
         self._gauges = LoadGauges(self.fleet)
+        self._start_times = StartTimes(model, no_replica_s=settings.timeouts.no_replica_s)
         self._to_do: deque[Instruction] = deque()
         self._carrying_out = False
         self._calls = PendingCalls()
@@ -144,7 +147,10 @@ class FleetClient(EngineCoreClient):
 
     def set_members(self, leases: Iterable[Lease]) -> None:
         """Dial replicas that are new. One whose lease is gone keeps its link as long as it talks: links tell the truth."""
-        self._dialer.set_members(lease for lease in leases if lease.model == self.model.name)
+        mine = [lease for lease in leases if lease.model == self.model.name]
+        self._dialer.set_members(mine)
+        for event in self._start_times.events(mine):
+            self._handle(event)
 
     def _new_link(self, replica_id: str) -> ReplicaLink:
         connection = IngressConnection(
@@ -360,7 +366,7 @@ class FleetClient(EngineCoreClient):
             FleetError: There is no replica, or one of them refused or did not answer.
         """
         if not self._links:
-            raise FleetError(NoReplica(model=self.model.name, waited_s=0.0, retry_after_s=5.0))
+            raise FleetError(NoReplica(model=self.model.name, waited_s=0.0, retry_after_s=self.fleet.retry_after_s()))
         payload = msgspec.msgpack.encode(args)
         calls = [self._calls.call(link, method, payload) for link in self._links.values()]
         try:

@@ -54,8 +54,8 @@ def generate_route(engine_client: EngineClient, *, max_logprobs: int) -> Callabl
 class _Answer(Response):
     """Sends what a generation yields: each value as a line, or only the last one.
 
-    The status line waits for the first value, so that a refusal has a status of its own. A client that goes away
-    cancels the generation.
+    The head of a stream comes first, as on vLLM's routes, and that of a refusal before the first line behind it: `HeldAnswer` lets
+    only one out. A client that goes away cancels the generation.
     """
 
     def __init__(self, results: AsyncGenerator[list[str], None], *, stream: bool) -> None:
@@ -75,23 +75,22 @@ class _Answer(Response):
             logger.debug("the client went away: %s", group.exceptions)  # ASGI 2.4: what send() raises then
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        if self._stream:
+            headers = [(b"content-type", b"application/x-ndjson")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
         texts: list[str] = []
         try:
             async with aclosing(self._results) as results:
                 async for texts in results:
-                    if self._stream and not started:
-                        headers = [(b"content-type", b"application/x-ndjson")]
-                        await send({"type": "http.response.start", "status": 200, "headers": headers})
-                        started = True
                     if self._stream:
                         await send({"type": "http.response.body", "body": _line({"text": texts}), "more_body": True})
         except OSError:
             raise
         except Exception as exc:
             answer = describe_error(exc)
-            if not started:
-                await answer.response()(scope, receive, send)
+            if not self._stream or not texts:
+                told = Response(_line(answer.body), answer.status, answer.headers, media_type="application/json")
+                await told(scope, receive, send)
                 return
             await send({"type": "http.response.body", "body": _line(answer.body), "more_body": True})
         if self._stream:

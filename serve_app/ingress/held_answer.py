@@ -1,7 +1,14 @@
 """Between vLLM's app and the client: a refusal before the first byte gets a real status, an error after it a last event.
 
-vLLM begins a stream before it asks the engine, and ends one only by errors of its own.
+vLLM begins a stream before it asks the engine, and ends one only by errors of its own. A stream that stays silent gets its head and
+comments, because clients and what stands before the ingress give a silent connection up; from then on a refusal is an event.
+An answer that is not streamed has nothing that it could say before its end, and stays silent.
 """
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 from starlette.types import Message, Send
 
@@ -12,32 +19,65 @@ _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progres
 _ERROR_OF_VLLM = b'data: {"error": '
 
 
+class _Form(NamedTuple):
+    """Of a stream: how each of its events ends, and what says nothing between two of them."""
+
+    end: bytes
+    filler: bytes
+
+
+_FORMS = {
+    b"text/event-stream": _Form(b"\n\n", b": waiting\n\n"),
+    b"application/x-ndjson": _Form(b"\n", b"\n"),
+}
+
+
 class HeldAnswer:
-    """An ASGI ``send`` that keeps everything back until the first byte that the engine has a part in."""
+    """An ASGI ``send`` that keeps everything back until the first byte that the engine has a part in, or a long silence.
+
+    Unlike ASGI's own, it takes a second head in the place of one that did not go out, and drops one that comes later.
+    """
 
     def __init__(self, send: Send, verdict: Admission, *, is_responses: bool) -> None:
         self._send = send
         self._verdict = verdict
         self._is_responses = is_responses
         self._held: list[Message] = []
+        self._form: _Form | None = None
         self._num_events = 0
         self._begun = False
         self._ended = False
+        self._silent = True
+        self._between_events = True
+        self._filled = False
+        self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out before anything else
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
+        if self._begun and not self._lock.locked():  # a lock for each token would cost 1 us
+            await self._take(message)
+        else:
+            async with self._lock:
+                await self._take(message)
+
+    async def _take(self, message: Message) -> None:
         if self._ended:
             return
-        if not self._begun and self._comes_before_the_engine(message):
+        if message["type"] == "http.response.start":
+            self._hold_head(message)
+            return
+        body = message.get("body", b"")
+        if not self._begun and self._is_responses and body.startswith(_BEFORE_THE_ENGINE):
             self._held.append(message)
             return
         error = self._verdict.error
         if error is not None and not self._begun:
             await self._refuse()
             return
-        if error is not None and message.get("body", b"").startswith(_ERROR_OF_VLLM):
+        if error is not None and body.startswith(_ERROR_OF_VLLM):
             message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
-        await self._release()
+        if not self._begun:
+            await self._release()
         await self._pass_on(message)
 
     async def end(self) -> bool:
@@ -45,17 +85,44 @@ class HeldAnswer:
         error = self._verdict.error
         if error is None:
             return False
-        if not self._begun:
-            await self._refuse()
-        elif not self._ended:
-            event = responses_event(error, self._num_events) if self._is_responses else stream_event(error)
-            await self._pass_on({"type": "http.response.body", "body": event, "more_body": False})
+        async with self._lock:
+            if not self._begun:
+                await self._refuse()
+            elif not self._ended:
+                event = responses_event(error, self._num_events) if self._is_responses else stream_event(error)
+                await self._pass_on({"type": "http.response.body", "body": event, "more_body": False})
         return True
 
-    def _comes_before_the_engine(self, message: Message) -> bool:
-        return message["type"] == "http.response.start" or (
-            self._is_responses and message.get("body", b"").startswith(_BEFORE_THE_ENGINE)
-        )
+    @contextlib.asynccontextmanager
+    async def filling(self, pause: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+        """Break the silences of a stream while the app runs: of each ``pause`` in which nothing was sent, at its end."""
+        task = asyncio.create_task(self._fill(pause), name="fill silences")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _fill(self, pause: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await pause()
+            async with self._lock:
+                # With a verdict the end is on its way, and before the head it may still be a real status.
+                if self._silent and not self._ended and self._verdict.error is None:
+                    await self._break_silence()
+            self._silent = True
+
+    async def _break_silence(self) -> None:
+        if self._form is not None and self._between_events:
+            await self._release()
+            await self._send({"type": "http.response.body", "body": self._form.filler, "more_body": True})
+            self._filled = True
+
+    def _hold_head(self, message: Message) -> None:
+        if not self._begun:
+            self._held = [message]
+            media_type = dict(message.get("headers", ())).get(b"content-type", b"")
+            self._form = _FORMS.get(media_type.partition(b";")[0])
 
     async def _refuse(self) -> None:
         error = self._verdict.error
@@ -75,6 +142,19 @@ class HeldAnswer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:
-            self._num_events += bool(message.get("body"))
+            if body := message.get("body"):
+                self._num_events += 1
+                self._silent = False
+                if self._form is not None:
+                    self._between_events = body.endswith(self._form.end)
+                    message = self._after_a_filler(self._form, message) if self._filled else message
             self._ended = not message.get("more_body", False)
         await self._send(message)
+
+    def _after_a_filler(self, form: _Form, message: Message) -> Message:
+        """Repeat the filler in one piece with the event behind it.
+
+        `vllm bench serve` strips each piece that it reads, so it takes a comment that comes alone for the beginning of the next event.
+        """
+        self._filled = False
+        return {**message, "body": form.filler + message["body"]}

@@ -37,7 +37,7 @@ class IngressRuntime:
         keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models}
         metrics.register(front.client.fleet for front in fronts.values())
-        limits = AppLimits(max_body_bytes=settings.ingress.max_body_bytes)
+        limits = AppLimits(settings.ingress.max_body_bytes, stream_silence_s=settings.timeouts.stream_silence_s)
         app = IngressApp(fronts, limits, version=_version(settings), keys=keys)
         return cls(app, Listener(app, settings.ingress), fronts)
 

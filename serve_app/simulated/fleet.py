@@ -11,7 +11,8 @@ from typing import Protocol
 
 from serve_app.core.autoscaling import Observation
 from serve_app.core.events import HeartbeatArrived, LinkLost, LinkOpened, OutputsArrived, RequestArrived, Ticked
-from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, FailRequest, Instruction, StartAttempt
 from serve_app.core.request import EngineOutput, Resume
 from serve_app.core.signals import INCREMENTS, Load

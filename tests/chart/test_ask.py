@@ -30,7 +30,7 @@ class FakeIngress(ThreadingHTTPServer):
 
     models: tuple[str, ...] = ("m",)
     key: str = KEY
-    chat: tuple[str, ...] = (chunk("Par"), chunk("is", "stop"), "data: [DONE]")
+    chat: tuple[str, ...] = (": waiting", chunk("Par"), chunk("is", "stop"), "data: [DONE]")
     generate: tuple[str, ...] = ('{"text": ["The sky is b"]}', '{"text": ["The sky is blue"]}')
 
 

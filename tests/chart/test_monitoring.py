@@ -10,7 +10,8 @@ from prometheus_client.core import Metric
 from vllm.v1.metrics import loggers
 
 from serve_app.core.events import HeartbeatArrived, LinkOpened
-from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
 from serve_app.ingress.metrics import FleetCollector
 from tests.chart.places import alert
 from tests.chart.render import Rendered, at, merged, render

@@ -53,7 +53,7 @@ class Client:
                     self.longest_gap_s, received_at = max(self.longest_gap_s, now - received_at), now
                     if line == "data: [DONE]":
                         return "complete", text
-                    if line:
+                    if line.startswith("data: "):
                         event = json.loads(line.removeprefix("data: "))
                         if "error" in event:
                             return "ended by an error event", line

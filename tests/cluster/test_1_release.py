@@ -16,7 +16,7 @@ import json, os, sys, httpx
 url, path, body = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 headers = {"authorization": "Bearer " + os.environ["API_KEY"]}
 with httpx.stream("POST", url + path, json=body, headers=headers, timeout=60) as answer:
-    print(json.dumps([answer.status_code, [line for line in answer.iter_lines() if line]]))
+    print(json.dumps([answer.status_code, [line for line in answer.iter_lines() if line and line[0] != ":"]]))
 """
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.core.events import Event, LinkOpened, OutputsArrived, RequestArrived
-from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
 from serve_app.core.request import EngineOutput, Resume
 

@@ -3,10 +3,12 @@ from vllm.v1.engine import FinishReason
 
 from serve_app.core.events import (
     AttemptUnsendable,
+    Event,
     HeartbeatArrived,
     LinkLost,
     LinkOpened,
     RequestsAborted,
+    StartMeasured,
     Ticked,
 )
 from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, StartAttempt
@@ -258,6 +260,27 @@ def test_a_request_that_found_no_room_is_told_what_there_was_and_the_way_out() -
 
 
 @pytest.mark.parametrize(
+    ("events", "retry_after_s"),
+    [
+        ([], 5.0),
+        ([StartMeasured("a", 41.5)], 41.5),
+        ([StartMeasured("a", 41.5), StartMeasured("a", 9.0), StartMeasured("b", 30.0)], 41.5),
+        ([StartMeasured("a", 41.5), LinkOpened("a", 1), heartbeat("a", draining=True)], 41.5),
+        ([StartMeasured("a", 41.5), LinkOpened("a", 1), arrived("busy")], 5.0),
+    ],
+    ids=["nothing-measured", "measured", "slowest-of-few", "all-drain", "replica-is-busy"],
+)
+def test_who_is_refused_without_a_replica_is_told_how_long_one_takes_to_start(events: list[Event], retry_after_s: float) -> None:
+    fleet = fleet_of(max_waiting_requests=1, heartbeat_timeout_s=100.0)
+    (full,) = run(fleet, *events, arrived("r0"), arrived("r1"))
+    (late,) = run(fleet, Ticked(), now=31.0)
+    assert isinstance(full, FailRequest)
+    assert isinstance(late, FailRequest)
+    assert (type(full.error), full.error.retry_after_s) == (QueueFull, retry_after_s)
+    assert (type(late.error), late.error.retry_after_s) == (NoReplica, retry_after_s)
+
+
+@pytest.mark.parametrize(
     ("reason", "outcome"),
     [
         (FinishReason.STOP, "complete"),
@@ -353,6 +376,7 @@ def test_describe_is_plain_data() -> None:
         "outstanding_tokens": 12,
         "outcomes": {},
         "resumptions": 0,
+        "cold_start_s": None,
         "replicas": {"a": {"held": 1, "outstanding_tokens": 6, "running": 3, "waiting": 2, "kv_usage": 0.5, "draining": False}},
     }
 

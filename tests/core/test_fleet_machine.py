@@ -17,9 +17,11 @@ from serve_app.core.events import (
     LinkOpened,
     RequestArrived,
     RequestsAborted,
+    StartMeasured,
     Ticked,
 )
-from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, Instruction, StartAttempt
 from serve_app.core.request import Resume
 from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestTooLarge, ResumeDiverged
@@ -78,6 +80,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.queue: list[str] = []
         self.waiting_since: dict[str, float] = {}
         self.stale: list[tuple[str, Output]] = []
+        self.start_s: dict[str, float] = {}
 
     def live(self) -> list[str]:
         return [i for i, r in self.requests.items() if not r.outcomes]
@@ -162,6 +165,11 @@ class FleetMachine(RuleBasedStateMachine):
         for request_id in set(chosen) & set(self.live()):
             self.end(request_id, "abort")
         self.handle(RequestsAborted(chosen))
+
+    @rule(replica_id=st.sampled_from(REPLICAS), start_s=st.sampled_from([20.0, 40.0, 60.0]))
+    def measure_start(self, replica_id: str, start_s: float) -> None:
+        self.start_s.setdefault(replica_id, start_s)
+        assert self.handle(StartMeasured(replica_id, start_s)) == []
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 7.0, 13.0]))
     def pass_time(self, seconds: float) -> None:
@@ -274,6 +282,9 @@ class FleetMachine(RuleBasedStateMachine):
 
     def fail(self, request_id: str, error: Exception) -> None:
         request = self.requests[request_id]
+        if isinstance(error, NoReplica | QueueFull):
+            must_start = self.start_s and all(k.draining for k in self.links.values())
+            assert error.retry_after_s == (max(self.start_s.values()) if must_start else 5.0)
         if isinstance(error, ReplicaLost):
             assert request.losses == MAX_ATTEMPTS or (request.resume is Resume.NEVER and request.delivered)
         elif isinstance(error, ResumeDiverged):

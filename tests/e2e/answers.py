@@ -93,7 +93,9 @@ def tree_of(response: httpx.Response, case: Case) -> Json:
 def parse_events(text: str) -> list[Json]:
     """Return each SSE event as [name, data], data decoded where it is JSON."""
     events = []
-    for block in filter(None, text.split("\n\n")):
+    for block in text.split("\n\n"):
+        if not block or block.startswith(":"):  # a comment: how long a stream was silent depends on the machine
+            continue
         fields = dict(line.split(": ", 1) for line in block.split("\n"))
         data = fields["data"]
         events.append([fields.get("event", ""), json.loads(data) if data.startswith("{") else data])

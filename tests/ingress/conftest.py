@@ -10,14 +10,16 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.ingress.admission import Admission
 from serve_app.ingress.generate import generate_route
+from serve_app.ingress.held_answer import HeldAnswer
 
 MAX_LOGPROBS = 20
 MAX_MODEL_LEN = 512
@@ -72,7 +74,12 @@ async def start_engine(model: Path) -> AsyncLLM:
 @pytest.fixture(scope="session")
 def app(engine: AsyncLLM) -> ASGIApp:
     handler = generate_route(engine, max_logprobs=MAX_LOGPROBS)
-    return Starlette(routes=[Route("/generate", handler, methods=["POST"])])
+    routes = Starlette(routes=[Route("/generate", handler, methods=["POST"])])
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await routes(scope, receive, HeldAnswer(send, Admission(), is_responses=False))
+
+    return app
 
 
 @pytest.fixture(scope="session")

@@ -82,8 +82,8 @@ async def call(app: IngressApp, method: str, path: str, **kwargs: Any) -> httpx.
     return response
 
 
-def error(message: str, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def error(message: str, kind: str, code: int, param: str | None = None, **more: object) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
 
 
 def get(app: IngressApp, path: str) -> tuple[int, Any]:

@@ -1,6 +1,7 @@
 """Which status, headers and body an error of vLLM's front end, or of ours, becomes."""
 
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 from vllm.exceptions import GenerationError, GracefulHTTPError, RetryableRequestError, VLLMValidationError
@@ -12,8 +13,8 @@ from serve_app.ingress.error_answers import FleetError, answer_of, describe_erro
 FULL = QueueFull(waiting=8, limit=8, retry_after_s=1.25)
 
 
-def body(message: str, kind: str, code: int, param: str | None = None) -> dict[str, object]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def body(message: str, kind: str, code: int, param: str | None = None, **more: object) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,14 @@ def body(message: str, kind: str, code: int, param: str | None = None) -> dict[s
             RequestTooLarge(size_bytes=9, limit_bytes=8),
             (413, {}, body("the request has at least 9 bytes, limit 8", "request_too_large", 413)),
         ),
-        (FULL, (503, {"Retry-After": "2"}, body("8 requests are waiting, limit 8; retry in 1.2 s", "queue_full", 503))),
+        (
+            FULL,
+            (
+                503,
+                {"Retry-After": "2"},
+                body("8 requests are waiting, limit 8; retry in 1.2 s", "queue_full", 503, retry_after_s=2),
+            ),
+        ),
         (
             BodyTooSlow(limit_s=2.0),
             (408, {"Connection": "close"}, body("the request body was not complete within 2 s", "body_too_slow", 408)),
@@ -41,10 +49,11 @@ def test_an_error_of_ours_is_told_by_vllms_word_where_it_has_one_and_by_its_code
     assert answer_of(error) == describe_error(error) == describe_error(FleetError(error)) == answer
 
 
-@pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (4.01, "5")])
-def test_nobody_is_told_to_come_back_before_it_may_help(retry_after_s: float, told: str) -> None:
-    error = NoReplica(model="tiny", waited_s=30.0, retry_after_s=retry_after_s)
-    assert answer_of(error).headers == {"Retry-After": told}
+@pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, 1), (0.2, 1), (1.0, 1), (4.01, 5)])
+def test_nobody_is_told_to_come_back_before_it_may_help(retry_after_s: float, told: int) -> None:
+    answer = answer_of(NoReplica(model="tiny", waited_s=30.0, retry_after_s=retry_after_s))
+    assert answer.headers == {"Retry-After": str(told)}
+    assert answer.body["error"]["retry_after_s"] == told
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,16 @@ import pytest
 from serve_app.errors import CallFailed, NoReplica, QueueFull, ReplicaLost
 from serve_app.ingress import admission
 from serve_app.ingress.error_answers import FleetError
+from serve_app.membership import Lease
 from serve_app.testing.fake_engine import CAPABILITIES, FakeEngine, answer
-from serve_app.testing.fleet import Fleet, fleet, in_loop, settings, until
+from serve_app.testing.fleet import MODEL, Fleet, fleet, in_loop, settings, until
 
 PROMPT = [1, 2, 3]
+STARTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("a", MODEL, {"start_s": 33.0}),
+    ("b", "another", {"start_s": 500.0}),
+    ("c", MODEL, {}),
+]
 
 
 def is_running(f: Fleet, replica_id: str, *attempt_ids: str) -> bool:
@@ -268,6 +274,16 @@ async def test_a_request_that_waited_too_long_is_told_so_through_its_verdict() -
         await until(lambda: stream.error)
         assert isinstance(error_of(stream), NoReplica)
         assert verdict.error is error_of(stream)
+
+
+@in_loop
+async def test_a_refused_request_is_told_how_long_the_replicas_of_its_model_took_to_start() -> None:
+    async with fleet(settings(ingress={"max_waiting_requests": 0})) as f:
+        leases = [Lease(i, "replica", m, "127.0.0.1", 1, epoch=1, pid=0, load=load) for i, m, load in STARTS]
+        f.client.set_members(leases)
+        with pytest.raises(FleetError) as refusal:
+            await f.front.add("r", PROMPT)
+        assert refusal.value.error.retry_after_s == 33.0
 
 
 @in_loop

@@ -11,7 +11,7 @@ from serve_app.ingress.error_answers import FleetError
 from tests.ingress.test_app import error, front, ingress, post
 
 FULL = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
-FULL_BODY = error("3 requests are waiting, limit 3; retry in 4.6 s", "queue_full", 503)
+FULL_BODY = error("3 requests are waiting, limit 3; retry in 4.6 s", "queue_full", 503, retry_after_s=5)
 OF_VLLM = b'data: {"error": {"message": "full", "type": "Service Unavailable", "param": null, "code": 503}}\n\n'
 DONE = b"data: [DONE]\n\n"
 CREATED = b'event: response.created\ndata: {"sequence_number": 0}\n\n'
@@ -75,9 +75,10 @@ def test_an_error_of_which_the_fleet_knows_nothing_goes_through_as_vllm_sent_it(
 def test_a_stream_of_responses_that_vllm_would_break_off_ends_with_an_error_event() -> None:
     status, content = answered(stream(CREATED, IN_PROGRESS, DELTA, raises=True), "/v1/responses")
     told = FULL_BODY["error"]
-    event = {"type": "error", "code": "queue_full", "message": told["message"], "param": None, "sequence_number": 3}
-    expected = CREATED + IN_PROGRESS + DELTA + b"event: error\ndata: %s\n\n" % json.dumps(event).encode()
-    assert (status, content) == (200, expected)
+    event = {"type": "error", "code": "queue_full", "message": told["message"], "param": None, "retry_after_s": 5}
+    before, _, last = content.partition(b"event: error\ndata: ")
+    assert (status, before) == (200, CREATED + IN_PROGRESS + DELTA)
+    assert json.loads(last) == {**event, "sequence_number": 3}
 
 
 def test_a_fault_of_vllms_app_is_raised_on() -> None:

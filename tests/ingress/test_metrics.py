@@ -12,7 +12,8 @@ from vllm.v1.metrics.stats import SchedulerStats
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import parse_settings
 from serve_app.core.events import HeartbeatArrived, LinkOpened, RequestArrived, RequestsAborted
-from serve_app.core.fleet import FleetSettings, FleetState
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import Resume
 from serve_app.engine_args import frontend_engine_args
 from serve_app.ingress.metrics import FleetCollector, LoadGauges, shared_stat_logger

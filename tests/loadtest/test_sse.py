@@ -101,6 +101,11 @@ def test_comments_fields_and_several_data_lines_are_read_as_the_standard_says() 
     assert (parsed.text, parsed.error, parsed.complete) == ("a", "", True)
 
 
+def test_a_stream_that_was_held_begins_with_its_first_token_and_no_comment() -> None:
+    parsed = parse_stream([(5.0, b": waiting\n\n"), (10.0, b": waiting\n\n"), (12.0, b": waiting\n\n" + completion("a") + DONE)])
+    assert (parsed.first_s, parsed.chunks, parsed.text, parsed.error) == (12.0, [(12.0, 1)], "a", "")
+
+
 def test_reasoning_content_and_tool_calls_are_generated_and_roles_are_not() -> None:
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}
     more = {"index": 0, "function": {"arguments": '{"x":1}'}}

@@ -46,9 +46,9 @@ def wait_until_served(base: str, model: str, key: str, timeout_s: float) -> None
 
 
 def lines(base: str, path: str, key: str, body: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a streamed answer that are not empty."""
+    """Yield the lines of a streamed answer that are neither empty nor the comments of a stream that waits."""
     with urllib.request.urlopen(request(base + path, key, body), timeout=READ_TIMEOUT_S) as answer:
-        yield from (text for line in answer if (text := line.decode().strip()))
+        yield from (text for line in answer if (text := line.decode().strip()) and not text.startswith(":"))
 
 
 def check_chat(base: str, model: str, key: str) -> str:

@@ -13,7 +13,7 @@
   (list "client-outlasts-drain" (dict "timeouts.clientSeconds" (int $v.clientSeconds)) $drain 0
     "clients would give up answers that are still being made")
   (list "load-balancer-outlasts-silence" $idle (merge (dict "timeouts.prefillSeconds" (int $v.prefillSeconds)) $wait) 0
-    "the load balancer would cut requests that wait for a replica and their prefill")
+    "the load balancer would cut requests without stream, which are silent while they wait for a replica and their prefill")
   (list "keep-alive-outlasts-load-balancer" (dict "config.ingress.keep_alive_s" $t.keepAlive) $idle 1
     "the load balancer would send requests into connections that the ingress is closing, and answer 502")
   (list "unready-outlasts-probe" $unready (dict "the readiness probe's periods" 4) 1

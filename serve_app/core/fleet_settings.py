@@ -1,0 +1,19 @@
+"""Limits of one ingress for one model."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """Limits of one ingress for one model. Times in seconds."""
+
+    model: str
+    max_waiting_requests: int = 1000
+    no_replica_s: float = 30.0
+    heartbeat_timeout_s: float = 5.0
+    max_attempts: int = 4
+    """A request that lost its replica this many times ends with an error: it may be what kills them."""
+    retry_after_s: float = 5.0
+    """What a refused client is told while replicas are there, or no start of one was measured yet."""
+    ttft_s: float = 2.0
+    """A first token later than this after the request's arrival is counted as late."""

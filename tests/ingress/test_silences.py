@@ -1,0 +1,252 @@
+"""Streams that say nothing for a while: their heads and comments, and what a refusal is from then on. Pauses end when a test says so."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from serve_app.errors import NoReplica
+from serve_app.ingress.admission import Admission
+from serve_app.ingress.held_answer import HeldAnswer
+from serve_app.testing.fleet import in_loop, until
+from tests.ingress.test_app import error
+from tests.ingress.test_held_answer import CREATED, DELTA, DONE, IN_PROGRESS, OF_VLLM
+
+AWAY = NoReplica(model="tiny", waited_s=30.0, retry_after_s=41.2)
+AWAY_BODY = error("no replica of 'tiny' after 30.0 s; retry in 41.2 s", "no_replica", 503, retry_after_s=42)
+COMMENT = b": waiting\n\n"
+FIRST, SECOND = b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n'
+
+
+def head(media_type: bytes, status: int = 200) -> Message:
+    headers = [(b"x-request-id", b"7"), (b"content-type", media_type)]
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def body(content: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+SSE = head(b"text/event-stream; charset=utf-8")
+LINES = head(b"application/x-ndjson")
+JSON = head(b"application/json")
+
+
+class Pauses:
+    """A pause that ends when it is told to; ``end`` returns when the next one has begun."""
+
+    def __init__(self) -> None:
+        self._num_begun = 0
+        self._ends = asyncio.Semaphore(0)
+
+    async def __call__(self) -> None:
+        self._num_begun += 1
+        await self._ends.acquire()
+
+    async def end(self) -> None:
+        await until(lambda: self._num_begun)
+        before = self._num_begun
+        self._ends.release()
+        await until(lambda: self._num_begun > before)
+
+
+class Answer:
+    """A held answer, and what its client has been sent."""
+
+    def __init__(self, *, is_responses: bool = False) -> None:
+        self.sent: list[Message] = []
+        self.verdict = Admission()
+        self.held = HeldAnswer(self.take, self.verdict, is_responses=is_responses)
+        self.pauses = Pauses()
+
+    async def take(self, message: Message) -> None:
+        self.sent.append(message)
+
+    async def send(self, *messages: Message) -> None:
+        for message in messages:
+            await self.held(message)
+
+    def content(self) -> bytes:
+        return b"".join(m["body"] for m in self.sent if m["type"] == "http.response.body")
+
+
+@in_loop
+async def test_a_stream_that_waits_gets_its_own_head_a_comment_for_each_silence_and_then_what_vllm_sends() -> None:
+    answer = Answer()
+    async with answer.held.filling(answer.pauses):
+        await answer.send(SSE)
+        assert answer.sent == []
+        await answer.pauses.end()
+        assert answer.sent == [SSE, body(COMMENT)]
+        await answer.pauses.end()
+        await answer.send(body(FIRST), body(SECOND))
+        await answer.pauses.end()
+        await answer.send(body(DONE), body(b"", more=False))
+    assert answer.content() == COMMENT * 3 + FIRST + SECOND + DONE
+    assert answer.content().replace(COMMENT, b"") == FIRST + SECOND + DONE
+    assert answer.held.status == 200
+
+
+@in_loop
+async def test_a_stream_that_speaks_in_time_gets_no_comment() -> None:
+    answer = Answer()
+    async with answer.held.filling(answer.pauses):
+        await answer.send(SSE, body(FIRST))
+        await answer.pauses.end()
+        await answer.send(body(DONE, more=False))
+        await answer.pauses.end()
+        await answer.pauses.end()
+    assert answer.sent == [SSE, body(FIRST), body(DONE, more=False)]
+
+
+@pytest.mark.parametrize("first", [[], [JSON], [head(b"text/plain", 400)]], ids=["nothing", "json", "text"])
+@in_loop
+async def test_what_is_no_stream_stays_silent_and_a_refusal_of_it_is_a_real_status(first: list[Message]) -> None:
+    answer = Answer()
+    async with answer.held.filling(answer.pauses):
+        await answer.send(*first)
+        await answer.pauses.end()
+        await answer.pauses.end()
+        assert answer.sent == []
+        answer.verdict.error = AWAY
+        await answer.send(head(b"application/json", 500), body(b"internal", more=False))
+    assert (answer.sent[0]["status"], (b"retry-after", b"42") in answer.sent[0]["headers"]) == (503, True)
+    assert json.loads(answer.content()) == AWAY_BODY
+
+
+@in_loop
+async def test_a_stream_whose_head_is_late_has_no_other_invented_for_it() -> None:
+    answer = Answer()
+    async with answer.held.filling(answer.pauses):
+        await answer.pauses.end()
+        assert answer.sent == []
+        await answer.send(SSE)
+        await answer.pauses.end()
+    assert answer.sent == [SSE, body(COMMENT)]
+
+
+@in_loop
+async def test_a_refusal_after_a_comment_is_an_event_that_says_when_to_come_again_and_the_streams_end() -> None:
+    answer = Answer()
+    async with answer.held.filling(answer.pauses):
+        await answer.send(SSE)
+        await answer.pauses.end()
+        answer.verdict.error = AWAY
+        await answer.send(body(OF_VLLM), body(DONE), body(b"", more=False))
+    event = b"data: %s\n\n" % json.dumps(AWAY_BODY).encode()
+    assert answer.content() == COMMENT * 2 + event + DONE
+    assert answer.sent[-1] == body(b"", more=False)
+
+
+@in_loop
+async def test_a_refusal_that_is_known_before_the_first_comment_is_a_real_status() -> None:
+    answer = Answer()
+    async with answer.held.filling(answer.pauses):
+        await answer.send(SSE)
+        answer.verdict.error = AWAY
+        await answer.pauses.end()
+        assert answer.sent == []
+        await answer.send(body(OF_VLLM), body(DONE), body(b"", more=False))
+    assert (answer.sent[0]["status"], json.loads(answer.content())) == (503, AWAY_BODY)
+
+
+@in_loop
+async def test_a_stream_of_responses_says_what_it_has_before_its_comments_which_are_no_events_of_its_sequence() -> None:
+    answer = Answer(is_responses=True)
+    async with answer.held.filling(answer.pauses):
+        await answer.send(SSE, body(CREATED), body(IN_PROGRESS))
+        await answer.pauses.end()
+        assert answer.content() == CREATED + IN_PROGRESS + COMMENT
+        await answer.pauses.end()
+        answer.verdict.error = AWAY
+        assert await answer.held.end()
+    before, _, event = answer.content().partition(b"event: error\ndata: ")
+    assert before == CREATED + IN_PROGRESS + COMMENT * 3
+    told: dict[str, Any] = {**AWAY_BODY["error"], "type": "error", "code": "no_replica", "sequence_number": 2}
+    assert json.loads(event) == told
+    assert not answer.sent[-1]["more_body"]
+
+
+@in_loop
+async def test_a_stream_of_responses_goes_on_after_comments() -> None:
+    answer = Answer(is_responses=True)
+    async with answer.held.filling(answer.pauses):
+        await answer.send(SSE, body(CREATED))
+        await answer.pauses.end()
+        await answer.send(body(IN_PROGRESS), body(DELTA, more=False))
+    assert answer.content() == CREATED + COMMENT * 2 + IN_PROGRESS + DELTA
+
+
+@in_loop
+async def test_a_stream_of_lines_gets_empty_ones_and_a_refusal_as_its_last() -> None:
+    answer = Answer()
+    refusal = b'{"error": {}}\n'
+    async with answer.held.filling(answer.pauses):
+        await answer.send(LINES)
+        await answer.pauses.end()
+        assert answer.sent == [LINES, body(b"\n")]
+        answer.verdict.error = AWAY
+        await answer.send(head(b"application/json", 503), body(refusal, more=False))
+    assert (answer.held.status, answer.content()) == (200, b"\n\n" + refusal)
+
+
+@in_loop
+async def test_a_refusal_may_follow_the_head_of_a_stream_that_did_not_go_out() -> None:
+    answer = Answer()
+    bad = head(b"application/json", 400)
+    await answer.send(LINES, bad, body(b"{}", more=False))
+    assert answer.sent == [bad, body(b"{}", more=False)]
+
+
+@in_loop
+async def test_a_comment_comes_between_events_never_in_one() -> None:
+    answer = Answer()
+    async with answer.held.filling(answer.pauses):
+        await answer.send(SSE, body(FIRST[:5]))
+        await answer.pauses.end()
+        await answer.pauses.end()
+        assert answer.content() == FIRST[:5]
+        await answer.send(body(FIRST[5:]))
+        await answer.pauses.end()
+        await answer.pauses.end()
+        await answer.send(body(SECOND, more=False))
+    assert answer.content() == FIRST + COMMENT * 2 + SECOND
+
+
+@in_loop
+async def test_what_the_app_sends_meanwhile_does_not_overtake_the_head() -> None:
+    answer = Answer()
+    blocked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(message: Message) -> None:
+        blocked.set()
+        await go_on.wait()
+        await answer.take(message)
+
+    answer.held = HeldAnswer(slow, answer.verdict, is_responses=False)
+    async with answer.held.filling(answer.pauses), asyncio.TaskGroup() as tasks:
+        await answer.send(SSE)
+        pause = tasks.create_task(answer.pauses.end())
+        await blocked.wait()
+        event = tasks.create_task(answer.send(body(FIRST, more=False)))
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(pause, event)
+    assert answer.sent == [SSE, body(COMMENT), body(COMMENT + FIRST, more=False)]
+
+
+@in_loop
+async def test_the_filling_ends_with_the_app() -> None:
+    answer = Answer()
+
+    async def fails() -> None:
+        async with answer.held.filling(answer.pauses):
+            await answer.send(SSE)
+            await answer.pauses.end()
+            raise KeyError("a bug")
+
+    with pytest.raises(KeyError):
+        await fails()
+    assert [t.get_name() for t in asyncio.all_tasks() if t.get_name() == "fill silences"] == []
