@@ -1,8 +1,10 @@
 """Autoscaling policies on a simulated fleet: SLO attainment and replica-seconds. docs/autoscaling.md says what comes of it.
 
     python -m benchmarks.autoscaling                     all scenarios, all policies: table, figures, JSON
-    python -m benchmarks.autoscaling --scenarios step    one of them
+    python -m benchmarks.autoscaling --scenarios diurnal one of them
     python -m benchmarks.autoscaling --replicas 1000     a step that needs up to so many replicas, ours alone
+    python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-start 20
+                                                         a live run of `serve-app-loadtest` again, in simulated time
 
 The fleet is `serve_app/simulated/fleet.py`: the product's admission, routing and scaling code in simulated time, replicas with the
 step times of an accelerator profile. Arrivals are `loadtest`'s laws, so a live run can have the same.
@@ -22,7 +24,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scaling_policies import Fixed, Keda, Oracle, Ours, RequestCount
+from loadtest.analysis import summary_of
 from loadtest.arrivals import due_times, generator
+from loadtest.figures import RunData
+from loadtest.metrics import read_records
 from loadtest.scenario import Arrival, Diurnal, FlashCrowd, Gamma, Poisson, Step
 from serve_app.core.autoscaling import Rule
 from serve_app.core.capacity import Slo
@@ -68,9 +73,13 @@ class Scenario:
 SCENARIOS = {
     s.name: s
     for s in (
-        Scenario("step", Step(law="step", rate=8, to_rate=16, at_s=600), 2400, initial=3),
+        Scenario("step x1.5", Step(law="step", rate=12, to_rate=18, at_s=1200), 3600, initial=4),
+        Scenario("step x2", Step(law="step", rate=8, to_rate=16, at_s=1200), 3600, initial=3),
         Scenario(
-            "spike", FlashCrowd(law="flash-crowd", rate=4, peak_rate=40, at_s=600, rise_s=30, hold_s=180, fall_s=30), 1800, 2
+            "spike x10",
+            FlashCrowd(law="flash-crowd", rate=4, peak_rate=40, at_s=600, rise_s=30, hold_s=180, fall_s=30),
+            1800,
+            initial=2,
         ),
         Scenario("diurnal", Diurnal(law="diurnal", rate=20, amplitude=0.9, period_s=7200), 7200, initial=1),
         Scenario("bursty", Gamma(law="gamma", rate=16, cv=3), 2400, initial=5),
@@ -202,9 +211,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--replicas", type=int, help="only a step to what needs about so many")
+    parser.add_argument("--live", type=Path, help="folder of a load test of a fleet that was scaled")
+    parser.add_argument("--bounds", type=int, nargs=2, metavar=("MIN", "MAX"), help="replicas of the live fleet")
+    parser.add_argument("--cold-start", type=float, help="seconds, as the live fleet's replicas took")
     parser.add_argument("--out", type=Path, default=Path("results/autoscaling"))
     parser.add_argument("--figures", type=Path, help="also copy the PNG there, as autoscaling-SCENARIO.png")
     options = parser.parse_args()
+    if options.live:
+        if options.bounds is None or options.cold_start is None:
+            parser.error("--live needs --bounds and --cold-start")
+        print(json.dumps(live_and_simulated(options.live, options.bounds, options.cold_start), indent=1))
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     per_replica = rate_per_replica()
     if options.replicas:
@@ -223,9 +240,10 @@ def main() -> None:
         shown = {row.policy: timeline for row, timeline in results if row.scenario == name}
         best = tuned(rows, name).policy
         lines = {label: shown[policy] for label, policy in (("serve-app", "serve-app"), ("oracle", "oracle"), (best, best))}
-        draw(options.out / f"autoscaling-{name}", name, lines, per_replica)
+        path = options.out / f"autoscaling-{name.replace(' ', '-')}.png"
+        draw(path, name, lines, per_replica)
         if options.figures:
-            (options.figures / f"autoscaling-{name}.png").write_bytes((options.out / f"autoscaling-{name}.png").read_bytes())
+            (options.figures / path.name).write_bytes(path.read_bytes())
     print(f"one replica keeps the SLO up to {per_replica:.2f} requests/s (simulated {PROFILE})\n")
     print(table(rows, options.scenarios))
 
@@ -245,6 +263,26 @@ def many(replicas: int, per_replica: float) -> dict[str, Any]:
         "first_change_s": next((c.at - 30 for c in outcome.changes if c.at >= 30), None),
         "cpu_us_per_request": round(cpu_s / len(outcome.jobs) * 1e6),
     }
+
+
+def live_and_simulated(run: Path, bounds: tuple[int, int], cold_start_s: float) -> dict[str, Any]:
+    """Return TTFT and replica-seconds (the integral of the replicas asked for) of a live run and of the same in simulated time."""
+    data = RunData(records := read_records(run), summary_of(records))
+    values = [value for item in data.items if (value := data.value_s(item, "ttft")) is not None]
+    columns = data.autoscaling().timeline  # type: ignore[union-attr]  # the fleet was scaled
+    duration_s = records.scenario.duration_s
+    wanted = np.array([(t, n) for t, n in zip(columns["t_s"], columns["desired"], strict=True) if 0 <= t <= duration_s])
+    live = {f"ttft_p{percent}_s": float(np.percentile(values, percent)) for percent in (50, 95)}
+    live["replica_s"] = float(np.trapezoid(wanted[:, 1], wanted[:, 0]))
+    minimum, maximum = bounds
+    world = World(hardware=hardware(), minimum=minimum, initial=minimum, maximum=maximum, cold_start_s=cold_start_s)
+    planned = [item.request for item in data.items]
+    jobs = (Job(str(r.id), r.due_s or 0.0, r.input_tokens, max(1, r.output_tokens)) for r in planned)
+    outcome = SimulatedFleet(world, Ours(Rule(slo=SLO))).run(jobs, duration_s)
+    simulated = {f"ttft_p{percent}_s": outcome.ttft_s(percent / 100) for percent in (50, 95)}
+    simulated["replica_s"] = float(sum(n for at, n, _, _ in outcome.timeline if at <= duration_s))
+    ratios = {name: round(simulated[name] / live[name], 3) for name in live}
+    return {"requests": len(planned), "live": live, "simulated": simulated, "simulated over live": ratios}
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ def plot_replicas(ax: Axes, timelines: Mapping[str, Timeline], rate_per_replica:
 
 
 def draw(path: Path, name: str, timelines: Mapping[str, Timeline], rate_per_replica: float) -> None:
-    """Write the figure as ``path``.png."""
+    """Write the figure as a PNG."""
     style: Any = STYLE  # matplotlib types the keys one by one
     with mpl.rc_context(style):
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         ax = figure.subplots()
         plot_replicas(ax, timelines, rate_per_replica)
         ax.set_title(f"{name}, simulated")
-        figure.savefig(path.with_suffix(".png"), dpi=110)
+        figure.savefig(path, dpi=110)
