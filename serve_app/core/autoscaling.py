@@ -31,9 +31,9 @@ CONFIDENCE = 1.5
 DISPERSION_S = 5
 """Observations whose arrivals are counted together to see how bursty they are."""
 GROWTH_S = 30.0
-GROWTH_SPANS = 4
+GROWTH_SPANS = 5
 """Growth counts when it went on over so many spans of this length: a step in the load touches two of them at most."""
-STEADY = 0.25
+STEADY = 0.4
 """Share of the mean growth from span to span that each must have."""
 GROWTH_NOISE = 0.5
 """Standard deviations of the difference of two spans that are taken for noise."""
