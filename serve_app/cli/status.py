@@ -1,8 +1,9 @@
 """``serve-app status`` and ``serve-app down``."""
 
 import json
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -90,13 +91,29 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         _print_members(console, model, leases)
 
 
-def _print_members(console: Console, model: str, leases: Iterable[Mapping[str, Any]]) -> None:
+def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, Any]]) -> None:
     if not model:
         rows = [(*_common(lease), *_ingress_load(lease["load"])) for lease in leases]
         _print_table(console, "", ("ingress", "state", "address", "pid", "streams", "waiting"), rows)
-    else:
-        rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]
-        _print_table(console, model, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
+        return
+    rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]
+    _print_table(console, model, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
+    starts = [{"whole": load["start_s"], **load["cold_start"]} for lease in leases if "start_s" in (load := lease["load"])]
+    _print_table(console, "", ("start (s)", *_START), _start_rows(starts))
+
+
+_START = ("whole", "scheduled", "process", "import", "download", "load", "warm_up")
+"""Of a replica's start. The last phase, to listen, takes milliseconds."""
+
+
+def _start_rows(starts: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, ...]]:
+    """Yield the median of every phase over the replicas, and the phases of the replica that took longest."""
+    if starts:
+        known = ([start[name] for start in starts if name in start] for name in _START)
+        yield "median", *(f"{statistics.median(values):.1f}" if values else "" for values in known)
+    if len(starts) > 1:
+        slowest = max(starts, key=lambda start: start["whole"])
+        yield "slowest", *(f"{slowest[name]:.1f}" if name in slowest else "" for name in _START)
 
 
 def _common(lease: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.metrics import Gauge
 
 from serve_app.config import Settings, cluster_token, parse_settings
 from serve_app.logs import use_serve_handlers
@@ -17,6 +18,7 @@ from serve_app.membership import Lease, Membership
 from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
+from serve_app.replica.start_report import StartReport, asked_at
 from serve_app.tls import server_context
 
 logger = logging.getLogger(__name__)
@@ -29,39 +31,50 @@ class Replica:
     """One engine on one node. Serve starts, places, replaces and stops it; requests come over its own listener."""
 
     async def __init__(self, settings: Mapping[str, Any], model_name: str) -> None:  # type: ignore[misc]  # Serve awaits it
+        began = time.monotonic()
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
         self.model = next(m for m in self.settings.models if m.name == model_name)
-        self.replica_id = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        self.replica_id = context.replica_id.unique_id
         self._tasks: list[asyncio.Task[Any]] = []
         self._dead = ""
         self._server: ReplicaServer | None = None
+        self._start_report: StartReport | None = None
         self._engine = EngineProcess(on_message=self._from_engine, on_death=self._engine_died)
         ready = await self._start_engine()
+        engine_ready = time.monotonic()
         self._epoch = time.time_ns()
         identity = ReplicaIdentity(self.replica_id, model=self.model.name)
         protocol = self.settings.protocol
         tls = server_context(protocol.tls)
         self._server = ReplicaServer(identity, protocol, cluster_token(self.settings), self._engine, ready, tls)
         self._port = await self._server.listen()
+        who = {"model": self.model.name, "replica": self.replica_id}
+        report = self._start_report = StartReport(who, began=began, engine_ready=engine_ready, engine=ready.phases)
+        self._start_gauge = Gauge("serve_app_cold_start_seconds", "What each phase of the start took.", ("model", "phase"))
         self._membership = Membership(self.settings.name, self.settings.membership)
         self._tasks = [
             asyncio.create_task(self._server.heartbeats(), name="heartbeats"),
             asyncio.create_task(self._membership.keep(self._lease), name="lease"),
+            asyncio.create_task(report.run(asked_at(context), self._server.first_output, self._show_start), name="start"),
         ]
 
     async def _start_engine(self) -> pipe.EngineReady:
         from serve_app.checkpoints import resolve_model
         from serve_app.config import default_cache_dir, inherited_environment
 
-        model_path = await asyncio.to_thread(resolve_model, self.model.model, default_cache_dir())
         return await self._engine.start(
             self.model,
-            model_path,
+            asyncio.to_thread(resolve_model, self.model.model, default_cache_dir()),
             environment=inherited_environment(),
             timeout_s=self.settings.timeouts.engine_start_s,
             max_frame_bytes=self.settings.protocol.max_frame_bytes,
         )
+
+    def _show_start(self, phases: Mapping[str, float]) -> None:
+        for phase, seconds in phases.items():
+            self._start_gauge.set(seconds, {"model": self.model.name, "phase": phase})
 
     def _from_engine(self, message: pipe.FromEngine) -> None:
         if self._server is not None:
@@ -81,6 +94,7 @@ class Replica:
 
     def _lease(self) -> Lease:
         assert self._server is not None
+        assert self._start_report is not None
         load, protocol = self._server.load, self.settings.protocol
         host = ray.util.get_node_ip_address() if protocol.host == "0.0.0.0" else protocol.host
         return Lease(
@@ -101,6 +115,7 @@ class Replica:
                 "waiting": load.waiting,
                 "kv_usage": load.kv_usage,
                 "steps": load.step,
+                **self._start_report.load(),
             },
         )
 
@@ -114,7 +129,7 @@ class Replica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Always numbers: the first wrong type switches Serve's collection off."""
-        if self._server is None:
+        if self._server is None or self._start_report is None:
             return {}
         load = self._server.load
         return {
@@ -124,6 +139,7 @@ class Replica:
             "waiting": float(load.waiting),
             "kv_usage": load.kv_usage,
             "max_num_seqs": float(self._server.ready.max_num_seqs),
+            "cold_start_s": self._start_report.start.start_s,
         }
 
     async def __del__(self) -> None:

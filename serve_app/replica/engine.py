@@ -7,11 +7,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import msgspec
 
-from serve_app.config import ModelSettings
 from serve_app.replica import pipe
 
 CALLABLE_METHODS = frozenset(
@@ -21,14 +21,19 @@ CALLABLE_METHODS = frozenset(
 """What an ingress may call on an engine core: nothing that runs code it sends or changes weights."""
 
 
-def run(model: ModelSettings, model_path: str, sock: socket.socket, max_frame_bytes: int) -> None:
-    """Build the engine core and serve the pipe until its other end closes. Returns never; ends the process."""
+def run(sock: socket.socket) -> None:
+    """Build the engine core and serve the pipe until its other end closes. Returns never; ends the process.
+
+    What to build comes as JSON on standard input, as soon as the supervisor has the model's files; vLLM is imported meanwhile.
+    """
     engine: Any = None
     end = pipe.EngineEnd(sock)
     try:
         from serve_app.replica.engine_core import build_engine  # late: it imports vLLM, and a failure of that is told, too
 
-        engine = build_engine(model, model_path, sock, end, max_frame_bytes)
+        imported = time.monotonic()
+        start = msgspec.json.decode(sys.stdin.buffer.read())
+        engine = build_engine(start["engine_args"], sock, end, start["max_frame_bytes"], download_s=time.monotonic() - imported)
         engine.run_busy_loop()
     except SystemExit:
         raise
@@ -52,12 +57,11 @@ def _end_with_supervisor(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    """Entry point of the process: argument 1 is the file descriptor of the pipe; the settings come as JSON on standard input."""
+    """Entry point of the process: argument 1 is the file descriptor of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the supervisor decides
     sock = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_with_supervisor, args=(sock,), name="supervisor-watch", daemon=True).start()
-    start = msgspec.json.decode(sys.stdin.buffer.read())
-    run(ModelSettings.model_validate(start["model"]), start["model_path"], sock, start["max_frame_bytes"])
+    run(sock)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -19,11 +19,10 @@ from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.utils import EngineZmqAddresses
 from vllm.v1.executor.abstract import Executor
 
-from serve_app.config import ModelSettings
-from serve_app.engine_args import engine_core_args
 from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.protocol.messages import Capabilities
 from serve_app.replica import pipe
+from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import EngineInput, EngineOutput
 
 
@@ -31,11 +30,21 @@ class PipedEngineCore(EngineCoreProc):
     """vLLM's engine core process with its input and output threads replaced."""
 
     def __init__(
-        self, vllm_config: Any, executor_class: Any, sock: socket.socket, end: pipe.EngineEnd, max_frame_bytes: int
+        self,
+        vllm_config: Any,
+        executor_class: Any,
+        sock: socket.socket,
+        end: pipe.EngineEnd,
+        max_frame_bytes: int,
+        *,
+        download_s: float,
+        load_began: float,
     ) -> None:
         self._sock = sock
         self._end = end
         self._max_frame_bytes = max_frame_bytes
+        self._download_s = download_s
+        self._load_began = load_began
         self.num_steps = 0
         self.busy_s = 0.0
         super().__init__(vllm_config, True, "", executor_class, log_stats=True)
@@ -44,6 +53,10 @@ class PipedEngineCore(EngineCoreProc):
     def _perform_handshakes(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         yield EngineZmqAddresses(inputs=[], outputs=[])
         args[3].__post_init__()  # vLLM re-derives the configuration here too, after the engine has sized its cache
+
+    def _initialize_kv_caches(self, vllm_config: Any) -> Any:
+        self._loaded = time.monotonic()
+        return super()._initialize_kv_caches(vllm_config)
 
     def _process_engine_step(self) -> bool:
         self.num_steps += 1
@@ -79,14 +92,22 @@ class PipedEngineCore(EngineCoreProc):
         )
         fingerprint = model_fingerprint(self.vllm_config.model_config)
         max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
-        return pipe.EngineReady(public_version(response.vllm_version), fingerprint, capabilities, max_num_seqs)
+        warm_up_s = time.monotonic() - self._loaded
+        phases = EnginePhases(self._download_s, load_s=self._loaded - self._load_began, warm_up_s=warm_up_s)
+        return pipe.EngineReady(public_version(response.vllm_version), fingerprint, capabilities, max_num_seqs, phases)
 
 
 def build_engine(
-    model: ModelSettings, model_path: str, sock: socket.socket, end: pipe.EngineEnd, max_frame_bytes: int
+    engine_args: Mapping[str, Any], sock: socket.socket, end: pipe.EngineEnd, max_frame_bytes: int, *, download_s: float
 ) -> PipedEngineCore:
-    """Load the model; the engine has said that it is ready when this returns, and steps in ``run_busy_loop``."""
-    args = AsyncEngineArgs(**engine_core_args(model, model_path))
-    vllm_config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    """Load the model; the engine has said that it is ready when this returns, and steps in ``run_busy_loop``.
+
+    Args:
+        engine_args: Of vLLM's ``AsyncEngineArgs``.
+        download_s: Seconds that this process waited for them: the model's files were still on their way.
+    """
+    began = time.monotonic()
+    vllm_config = AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     maybe_register_config_serialize_by_value()
-    return PipedEngineCore(vllm_config, Executor.get_class(vllm_config), sock, end, max_frame_bytes)
+    executor = Executor.get_class(vllm_config)
+    return PipedEngineCore(vllm_config, executor, sock, end, max_frame_bytes, download_s=download_s, load_began=began)

@@ -136,7 +136,8 @@ class EngineOutput:
             return
         finished = [o.request_id for o in outputs.outputs if o.finish_reason is not None]
         frame = encode_frame(encode_message(Outputs([bytes(b) for b in buffers])))
-        self._send(pipe.StepOutputs(slot, self._core.num_steps, self._core.busy_s, *self._load, finished, frame))
+        num_outputs = len(outputs.outputs)
+        self._send(pipe.StepOutputs(slot, self._core.num_steps, self._core.busy_s, *self._load, finished, frame, num_outputs))
 
     def _without_the_largest(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
         """Return what fits one frame: the largest outputs are replaced by the error of their request.

@@ -15,6 +15,7 @@ import msgspec
 
 from serve_app.protocol.frames import encode_frame
 from serve_app.protocol.messages import MAX_REASON_CHARS, Capabilities, readable
+from serve_app.replica.cold_start import EnginePhases
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +47,12 @@ class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
     capabilities: Capabilities
     max_num_seqs: int
     """Requests that it runs at once at most."""
+    phases: EnginePhases
 
 
 class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
     """What one step gave one ingress; ``frame`` is ready for its link. ``step`` and ``busy_s`` count the engine's steps and
-    the seconds in them since its start."""
+    the seconds in them since its start. ``num_outputs`` is 0 where a step only tells the load, as in the middle of a prompt."""
 
     slot: int
     step: int
@@ -60,6 +62,7 @@ class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
     kv_usage: float
     finished: list[str]
     frame: bytes
+    num_outputs: int
 
 
 class CallResult(msgspec.Struct, tag=12, array_like=True, frozen=True):

@@ -6,14 +6,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 import psutil
 
 from serve_app.config import ModelSettings
-from serve_app.engine_args import engine_environment
+from serve_app.engine_args import engine_core_args, engine_environment
 from serve_app.errors import EngineStartFailed
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.replica import pipe
@@ -58,12 +58,22 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     async def start(
-        self, model: ModelSettings, model_path: str, *, environment: Mapping[str, str], timeout_s: float, max_frame_bytes: int
+        self,
+        model: ModelSettings,
+        model_path: Awaitable[str],
+        *,
+        environment: Mapping[str, str],
+        timeout_s: float,
+        max_frame_bytes: int,
     ) -> pipe.EngineReady:
         """Start the process and wait until its engine can serve. It makes no frame of outputs over ``max_frame_bytes``.
 
+        Args:
+            model_path: Awaited while the process imports vLLM, which takes as long as many a download. Its errors are raised on.
+            timeout_s: For the engine, once it has the path.
+
         Raises:
-            EngineStartFailed: It ended, or was not ready in ``timeout_s``; nothing is left running.
+            EngineStartFailed: It ended, or was not ready in time; nothing is left running.
         """
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
@@ -76,9 +86,10 @@ class EngineProcess:
                 env=engine_environment(model, environment),
                 start_new_session=True,
             )
-        self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
-        self._hand_over({"model": model.model_dump(mode="json"), "model_path": model_path, "max_frame_bytes": max_frame_bytes})
         try:
+            self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
+            path = await self._unless_it_ends(model_path)
+            self._hand_over({"engine_args": engine_core_args(model, path), "max_frame_bytes": max_frame_bytes})
             return await asyncio.wait_for(self._ready, timeout_s)
         except TimeoutError:
             await self.stop()
@@ -86,9 +97,22 @@ class EngineProcess:
         except EngineStartFailed:
             await self.stop()
             raise EngineStartFailed(model=model.name, reason=self._failure) from None
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or no files
+            self._ready.cancel()
             await self.stop()
             raise
+
+    async def _unless_it_ends(self, model_path: Awaitable[str]) -> str:
+        """Return the path; if the process ends before it is there, raise EngineStartFailed at once."""
+        assert self._ready is not None
+        path = asyncio.ensure_future(model_path)
+        try:
+            await asyncio.wait({path, self._ready}, return_when=asyncio.FIRST_COMPLETED)
+            if self._ready.done():
+                self._ready.result()
+            return await path
+        finally:
+            path.cancel()
 
     def _hand_over(self, start: Mapping[str, Any]) -> None:
         assert self._process is not None

@@ -72,6 +72,8 @@ class ReplicaServer:
         self.ready = ready
         self.load = EngineLoad()
         self.draining = False
+        self.first_output = asyncio.Event()
+        """Set when the first tokens have gone to an ingress."""
         self._tls = tls
         self._links: dict[int, _Link] = {}
         self._unproved: dict[_Link, None] = {}  # the oldest first
@@ -129,6 +131,8 @@ class ReplicaServer:
             load.waiting, load.kv_usage = message.waiting, message.kv_usage
             if link := self._links.get(message.slot):
                 link.pass_on(message)
+                if message.num_outputs:
+                    self.first_output.set()
         elif isinstance(message, pipe.CallResult):
             if link := self._links.get(message.slot):
                 link.send_result(message)

@@ -15,6 +15,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from serve_app.protocol.frames import encode_frame
 from serve_app.protocol.messages import Capabilities, Outputs, encode_message
 from serve_app.replica import pipe
+from serve_app.replica.cold_start import EnginePhases
 
 VLLM_VERSION = "0.32.0"
 FINGERPRINT = "f" * 16
@@ -46,7 +47,7 @@ class FakeEngine:
     def __init__(
         self, *, version: str = VLLM_VERSION, fingerprint: str = FINGERPRINT, capabilities: Capabilities = CAPABILITIES
     ) -> None:
-        self.ready = pipe.EngineReady(version, fingerprint, capabilities, max_num_seqs=8)
+        self.ready = pipe.EngineReady(version, fingerprint, capabilities, max_num_seqs=8, phases=EnginePhases(0.0, 0.0, 0.0))
         self.pid = 0
         self.running: dict[str, tuple[int, EngineCoreRequest, list[int]]] = {}
         """Attempt id -> slot, request, output so far."""
@@ -85,7 +86,7 @@ class FakeEngine:
     def emit_outputs(self, slot: int, buffers: list[bytes], finished: Sequence[str] = ()) -> None:
         """Send any bytes as a step's outputs."""
         frame = encode_frame(encode_message(Outputs(buffers)))
-        self._emit(pipe.StepOutputs(slot, self.steps, 0.0, len(self.running), 0, 0.5, list(finished), frame))
+        self._emit(pipe.StepOutputs(slot, self.steps, 0.0, len(self.running), 0, 0.5, list(finished), frame, 1))
 
     def _add(self, message: pipe.AddToEngine) -> None:
         request = self._decoder.decode(message.buffers)
@@ -117,4 +118,4 @@ class FakeEngine:
         finished = [o.request_id for o in outputs if o.finish_reason is not None]
         encoded = self._encoder.encode(EngineCoreOutputs(outputs=outputs, timestamp=1.0))
         frame = encode_frame(encode_message(Outputs([bytes(b) for b in encoded])))
-        return pipe.StepOutputs(slot, self.steps, 0.0, len(self.running), 0, 0.5, finished, frame)
+        return pipe.StepOutputs(slot, self.steps, 0.0, len(self.running), 0, 0.5, finished, frame, len(outputs))

@@ -8,6 +8,16 @@ from rich.console import Console
 from serve_app.cli.status import show
 
 LOAD = {"running": 12, "waiting": 3, "kv_usage": 0.455, "links": 2}
+START = {
+    "scheduled": 1234.5,
+    "process": 2.0,
+    "import": 14.0,
+    "download": 1234.5,
+    "load": 1234.5,
+    "warm_up": 1234.5,
+    "listen": 0.1,
+}
+QUICK = {"process": 2.5, "import": 8.0, "download": 0.0, "load": 1.5, "warm_up": 1.0, "listen": 0.1, "first_token": 7.0}
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 
 
@@ -29,15 +39,15 @@ REPORT = {
         },
     },
     "members": [
-        lease("abcdefgh", "replica", MODEL, 65535, LOAD),
+        lease("abcdefgh", "replica", MODEL, 65535, {**LOAD, "start_s": 4954.1, "cold_start": START}),
         lease("ijklmnop", "ingress", "", 8010, {"streams": 15, "models": {MODEL: {"waiting": 4}}}),
     ],
 }
 
 
-def shown(width: int) -> list[str]:
+def shown(width: int, **changes: Any) -> list[str]:
     out = io.StringIO()
-    show(REPORT, Console(file=out, width=width, highlight=False))
+    show({**REPORT, **changes}, Console(file=out, width=width, highlight=False))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -59,3 +69,15 @@ def test_a_line_is_one_member_with_its_load() -> None:
 def test_a_reason_is_in_our_own_words() -> None:
     assert "the engine core of 'a' did not start: no memory" in " ".join(shown(200))
     assert "Traceback" not in "\n".join(shown(200))
+
+
+def test_starts_are_a_median_and_the_slowest_by_phase() -> None:
+    quick = lease("a", "replica", MODEL, 8020, {**LOAD, "start_s": 13.1, "cold_start": QUICK})
+    slow = lease("b", "replica", MODEL, 8020, {**LOAD, "start_s": 4954.1, "cold_start": START})
+    of_an_older_version = lease("c", "replica", MODEL, 8020, LOAD)
+    words = [line.split() for line in shown(80, members=[quick, slow, of_an_older_version])]
+    assert words[-3:] == [
+        ["start", "(s)", "whole", "scheduled", "process", "import", "download", "load", "warm_up"],
+        ["median", "2483.6", "1234.5", "2.2", "11.0", "617.2", "618.0", "617.8"],
+        ["slowest", "4954.1", "1234.5", "2.0", "14.0", "1234.5", "1234.5", "1234.5"],
+    ]

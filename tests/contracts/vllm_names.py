@@ -37,6 +37,7 @@ CALLED = {
         EngineCoreProc.__init__(self, vllm_config, local_client, handshake_address, executor_class, log_stats,
             client_handshake_address=, tensor_queue=, *, engine_index=)
         EngineCoreProc._handle_request_preproc_error(self, request)
+        EngineCoreProc._initialize_kv_caches(self, vllm_config)
         EngineCoreProc._make_ready_response(self)
         EngineCoreProc._perform_handshakes(self, handshake_address, identity, local_client, vllm_config,
             client_handshake_address)

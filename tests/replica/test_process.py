@@ -1,0 +1,74 @@
+"""The engine core process before it has an engine: real processes in which the import of vLLM fails or does not end."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+import serve_app
+from serve_app.config import ModelSettings
+from serve_app.errors import CheckpointError, EngineStartFailed
+from serve_app.replica.process import EngineProcess
+from serve_app.testing.fleet import in_loop
+
+MODEL = ModelSettings(name="tiny", model="/models/tiny")
+HANGS = "import threading; threading.Event().wait()"
+
+
+def environment(folder: Path, vllm: str) -> dict[str, str]:
+    """Return an environment in which vLLM is one module with this source."""
+    (folder / "vllm.py").write_text(vllm)
+    return {**os.environ, "PYTHONPATH": f"{folder}:{Path(serve_app.__path__[0]).parent}"}
+
+
+def engine() -> EngineProcess:
+    return EngineProcess(on_message=lambda message: None, on_death=lambda reason: None)
+
+
+async def start(process: EngineProcess, path: asyncio.Future[str], env: dict[str, str], *, timeout_s: float = 60.0) -> None:
+    await process.start(MODEL, path, environment=env, timeout_s=timeout_s, max_frame_bytes=1 << 20)
+
+
+def is_gone(process: EngineProcess) -> bool:
+    assert process.pid is not None
+    return not Path(f"/proc/{process.pid}").exists()
+
+
+@in_loop
+async def test_an_import_that_fails_is_told_while_the_files_are_on_their_way(tmp_path: Path) -> None:
+    process, path = engine(), asyncio.get_running_loop().create_future()
+    with pytest.raises(EngineStartFailed, match="the engine core of 'tiny' did not start: RuntimeError: no such library"):
+        await start(process, path, environment(tmp_path, "raise RuntimeError('no such library')"))
+    assert path.cancelled()
+    assert is_gone(process)
+
+
+@in_loop
+async def test_files_that_do_not_come_end_the_import(tmp_path: Path) -> None:
+    process, path = engine(), asyncio.get_running_loop().create_future()
+    path.set_exception(CheckpointError("is damaged"))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        await start(process, path, environment(tmp_path, HANGS))
+    assert is_gone(process)
+
+
+@in_loop
+async def test_the_limit_counts_from_the_files_on(tmp_path: Path) -> None:
+    process, path = engine(), asyncio.get_running_loop().create_future()
+    path.set_result("/models/tiny")
+    with pytest.raises(EngineStartFailed, match=r"the engine core of 'tiny' did not start: not ready after 0\.1 s"):
+        await start(process, path, environment(tmp_path, HANGS), timeout_s=0.1)
+    assert is_gone(process)
+
+
+@in_loop
+async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    process, path = engine(), asyncio.get_running_loop().create_future()
+    starting = asyncio.create_task(start(process, path, environment(tmp_path, HANGS)))
+    while process.pid is None:
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert is_gone(process)
