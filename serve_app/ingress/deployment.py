@@ -13,6 +13,7 @@ from ray import serve
 from serve_app.config import Settings, parse_settings
 from serve_app.logs import use_serve_handlers
 from serve_app.membership import Lease, Membership
+from serve_app.vllm_start import without_collection
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,8 @@ class Ingress:
 
     async def __init__(self, settings: Mapping[str, Any], *_replicas: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         # Here, not above: the command line and Serve's controller import this module and need no vLLM (0.5 GB, 8 s of CPU).
-        from serve_app.ingress.runtime import IngressRuntime
+        with without_collection():
+            from serve_app.ingress.runtime import IngressRuntime
 
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)

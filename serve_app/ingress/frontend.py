@@ -21,6 +21,7 @@ from serve_app.errors import ConfigError
 from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
+from serve_app.vllm_start import inspect_models_here
 
 VLLM_VERSION = public_version(version.__version__)
 
@@ -67,6 +68,7 @@ async def build_front_end(model: ModelSettings, model_path: str, client: FleetCl
     """Build the front end; takes seconds (tokenizer, chat template) and starts no engine."""
     engine_args = frontend_engine_args(model, model_path)
     args = _namespace(model, engine_args)
+    inspect_models_here()
     try:
         vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except ValueError as exc:  # pydantic's is one

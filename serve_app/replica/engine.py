@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from serve_app.replica import pipe
+from serve_app.vllm_start import inspect_models_here, without_collection
 
 CALLABLE_METHODS = frozenset(
     {"add_lora", "is_sleeping", "list_loras", "pin_lora", "remove_lora", "reset_encoder_cache", "reset_mm_cache"}
@@ -29,10 +30,13 @@ def run(sock: socket.socket) -> None:
     engine: Any = None
     end = pipe.EngineEnd(sock)
     try:
-        from serve_app.replica.engine_core import build_engine  # late: it imports vLLM, and a failure of that is told, too
+        with without_collection():
+            from serve_app.replica.engine_core import build_engine  # late: it imports vLLM, and a failure of that is told, too
 
         imported = time.monotonic()
         start = msgspec.json.decode(sys.stdin.buffer.read())
+        if start["device"] == "cpu":
+            inspect_models_here()
         engine = build_engine(start["engine_args"], sock, end, start["max_frame_bytes"], download_s=time.monotonic() - imported)
         engine.run_busy_loop()
     except SystemExit:

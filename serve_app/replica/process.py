@@ -89,7 +89,8 @@ class EngineProcess:
         try:
             self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
             path = await self._unless_it_ends(model_path)
-            self._hand_over({"engine_args": engine_core_args(model, path), "max_frame_bytes": max_frame_bytes})
+            engine_args = engine_core_args(model, path)
+            self._hand_over({"engine_args": engine_args, "device": model.device, "max_frame_bytes": max_frame_bytes})
             return await asyncio.wait_for(self._ready, timeout_s)
         except TimeoutError:
             await self.stop()

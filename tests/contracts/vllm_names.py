@@ -21,6 +21,7 @@ CALLED = {
     "vllm.exceptions": "GracefulHTTPError.__init__(self, message, http_status) GenerationError.__init__(self, message=)",
     "vllm.inputs": "tokens_input(prompt_token_ids, *, prompt=, cache_salt=)",
     "vllm.logger": "init_logger(name)",
+    "vllm.model_executor.models.registry": "_run_in_subprocess(fn)",
     "vllm.renderers": """
         BaseRenderer.get_tokenizer(self)
         BaseRenderer.render_cmpl_async(self, prompts, tok_params=, *, prompt_extras=, skip_mm_cache=)
