@@ -1,8 +1,8 @@
 """What a start costs: fleets of one simulated and one real tiny model, started again and again.
 
-``python -m tools.cold_start`` prints a row per process and state of vLLM's cache folder: ``cold`` as in a new pod, ``warm`` as on a machine
-that has served the model before. ``--tree NAME=PATH`` (more than once) compares checkouts in interleaved rounds. Seconds until ready
-are those of a busy machine; seconds of CPU, of a process with all of its children, depend on it less.
+``python -m tools.cold_start`` prints a row per process and state of vLLM's cache folder: ``cold`` as in a new pod and, with ``--warm``,
+``warm`` as on a machine that has served the model before. ``--tree NAME=PATH`` (more than once) compares checkouts in interleaved
+rounds. Seconds until ready are those of a busy machine; seconds of CPU, of a process with all of its children, depend on it less.
 """
 
 import argparse
@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tree", action="append", default=[], help="NAME=PATH of a checkout; default: this one")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", action="store_true", help="start each a second time, too")
     arguments = parser.parse_args()
     trees = dict(tree.split("=", 1) for tree in arguments.tree) or {"here": "."}
     figures: dict[Row, list[dict[str, float]]] = defaultdict(list)
@@ -44,7 +45,7 @@ def main() -> None:
             for tree, path in trees.items():
                 home = folder / f"{tree}-{number}"
                 home.mkdir()
-                for cache in ("cold", "warm"):
+                for cache in ("cold", "warm") if arguments.warm else ("cold",):
                     for process, figure in _start(Path(path).absolute(), model, home):
                         figures[process, cache, tree].append(figure)
                         print(tree, cache, process, json.dumps(figure), file=sys.stderr, flush=True)

@@ -108,7 +108,8 @@ class EngineProcess:
         assert self._ready is not None
         path = asyncio.ensure_future(model_path)
         try:
-            await asyncio.wait({path, self._ready}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {path, self._ready}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._ready.done():
                 self._ready.result()
             return await path

@@ -19,7 +19,7 @@ from serve_app.replica.cold_start import ColdStart, EnginePhases
 logger = logging.getLogger(__name__)
 
 _SERVE_LIMIT_S = 10.0
-_FIRST_TOKEN_LIMIT_S = 60.0
+_FIRST_TOKEN_LIMIT_S = 300.0
 """After that the log tells of a start without a first token: nobody asks."""
 _START_TIME = 19
 """Of the fields behind the command's name in /proc/PID/stat (proc(5), field 22): ticks from boot to the process's creation."""

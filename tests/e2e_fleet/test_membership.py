@@ -1,5 +1,6 @@
 """Replicas come, go and die: every ingress knows in time, and the fleet follows its load. Simulated replicas, two ingresses."""
 
+import json
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ import pytest
 
 from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.conftest import Configure
-from tests.e2e_fleet.operations import MODEL, Fleet, fleet, moments, replicas, taking
+from tests.e2e_fleet.operations import MODEL, Fleet, fleet, moments, replicas, taking, temporary_folder
 from tests.e2e_fleet.streams import Answer, Ask, chat, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
@@ -79,6 +80,34 @@ def test_both_ingresses_serve_on_the_one_port(elastic: Fleet) -> None:
         return all(series.get(key, 0) > 0 for series in elastic.ingresses(NUM_INGRESSES))
 
     wait_until(both_served, limit_s=30, what="requests at both ingresses")
+
+
+def test_a_replica_tells_its_start_by_phases(elastic: Fleet) -> None:
+    """After the test above, whose answers were its first tokens."""
+    loads = []
+
+    def told() -> bool:
+        loads[:] = [m["load"] for m in elastic.members("replica")]
+        return "first_token" in loads[0]["cold_start"]
+
+    wait_until(told, limit_s=SEEN_LIMIT_S + SLACK_S, what="the first token in the lease")
+    (load,) = loads
+    phases = load["cold_start"]
+    assert list(phases) == ["scheduled", "process", "import", "download", "load", "warm_up", "listen", "first_token"]
+    assert all(seconds >= 0 for seconds in phases.values())
+    assert min(phases[name] for name in ("process", "import", "load", "warm_up")) > 0
+    assert load["start_s"] == pytest.approx(sum(phases.values()) - phases["first_token"], abs=0.01)
+    logs = (temporary_folder(elastic.family()[0]) / "ray/session_latest/logs/serve").glob("*.log")
+    lines = [line.partition("cold start: ")[2] for log in logs for line in log.read_text().splitlines() if "cold start: " in line]
+    (record,) = map(json.loads, lines)
+    (replica_id,) = taking(elastic.ingresses()[0])
+    assert record == {
+        "model": MODEL,
+        "replica": replica_id,
+        "start_s": load["start_s"],
+        "until": "first_token",
+        "phases": phases,
+    }
 
 
 @pytest.mark.slow

@@ -166,6 +166,7 @@ def arrived(sent: list[pipe.FromEngine]) -> list[tuple[str, FinishReason | None]
         message = decode_message(body)
         assert isinstance(message, Outputs)
         frame = decoder.decode(message.buffers)
+        assert step.num_outputs == len(frame.outputs)
         assert step.finished == [o.request_id for o in frame.outputs if o.finish_reason is not None]
         outputs += [(o.request_id, o.finish_reason) for o in frame.outputs]
     return outputs

@@ -196,13 +196,25 @@ async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
         probe = await linked(replica)
         add(probe, "r@0")
         await until(lambda: told)
-        replica.server.on_engine_message(pipe.StepOutputs(5, 9, 0.0, 3, 2, 1.5, [], b"no such slot"))
+        replica.server.on_engine_message(pipe.StepOutputs(5, 9, 0.0, 3, 2, 1.5, [], b"no such slot", 1))
         replica.server.start_drain()
         await until(lambda: len(probe.messages) == 2)
     assert probe.messages == [
         Heartbeat(0, 0, 0, 0.0, draining=False),
         Heartbeat(9, 3, 2, 1.0, draining=True),
     ]
+    await replica.close()
+
+
+@in_loop
+async def test_the_first_output_is_one_with_tokens_that_goes_to_an_ingress() -> None:
+    replica = await start_replica(settings(), "a")
+    await linked(replica)
+    for slot, num_outputs in ((5, 1), (0, 0)):  # for nobody, and the load alone
+        replica.server.on_engine_message(pipe.StepOutputs(slot, 1, 0.0, 1, 0, 0.5, [], b"", num_outputs))
+        assert not replica.server.first_output.is_set()
+    replica.engine.emit_outputs(0, [b"token"])
+    assert replica.server.first_output.is_set()
     await replica.close()
 
 
