@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching bench-autoscaling selftest-loadtest manifests image test-cluster clean
+.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start selftest-loadtest manifests image test-cluster clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -64,6 +64,9 @@ bench-batching: model ## static against continuous batching: throughput, latency
 
 bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (20 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
+
+bench-cold-start: .venv ## what the start of a replica costs, phase by phase (5 to 15 minutes)
+	$(BIN)/python -m tools.cold_start --warm
 
 selftest-loadtest: .venv ## the load generator against a server of known laws: all of it, with the slow tests (30 minutes)
 	@out=results/selftest-$$(date -u +%Y%m%dT%H%M%SZ); status=0; \

@@ -71,10 +71,10 @@ def _start(tree: Path, model: Path, home: Path) -> list[tuple[str, dict[str, flo
     }
     environment = {**ours, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     url = f"http://127.0.0.1:{_PORT}/readyz"
-    command = [*_COMMAND, "up", "-f", str(file)]
+    command = ["env", f"--chdir={tree}", *_COMMAND, "up", "-f", str(file)]
     with server(command, url, log=home / "log", environment=environment, start_s=_START_S):
         status = [*_COMMAND, "status", "cold-start", "--json"]
-        said = subprocess.run(status, env={**os.environ, **environment}, check=True, capture_output=True, text=True).stdout
+        said = subprocess.run(status, cwd=tree, env={**os.environ, **environment}, check=True, capture_output=True).stdout
         return [figure for member in json.loads(said)["members"] for figure in _figures(member)]
 
 
