@@ -139,7 +139,7 @@ class Replica:
             "waiting": float(load.waiting),
             "kv_usage": load.kv_usage,
             "max_num_seqs": float(self._server.ready.max_num_seqs),
-            "cold_start_s": self._start_report.start.start_s,
+            **({} if (start := self._start_report.start) is None else {"cold_start_s": start.start_s}),
         }
 
     async def __del__(self) -> None:

@@ -32,7 +32,9 @@ class StartReport:
         self._who = dict(who)
         self._listening = time.monotonic()
         self._began_at = time.time() - (self._listening - began)
-        self.start = ColdStart.measured(
+        self.start: ColdStart | None = None
+        """Known as soon as Serve has said when it asked, or does not say: whoever reads it counts each start once."""
+        self._measured = ColdStart.measured(
             process_created_at(),
             self._began_at,
             began=began,
@@ -42,8 +44,8 @@ class StartReport:
         )
 
     def load(self) -> dict[str, Any]:
-        """Return the lease's part."""
-        return {"start_s": round(self.start.start_s, 3), "cold_start": self.start.phases()}
+        """Return the lease's part, empty until the start is known."""
+        return {} if self.start is None else {"start_s": round(self.start.start_s, 3), "cold_start": self.start.phases()}
 
     async def run(
         self,
@@ -54,17 +56,18 @@ class StartReport:
         limit_s: float = _FIRST_TOKEN_LIMIT_S,
     ) -> None:
         """Complete the start by what is known only later; log it when the first tokens went out, or without them after ``limit_s``."""
+        start = self._measured
         try:
-            self.start = self.start.asked(await asked, began_at=self._began_at)
-            show(self.start.phases())
+            self.start = start = start.asked(await asked, began_at=self._began_at)
+            show(start.phases())
             async with asyncio.timeout(limit_s):
                 await first_output.wait()
-            self.start = replace(self.start, first_token_s=time.monotonic() - self._listening)
-            show(self.start.phases())
+            self.start = start = replace(start, first_token_s=time.monotonic() - self._listening)
+            show(start.phases())
         except TimeoutError:
             pass
         finally:
-            logger.info("cold start: %s", json.dumps(self.start.record(**self._who)))
+            logger.info("cold start: %s", json.dumps(start.record(**self._who)))
 
 
 async def asked_at(replica: ReplicaContext) -> float | None:

@@ -51,14 +51,14 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
 @in_loop
 async def _until_the_first_token(told: Told, caplog: pytest.LogCaptureFixture) -> None:
     started, first_output = report(), asyncio.Event()
-    assert started.load()["cold_start"].keys() == {"process", "import", "download", "load", "warm_up", "listen"}
+    assert started.load() == {}
     running = asyncio.create_task(started.run(answer(process_created_at() - 30.0), first_output, told.show))
     await until(lambda: told.phases)
     assert started.load()["cold_start"]["scheduled"] == pytest.approx(30.0, abs=0.1)
     assert logged(caplog) == []
     first_output.set()
     await running
-    assert started.load() == {"start_s": round(started.start.start_s, 3), "cold_start": told.phases[1]}
+    assert started.load()["cold_start"] == told.phases[1]
 
 
 def test_a_start_is_logged_once_as_its_first_token_goes_out(caplog: pytest.LogCaptureFixture) -> None:
