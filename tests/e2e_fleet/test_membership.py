@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_both_ingresses_serve_on_the_one_port(elastic: Fleet) -> None:
 
 def test_a_replica_tells_its_start_by_phases(elastic: Fleet) -> None:
     """After the test above, whose answers were its first tokens."""
-    loads = []
+    loads: list[dict[str, Any]] = []
 
     def told() -> bool:
         loads[:] = [m["load"] for m in elastic.members("replica")]
