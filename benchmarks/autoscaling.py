@@ -12,6 +12,7 @@ step times of an accelerator profile. Arrivals are `loadtest`'s laws, so a live 
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -215,7 +216,7 @@ def main() -> None:
     parser.add_argument("--bounds", type=int, nargs=2, metavar=("MIN", "MAX"), help="replicas of the live fleet")
     parser.add_argument("--cold-start", type=float, help="seconds, as the live fleet's replicas took")
     parser.add_argument("--out", type=Path, default=Path("results/autoscaling"))
-    parser.add_argument("--figures", type=Path, help="also copy the PNG there, as autoscaling-SCENARIO.png")
+    parser.add_argument("--figures", type=Path, help="also copy the PNG there, as scaling-SCENARIO.png")
     options = parser.parse_args()
     if options.live:
         if options.bounds is None or options.cold_start is None:
@@ -240,7 +241,7 @@ def main() -> None:
         shown = {row.policy: timeline for row, timeline in results if row.scenario == name}
         best = tuned(rows, name).policy
         lines = {label: shown[policy] for label, policy in (("serve-app", "serve-app"), ("oracle", "oracle"), (best, best))}
-        path = options.out / f"autoscaling-{name.replace(' ', '-')}.png"
+        path = options.out / f"scaling-{name.replace(' ', '-')}.png"
         draw(path, name, lines, per_replica)
         if options.figures:
             (options.figures / path.name).write_bytes(path.read_bytes())
@@ -268,11 +269,12 @@ def many(replicas: int, per_replica: float) -> dict[str, Any]:
 def live_and_simulated(run: Path, bounds: tuple[int, int], cold_start_s: float) -> dict[str, Any]:
     """Return TTFT and replica-seconds (the integral of the replicas asked for) of a live run and of the same in simulated time."""
     data = RunData(records := read_records(run), summary_of(records))
-    values = [value for item in data.items if (value := data.value_s(item, "ttft")) is not None]
+    known = (data.value_s(item, "ttft") for item in data.items)
+    values = [math.inf if value is None else value for value in known]  # one without a first token is late on either side
     columns = data.autoscaling().timeline  # type: ignore[union-attr]  # the fleet was scaled
     duration_s = records.scenario.duration_s
     wanted = np.array([(t, n) for t, n in zip(columns["t_s"], columns["desired"], strict=True) if 0 <= t <= duration_s])
-    live = {f"ttft_p{percent}_s": float(np.percentile(values, percent)) for percent in (50, 95)}
+    live = {f"ttft_p{percent}_s": float(np.percentile(values, percent, method="higher")) for percent in (50, 95)}
     live["replica_s"] = float(np.trapezoid(wanted[:, 1], wanted[:, 0]))
     minimum, maximum = bounds
     world = World(hardware=hardware(), minimum=minimum, initial=minimum, maximum=maximum, cold_start_s=cold_start_s)

@@ -5,9 +5,9 @@ import hashlib
 from serve_app.config import ModelSettings, Settings
 from serve_app.core.autoscaling import Rule
 from serve_app.core.capacity import Slo
-from serve_app.core.fleet_scaling import INGRESS, Rules
+from serve_app.core.fleet_scaling import Rules
 
-__all__ = ["INGRESS", "is_scaled", "replica_deployment", "rules_of", "scaled_models"]
+INGRESS = "ingress"
 
 
 def replica_deployment(model: ModelSettings) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.config import ModelSettings, Settings, parse_settings
-from serve_app.core.autoscaling import Observation
-from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Record
+from serve_app.core.autoscaling import Decision, Observation
+from serve_app.core.fleet_scaling import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, Load, Meter
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
@@ -35,6 +35,10 @@ class Memory:
     ingresses: Meter = field(default_factory=Meter)
     replicas: dict[str, Meter] = field(default_factory=dict)
     targets: dict[str, int] = field(default_factory=dict)
+    decided: dict[str, Decision] = field(default_factory=dict)
+    members: set[str] = field(default_factory=set)
+    left_at: float = -math.inf
+    """When a replica or an ingress was last seen to go: it drains, and reports no more."""
 
 
 class DemandPolicy:
@@ -42,10 +46,10 @@ class DemandPolicy:
 
     Args:
         settings: The configuration, as ``build`` gets it. Of a wrong one nothing is scaled; ``build`` is what refuses it.
-        now: Seconds since the epoch.
+        now: Seconds of a monotonic clock.
     """
 
-    def __init__(self, settings: Mapping[str, Any], now: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: Mapping[str, Any], now: Callable[[], float] = time.monotonic) -> None:
         self._settings: Settings | None = None
         try:
             self._settings = parse_settings(settings)
@@ -71,10 +75,15 @@ class DemandPolicy:
     def _observe(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> None:
         assert self._settings is not None
         interval_s, memory.observed_at = at - memory.observed_at, at
-        memory.targets = {}  # a deployment left out keeps its target
+        before, memory.targets = memory.targets, {}  # a deployment left out keeps its target
         reports = newest_reports(contexts[INGRESS])
         increments = memory.ingresses.take(reports, now=at)
         silent = memory.ingresses.silent(members(contexts[INGRESS]), now=at)
+        present = {member for context in contexts.values() for member in members(context)}
+        if memory.members - present:
+            memory.left_at = at
+        memory.members = present
+        is_partial = at - memory.left_at < self._settings.timeouts.drain_s
         models = {}
         for model in scaled_models(self._settings):
             if (context := contexts.get(replica_deployment(model))) is not None:
@@ -82,7 +91,7 @@ class DemandPolicy:
                 meter = memory.replicas.setdefault(model.name, Meter())
                 of_replicas = load_of_replicas(context, meter, now=at)
                 silent_here = silent + meter.silent(members(context), now=at)
-                load = Load(interval_s=interval_s, silent=silent_here, **of_ingresses, **of_replicas)
+                load = Load(interval_s=interval_s, silent=silent_here, is_partial=is_partial, **of_ingresses, **of_replicas)
                 models[model.name] = Observation(
                     running=len(members(context)),
                     target=context.target_num_replicas,
@@ -92,12 +101,12 @@ class DemandPolicy:
                 )
         ingress = self._ingress(contexts[INGRESS], reports, increments, interval_s, silent)
         seen = FleetObservation(at=at, models=models, ingress=ingress)
-        record = Record(seen=seen, decided=memory.scaler.observe(seen))
-        names = {m.name: replica_deployment(m) for m in self._settings.models} | {INGRESS: INGRESS}
-        memory.targets = {names[name]: decision.desired for name, decision in record.decided.items()}
-        for name, decision in record.decided.items():
-            target = contexts[names[name]].target_num_replicas
-            if decision.desired != target:
+        names = {m.name: replica_deployment(m) for m in self._settings.models} | {INGRESSES: INGRESS}
+        memory.decided = memory.scaler.observe(seen)
+        for name, decision in memory.decided.items():
+            deployment = names[name]
+            target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
+            if decision.desired not in (target, before.get(deployment)):
                 logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.rule, decision.inputs)
 
     def _ingress(

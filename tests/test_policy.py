@@ -1,4 +1,5 @@
 import logging
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,9 +135,40 @@ def test_what_is_logged_says_why(controller: Controller, caplog: pytest.LogCaptu
     assert line.startswith("tiny: 0 -> 1 replicas (first): {")
 
 
-def test_a_clock_that_is_set_back_changes_nothing(controller: Controller) -> None:
+def test_a_model_may_have_the_ingress_deployments_name() -> None:
+    model = {"name": "ingress", "model": "/m", "replicas": {"min": 0, "max": 3}, "required": False}
+    controller = Controller({"models": [model]})
+    named = Deployment("replica-ingress")
+    controller.targets, controller.reports = {INGRESS: 1, named: 0}, {INGRESS: {"i1": {}}, named: {}}
+    controller.report(INGRESS, "i1", requests__ingress=0.0)
     controller.tick()
-    assert controller.tick(-3600.0) == {INGRESS: 1, TINY: 0, BIG: 1}
+    controller.tick()
+    controller.report(INGRESS, "i1", requests__ingress=1.0, waiting__ingress=1.0)
+    assert controller.tick() == {named: 1}
+
+
+def test_what_replicas_and_ingresses_report_is_what_a_models_demand_is_made_of(controller: Controller) -> None:
+    """Each second 10 requests of 100 + 20 tokens; the one replica steps 10 times, 0.02 s each and 1 ms for each token made."""
+    rng, totals = (
+        random.Random(1),
+        dict.fromkeys(("requests", "prompt_tokens", "prefilled_tokens", "output_tokens", "finished"), 0.0),
+    )
+    steps = busy_s = 0.0
+    for _ in range(120):
+        arrived = rng.randint(5, 15)
+        for name, value in zip(totals, (arrived, 100 * arrived, 100 * arrived, 20 * arrived, arrived), strict=True):
+            totals[name] += value
+        steps += 10
+        busy_s += 10 * 0.02 + 20 * arrived * 0.001
+        tallied = {f"{name}__big": value for name, value in totals.items()}
+        controller.report(INGRESS, "i1", finished_tokens__big=totals["output_tokens"], **tallied)
+        controller.report(BIG, "b1", steps=steps, busy_s=busy_s, running=4.0, kv_usage=0.1, max_num_seqs=64.0, cold_start_s=33.0)
+        controller.tick()
+    (memory,) = (state["memory"] for state in controller.state.values())
+    decision = memory.decided["big"]
+    assert decision.inputs["cold_start_s"] == 33.0
+    assert decision.inputs["requests_per_s"] == pytest.approx(10, rel=0.15)
+    assert decision.inputs["work_per_request_s"] == pytest.approx(0.02, rel=0.2)
 
 
 @pytest.mark.parametrize("value", [None, "many", [1.0]])

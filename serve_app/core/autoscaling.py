@@ -1,12 +1,12 @@
 """How many replicas a model should have, and why. Pure: observations in, decisions out, time is a number.
 
-``serve_app/policy.py`` feeds it from Ray Serve, the simulator from its own world, ``serve-app autoscale replay`` from a log: the
+``serve_app/policy.py`` feeds it from Ray Serve, the simulator from its own world: the
 same observations give the same decisions. The demand is work per second (`core/capacity.py`), so it is the number of
 replicas that would be busy all the time; divided by the utilization that keeps the SLO it is the number that is needed.
 
     demand   the rate of work now
     growth   what it will be when a new replica serves, as far as it has grown steadily
-    queue    what waits by then, done in `RECOVER_S` by replicas that do nothing else
+    queue    what waits by then, done by replicas that do nothing else in `RECOVER_S`, or in another cold start
 
 Up at once. Down when for as long as two cold starts nothing more was wanted, and never while a member is silent.
 """
@@ -87,9 +87,11 @@ class Decision:
     alternatives: Mapping[str, int]
     """Rule -> replicas it asked for, bounds not yet applied."""
     inputs: Mapping[str, float]
-    """Quantities that went in. ``demand``, ``growth`` and ``queue`` are in replicas that are busy all the time."""
+    """Quantities that went in. ``demand`` and ``growth`` are in replicas that are busy all the time."""
     limit: str = ""
     """What limits a model's replica: itl, ttft, batch, or unmeasured."""
+    held: int = 0
+    """The most that was wanted within the time for which replicas are kept: what a model asks for where GPUs are short."""
     ready_at: float | None = None
     """When replicas that this decision asks for should serve; None when it asks for none."""
 
@@ -125,11 +127,12 @@ class ModelAutoscaler:
         self._guard_since: dict[str, float] = {}
         self._mix = Mix(prompt_tokens=0.0, output_tokens=0.0)
         self._ordered_at = -math.inf
+        self._cold_start_s = DEFAULT_COLD_START_S
 
     def observe(self, seen: Observation, *, at: float) -> Decision:
         """Take in one observation and decide. ``at``: seconds, never less than before."""
         self._learn(seen, at)
-        cold_start_s = p90(seen.load.cold_start_s) or DEFAULT_COLD_START_S
+        self._cold_start_s = cold_start_s = p90(seen.load.cold_start_s) or self._cold_start_s
         keep_s = min(MAX_KEEP_S, max(MIN_KEEP_S, 2 * cold_start_s))
         inputs: dict[str, float] = {"cold_start_s": cold_start_s, "keep_s": keep_s}
         wishes, limit = self._wishes(seen, at, inputs)
@@ -152,13 +155,14 @@ class ModelAutoscaler:
             alternatives=wishes,
             inputs=inputs,
             limit=limit,
+            held=max(seen.minimum, min(seen.maximum, kept)),
             ready_at=at + cold_start_s if bounded > max(seen.target, seen.running) else None,
         )
 
     def _learn(self, seen: Observation, at: float) -> None:
         load = seen.load
         self._history.add(at, load)
-        if not load.silent:  # else tokens of a silent ingress are missing beside the steps that made them
+        if not (load.silent or load.is_partial):  # else tokens are missing beside the steps that made them, or steps
             self._costs.add(
                 load.interval_s,
                 steps=load.steps,
@@ -176,26 +180,33 @@ class ModelAutoscaler:
         wishes: dict[str, int] = {}
         limit = "unmeasured"
         rate, prompt_tokens = self._rate(at)
-        inputs["requests_per_s"] = rate
-        if rate > 0 or load.waiting or load.queued or load.running:
+        holds = load.waiting or load.queued or load.running
+        if holds or self._history.sums(at, WINDOWS_S[-1]).requests:
             wishes["first"] = 1
+        else:
+            rate = 0.0  # quiet: what came minutes ago is no demand
+        inputs["requests_per_s"] = rate
         if (capacity := self._capacity(prompt_tokens, load.max_num_seqs)) is not None:
             batch, limit = capacity.batch_limit()
             work_s = capacity.work_s
             inputs |= asdict(capacity.times) | asdict(capacity.mix) | {"batch_limit": batch, "work_per_request_s": work_s}
             inputs["demand"] = demand = rate * work_s
             inputs["growth"] = growth = self._growth(at) * inputs["cold_start_s"] * work_s
-            inputs["queue"] = queue = self._queue_s(seen, at, capacity, demand, inputs["cold_start_s"])
+            inputs["queue_s"] = queue_s = self._queue_s(seen, at, capacity, demand)
             inputs["saturation"] = capacity.saturation()
             factor = self.rule.utilization
             wishes["demand"] = capacity.replicas_for(demand, factor)
             inputs["utilization"] = capacity.utilization(max(1, wishes["demand"])) * factor
             inputs["low"] = capacity.replicas_for(demand, factor * DOWN_MARGIN)
             wishes["growth"] = capacity.replicas_for(demand + growth, factor) if growth else 0
-            wishes["queue"] = math.ceil((demand + queue / RECOVER_S) / capacity.saturation()) if queue else 0
-        for name, holds in self._guards(seen, at).items():
-            if self._held_for(name, holds, at) and seen.running >= seen.target:  # else help is on its way
-                wishes[name] = seen.running + 1
+            recover_s = max(RECOVER_S, self._cold_start_s)
+            wishes["queue"] = math.ceil((demand + queue_s / recover_s) / capacity.saturation()) if queue_s else 0
+        elif holds:
+            wishes["unmeasured"] = seen.target
+        most = 2 * wishes["demand"] if capacity is not None else math.inf  # where it does not help, it must not go on for ever
+        for name, is_on in self._guards(seen, at, capacity).items():
+            if self._held_for(name, is_on, at) and seen.running >= seen.target:  # else help is on its way
+                wishes[name] = int(min(seen.target + 1, max(2, most)))
         return {name: wish for name, wish in wishes.items() if wish}, limit
 
     def _capacity(self, prompt_tokens: float, max_num_seqs: float | None) -> Capacity | None:
@@ -226,9 +237,10 @@ class ModelAutoscaler:
                 rate = min(max(rate, low), high)
         return rate, long.prompt_tokens / long.requests if long.requests else 0.0
 
-    def _queue_s(self, seen: Observation, now: float, capacity: Capacity, demand: float, cold_start_s: float) -> float:
+    def _queue_s(self, seen: Observation, now: float, capacity: Capacity, demand: float) -> float:
         """Return the seconds of work that will wait when replicas that start, or would be asked for now, serve."""
         starting = seen.running < seen.target
+        cold_start_s = self._cold_start_s
         until_s = min(cold_start_s, max(0.0, self._ordered_at + cold_start_s - now)) if starting else cold_start_s
         missing = max(0.0, demand - seen.running * capacity.saturation()) if seen.running else demand
         return self._history.least_queue() * capacity.work_s + missing * until_s
@@ -245,15 +257,15 @@ class ModelAutoscaler:
         noise = GROWTH_NOISE * math.sqrt(2 * (self._history.dispersion() + 1) * rates[0] / GROWTH_S)
         return max(0.0, sum(steps) - noise) / (GROWTH_S * len(steps))
 
-    def _guards(self, seen: Observation, now: float) -> dict[str, bool]:
+    def _guards(self, seen: Observation, now: float, capacity: Capacity | None) -> dict[str, bool]:
         recent = self._history.sums(now, WINDOWS_S[0])
         late = recent.late_first_tokens > max(1.0, LATE_GUARD * recent.first_tokens)
         return {
             # With a queue both are its doing, and that has its own rule.
             "kv cache full": seen.load.kv_usage > KV_GUARD and not recent.queued,
-            "late first tokens": late and not recent.queued,
+            "late first tokens": late and not recent.queued and (capacity is None or capacity.can_keep_ttft()),
             "rejected": recent.rejected > 0,
-            "queue without measure": seen.load.queued > 0 and self._costs.times() is None,
+            "queue without measure": seen.load.queued > 0 and capacity is None,
         }
 
     def _held_for(self, guard: str, holds: bool, at: float) -> bool:

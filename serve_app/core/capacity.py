@@ -126,8 +126,9 @@ class Capacity:
 
     @property
     def work_s(self) -> float:
-        """Seconds of a replica for one request."""
-        return self.mix.work_s(self.times)
+        """Seconds of a replica for one request; never nothing, however little of a step the fit gives to tokens."""
+        least_s = self.times.step_s / (100 * self.max_batch) * max(1.0, self.mix.output_tokens)
+        return max(least_s, self.mix.work_s(self.times), 1e-9)
 
     def batch_limit(self) -> tuple[float, str]:
         """Return the largest batch that keeps the SLO, >= 1, and which limit it is: itl, ttft or batch.
@@ -142,6 +143,10 @@ class Capacity:
         ]
         return min([(limit, name) for limit, name in limits if limit >= 1] + [(max(1.0, self.max_batch), "batch")])
 
+    def can_keep_ttft(self) -> bool:
+        """Return whether a request alone has its first token in time; else more replicas would not help."""
+        return self.times.step_s + self.mix.prompt_tokens * self.times.prompt_token_s < self.slo.ttft_s
+
     def utilization(self, num_replicas: int) -> float:
         """Return the work per second and replica to aim at where so many share the load, 0 < u <= `MAX_UTILIZATION`."""
         limit, _ = self.batch_limit()
@@ -150,7 +155,7 @@ class Capacity:
         tail = TAIL / num_replicas**0.5
         half = tail * r**0.5 / (2 * (r + limit))
         s = -half + (half * half + limit / (r + limit)) ** 0.5
-        return float(min(MAX_UTILIZATION, max(0.01, s * s)))
+        return float(min(MAX_UTILIZATION, max(1e-6, s * s)))
 
     def saturation(self) -> float:
         """Return the most work per second that a replica does, with its batch full and no regard to the SLO."""
@@ -170,4 +175,4 @@ class Capacity:
         return self.times.step_s / self._work_per_output_token() + 1.0
 
     def _work_per_output_token(self) -> float:
-        return max(1e-9, self.work_s / max(1.0, self.mix.output_tokens))
+        return self.work_s / max(1.0, self.mix.output_tokens)

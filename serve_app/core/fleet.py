@@ -133,6 +133,8 @@ class FleetState:
             if request is None:
                 continue
             self.outcomes["aborted"] += 1
+            if request.emitted_ids:
+                self._count_finished(request)
             if request.replica_id is None:
                 del self.waiting[request_id]
             else:
@@ -142,17 +144,17 @@ class FleetState:
         return aborts + self._dispatch()
 
     def _on_link_opened(self, event: LinkOpened, *, now: float) -> list[Instruction]:
+        is_new = event.replica_id not in self.replicas
         failed = self._forget_replica(LinkLost(event.replica_id, "replaced by a new link"), now=now)
         self.replicas[event.replica_id] = ReplicaState(event.replica_id, event.credit, heard_at=now)
-        return failed + self._take_back_queued(now) + self._dispatch()
+        return failed + (self._take_back_queued(event.credit, now) if is_new else []) + self._dispatch()
 
-    def _take_back_queued(self, now: float) -> list[Instruction]:
+    def _take_back_queued(self, limit: int, now: float) -> list[Instruction]:
         """Requests that only wait in the queue of an engine come back: a new replica must get its part of them."""
-        aborts: list[Instruction] = []
-        back: list[RequestState] = []
+        aborts, back = list[Instruction](), list[RequestState]()
         for replica in self.replicas.values():
-            if queued := replica.queued():
-                aborts.append(AbortAttempts(replica.replica_id, tuple(r.attempt_id for r in queued)))
+            queued = [] if replica.draining else replica.queued()[: limit - len(back)]
+            aborts += [AbortAttempts(replica.replica_id, tuple(r.attempt_id for r in queued))] if queued else []
             for request in queued:
                 self._release(request)
                 request.replica_id, request.outstanding_tokens, request.waiting_since = None, 0, now
@@ -365,10 +367,13 @@ class FleetState:
         outcome = _ENGINES_OWN_ENDS.get(str(reason), "complete")
         self.outcomes[outcome] += 1
         if outcome == "complete":
-            self.tally.finished += 1
-            self.tally.finished_tokens += len(request.emitted_ids)
-            if not request.emitted_ids:  # pooling: its one output is its first
-                self.tally.prefilled_tokens += request.prompt_tokens
+            self._count_finished(request)
+
+    def _count_finished(self, request: RequestState) -> None:
+        self.tally.finished += 1
+        self.tally.finished_tokens += len(request.emitted_ids)
+        if not request.emitted_ids:  # pooling: its one output is its first
+            self.tally.prefilled_tokens += request.prompt_tokens
 
     def _reject(self) -> None:
         self.outcomes["rejected"] += 1

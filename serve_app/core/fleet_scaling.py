@@ -1,15 +1,12 @@
 """All that is scaled in one application: its models, which share GPUs, and its ingresses. Pure.
 
-`FleetScaler` is what ``serve_app/policy.py``, the simulator and ``serve-app autoscale replay`` run. What it saw and what it decided
-is a `Record`; a log of them begins with the `Rules` and decides the same again.
+`FleetScaler` is what ``serve_app/policy.py`` and the simulator run; the same observations give the same decisions.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-import msgspec
 
 from serve_app.core.autoscaling import Decision, ModelAutoscaler, Observation, Recent, Rule
 
@@ -17,7 +14,8 @@ TARGET_CPU = 0.7
 """Cores per ingress: one process streams on one core, and above this its tokens queue."""
 CPU_WINDOW_S = 10.0
 INGRESS_KEEP_S = 120.0
-INGRESS = "ingress"
+INGRESSES = "(ingresses)"
+"""Stands for them among the decisions; no model can have this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +53,6 @@ class FleetObservation:
     ingress: IngressObservation | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One observation and the decisions it led to; keys are names of models, and `INGRESS`."""
-
-    seen: FleetObservation
-    decided: Mapping[str, Decision]
-
-
 @dataclass(slots=True)
 class FleetScaler:
     """Decides for everything. ``observe`` is its one door, called about every second."""
@@ -80,15 +70,15 @@ class FleetScaler:
         decided = {name: self._models[name].observe(model, at=seen.at) for name, model in seen.models.items()}
         self._share(seen, decided)
         if seen.ingress is not None:
-            decided[INGRESS] = self._observe_ingress(seen.ingress, seen.at)
+            decided[INGRESSES] = self._observe_ingress(seen.ingress, seen.at)
         return decided
 
     def _share(self, seen: FleetObservation, decided: dict[str, Decision]) -> None:
         wants = [
             Want(
                 model=name,
-                desired=decision.desired,
-                minimum=seen.models[name].minimum,
+                desired=max(decision.desired, decision.held),
+                minimum=self._floor(seen.models[name], decision),
                 gpus_per_replica=self.rules.models[name].gpus_per_replica,
                 priority=self.rules.models[name].priority,
             )
@@ -97,7 +87,14 @@ class FleetScaler:
         for name, granted in share_gpus(wants, self.rules.max_gpus).items():
             if granted < decided[name].desired:
                 alternatives = {**decided[name].alternatives, decided[name].rule: decided[name].desired}
-                decided[name] = replace(decided[name], desired=granted, rule="GPUs are short", alternatives=alternatives)
+                ready_at = decided[name].ready_at if granted > seen.models[name].target else None
+                decided[name] = replace(
+                    decided[name], desired=granted, rule="GPUs are short", alternatives=alternatives, ready_at=ready_at
+                )
+
+    def _floor(self, seen: Observation, decision: Decision) -> int:
+        """Return what a model gets before others share: its minimum, or, while a member is silent, what it has."""
+        return max(seen.minimum, min(seen.target, decision.desired)) if seen.load.silent else seen.minimum
 
     def _observe_ingress(self, seen: IngressObservation, at: float) -> Decision:
         self._cpu.append((seen.cpu_s, seen.interval_s))
@@ -151,36 +148,3 @@ def share_gpus(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
         if granted[want.model] == want.desired:
             hungry.remove(want)
     return granted
-
-
-def decide_again(rules: Rules, records: Iterable[Record]) -> Iterator[tuple[Record, dict[str, Decision]]]:
-    """Yield each record with what ``rules`` decide of the same observations."""
-    scaler = FleetScaler(rules)
-    for record in records:
-        yield record, scaler.observe(record.seen)
-
-
-_encoder = msgspec.json.Encoder()
-
-
-def encode(item: Rules | Record) -> bytes:
-    """Return one line of a log, without its end."""
-    return _encoder.encode(item)
-
-
-def decode_record(line: bytes) -> Record:
-    """Return the record of a line.
-
-    Raises:
-        msgspec.MsgspecError: It is none.
-    """
-    return msgspec.json.decode(line, type=Record)
-
-
-def decode_rules(line: bytes) -> Rules:
-    """Return the rules of a log's first line.
-
-    Raises:
-        msgspec.MsgspecError: It holds none.
-    """
-    return msgspec.json.decode(line, type=Rules)

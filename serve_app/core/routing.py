@@ -29,9 +29,10 @@ class ReplicaState:
         return not self.draining and len(self.held) < self.credit
 
     def queued(self) -> list[RequestState]:
-        """Return the requests that only wait in the engine's queue: first come, first served, so they are the last ones."""
+        """Return the requests that seem to wait in the engine's queue only: the last ones, as many as are this ingress's part of it."""
         unstarted = [r for r in self.held.values() if not r.emitted_ids]
-        return unstarted[max(0, len(unstarted) - self.waiting) :]
+        part = round(self.waiting * len(self.held) / max(1, self.running + self.waiting))
+        return unstarted[max(0, len(unstarted) - part) :]
 
     def describe(self) -> dict[str, Any]:
         """Return the load as plain data."""

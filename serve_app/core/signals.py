@@ -1,7 +1,7 @@
 """What the autoscaler knows: counters of ingresses and replicas, and what they say of one interval. Pure.
 
-Members count from their own start and report the counts: a report that is lost costs nothing, and a member that starts again
-starts from zero under a new id. `Meter` turns the reports into the increments since it was read last.
+Members count from their own start and report the counts, so that a report that is lost is made up for by the next; a member that
+starts again starts from zero under a new id. `Meter` turns the reports into the increments since it was read last.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ class Tally:
     """Prompt tokens of requests whose first output has come."""
     output_tokens: int = 0
     finished: int = 0
-    """Requests whose answer came to its own end."""
+    """Requests whose answer ended, by itself or because its client left in its midst."""
     finished_tokens: int = 0
     """Output tokens of those."""
     first_tokens: int = 0
@@ -65,6 +65,8 @@ class Load:
     """What the start of each replica that is there took, from Serve's order to its first readiness."""
     silent: tuple[str, ...] = ()
     """Members that should report and do not."""
+    is_partial: bool = False
+    """Whether members that drain and report no more still do a part of the work: tokens and steps do not belong together."""
 
 
 INCREMENTS = tuple(f.name for f in fields(Tally))
@@ -74,7 +76,7 @@ REPLICA_INCREMENTS = ("steps", "busy_s")
 class Meter:
     """The increments of cumulative counters since they were last taken.
 
-    A member that is seen for the first time adds nothing: what it counted before nobody knows the time of.
+    A member that is seen for the first time, or again after a silence, adds nothing: what it counted meanwhile is not of one second.
     """
 
     def __init__(self) -> None:
@@ -92,12 +94,12 @@ class Meter:
         """
         total: dict[str, float] = {}
         for member, (stamp, counters) in reports.items():
-            before = self._taken.get(member)
-            if before is not None:
+            before, known = self._taken.get(member), self._heard.get(member)
+            is_late = known is not None and stamp > known[0] and now - known[1] > STALE_S
+            if before is not None and not is_late:
                 for name, value in counters.items():
                     # A counter that fell belongs to a process that started again under the old name.
                     total[name] = total.get(name, 0.0) + max(0.0, value - before.get(name, 0.0))
-            known = self._heard.get(member)
             if known is None or stamp > known[0]:
                 self._heard[member] = stamp, now
         self._taken = {member: dict(counters) for member, (_, counters) in reports.items()}

@@ -59,10 +59,11 @@ class PipedEngineCore(EngineCoreProc):
         return super()._initialize_kv_caches(vllm_config)
 
     def _process_engine_step(self) -> bool:
-        self.num_steps += 1
         began = time.monotonic()
         stepped = super()._process_engine_step()
-        self.busy_s += time.monotonic() - began
+        if stepped:  # else it only looked whether a grammar or a transfer is ready
+            self.num_steps += 1
+            self.busy_s += time.monotonic() - began
         return bool(stepped)
 
     def process_input_sockets(

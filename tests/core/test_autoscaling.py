@@ -59,7 +59,7 @@ def test_a_step_is_no_growth() -> None:
     plant.run(12.0, 300)
     plant.run(24.0, 300)
     most = max(d.inputs.get("growth", 0.0) for d in plant.decisions[-300:])
-    assert most * WORK_S <= 0.25, "a quarter of a replica"
+    assert most <= 0.25, "a quarter of a replica"
 
 
 @settings(max_examples=8)
@@ -124,7 +124,44 @@ def test_the_first_request_starts_the_first_replica_and_the_last_goes_when_all_i
     plant.run(2.0, 120)
     quiet = plant.run(0.0, 900)
     assert quiet[0] == 1
+    assert quiet.index(0) <= 30 + 2 * plant.cold_start_s + 5, "half a minute of quiet, and two cold starts"
     assert quiet[-1] == 0
+
+
+@pytest.mark.parametrize("cold_start_s", [30.0, 120.0, 300.0])
+def test_a_step_from_one_replica_overshoots_by_what_waits_meanwhile_and_no_more(cold_start_s: float) -> None:
+    plant = Plant(cold_start_s=cold_start_s)
+    plant.run(6.0, 300)
+    wanted = plant.run(50.0, 900)
+    assert max(wanted) <= 2.5 * wanted[-1]
+
+
+def test_without_a_measure_nothing_that_works_is_taken_away() -> None:
+    """Answers so long that none has ended: steps are known, requests are not."""
+    plant = Plant(running=6)
+    for _ in range(300):
+        plant.tick(replace(plant.load(40.0), finished=0.0, finished_tokens=0.0, queued=5.0))
+    assert plant.decisions[-1].limit == "unmeasured"
+    assert min(d.desired for d in plant.decisions) == 6
+    assert plant.decisions[-1].desired > 6
+
+
+def test_first_tokens_that_no_number_of_replicas_makes_early_do_not_fill_the_cluster() -> None:
+    plant = Plant(replace(RULE, slo=replace(RULE.slo, ttft_s=0.05)))
+    for _ in range(3600):
+        load = plant.load(12.0)
+        plant.tick(replace(load, late_first_tokens=load.first_tokens))
+    assert plant.decisions[-1].desired <= 5
+
+
+def test_a_member_that_drains_unheard_does_not_spoil_the_measure() -> None:
+    plant = Plant()
+    plant.run(25.0, 300)
+    before = plant.decisions[-1].inputs["work_per_request_s"]
+    for _ in range(300):
+        load = plant.load(25.0)
+        plant.tick(replace(load, steps=load.steps / 2, busy_s=load.busy_s / 2, is_partial=True))
+    assert plant.decisions[-1].inputs["work_per_request_s"] == pytest.approx(before, rel=0.01)
 
 
 def test_until_costs_are_measured_a_queue_asks_for_one_replica_at_a_time() -> None:

@@ -61,7 +61,8 @@ class Link:
     heard_at: float
     draining: bool = False
     waiting: int = 0
-    """In the engine's queue, by the last heartbeat."""
+    """In the engine's queue, by the last heartbeat; so many of them are this ingress's as of all that the engine then had."""
+    beat_running: int = 0
     running: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Attempt id -> prompt and output so far, by start."""
     held: dict[str, str] = field(default_factory=dict)
@@ -112,9 +113,11 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(replica_id=st.sampled_from(REPLICAS), credit=st.integers(1, 3))
     def open_link(self, replica_id: str, credit: int) -> None:
         """Of a replica that has one, it replaces the first."""
+        is_new = replica_id not in self.links
         self.forget(replica_id)
         self.links[replica_id] = Link(credit, self.now)
-        self.take_back()
+        if is_new:
+            self.take_back(credit)
         self.handle(LinkOpened(replica_id, credit))
 
     @precondition(lambda self: self.links)
@@ -128,7 +131,7 @@ class FleetMachine(RuleBasedStateMachine):
     def heartbeat(self, data: st.DataObject, draining: bool, waiting: int) -> None:
         replica_id = data.draw(st.sampled_from(sorted(self.links)))
         link = self.links[replica_id]
-        link.heard_at, link.draining, link.waiting = self.now, draining, waiting
+        link.heard_at, link.draining, link.waiting, link.beat_running = self.now, draining, waiting, len(link.running)
         self.handle(HeartbeatArrived(replica_id, 1, len(link.running), waiting, 0.5, draining=draining))
 
     @precondition(lambda self: any(k.running for k in self.links.values()))
@@ -217,12 +220,15 @@ class FleetMachine(RuleBasedStateMachine):
                 self.waiting_since[request_id] = self.now
         self.queue[:0] = back
 
-    def take_back(self) -> None:
+    def take_back(self, limit: int) -> None:
         """What only waits in engines comes to the front of the queue, in the order of arrival."""
-        back = []
+        back: list[str] = []
         for link in self.links.values():
             unstarted = [i for i in link.held if not self.requests[i].delivered]
-            back += unstarted[-link.waiting :] if link.waiting else []
+            total = link.waiting + link.beat_running
+            part = min(len(unstarted), round(link.waiting * len(link.held) / total)) if total else 0
+            if part and not link.draining:
+                back += unstarted[-part:][: limit - len(back)]
             link.waiting = 0
             for request_id in back:
                 link.held.pop(request_id, None)

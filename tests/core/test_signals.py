@@ -8,6 +8,15 @@ def test_increments_are_summed_over_the_members_since_they_were_last_taken() -> 
     assert meter.take({"a": (3.0, {"requests": 104.0}), "b": (3.0, {"requests": 60.0})}, now=2.0) == {"requests": 11.0}
 
 
+def test_what_came_while_a_member_was_silent_is_not_taken_for_one_seconds_load() -> None:
+    meter = Meter()
+    meter.take({"a": (1.0, {"requests": 100.0})}, now=0.0)
+    for second in range(1, 20):
+        assert meter.take({"a": (1.0, {"requests": 100.0})}, now=float(second)) == {"requests": 0.0}
+    assert meter.take({"a": (20.0, {"requests": 600.0})}, now=20.0) == {}
+    assert meter.take({"a": (21.0, {"requests": 625.0})}, now=21.0) == {"requests": 25.0}
+
+
 def test_a_lost_report_costs_nothing_and_a_member_that_left_is_forgotten() -> None:
     meter = Meter()
     meter.take({"a": (1.0, {"requests": 1.0}), "b": (1.0, {"requests": 1.0})}, now=0.0)
