@@ -159,7 +159,7 @@ class FleetState:
                 self._release(request)
                 request.replica_id, request.outstanding_tokens, request.waiting_since = None, 0, now
             back += queued
-            replica.waiting = 0
+            replica.waiting -= len(queued)
         self._put_in_front(sorted(back, key=lambda r: r.arrived_at))
         return aborts
 

@@ -227,11 +227,11 @@ class FleetMachine(RuleBasedStateMachine):
             unstarted = [i for i in link.held if not self.requests[i].delivered]
             total = link.waiting + link.beat_running
             part = min(len(unstarted), round(link.waiting * len(link.held) / total)) if total else 0
-            if part and not link.draining:
-                back += unstarted[-part:][: limit - len(back)]
-            link.waiting = 0
-            for request_id in back:
-                link.held.pop(request_id, None)
+            taken = unstarted[-part:][: limit - len(back)] if part and not link.draining else []
+            link.waiting -= len(taken)
+            back += taken
+            for request_id in taken:
+                del link.held[request_id]
         back.sort(key=list(self.requests).index)
         for request_id in back:
             self.requests[request_id].moves += 1

@@ -66,11 +66,16 @@ def test_the_openai_client_sees_no_difference(use: cases_client.Ask, pair: Pair)
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_client_that_leaves_in_mid_stream_ends_its_requests_on_the_engines(pair: Pair, n: int) -> None:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True, "n": n}
-    before = _metrics(pair)
-    with httpx.stream("POST", f"{pair.fleet.url}/v1/completions", json=body, timeout=60) as response:
-        assert any(line.startswith("data: ") for line in response.iter_lines())
-    wait_until(lambda: _num_running(pair) == 0, limit_s=ABORT_LIMIT_S, what="no request runs on a replica")
-    assert _outcomes(_metrics(pair), since=before) == {"aborted": n}
+    for _ in range(3):  # on a busy machine an answer may be over before the ingress has seen its client leave
+        before = _metrics(pair)
+        with httpx.stream("POST", f"{pair.fleet.url}/v1/completions", json=body, timeout=60) as response:
+            assert any(line.startswith("data: ") for line in response.iter_lines())
+        wait_until(lambda: _num_running(pair) == 0, limit_s=ABORT_LIMIT_S, what="no request runs on a replica")
+        outcomes = _outcomes(_metrics(pair), since=before)
+        assert sum(outcomes.values()) == n
+        if outcomes == {"aborted": n}:
+            return
+    raise AssertionError(f"three times: {outcomes}")
 
 
 def _num_running(pair: Pair) -> float:

@@ -31,7 +31,7 @@ def elastic(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> I
     """One replica that may become two, behind two ingresses on one port."""
     config = configure(
         8041,
-        replicas={"min": 1, "max": 2, "utilization": 0.02},
+        replicas={"min": 1, "max": 2, "utilization": 0.05},
         timeouts={"drain_s": 30.0, "no_replica_s": NO_REPLICA_S, "stream_silence_s": 60.0},
         simulated={"profile": "a10g-llama-8b"},
         num_ingresses=NUM_INGRESSES,
