@@ -123,18 +123,22 @@ def local_cluster(settings: Settings) -> Iterator[str]:
     _use_token(secrets.token_hex(32))
     import ray
 
+    num_cpus = _num_cpus(settings)
     try:
-        context = ray.init(
-            address="local",
-            num_cpus=_num_cpus(settings),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="warning",
-            namespace=settings.name,
-            _temp_dir=f"{temp_dir}/ray",
-            _node_ip_address="127.0.0.1",
-            object_store_memory=100 << 20,
-        )
+        try:
+            context = ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="warning",
+                namespace=settings.name,
+                _temp_dir=f"{temp_dir}/ray",
+                _node_ip_address="127.0.0.1",
+                object_store_memory=100 << 20,
+            )
+        except Exception as exc:  # Ray raises plain ones; its raylet gets 30 s, whatever else the machine does
+            raise ClusterFailed(problem=f"Ray did not start: {exc}", hint="on a busy machine, start again") from exc
         yield str(context.address_info["address"])
     finally:
         mine = [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]

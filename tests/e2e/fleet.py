@@ -25,9 +25,7 @@ START_LIMIT_S = 420.0
 END_LIMIT_S = 40.0
 PORTS = range(8030, 8040)  # of this suite alone; below the ephemeral range, from which Ray and links take theirs
 
-# Of several processes of pytest-xdist each has its share: another may be about to listen on what looks free here.
-_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_ports = iter(PORTS[_worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))])
+_ports = iter(PORTS)
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 1024
