@@ -4,6 +4,7 @@
 
 STREAMS clients ask the same question, greedily, again and again, until standard input ends; what runs then is finished. Prints
 `started` once every client has a first token, and at the end one JSON line. $API_KEY is the key. The pod has httpx, but no tests.
+A client whose request failed sleeps before it asks again, as clients do; nothing else would slow a loop of failures down.
 """
 
 import asyncio
