@@ -106,7 +106,7 @@ def jobs_of(scenario: Scenario) -> Iterator[Job]:
 
 def simulate(scenario: Scenario, make: Callable[[], Scaling], maximum: int = 1000) -> Outcome:
     world = World(hardware=hardware(), initial=scenario.initial, maximum=maximum, cold_start_s=COLD_START_S, ttft_s=SLO.ttft_s)
-    return SimulatedFleet(world, make()).run(jobs_of(scenario), scenario.duration_s)
+    return SimulatedFleet(world).run(jobs_of(scenario), scenario.duration_s, make())
 
 
 def rate_per_replica() -> float:
@@ -280,7 +280,7 @@ def live_and_simulated(run: Path, bounds: tuple[int, int], cold_start_s: float) 
     world = World(hardware=hardware(), minimum=minimum, initial=minimum, maximum=maximum, cold_start_s=cold_start_s)
     planned = [item.request for item in data.items]
     jobs = (Job(str(r.id), r.due_s or 0.0, r.input_tokens, max(1, r.output_tokens)) for r in planned)
-    outcome = SimulatedFleet(world, Ours(Rule(slo=SLO))).run(jobs, duration_s)
+    outcome = SimulatedFleet(world).run(jobs, duration_s, Ours(Rule(slo=SLO)))
     simulated = {f"ttft_p{percent}_s": outcome.ttft_s(percent / 100) for percent in (50, 95)}
     simulated["replica_s"] = float(sum(n for at, n, _, _ in outcome.timeline if at <= duration_s))
     ratios = {name: round(simulated[name] / live[name], 3) for name in live}

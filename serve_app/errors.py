@@ -17,6 +17,7 @@
       EngineStartFailed          500  engine_start_failed     never over HTTP: the replica does not come up
       ListenFailed               500  listen_failed           never over HTTP: an ingress or a replica does not come up
       CheckpointError            500  checkpoint_error        never over HTTP: a model's files
+      DecisionLogError           500  decision_log_error      never over HTTP: a log of the autoscaler
       ClusterFailed              500  cluster_failed          the command line's dealings with Ray
       ProtocolError              502  protocol_error          one link between ingress and replica: protocol/errors.py
         FrameTooLarge            502  frame_too_large
@@ -283,3 +284,15 @@ class ClusterFailed(ServingError):
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.hint}" if self.hint else self.problem
+
+
+@dataclass(eq=False)
+class DecisionLogError(ServingError):
+    """A log of the autoscaler cannot answer what is asked of it; ``hint`` is the way out."""
+
+    code: ClassVar[str] = "decision_log_error"
+    problem: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.hint}"

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.config import ModelSettings, Settings, parse_settings
-from serve_app.core.autoscaling import Decision, Observation
+from serve_app.config_sections.schedule import bounds_at
+from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Decision, Observation
+from serve_app.core.cold_starts import p90
 from serve_app.core.fleet_scaling import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, Load, Meter
+from serve_app.decision_log import DecisionLog, log_path
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
 
@@ -47,10 +50,18 @@ class DemandPolicy:
     Args:
         settings: The configuration, as ``build`` gets it. Of a wrong one nothing is scaled; ``build`` is what refuses it.
         now: Seconds of a monotonic clock.
+        wall: Seconds since the epoch, for the schedule and the log.
     """
 
-    def __init__(self, settings: Mapping[str, Any], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._settings: Settings | None = None
+        self._wall = wall
+        self._log: DecisionLog | None = None
         try:
             self._settings = parse_settings(settings)
         except ConfigError as exc:
@@ -87,27 +98,34 @@ class DemandPolicy:
         models = {}
         for model in scaled_models(self._settings):
             if (context := contexts.get(replica_deployment(model))) is not None:
-                of_ingresses = load_at_ingresses(model, reports, increments)
                 meter = memory.replicas.setdefault(model.name, Meter())
                 of_replicas = load_of_replicas(context, meter, now=at)
-                silent_here = silent + meter.silent(members(context), now=at)
-                load = Load(interval_s=interval_s, silent=silent_here, is_partial=is_partial, **of_ingresses, **of_replicas)
-                models[model.name] = Observation(
-                    running=len(members(context)),
-                    target=context.target_num_replicas,
-                    minimum=model.replicas.min,
-                    maximum=model.replicas.max,
-                    load=load,
+                load = Load(
+                    interval_s=interval_s,
+                    silent=silent + meter.silent(members(context), now=at),
+                    is_partial=is_partial,
+                    **load_at_ingresses(model, reports, increments),
+                    **of_replicas,
                 )
+                models[model.name] = self._model(model, context, load)
         ingress = self._ingress(contexts[INGRESS], reports, increments, interval_s, silent)
         seen = FleetObservation(at=at, models=models, ingress=ingress)
         names = {m.name: replica_deployment(m) for m in self._settings.models} | {INGRESSES: INGRESS}
-        memory.decided = memory.scaler.observe(seen)
+        self._log = self._log or _open_log(self._settings.name)
+        memory.decided = self._log.observe(memory.scaler, seen, time=self._wall())
         for name, decision in memory.decided.items():
             deployment = names[name]
             target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
             if decision.desired not in (target, before.get(deployment)):
                 logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.rule, decision.inputs)
+
+    def _model(self, model: ModelSettings, context: Any, load: Load) -> Observation:
+        replicas = model.replicas
+        cold_start_s = p90(load.cold_start_s) or DEFAULT_COLD_START_S
+        bounds = replicas.min, replicas.max
+        minimum, maximum = bounds_at(replicas.schedule, bounds, time=self._wall(), cold_start_s=cold_start_s)
+        running, target = len(members(context)), context.target_num_replicas
+        return Observation(running=running, target=target, minimum=minimum, maximum=maximum, load=load)
 
     def _ingress(
         self, context: Any, reports: Reports, increments: Mapping[str, float], interval_s: float, silent: tuple[str, ...]
@@ -126,6 +144,14 @@ class DemandPolicy:
             interval_s=interval_s,
             silent=silent,
         )
+
+
+def _open_log(name: str) -> DecisionLog:
+    try:
+        return DecisionLog(log_path(name))
+    except OSError:
+        logger.exception("decisions of the autoscaler are not logged")
+        return DecisionLog(None)
 
 
 def members(context: Any) -> list[str]:

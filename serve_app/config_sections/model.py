@@ -16,6 +16,7 @@ from serve_app.config_checks import (
     wrong,
 )
 from serve_app.config_sections.base import Int, Real, Section
+from serve_app.config_sections.schedule import ScheduledBounds
 from serve_app.vllm_arguments import checked_engine_args, checked_frontend_args, known_frontend_args
 from serve_app.vllm_source import engine_arg_types
 
@@ -49,6 +50,8 @@ class ScalingSettings(Bounds):
     """Seconds between two tokens that almost all should keep. Lower: smaller batches, more replicas."""
     utilization: Real = Field(default=0.9, gt=0, le=1)
     """Share of the load that would just keep both limits at which the autoscaler wants one more replica. Lower: more headroom."""
+    schedule: tuple[ScheduledBounds, ...] = ()
+    """Windows of the week with other bounds, all between min and max."""
     priority: Int = 0
     """Who gets GPUs first when `autoscaling.max_gpus` is too few for all; higher is first."""
     surge: Int | None = Field(default=None, ge=0, le=1)
@@ -60,6 +63,15 @@ class ScalingSettings(Bounds):
         if self.initial is not None and not self.min <= self.initial <= self.max:
             problem = f"initial is {self.initial}, min is {self.min} and max is {self.max}"
             raise wrong("initial", problem, f"set initial from {self.min} to {self.max}, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_is_within_bounds(self) -> Self:
+        for index, window in enumerate(self.schedule):
+            for name, value in (("min", window.min), ("max", window.max)):
+                if value is not None and not self.min <= value <= self.max:
+                    problem = f"is {value}, and replicas.min is {self.min} and max is {self.max}"
+                    raise wrong(f"schedule[{index}].{name}", problem, "a window narrows these bounds: widen them, or the window")
         return self
 
 

@@ -12,24 +12,21 @@ Up at once. Down when for as long as two cold starts nothing more was wanted, an
 """
 
 import math
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from serve_app.core.capacity import Capacity, Mix, Slo, StepCosts
 from serve_app.core.cold_starts import p90
+from serve_app.core.history import GUARD_S, HISTORY_S, History, Mean, Recent
 from serve_app.core.signals import Load
 
 WINDOWS_S = (5.0, 15.0, 30.0)
 """Windows that may contradict the long one: the shortest decides how soon a step in the load is seen."""
-LONG_REQUESTS, LONG_MIN_S, LONG_MAX_S = 200, 60.0, 300.0
-"""The long window holds about so many requests, within these bounds: 200 give the mean to about 10 %."""
+LONG_REQUESTS, LONG_MIN_S = 200, 60.0
+"""The long window holds about so many requests, but lasts from `LONG_MIN_S` to `HISTORY_S`: 200 give the mean to about 10 %."""
 CONFIDENCE = 1.5
 """Standard deviations by which a shorter window must differ before it is believed."""
-DISPERSION_S = 5
-"""Observations whose arrivals are counted together to see how bursty they are."""
 GROWTH_S = 30.0
 GROWTH_SPANS = 5
 """Growth counts when it went on over so many spans of this length: a step in the load touches two of them at most."""
@@ -44,8 +41,6 @@ DEFAULT_COLD_START_S = 60.0
 MIN_KEEP_S, MAX_KEEP_S = 60.0, 900.0
 DOWN_MARGIN = 0.95
 """A replica goes when the others would be at most at this share of the utilization aimed at."""
-GUARD_S = 3.0
-"""A guard must hold for so long: one burst of arrivals fills a queue for a moment."""
 KV_GUARD = 0.95
 MANY = 1e6
 """Requests at once, where nothing is known of a limit."""
@@ -97,37 +92,19 @@ class Decision:
 
 
 @dataclass(slots=True)
-class Recent:
-    """The largest of the values of the last ``keep_s`` seconds, in O(1) per value."""
-
-    entries: deque[tuple[float, int]] = field(default_factory=deque)
-
-    def add(self, at: float, value: int, keep_s: float, *, first: int) -> int:
-        """Return the maximum, ``value`` included. ``first`` stands before the first value: a restart takes nothing down."""
-        if not self.entries:
-            self.entries.append((at, first))
-        while self.entries and self.entries[-1][1] <= value:
-            self.entries.pop()
-        self.entries.append((at, value))
-        while self.entries[0][0] < at - keep_s:
-            self.entries.popleft()
-        return self.entries[0][1]
-
-
 class ModelAutoscaler:
-    """Decides for one model. ``observe`` is its one door, called about every second."""
+    """Decides for one model. ``observe`` is its one door, called about every second. All it remembers is in its fields."""
 
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self._history = _History()
-        self._costs = StepCosts()
-        self._output_tokens = _Mean()
-        self._kv_per_request = _Mean()
-        self._recent = Recent()
-        self._guard_since: dict[str, float] = {}
-        self._mix = Mix(prompt_tokens=0.0, output_tokens=0.0)
-        self._ordered_at = -math.inf
-        self._cold_start_s = DEFAULT_COLD_START_S
+    rule: Rule
+    _history: History = field(default_factory=History)
+    _costs: StepCosts = field(default_factory=StepCosts)
+    _output_tokens: Mean = field(default_factory=Mean)
+    _kv_per_request: Mean = field(default_factory=Mean)
+    _recent: Recent = field(default_factory=Recent)
+    _guard_since: dict[str, float] = field(default_factory=dict)
+    _mix: Mix = field(default_factory=Mix)
+    _ordered_at: float | None = None
+    _cold_start_s: float = DEFAULT_COLD_START_S
 
     def observe(self, seen: Observation, *, at: float) -> Decision:
         """Take in one observation and decide. ``at``: seconds, never less than before."""
@@ -225,9 +202,9 @@ class ModelAutoscaler:
         The long window's rate, unless a shorter one contradicts it: then the nearest rate that the shorter one allows. The
         relative deviation of n requests' work is sqrt((d + 1) / n), for arrivals of dispersion d and exponential work.
         """
-        long = self._history.sums(now, LONG_MAX_S)
+        long = self._history.sums(now, HISTORY_S)
         if long.requests > LONG_REQUESTS:
-            long = self._history.sums(now, max(LONG_MIN_S, LONG_MAX_S * LONG_REQUESTS / long.requests))
+            long = self._history.sums(now, max(LONG_MIN_S, HISTORY_S * LONG_REQUESTS / long.requests))
         rate = long.rate()
         for window_s in sorted(WINDOWS_S, reverse=True):
             part = self._history.sums(now, window_s)
@@ -241,7 +218,8 @@ class ModelAutoscaler:
         """Return the seconds of work that will wait when replicas that start, or would be asked for now, serve."""
         starting = seen.running < seen.target
         cold_start_s = self._cold_start_s
-        until_s = min(cold_start_s, max(0.0, self._ordered_at + cold_start_s - now)) if starting else cold_start_s
+        left_s = 0.0 if self._ordered_at is None else max(0.0, self._ordered_at + cold_start_s - now)
+        until_s = min(cold_start_s, left_s) if starting else cold_start_s
         missing = max(0.0, demand - seen.running * capacity.saturation()) if seen.running else demand
         return self._history.least_queue() * capacity.work_s + missing * until_s
 
@@ -273,98 +251,3 @@ class ModelAutoscaler:
             self._guard_since.pop(guard, None)
             return False
         return at - self._guard_since.setdefault(guard, at) >= GUARD_S
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Increments of a span."""
-
-    interval_s: float = 0.0
-    requests: float = 0.0
-    prompt_tokens: float = 0.0
-    rejected: float = 0.0
-    first_tokens: float = 0.0
-    late_first_tokens: float = 0.0
-    queued: float = 0.0
-    """Requests waiting anywhere, summed over the observations: 0 when at none of them any did."""
-
-    def rate(self) -> float:
-        return self.requests / self.interval_s if self.interval_s else 0.0
-
-
-class _History:
-    """Running totals of the last `LONG_MAX_S` seconds: the sums of a span are a difference."""
-
-    def __init__(self) -> None:
-        self._at: list[float] = []
-        self._totals: list[tuple[float, ...]] = []
-        self._queue: deque[tuple[float, float]] = deque()
-        self._counts: deque[float] = deque(maxlen=int(LONG_MAX_S / DISPERSION_S))
-        self._count, self._num_counted = 0.0, 0
-
-    def add(self, at: float, load: Load) -> None:
-        queued = load.waiting + load.queued
-        new = (
-            load.interval_s,
-            load.requests,
-            load.prompt_tokens,
-            load.rejected,
-            load.first_tokens,
-            load.late_first_tokens,
-            queued,
-        )
-        before = self._totals[-1] if self._totals else (0.0,) * len(new)
-        self._at.append(at)
-        self._totals.append(tuple(a + b for a, b in zip(before, new, strict=True)))
-        self._queue.append((at, queued))
-        while self._queue[0][0] <= at - GUARD_S:
-            self._queue.popleft()
-        self._count += load.requests
-        self._num_counted += 1
-        if self._num_counted == DISPERSION_S:
-            self._counts.append(self._count)
-            self._count, self._num_counted = 0.0, 0
-        if self._at[0] < at - 2 * LONG_MAX_S:
-            keep = bisect_right(self._at, at - LONG_MAX_S)
-            del self._at[:keep], self._totals[:keep]
-
-    def sums(self, until: float, span_s: float) -> _Sums:
-        """Return what came in the ``span_s`` seconds before ``until``."""
-        end, start = bisect_right(self._at, until), bisect_right(self._at, until - span_s)
-        if end == 0:
-            return _Sums()
-        before = self._totals[start - 1] if start else (0.0,) * len(self._totals[0])
-        return _Sums(*(b - a for a, b in zip(before, self._totals[end - 1], strict=True)))
-
-    def dispersion(self) -> float:
-        """Return the variance of counts of arrivals over their mean, at least 1, its value for Poisson arrivals.
-
-        From differences of successive counts: a step or a trend in the rate must not look like bursts.
-        """
-        if len(self._counts) < 2 or not (total := sum(self._counts)):
-            return 1.0
-        squares = sum((b - a) ** 2 for a, b in pairwise(self._counts))
-        return max(1.0, squares / 2 / (len(self._counts) - 1) / (total / len(self._counts)))
-
-    def least_queue(self) -> float:
-        """Return the fewest requests that have waited during the last `GUARD_S`: a moment's queue is none."""
-        return min((queued for _, queued in self._queue), default=0.0)
-
-
-class _Mean:
-    """A mean that forgets: the last few hundred requests."""
-
-    MEMORY = 300.0
-
-    def __init__(self) -> None:
-        self._total = self._weight = 0.0
-
-    @property
-    def value(self) -> float | None:
-        return self._total / self._weight if self._weight else None
-
-    def add(self, total: float, weight: float) -> None:
-        """Add ``weight`` items whose values sum to ``total``."""
-        keep = math.exp(-weight / self.MEMORY)
-        self._total = keep * self._total + total
-        self._weight = keep * self._weight + weight

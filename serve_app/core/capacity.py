@@ -11,7 +11,7 @@ Of n replicas among which requests go where the least is left to do, each has 1 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -47,43 +47,46 @@ class StepTimes:
 class Mix:
     """The mean request of the present load."""
 
-    prompt_tokens: float
-    output_tokens: float
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
 
     def work_s(self, times: StepTimes) -> float:
         """Return the seconds of a replica that one request costs."""
         return self.output_tokens * times.output_token_s + self.prompt_tokens * times.prompt_token_s
 
 
+@dataclass(slots=True)
 class StepCosts:
     """The fit: least squares with exponential forgetting, no cost below zero."""
 
-    def __init__(self) -> None:
-        self._gram = np.zeros((3, 3))
-        self._moment = np.zeros(3)
-        self._window = np.zeros(4)
-        self._elapsed_s = 0.0
-        self._num_windows = 0
-        self._times: StepTimes | None = None
+    _gram: list[list[float]] = field(default_factory=lambda: [[0.0] * 3] * 3)
+    _moment: list[float] = field(default_factory=lambda: [0.0] * 3)
+    _window: list[float] = field(default_factory=lambda: [0.0] * 4)
+    """Steps, output tokens, prefilled tokens, busy seconds."""
+    _elapsed_s: float = 0.0
+    _num_windows: int = 0
+    _times: StepTimes | None = None
 
     def add(self, interval_s: float, *, steps: float, busy_s: float, output_tokens: float, prefilled_tokens: float) -> None:
         """Take in what all replicas did in an interval."""
-        self._window += (steps, output_tokens, prefilled_tokens, busy_s)
+        new = (steps, output_tokens, prefilled_tokens, busy_s)
+        self._window = [a + b for a, b in zip(self._window, new, strict=True)]
         self._elapsed_s += interval_s
         if self._elapsed_s < WINDOW_S:
             return
-        x, y = self._window[:3].copy(), float(self._window[3])
-        self._window[:] = 0.0
+        x, y = np.array(self._window[:3]), self._window[3]
+        self._window = [0.0] * 4
         self._elapsed_s = 0.0
         if x[0] < 1 or y <= 0:
             return  # idle: says nothing of steps
         # Per second of work: a busy minute of many replicas must not outweigh all that was seen before it.
         x, weight = x / y, min(y, WINDOW_S)
-        self._gram = MEMORY * self._gram + weight * np.outer(x, x)
-        self._moment = MEMORY * self._moment + weight * x
+        gram = MEMORY * np.array(self._gram) + weight * np.outer(x, x)
+        moment = MEMORY * np.array(self._moment) + weight * x
+        self._gram, self._moment = gram.tolist(), moment.tolist()
         self._num_windows += 1
         if self._num_windows >= MIN_WINDOWS:
-            self._times = StepTimes(*_non_negative_least_squares(self._gram, self._moment))
+            self._times = StepTimes(*_non_negative_least_squares(gram, moment))
 
     def times(self) -> StepTimes | None:
         """Return the fitted times; None until `MIN_WINDOWS` windows of load have been seen."""

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from serve_app.core.autoscaling import Decision, ModelAutoscaler, Observation, Recent, Rule
+from serve_app.core.autoscaling import Decision, ModelAutoscaler, Observation, Rule
+from serve_app.core.history import Recent
 
 TARGET_CPU = 0.7
 """Cores per ingress: one process streams on one core, and above this its tokens queue."""
@@ -55,19 +56,26 @@ class FleetObservation:
 
 @dataclass(slots=True)
 class FleetScaler:
-    """Decides for everything. ``observe`` is its one door, called about every second."""
+    """Decides for everything. ``observe`` is its one door, called about every second. All it remembers is in its fields."""
 
     rules: Rules
-    _models: dict[str, ModelAutoscaler] = field(init=False)
+    _models: dict[str, ModelAutoscaler] = field(default_factory=dict)
     _cpu: deque[tuple[float, float]] = field(default_factory=deque)
     _ingresses: Recent = field(default_factory=Recent)
 
-    def __post_init__(self) -> None:
-        self._models = {name: ModelAutoscaler(rule) for name, rule in self.rules.models.items()}
+    def obey(self, rules: Rules) -> None:
+        """Go on under other rules with all that was measured."""
+        self.rules = rules
+        self._models = {name: model for name, model in self._models.items() if name in rules.models}
+        for name, model in self._models.items():
+            model.rule = rules.models[name]
 
     def observe(self, seen: FleetObservation) -> dict[str, Decision]:
         """Take in one observation and decide; models without an observation keep what they have."""
-        decided = {name: self._models[name].observe(model, at=seen.at) for name, model in seen.models.items()}
+        decided = {}
+        for name, model in seen.models.items():
+            scaler = self._models.setdefault(name, ModelAutoscaler(self.rules.models[name]))
+            decided[name] = scaler.observe(model, at=seen.at)
         self._share(seen, decided)
         if seen.ingress is not None:
             decided[INGRESSES] = self._observe_ingress(seen.ingress, seen.at)
@@ -135,16 +143,16 @@ def share_gpus(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
     """
     if max_gpus is None:
         return {w.model: w.desired for w in wants}
-    granted = {w.model: w.desired if w.gpus_per_replica == 0 else min(w.desired, w.minimum) for w in wants}
-    left = max_gpus - sum(granted[w.model] * w.gpus_per_replica for w in wants)
-    hungry = [w for w in wants if granted[w.model] < w.desired]
-    while hungry:
-        want = min(hungry, key=lambda w: (-w.priority, granted[w.model] / w.desired, w.model))
-        if want.gpus_per_replica > left + 1e-9:
-            hungry.remove(want)
-            continue
-        granted[want.model] += 1
-        left -= want.gpus_per_replica
-        if granted[want.model] == want.desired:
-            hungry.remove(want)
+    granted = {w.model: 0 if w.gpus_per_replica else w.desired for w in wants}
+    for limits in ({w.model: min(w.desired, w.minimum) for w in wants}, {w.model: w.desired for w in wants}):
+        left = max_gpus - sum(granted[w.model] * w.gpus_per_replica for w in wants)
+        hungry = [w for w in wants if granted[w.model] < limits[w.model]]
+        while hungry:
+            want = min(hungry, key=lambda w: (-w.priority, granted[w.model] / w.desired, w.model))
+            if want.gpus_per_replica <= left + 1e-9:
+                granted[want.model] += 1
+                left -= want.gpus_per_replica
+            else:
+                hungry.remove(want)
+            hungry = [w for w in hungry if granted[w.model] < limits[w.model]]
     return granted

@@ -5,7 +5,7 @@ replicas (`scheduler.py`), starts.
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -113,9 +113,8 @@ class _Gone:
 class SimulatedFleet:
     """Runs jobs against replicas that a policy scales."""
 
-    def __init__(self, world: World, scaling: Scaling) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
-        self.scaling = scaling
         self.fleet = FleetState(
             FleetSettings(
                 model="simulated",
@@ -131,10 +130,21 @@ class SimulatedFleet:
         self._jobs: dict[str, Job] = {}
         self._taken = dict.fromkeys((*INCREMENTS, "steps", "busy_s"), 0.0)
         self._target = world.initial
-        self._pending: Load | None = None
+        self._pending = Load()
 
-    def run(self, jobs: Iterable[Job], duration_s: float) -> Outcome:
+    def run(self, jobs: Iterable[Job], duration_s: float, scaling: Scaling) -> Outcome:
         """Run ``jobs``, in the order of their due times, for ``duration_s`` and until all have ended."""
+        steps = self.steps(jobs, duration_s)
+        try:
+            seen = next(steps)
+            while True:
+                seen = steps.send(scaling(*seen))
+        except StopIteration as stop:
+            outcome: Outcome = stop.value
+            return outcome
+
+    def steps(self, jobs: Iterable[Job], duration_s: float) -> Generator[tuple[float, Observation], int, Outcome]:
+        """Do what `run` does, for whoever scales several fleets together: yield (at, observation), take the replicas wanted."""
         outcome = Outcome([], duration_s)
         for _ in range(self.world.initial):
             self._serve(self._start(0.0), 0.0)
@@ -150,7 +160,9 @@ class SimulatedFleet:
                 continue
             at, _, kind, member, version = heapq.heappop(self._agenda)
             if kind == "observe":
-                self._observe(at, outcome)
+                if (seen := self._observe(at)) is not None:
+                    self._scale((yield at, seen), at, outcome)
+                outcome.timeline.append((at, self._target, self._num_serving(), self._pending.requests))
             elif member is not None and kind == "ready":
                 if not member.gone:
                     self._serve(member, at)
@@ -233,22 +245,21 @@ class SimulatedFleet:
         if member.serving:
             self._carry_out(self.fleet.handle(LinkLost(member.replica.replica_id, "drained"), now=at), at)
 
-    def _observe(self, at: float, outcome: Outcome) -> None:
+    def _observe(self, at: float) -> Observation | None:
         """One second has passed: members report, the policy sees what they reported a second ago."""
         for member in list(self._members.values()):
             if member.serving:
                 self._progress(member, at)
         self._carry_out(self.fleet.handle(Ticked(), now=at), at)
-        seen, self._pending = self._pending, self._load()
-        serving = sum(m.serving and not m.draining for m in self._members.values())
-        if seen is not None:
-            world = self.world
-            observation = Observation(
-                running=serving, target=self._target, minimum=world.minimum, maximum=world.maximum, load=seen
-            )
-            self._scale(self.scaling(at, observation), at, outcome)
-        outcome.timeline.append((at, self._target, serving, self._pending.requests))
         self._put(at + OBSERVE_S, "observe", None)
+        seen, self._pending = self._pending, self._load()
+        if not seen.interval_s:
+            return None  # nothing has been reported yet
+        running, world = self._num_serving(), self.world
+        return Observation(running=running, target=self._target, minimum=world.minimum, maximum=world.maximum, load=seen)
+
+    def _num_serving(self) -> int:
+        return sum(m.serving and not m.draining for m in self._members.values())
 
     def _progress(self, member: _Member, at: float) -> None:
         replica = member.replica

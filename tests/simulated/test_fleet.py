@@ -25,7 +25,7 @@ class Plan:
 
 def run(jobs: list[Job], plan: dict[float, int] | None = None, **world: object) -> Outcome:
     settings = {"hardware": HARDWARE, "cold_start_s": 5.0, **world}
-    return SimulatedFleet(World(**settings), Plan(plan or {})).run(jobs, 30.0)  # type: ignore[arg-type]
+    return SimulatedFleet(World(**settings)).run(jobs, 30.0, Plan(plan or {}))  # type: ignore[arg-type]
 
 
 def test_one_request_takes_its_prompt_and_a_step_per_token() -> None:

@@ -1,0 +1,86 @@
+"""Windows of the week in which a model has other bounds."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, Self, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from serve_app.config_checks import did_you_mean, wrong
+from serve_app.config_sections.base import Int, Section
+
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: tuple[Day, ...] = get_args(Day)
+
+
+def _checked_clock(value: Any) -> Any:
+    if isinstance(value, int):
+        hint = f'write "{value // 60:02}:{value % 60:02}" in quotes'
+        raise wrong("", f"is {value}: YAML reads 12:30 without quotes as the number 750", hint)
+    return value
+
+
+def _checked_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise wrong("", f"is {name!r}, no time zone of the IANA database", did_you_mean(name, available_timezones())) from None
+    return name
+
+
+Clock = Annotated[str, BeforeValidator(_checked_clock), Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$")]
+
+
+class ScheduledBounds(Section):
+    """Other bounds on some days between two times of day. Where windows overlap, the largest min and the smallest max hold."""
+
+    days: tuple[Day, ...] = Field(default=DAYS, min_length=1)
+    """Days on which the window starts."""
+    start: Clock = "00:00"
+    """Time of day, HH:MM. The replicas of `min` are there then: they are asked for a measured cold start earlier."""
+    end: Clock = "24:00"
+    """Time of day, HH:MM. Before `start`: on the next day."""
+    time_zone: Annotated[str, AfterValidator(_checked_zone)] = "UTC"
+    """Name in the IANA database, for example Europe/Berlin."""
+    min: Int | None = Field(default=None, ge=0)
+    """Replicas that are there at least. Default: as outside."""
+    max: Int | None = Field(default=None, ge=1)
+    """Replicas that there are at most. Default: as outside."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.min is None and self.max is None:
+            raise wrong("min", "and max are both missing: the window would change nothing", "add `min:` or `max:`")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise wrong("max", f"min is {self.min} and max is {self.max}", f"set max to {self.min} or more")
+        if self.start == self.end:
+            raise wrong("end", f"is {self.end!r}, and so is start", "leave both out for whole days")
+        return self
+
+    def holds(self, time: float) -> bool:
+        """Return whether ``time``, in seconds since the epoch, is in the window."""
+        local = datetime.fromtimestamp(time, ZoneInfo(self.time_zone))
+        clock, today = f"{local:%H:%M}", DAYS[local.weekday()]
+        if self.start < self.end:
+            return today in self.days and self.start <= clock < self.end
+        yesterday = DAYS[(local - timedelta(days=1)).weekday()]
+        return (today in self.days and clock >= self.start) or (yesterday in self.days and clock < self.end)
+
+
+def bounds_at(
+    windows: Sequence[ScheduledBounds], outside: tuple[int, int], *, time: float, cold_start_s: float
+) -> tuple[int, int]:
+    """Return the least and the most replicas at ``time``, in seconds since the epoch.
+
+    Args:
+        windows: Of one model.
+        outside: The bounds where no window holds; none goes beyond them.
+        time: Seconds since the epoch.
+        cold_start_s: So much earlier a window's ``min`` holds. Where it is above another's ``max``, it counts.
+    """
+    now = [w for w in windows if w.holds(time)]
+    soon = [w for w in windows if w.holds(time + cold_start_s)]
+    least = max([outside[0], *(w.min for w in (*now, *soon) if w.min is not None)])
+    most = min([outside[1], *(w.max for w in now if w.max is not None)])
+    return least, max(least, most)

@@ -1,0 +1,133 @@
+"""What the autoscaler remembers of the last minutes, and what can be said of it. Pure."""
+
+import math
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from serve_app.core.signals import Load
+
+HISTORY_S = 300.0
+DISPERSION_S = 5
+"""Observations whose arrivals are counted together to see how bursty they are."""
+GUARD_S = 3.0
+"""What must hold for so long before it counts: one burst of arrivals fills a queue for a moment."""
+MEAN_REQUESTS = 300.0
+"""Memory of a mean over requests."""
+
+
+@dataclass(slots=True)
+class Recent:
+    """The largest of the values of the last ``keep_s`` seconds, in O(1) per value."""
+
+    entries: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, at: float, value: int, keep_s: float, *, first: int) -> int:
+        """Return the maximum, ``value`` included. ``first`` stands before the first value: a restart takes nothing down."""
+        if not self.entries:
+            self.entries.append((at, first))
+        while self.entries and self.entries[-1][1] <= value:
+            self.entries.pop()
+        self.entries.append((at, value))
+        while self.entries[0][0] < at - keep_s:
+            self.entries.popleft()
+        return self.entries[0][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Increments of a span."""
+
+    interval_s: float = 0.0
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    rejected: float = 0.0
+    first_tokens: float = 0.0
+    late_first_tokens: float = 0.0
+    queued: float = 0.0
+    """Requests waiting anywhere, summed over the observations: 0 when at none of them any did."""
+
+    def rate(self) -> float:
+        return self.requests / self.interval_s if self.interval_s else 0.0
+
+
+@dataclass(slots=True)
+class History:
+    """Running totals of the last `HISTORY_S` seconds: the sums of a span are a difference."""
+
+    _at: list[float] = field(default_factory=list)
+    _totals: list[tuple[float, ...]] = field(default_factory=list)
+    _queue: deque[tuple[float, float]] = field(default_factory=deque)
+    _counts: deque[float] = field(default_factory=deque)
+    """Arrivals in `DISPERSION_S` observations each."""
+    _count: float = 0.0
+    _num_counted: int = 0
+
+    def add(self, at: float, load: Load) -> None:
+        queued = load.waiting + load.queued
+        new = (
+            load.interval_s,
+            load.requests,
+            load.prompt_tokens,
+            load.rejected,
+            load.first_tokens,
+            load.late_first_tokens,
+            queued,
+        )
+        before = self._totals[-1] if self._totals else (0.0,) * len(new)
+        self._at.append(at)
+        self._totals.append(tuple(a + b for a, b in zip(before, new, strict=True)))
+        self._queue.append((at, queued))
+        while self._queue[0][0] <= at - GUARD_S:
+            self._queue.popleft()
+        self._count += load.requests
+        self._num_counted += 1
+        if self._num_counted == DISPERSION_S:
+            self._counts.append(self._count)
+            self._count, self._num_counted = 0.0, 0
+            if len(self._counts) > HISTORY_S / DISPERSION_S:
+                self._counts.popleft()
+        if self._at[0] < at - 2 * HISTORY_S:
+            keep = bisect_right(self._at, at - HISTORY_S)
+            del self._at[:keep], self._totals[:keep]
+
+    def sums(self, until: float, span_s: float) -> Sums:
+        """Return what came in the ``span_s`` seconds before ``until``."""
+        end, start = bisect_right(self._at, until), bisect_right(self._at, until - span_s)
+        if end == 0:
+            return Sums()
+        before = self._totals[start - 1] if start else (0.0,) * len(self._totals[0])
+        return Sums(*(b - a for a, b in zip(before, self._totals[end - 1], strict=True)))
+
+    def dispersion(self) -> float:
+        """Return the variance of counts of arrivals over their mean, at least 1, its value for Poisson arrivals.
+
+        From differences of successive counts: a step or a trend in the rate must not look like bursts.
+        """
+        if len(self._counts) < 2 or not (total := sum(self._counts)):
+            return 1.0
+        squares = sum((b - a) ** 2 for a, b in pairwise(self._counts))
+        return max(1.0, squares / 2 / (len(self._counts) - 1) / (total / len(self._counts)))
+
+    def least_queue(self) -> float:
+        """Return the fewest requests that have waited during the last `GUARD_S`: a moment's queue is none."""
+        return min((queued for _, queued in self._queue), default=0.0)
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean that forgets: the last few hundred requests."""
+
+    _total: float = 0.0
+    _weight: float = 0.0
+
+    @property
+    def value(self) -> float | None:
+        return self._total / self._weight if self._weight else None
+
+    def add(self, total: float, weight: float) -> None:
+        """Add ``weight`` items whose values sum to ``total``."""
+        keep = math.exp(-weight / MEAN_REQUESTS)
+        self._total = keep * self._total + total
+        self._weight = keep * self._weight + weight

@@ -1,0 +1,147 @@
+"""The autoscaler's log: what it saw and what it decided, every second, as JSON lines in Serve's log folder on the head node.
+
+Every `SNAPSHOT_EVERY` records one holds all that the scaler remembered, so that any longer piece of the log can be decided again,
+exactly. About 1 KB per second and model; `MAX_FILES` files of `MAX_FILE_BYTES` are kept. Writing happens in a thread of its own:
+the policy neither waits for a disk nor fails with it. What could not be written is missing, and the numbers of the records say so.
+"""
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from pathlib import Path
+from queue import Queue
+
+from pydantic import TypeAdapter, ValidationError
+
+from serve_app.core.autoscaling import Decision
+from serve_app.core.fleet_scaling import FleetObservation, FleetScaler
+
+logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
+
+SNAPSHOT_EVERY = 600
+MAX_FILES, MAX_FILE_BYTES = 4, 64 << 20
+QUEUED = 1000
+"""Records that wait for the disk; more are dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One observation and what was decided from it."""
+
+    number: int
+    """Consecutive in one controller."""
+    time: float
+    """Seconds since the epoch."""
+    seen: FleetObservation
+    decided: dict[str, Decision]
+    """By model; `INGRESSES` stands for the ingresses."""
+    scaler: FleetScaler | None = None
+    """All that the scaler remembered before this observation."""
+
+
+_RECORD = TypeAdapter(Record)
+
+
+class DecisionLog:
+    """Writes one application's log. ``path`` None: nothing is written."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._writer = None if path is None else _writer(path)
+        self._number = 0
+
+    def observe(self, scaler: FleetScaler, seen: FleetObservation, *, time: float) -> dict[str, Decision]:
+        """Return what ``scaler`` decides, and log it. ``time``: seconds since the epoch. A new log begins with a snapshot."""
+        before = copy.deepcopy(scaler) if self._writer is not None and self._number % SNAPSHOT_EVERY == 0 else None
+        decided = scaler.observe(seen)
+        if self._writer is not None:
+            record = Record(number=self._number, time=time, seen=seen, decided=decided, scaler=before)
+            self._writer.info("%s", _RECORD.dump_json(record, exclude_defaults=True).decode())
+            self._number += 1
+        return decided
+
+
+class _QueueHandler(QueueHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # the library's name
+        """The queue is full: the record is dropped."""
+
+
+class _FileHandler(RotatingFileHandler):
+    has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # the library's name
+        """The disk is full, or the folder is gone: said once."""
+        if not self.has_failed:
+            self.has_failed = True
+            logger.exception("decisions of the autoscaler are not logged while %s cannot be written", self.baseFilename)
+
+
+@cache
+def _writer(path: Path) -> logging.Logger:
+    """Return the one writer of a file in this process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = logging.Logger(str(path))  # not among the process's named loggers: nobody else configures or closes it
+    queue: Queue[logging.LogRecord] = Queue(QUEUED)
+    writer.addHandler(_QueueHandler(queue))
+    file = _FileHandler(path, maxBytes=MAX_FILE_BYTES, backupCount=MAX_FILES - 1, encoding="utf-8", delay=True)
+    QueueListener(queue, file).start()
+    return writer
+
+
+def log_path(name: str) -> Path | None:
+    """Return where the application ``name`` logs in this Ray session; None outside Ray."""
+    import ray
+    from ray.serve._private.logging_utils import get_serve_logs_dir
+
+    return Path(get_serve_logs_dir()) / f"autoscaling_{name}.jsonl" if ray.is_initialized() else None
+
+
+def files(path: Path) -> list[Path]:
+    """Return the files that there are of a log, the oldest first."""
+    rotated = [path.with_name(f"{path.name}.{number}") for number in range(MAX_FILES - 1, 0, -1)]
+    return [file for file in (*rotated, path) if file.exists()]
+
+
+@dataclass(slots=True)
+class Log:
+    """What was read of a log."""
+
+    records: list[Record] = field(default_factory=list)
+    """Each follows from a snapshot: the first of those that are consecutive has one."""
+    num_unreadable: int = 0
+    """Lines that are no records: cut off, or of another version."""
+    num_without_snapshot: int = 0
+    """Records that cannot be decided again, because what the scaler remembered is missing."""
+
+
+def read(lines: Iterable[str]) -> Log:
+    """Return the records in ``lines`` from each snapshot as far as they are consecutive."""
+    log = Log()
+    previous: int | None = None
+    for line in lines:
+        try:
+            record = _RECORD.validate_json(line)
+        except ValidationError:
+            log.num_unreadable += 1
+            continue
+        if record.scaler is not None or record.number - 1 == previous:
+            log.records.append(record)
+            previous = record.number
+        else:
+            log.num_without_snapshot += 1
+            previous = None
+    return log
+
+
+def decided_again(records: Iterable[Record]) -> Iterator[tuple[Record, dict[str, Decision]]]:
+    """Yield each record of `read` with what this code decides from it; from a snapshot only where records are missing."""
+    scaler: FleetScaler | None = None
+    expected: int | None = None
+    for record in records:
+        if record.number != expected or scaler is None:
+            scaler = copy.deepcopy(record.scaler)
+        assert scaler is not None  # `read` returns nothing before a snapshot
+        expected = record.number + 1
+        yield record, scaler.observe(record.seen)

@@ -1,0 +1,200 @@
+"""What a log of the autoscaler would have come to under other rules: its arrivals again, in simulated time. Pure.
+
+The replicas are as the log measured them: step times as fitted, KV cache by what requests held of it, cold starts. The log knows how
+many requests came in each second, and how long prompts and answers were on average. So arrivals within a second are drawn evenly, and
+the lengths of answers exponentially with the mean of their minute; two runs with one seed have the same requests.
+"""
+
+import copy
+import math
+import random
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
+from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Observation
+from serve_app.core.capacity import StepTimes
+from serve_app.core.cold_starts import p90
+from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, Rules
+from serve_app.decision_log import Record
+from serve_app.errors import DecisionLogError
+from serve_app.simulated.fleet import OBSERVE_S, Outcome, SimulatedFleet, World
+from serve_app.simulated.scheduler import Hardware, Job, steps_of_times
+
+MINUTE_S = 60.0
+LONGEST = 10.0
+"""The longest answer, in means."""
+UNLIMITED = 1 << 20
+"""Where the log says nothing of a limit."""
+
+Bounds = Callable[[str, Record], tuple[int, int]]
+"""Least and most replicas of a model at the time of a record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one model's scaling came to."""
+
+    attainment: float
+    """Share of the requests whose first token came within the SLO; refused ones missed it."""
+    ttft_p95_s: float | None
+    """None where only the share is known."""
+    replica_s: float
+    """Integral of the replicas asked for."""
+    changes: int
+    most: int
+
+
+def of_model(records: Iterable[Record], model: str) -> list[tuple[Record, Observation]]:
+    """Return the records that saw a model, with what they saw of it."""
+    return [(r, r.seen.models[model]) for r in records if model in r.seen.models]
+
+
+def lived(records: Sequence[Record], model: str) -> Result:
+    """Return what the log itself says of a model."""
+    observed = of_model(records, model)
+    loads, targets = [seen.load for _, seen in observed], [seen.target for _, seen in observed]
+    first = sum(load.first_tokens for load in loads)
+    good = first - sum(load.late_first_tokens for load in loads)
+    asked = first + sum(load.rejected for load in loads)
+    return Result(
+        attainment=good / asked if asked else 1.0,
+        ttft_p95_s=None,
+        replica_s=sum(load.interval_s * target for load, target in zip(loads, targets, strict=True)),
+        changes=sum(a != b for a, b in pairwise(targets)),
+        most=max(targets),
+    )
+
+
+def again(
+    records: Sequence[Record],
+    rules: Rules,
+    bounds: Bounds,
+    *,
+    no_replica_s: float,
+    max_waiting_requests: int,
+    seed: int = 1,
+) -> dict[str, Result]:
+    """Return model -> what its arrivals come to when ``rules`` scale simulated replicas. Ingresses are not scaled.
+
+    Raises:
+        DecisionLogError: A model was never measured.
+    """
+    began, duration_s = records[0], records[-1].time - records[0].time
+    scaler = copy.deepcopy(began.scaler)
+    assert scaler is not None  # `decision_log.read` returns nothing before a snapshot
+    slo_s = {name: rule.slo.ttft_s for name, rule in scaler.rules.models.items()}
+    scaler.obey(rules)
+    runs = {}
+    for name in sorted(began.seen.models):
+        world = replace(_world(records, name), ttft_s=slo_s[name], no_replica_s=no_replica_s)
+        fleet = SimulatedFleet(replace(world, max_waiting_requests=max_waiting_requests))
+        runs[name] = fleet.steps(jobs_of(records, name, seed), duration_s)
+    times = [record.time for record in records]
+    wanted: dict[str, int | None] = dict.fromkeys(runs)
+    results: dict[str, Result] = {}
+    while runs:
+        seen: dict[str, Observation] = {}
+        at = 0.0
+        for name, run in list(runs.items()):
+            try:
+                at, seen[name] = run.send(wanted[name])  # type: ignore[arg-type]  # None starts a generator
+            except StopIteration as stop:
+                results[name] = _result(stop.value, duration_s, slo_s[name])
+                del runs[name]
+        record = records[min(len(times) - 1, bisect_left(times, began.time + at))]
+        wanted = _decide(scaler, began.seen.at + at, seen, {name: bounds(name, record) for name in seen})
+    return results
+
+
+def _decide(
+    scaler: FleetScaler, at: float, seen: Mapping[str, Observation], bounds: Mapping[str, tuple[int, int]]
+) -> dict[str, int | None]:
+    """Return model -> replicas wanted; a model that the rules do not scale has its minimum."""
+    scaled = {
+        name: replace(observation, minimum=bounds[name][0], maximum=bounds[name][1])
+        for name, observation in seen.items()
+        if name in scaler.rules.models
+    }
+    decided = scaler.observe(FleetObservation(at=at, models=scaled))
+    return {name: decided[name].desired if name in decided else bounds[name][0] for name in seen}
+
+
+def _world(records: Sequence[Record], model: str) -> World:
+    loads = [seen.load for _, seen in of_model(records, model)]
+    cold_starts = [p90(load.cold_start_s) for load in loads]
+    hardware = Hardware(
+        step_s=steps_of_times(_step_times(records, model)),
+        kv_tokens=_kv_tokens(records, model),
+        max_num_seqs=int(min((load.max_num_seqs for load in loads if load.max_num_seqs), default=UNLIMITED)),
+    )
+    return World(
+        hardware=hardware,
+        initial=records[0].seen.models[model].target,
+        cold_start_s=next((value for value in reversed(cold_starts) if value is not None), DEFAULT_COLD_START_S),
+    )
+
+
+def _step_times(records: Sequence[Record], model: str) -> StepTimes:
+    names = [f.name for f in fields(StepTimes)]
+    for record in reversed(records):
+        inputs = record.decided[model].inputs if model in record.decided else {}
+        if all(name in inputs for name in names):
+            return StepTimes(**{name: inputs[name] for name in names})
+    problem = f"the replicas of {model!r} were never measured in it"
+    raise DecisionLogError(problem, "take a longer piece, with at least a minute of load")
+
+
+def _kv_tokens(records: Sequence[Record], model: str) -> int:
+    """Return the tokens for which a replica has KV cache: what a request held on average, over the share that it was."""
+    held = share = 0.0
+    for record, seen in of_model(records, model):
+        inputs = record.decided[model].inputs
+        if seen.load.running and seen.load.kv_usage and "output_tokens" in inputs:
+            held += seen.load.running / max(1, seen.running) * (inputs["prompt_tokens"] + inputs["output_tokens"] / 2)
+            share += seen.load.kv_usage
+    return int(held / share) if share else UNLIMITED
+
+
+def jobs_of(records: Sequence[Record], model: str, seed: int) -> Iterator[Job]:
+    """Yield the requests of the log, by time since its first record."""
+    rng = random.Random(f"{seed}/{model}")
+    answers = _mean_answers(records, model)
+    began, owed, number = records[0].time, 0.0, 0
+    for record, seen in of_model(records, model):
+        load = seen.load
+        at = record.time - began
+        owed += load.requests
+        due = sorted(max(0.0, at - rng.random() * load.interval_s) for _ in range(int(owed)))
+        owed -= len(due)
+        mean = answers[int(at // MINUTE_S)]
+        for due_at in due:
+            tokens = math.ceil(min(LONGEST * mean, rng.expovariate(1 / mean)))
+            yield Job(f"{model}-{number}", due_at, max(1, round(load.prompt_tokens / load.requests)), tokens)
+            number += 1
+
+
+def _mean_answers(records: Sequence[Record], model: str) -> Mapping[int, float]:
+    """Return minute -> mean output tokens of what ended in it and the one after; of the whole log where nothing did."""
+    tokens: dict[int, float] = defaultdict(float)
+    ended: dict[int, float] = defaultdict(float)
+    for record, seen in of_model(records, model):
+        load, minute = seen.load, int((record.time - records[0].time) // MINUTE_S)
+        for known in (minute, minute - 1):
+            tokens[known] += load.finished_tokens
+            ended[known] += load.finished
+    whole = sum(tokens.values()) / sum(ended.values()) if any(ended.values()) else 1.0
+    return defaultdict(lambda: whole, {minute: max(1.0, tokens[minute] / n) for minute, n in ended.items() if n})
+
+
+def _result(outcome: Outcome, duration_s: float, ttft_s: float) -> Result:
+    timeline = [wanted for at, wanted, _, _ in outcome.timeline if at <= duration_s]
+    return Result(
+        attainment=outcome.attainment(ttft_s),
+        ttft_p95_s=outcome.ttft_s(0.95),
+        replica_s=sum(timeline) * OBSERVE_S,
+        changes=len(outcome.changes),
+        most=max(timeline),
+    )
