@@ -6,7 +6,9 @@ the policy neither waits for a disk nor fails with it. What could not be written
 """
 
 import copy
+import gzip
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -43,6 +45,7 @@ class Record:
 
 
 _RECORD = TypeAdapter(Record)
+_TIME = re.compile(r'"time":([0-9.e+]+)')
 
 
 class DecisionLog:
@@ -102,6 +105,19 @@ def files(path: Path) -> list[Path]:
     """Return the files that there are of a log, the oldest first."""
     rotated = [path.with_name(f"{path.name}.{number}") for number in range(MAX_FILES - 1, 0, -1)]
     return [file for file in (*rotated, path) if file.exists()]
+
+
+def export(path: Path, since: float) -> bytes:
+    """Return, compressed by gzip, the lines from the last snapshot at or before ``since``, in seconds since the epoch."""
+    kept: list[str] = []
+    for file in files(path):
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                found = _TIME.search(line, 0, 80)
+                if '"scaler":' in line and found is not None and float(found[1]) <= since:
+                    kept.clear()
+                kept.append(line)
+    return gzip.compress("".join(kept).encode(), compresslevel=1)
 
 
 @dataclass(slots=True)

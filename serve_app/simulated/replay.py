@@ -148,12 +148,15 @@ def _step_times(records: Sequence[Record], model: str) -> StepTimes:
 
 
 def _kv_tokens(records: Sequence[Record], model: str) -> int:
-    """Return the tokens for which a replica has KV cache: what a request held on average, over the share that it was."""
+    """Return a KV cache in which as many requests run at once as the log says that a replica's can hold.
+
+    A simulated replica reserves the whole of a request. Of exponential answers those that run are the longer ones: 2 x the mean.
+    """
     held = share = 0.0
     for record, seen in of_model(records, model):
         inputs = record.decided[model].inputs
         if seen.load.running and seen.load.kv_usage and "output_tokens" in inputs:
-            held += seen.load.running / max(1, seen.running) * (inputs["prompt_tokens"] + inputs["output_tokens"] / 2)
+            held += seen.load.running / max(1, seen.running) * (inputs["prompt_tokens"] + 2 * inputs["output_tokens"])
             share += seen.load.kv_usage
     return int(held / share) if share else UNLIMITED
 

@@ -64,14 +64,16 @@ class Plant:
             cold_start_s=(self.cold_start_s,),
         )
 
-    def tick(self, load: Load) -> Decision:
+    def see(self, load: Load) -> Observation:
         """Pass a second."""
         self.at += 1.0
         self.running += sum(ready <= self.at for ready in self._starting)
         self._starting = [ready for ready in self._starting if ready > self.at]
         bounds = {"minimum": self.minimum, "maximum": self.maximum}
-        seen = Observation(running=self.running, target=self.target, load=load, **bounds)
-        decision = self.autoscaler.observe(seen, at=self.at)
+        return Observation(running=self.running, target=self.target, load=load, **bounds)
+
+    def obey(self, decision: Decision) -> None:
+        """Start or stop replicas."""
         self._starting += [self.at + self.cold_start_s] * (decision.desired - self.target)
         while self.target > decision.desired:
             if self._starting:
@@ -79,6 +81,11 @@ class Plant:
             else:
                 self.running -= 1
         self.decisions.append(decision)
+
+    def tick(self, load: Load) -> Decision:
+        """Pass a second, and do what its autoscaler decides."""
+        decision = self.autoscaler.observe(self.see(load), at=self.at)
+        self.obey(decision)
         return decision
 
     def run(self, rate: float, seconds: int) -> list[int]:

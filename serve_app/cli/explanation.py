@@ -1,0 +1,82 @@
+"""One decision of the autoscaler in words, with the numbers it was made from. Pure."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+from serve_app.core.autoscaling import Decision, Observation
+from serve_app.core.fleet_scaling import INGRESSES
+from serve_app.core.signals import Load
+from serve_app.decision_log import Record
+
+REASONS: Mapping[str, str] = {
+    "idle": "nothing is asked of it",
+    "first": "somebody asks, and that needs one",
+    "demand": "that is what the demand needs",
+    "growth": "the demand grows, and that is what it will need when a new replica serves",
+    "queue": "that is what the demand and the queue need",
+    "unmeasured": "nothing was measured yet, so what there is stays",
+    "queue without measure": "requests wait and nothing was measured yet: one more",
+    "kv cache full": "the KV cache is full: one more",
+    "late first tokens": "too many first tokens are later than the SLO: one more",
+    "rejected": "requests were refused: one more",
+    "keep": "that is enough, and what there is stays for a while",
+    "low for long": "no more was wanted for long enough",
+    "silent members": "fewer would do, but members do not report: nothing is taken away",
+    "minimum": "the least that the configuration allows",
+    "maximum": "the most that the configuration allows",
+    "GPUs are short": "the models together want more GPUs than autoscaling.max_gpus",
+    "streams": "that is what the open streams need",
+    "cpu": "that is what the CPU of the ingresses needs",
+}
+LIMITS: Mapping[str, str] = {
+    "itl": "tokens would come slower than the ITL limit",
+    "ttft": "first tokens would come later than the TTFT limit",
+    "batch": "its KV cache or max_num_seqs would be full",
+}
+
+
+def explanation(record: Record, name: str) -> Iterator[str]:
+    """Yield the lines for one model, or for `INGRESSES`."""
+    decision = record.decided[name]
+    seen = record.seen.ingress if name == INGRESSES else record.seen.models[name]
+    assert seen is not None  # else nothing was decided for it
+    at = datetime.fromtimestamp(record.time, UTC)
+    change = "stays at" if decision.desired == seen.target else f"{seen.target} ->"
+    yield f"{name}, {at:%Y-%m-%dT%H:%M:%SZ}: {change} {decision.desired}, because {REASONS.get(decision.rule, decision.rule)}"
+    if isinstance(seen, Observation):
+        yield from _model(seen, decision)
+    else:
+        cores = decision.inputs["cpu_cores"]
+        yield f"  seen      {seen.running} serve, {seen.target} asked for; {seen.streams:.0f} streams, {cores:.2f} cores busy"
+    if decision.alternatives:
+        yield "  rules     " + ", ".join(f"{rule} {wish}" for rule, wish in decision.alternatives.items())
+    yield f"  bounds    {seen.minimum} to {seen.maximum}"
+    if isinstance(seen, Observation) and seen.load.silent:
+        yield f"  silent    {', '.join(seen.load.silent)}"
+    if decision.ready_at is not None:
+        ready = datetime.fromtimestamp(record.time + decision.ready_at - record.seen.at, UTC)
+        start_s = decision.inputs["cold_start_s"]
+        yield f"  expected  to serve at {ready:%H:%M:%SZ}, after a cold start of {start_s:.0f} s (90th percentile of those measured)"
+
+
+def _model(seen: Observation, decision: Decision) -> Iterator[str]:
+    load: Load = seen.load
+    waiting = f"{load.running:.0f} requests run, {load.queued:.0f} wait at replicas and {load.waiting:.0f} at ingresses"
+    yield f"  seen      {seen.running} serve, {seen.target} asked for; {waiting}; KV cache {load.kv_usage:.0%} used"
+    of = decision.inputs
+    if "demand" not in of:
+        yield f"  demand    {of['requests_per_s']:.2f} requests/s; what they cost is not measured yet"
+        return
+    rate, work = of["requests_per_s"], of["work_per_request_s"]
+    yield f"  demand    {rate:.2f} requests/s x {work:.3f} s of a replica = {of['demand']:.2f} replicas that are busy all the time"
+    per_token = f"{1000 * of['output_token_s']:.3f} ms an output token + {1000 * of['prompt_token_s']:.3f} ms a prompt token"
+    yield f"  measured  {of['prompt_tokens']:.0f} prompt + {of['output_tokens']:.0f} output tokens a request; a step takes"
+    yield f"            {1000 * of['step_s']:.1f} ms + {per_token}"
+    most = f"above, batches of more than {of['batch_limit']:.0f} requests come too often: {LIMITS.get(decision.limit, decision.limit)}"
+    yield f"  replica   may be busy {of['utilization']:.0%} of the time; {most}"
+    if of["growth"]:
+        yield f"  growth    {of['growth']:.2f} replicas more within a cold start of {of['cold_start_s']:.0f} s"
+    if of["queue_s"]:
+        yield f"  queue     {of['queue_s']:.1f} s of a replica's work will wait when a new replica serves"
+    if decision.rule == "keep" and decision.held:
+        yield f"  kept      {decision.held} were wanted at most in the last {of['keep_s']:.0f} s"

@@ -1,0 +1,119 @@
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import TypeAdapter
+from typer.testing import CliRunner, Result
+
+from serve_app.cli.explanation import REASONS
+from serve_app.cli.main import app
+from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Rules
+from serve_app.decision_log import Record
+from tests.core.plant import RULE, Plant
+
+START = 1_790_000_000.0  # 2026-09-21T14:13:20Z
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten minutes, the load doubles in their midst; an ingress falls silent at the end."""
+    plant, scaler = Plant(running=2, maximum=9), FleetScaler(Rules(models={"chat": RULE}))
+    lines = []
+    adapter = TypeAdapter(Record)
+    for number in range(600):
+        model = plant.see(plant.load(10.0 if number < 300 else 20.0))
+        silent = ("ingress-2",) if number > 590 else ()
+        ingress = IngressObservation(
+            running=1, target=1, minimum=1, maximum=2, streams=3.0, cpu_s=0.1, interval_s=1.0, silent=silent
+        )
+        seen = FleetObservation(at=plant.at, models={"chat": model}, ingress=ingress)
+        before = FleetScaler(scaler.rules) if number == 0 else None
+        decided = scaler.observe(seen)
+        plant.obey(decided["chat"])
+        record = Record(number=number, time=START + number, seen=seen, decided=decided, scaler=before)
+        lines.append(adapter.dump_json(record, exclude_defaults=True).decode())
+    path = tmp_path_factory.mktemp("log") / "log.jsonl"
+    path.write_text("\n".join([*lines, ""]))
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["autoscale", *map(str, arguments)], env={"COLUMNS": "100"})
+
+
+def test_log_lists_changes_alone(log: Path) -> None:
+    lines = run("log", "-f", log).stdout.splitlines()
+    assert lines[0].split() == ["time", "model", "replicas", "rule", "demand", "queue", "ready", "in"]
+    assert len(lines) > 1
+    for line in lines[1:]:
+        assert re.match(r"2026-09-21T14:\d\d:\d\dZ  chat   \d -> \d ", line), line
+    assert run("log", "-f", log, "--model", "(ingresses)").stdout.startswith("no change in 2026-09-21T14:13:20Z to")
+    assert run("log", "-f", log, "--json").stdout == log.read_text()
+
+
+def test_explain_says_what_a_decision_was_made_from(log: Path) -> None:
+    change = re.search(r"(\S+Z)  chat   (\d) -> (\d)  (demand|queue|growth)", run("log", "-f", log).stdout)
+    assert change is not None
+    time, before, after, rule = change.groups()
+    text = run("explain", "-f", log, "--at", time, "--model", "chat").stdout
+    assert text.startswith(f"chat, {time}: {before} -> {after}, because {REASONS[rule]}\n")
+    for part in ("serve", "demand", "measured", "a step takes", "may be busy", f"{rule} {after}", "1 to 9", "cold start of"):
+        assert part in text, text
+    both = run("explain", "-f", log).stdout
+    assert "\n\nchat, 2026-09-21T14:23:19Z: stays at" in both
+    assert both.startswith("(ingresses), 2026-09-21T14:23:19Z: stays at 1, because ")
+    assert "silent    ingress-2" in both
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "chta"], "nothing was decided for 'chta' at 2026-09-21T14:23:19Z; decided for: (ingresses), chat"),
+        (["--at", "2026-09-22T00:00:00Z"], "is not in the log; it reaches from 2026-09-21T14:13:20Z to 2026-09-21T14:23:19Z"),
+        (["--at", "2026-09-20T00:00:00"], "is not in the log"),
+    ],
+)
+def test_what_is_not_in_the_log_is_named(log: Path, arguments: list[str], message: str) -> None:
+    result = run("explain", "-f", log, *arguments)
+    assert message in str(result.exception)
+
+
+def test_a_wrong_time_or_duration_is_a_wrong_command_line(log: Path) -> None:
+    assert "'yesterday' is no time" in run("explain", "-f", log, "--at", "yesterday").stderr
+    wrong = run("log", "--since", "soon")
+    assert wrong.exit_code == 2
+    assert "'soon' is no duration" in wrong.stderr
+
+
+def test_replay_decides_the_same_and_says_where_it_does_not(log: Path, tmp_path: Path) -> None:
+    same = run("replay", log)
+    assert same.stdout == "600 records of 2026-09-21T14:13:20Z to 2026-09-21T14:23:19Z: decided again, all the same\n"
+    assert same.exit_code == 0
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text(log.read_text().replace('"target":2', '"target":1'))
+    other = run("replay", changed)
+    assert other.exit_code == 1
+    assert re.search(r"\d+ of 600 records are decided differently, the first at 2026-09-21T14:", other.stdout)
+
+
+def test_replay_with_another_policy_compares(log: Path, tmp_path: Path) -> None:
+    replicas = {"min": 1, "max": 9, "ttft_slo_s": 5.0, "utilization": 0.4}
+    other = tmp_path / "roomy.yaml"
+    other.write_text(yaml.safe_dump({"models": [{"name": "chat", "model": "/m", "replicas": replicas}]}))
+    result = run("replay", log, "--policy", other)
+    rows = [re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines() if line.startswith("chat")]
+    assert [row[1] for row in rows] == ["as it ran", "same, simulated", "roomy.yaml, simulated"]
+    cost = [float(row[-3].replace(",", "")) for row in rows]
+    assert cost[2] > cost[1]
+    other.write_text(yaml.safe_dump({"models": [{"name": "talk", "model": "/m"}]}))
+    unknown = run("replay", log, "--policy", other)
+    assert "roomy.yaml has no model 'chat', and the log has; models of roomy.yaml: talk" in str(unknown.exception)
+
+
+@pytest.mark.parametrize("text", ["", "no json\n", '{"number": 1}\n'])
+def test_what_is_no_log_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "file"
+    file.write_text(text)
+    result = run("replay", file)
+    assert "logs are written by `serve-app autoscale log --json`" in str(result.exception)

@@ -1,0 +1,102 @@
+"""A log again, under its own rules and under others."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from serve_app.core.autoscaling import Observation, Rule
+from serve_app.core.capacity import Slo, StepTimes
+from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, Rules
+from serve_app.decision_log import Record
+from serve_app.errors import DecisionLogError
+from serve_app.simulated.fleet import Outcome, SimulatedFleet, World
+from serve_app.simulated.replay import Result, again, jobs_of, lived
+from serve_app.simulated.scheduler import Hardware, Job, steps_of_times
+
+TIMES = StepTimes(step_s=0.03, output_token_s=0.0005, prompt_token_s=0.0002)
+RULE = Rule(slo=Slo(ttft_s=2.0, itl_s=0.1), gpus_per_replica=1)
+SECONDS = 400
+Logged = tuple[list[Record], Outcome]
+
+
+def bounds(name: str, record: Record) -> tuple[int, int]:
+    return record.seen.models[name].minimum, record.seen.models[name].maximum
+
+
+@pytest.fixture(scope="module")
+def logged() -> Logged:
+    """A simulated fleet of which the log tells: 4 requests/s, then 10."""
+    records: list[Record] = []
+    scaler = FleetScaler(Rules(models={"chat": RULE}))
+
+    def scaling(at: float, seen: Observation) -> int:
+        observed = FleetObservation(at=1000 + at, models={"chat": seen})
+        before = FleetScaler(Rules(models={"chat": RULE})) if not records else None
+        decided = scaler.observe(observed)
+        records.append(Record(number=len(records), time=1e9 + at, seen=observed, decided=decided, scaler=before))
+        return decided["chat"].desired
+
+    slow, fast = (range(4 * SECONDS // 2), range(10 * SECONDS // 2))
+    due = [i / 4 for i in slow] + [SECONDS / 2 + i / 10 for i in fast]
+    jobs = [Job(f"j{i}", at, 200, 50 + 37 * i % 150) for i, at in enumerate(due)]
+    world = World(
+        hardware=Hardware(step_s=steps_of_times(TIMES), kv_tokens=20_000, max_num_seqs=64), maximum=9, cold_start_s=20.0
+    )
+    return records, SimulatedFleet(world).run(jobs, float(SECONDS), scaling)
+
+
+@pytest.fixture
+def run(logged: Logged) -> Callable[..., Result]:
+    def run(rules: Rules, **options: object) -> Result:
+        settings = {"bounds": bounds, "no_replica_s": 30.0, "max_waiting_requests": 1000, **options}
+        return again(logged[0], rules, **settings)["chat"]  # type: ignore[arg-type]
+
+    return run
+
+
+def test_the_log_tells_what_became_of_it(logged: Logged) -> None:
+    records, outcome = logged
+    said = lived(records, "chat")
+    assert said.attainment == pytest.approx(outcome.attainment(2.0), abs=0.01)
+    # Until the end of its last drain, and from the order on: the log has the replicas asked for.
+    assert said.replica_s == pytest.approx(sum(wanted for _, wanted, _, _ in outcome.timeline), rel=0.02)
+    assert (said.changes, said.most) == (len(outcome.changes), max(c.after for c in outcome.changes))
+
+
+def test_its_requests_are_as_many_and_as_long(logged: Logged) -> None:
+    records, outcome = logged
+    jobs = list(jobs_of(records, "chat", 1))
+    assert len(jobs) == pytest.approx(len(outcome.jobs), rel=0.01)
+    assert [j.due_at for j in jobs] == sorted(j.due_at for j in jobs)
+    assert {j.prompt_tokens for j in jobs} == {200}
+    mean = sum(j.output_tokens for j in outcome.jobs) / len(outcome.jobs)
+    assert sum(j.output_tokens for j in jobs) / len(jobs) == pytest.approx(mean, rel=0.1)
+    assert list(jobs_of(records, "chat", 1)) == jobs
+    assert list(jobs_of(records, "chat", 2)) != jobs
+
+
+def test_under_its_own_rules_it_comes_to_about_the_same(logged: Logged, run: Callable[..., Result]) -> None:
+    said, result = lived(logged[0], "chat"), run(Rules(models={"chat": RULE}))
+    assert result.attainment == pytest.approx(said.attainment, abs=0.05)
+    assert result.replica_s == pytest.approx(said.replica_s, rel=0.15)
+    assert result.ttft_p95_s is not None
+
+
+def test_more_headroom_costs_more_replicas_and_fewer_gpus_cost_the_slo(run: Callable[..., Result]) -> None:
+    own = run(Rules(models={"chat": RULE}))
+    roomy = run(Rules(models={"chat": replace(RULE, utilization=0.4)}))
+    assert roomy.replica_s > 1.3 * own.replica_s
+    short = run(Rules(models={"chat": RULE}, max_gpus=1))
+    assert short.most == 1
+    assert short.attainment < own.attainment
+
+
+def test_a_model_that_other_rules_do_not_scale_has_its_minimum(run: Callable[..., Result]) -> None:
+    fixed = run(Rules(models={}), bounds=lambda name, record: (6, 6))
+    assert (fixed.most, fixed.changes) == (6, 1)
+
+
+def test_a_log_without_load_says_so(logged: Logged) -> None:
+    with pytest.raises(DecisionLogError, match="'chat' were never measured in it; take a longer piece"):
+        again(logged[0][:3], Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1)

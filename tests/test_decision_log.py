@@ -1,0 +1,118 @@
+"""The autoscaler's log, written and read back."""
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serve_app import decision_log
+from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Rules
+from serve_app.decision_log import DecisionLog, Record, decided_again, export, files, read
+from tests.core.plant import RULE, Plant
+from tests.e2e.fleet import wait_until
+
+START = 1.79e9
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that logs seconds of a plant whose load doubles in their midst."""
+
+    def write(seconds: int) -> Path:
+        path = tmp_path / "log"
+        log, plant, scaler = DecisionLog(path), Plant(running=2), FleetScaler(Rules(models={"chat": RULE}))
+        for second in range(seconds):
+            model = plant.see(plant.load(10.0 if second < seconds / 2 else 20.0))
+            ingress = IngressObservation(running=1, target=1, minimum=1, maximum=2, streams=1.0, cpu_s=0.1, interval_s=1.0)
+            seen = FleetObservation(at=plant.at, models={"chat": model}, ingress=ingress)
+            plant.obey(log.observe(scaler, seen, time=START + plant.at)["chat"])
+        wait_until(lambda: sum(len(f.read_text().splitlines()) for f in files(path)) == seconds, limit_s=10, what="all written")
+        return path
+
+    return write
+
+
+def records(path: Path) -> list[Record]:
+    found = read(line for file in files(path) for line in file.read_text().splitlines())
+    assert (found.num_unreadable, found.num_without_snapshot) == (0, 0)
+    return found.records
+
+
+def test_a_log_decided_again_gives_the_same_decisions(write: Callable[..., Path]) -> None:
+    logged = records(write(900))
+    assert len(logged) == 900
+    assert len({r.decided["chat"].desired for r in logged}) > 1
+    assert [decided for _, decided in decided_again(logged)] == [r.decided for r in logged]
+
+
+def test_any_piece_from_a_snapshot_on_gives_the_same_too(write: Callable[..., Path]) -> None:
+    logged = records(write(900))
+    middle = next(i for i, r in enumerate(logged) if i and r.scaler is not None)
+    piece = logged[middle:]
+    assert len(piece) == 900 - decision_log.SNAPSHOT_EVERY
+    assert [decided for _, decided in decided_again(piece)] == [r.decided for r in piece]
+
+
+def test_other_rules_give_other_decisions(write: Callable[..., Path]) -> None:
+    logged = records(write(300))
+    assert logged[0].scaler is not None
+    logged[0].scaler.obey(Rules(models={"chat": replace(RULE, utilization=0.1)}))
+    assert [d for _, d in decided_again(logged)] != [r.decided for r in logged]
+
+
+def test_what_follows_a_gap_waits_for_the_next_snapshot(write: Callable[..., Path]) -> None:
+    lines = write(700).read_text().splitlines()
+    assert "scaler" in json.loads(lines[600])
+    found = read([*lines[:100], lines[100][:50], *lines[102:]])
+    assert found.num_unreadable == 1
+    assert found.num_without_snapshot == 600 - 102
+    assert [r.number for r in found.records] == [*range(100), *range(600, 700)]
+    again = list(decided_again(found.records))
+    assert [decided for _, decided in again] == [r.decided for r in found.records]
+    assert read(lines[1:50]).records == []
+
+
+def test_an_export_begins_with_the_last_snapshot_before_the_time_asked_for(write: Callable[..., Path]) -> None:
+    path = write(700)
+
+    def numbers(since: float) -> list[int]:
+        return [r.number for r in read(gzip.decompress(export(path, since)).decode().splitlines()).records]
+
+    assert numbers(START) == list(range(700))
+    assert numbers(START + 599) == list(range(700))
+    assert numbers(START + 650) == list(range(600, 700))
+
+
+def test_old_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision_log, "MAX_FILE_BYTES", 30_000)
+    path = tmp_path / "log"
+    log, plant, scaler = DecisionLog(path), Plant(running=2), FleetScaler(Rules(models={"chat": RULE}))
+    for _ in range(300):
+        seen = plant.see(plant.load(10.0))
+        log.observe(scaler, FleetObservation(at=plant.at, models={"chat": seen}), time=START + plant.at)
+    wait_until(lambda: '"number":299' in path.read_text(), limit_s=10, what="the last written")
+    assert len(files(path)) == decision_log.MAX_FILES
+    assert sum(file.stat().st_size for file in files(path)) < 5 * 30_000
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "gone"
+    log = DecisionLog(folder / "log")
+    folder.rmdir()
+    scaler, plant = FleetScaler(Rules(models={"chat": RULE})), Plant()
+    for _ in range(3):
+        seen = plant.see(plant.load(10.0))
+        assert log.observe(scaler, FleetObservation(at=plant.at, models={"chat": seen}), time=START)["chat"].desired == 1
+    wait_until(lambda: "are not logged while" in caplog.text, limit_s=10, what="said")
+    assert caplog.text.count("are not logged while") == 1
+
+
+def test_outside_ray_nothing_is_written() -> None:
+    assert decision_log.log_path("chat") is None
+    plant = Plant()
+    seen = plant.see(plant.load(1.0))
+    scaler = FleetScaler(Rules(models={"chat": RULE}))
+    assert DecisionLog(None).observe(scaler, FleetObservation(at=1.0, models={"chat": seen}), time=START)["chat"].desired == 1
