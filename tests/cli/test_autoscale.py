@@ -53,7 +53,7 @@ def test_log_lists_changes_alone(log: Path) -> None:
 
 
 def test_explain_says_what_a_decision_was_made_from(log: Path) -> None:
-    change = re.search(r"(\S+Z)  chat   (\d) -> (\d)  (demand|queue|growth)", run("log", "-f", log).stdout)
+    change = re.search(r"(\S+Z)  chat   (\d) -> (\d) +(demand|queue|growth)", run("log", "-f", log).stdout)
     assert change is not None
     time, before, after, rule = change.groups()
     text = run("explain", "-f", log, "--at", time, "--model", "chat").stdout

@@ -1,5 +1,6 @@
 """A log again, under its own rules and under others."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -39,7 +40,8 @@ def logged() -> Logged:
 
     slow, fast = (range(4 * SECONDS // 2), range(10 * SECONDS // 2))
     due = [i / 4 for i in slow] + [SECONDS / 2 + i / 10 for i in fast]
-    jobs = [Job(f"j{i}", at, 200, 50 + 37 * i % 150) for i, at in enumerate(due)]
+    rng = random.Random(1)
+    jobs = [Job(f"j{i}", at, 200, 1 + int(rng.expovariate(1 / 120))) for i, at in enumerate(due)]
     world = World(
         hardware=Hardware(step_s=steps_of_times(TIMES), kv_tokens=20_000, max_num_seqs=64), maximum=9, cold_start_s=20.0
     )
