@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.core.autoscaling import DEFAULT_COLD_START_S
 from serve_app.core.signals import STALE_S
 from serve_app.policy import OBSERVE_S, DemandPolicy
 
@@ -46,12 +47,15 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+MONDAY = 1_795_392_000.0  # 2026-11-23T00:00:00Z
+
+
 class Controller:
     """Calls the policy as Serve's controller does: with what members reported, the targets that it got, and its own state."""
 
     def __init__(self, settings: Mapping[str, Any] = SETTINGS) -> None:
         self.at = 1000.0
-        self.policy = DemandPolicy(settings, now=lambda: self.at)
+        self.policy = DemandPolicy(settings, now=lambda: self.at, wall=lambda: MONDAY + self.at)
         self.targets = {INGRESS: 1, TINY: 0, BIG: 1}
         self.state: dict[Any, Any] = {}
         self.reports: dict[Deployment, dict[str, dict[str, float]]] = {INGRESS: {"i1": {}}, TINY: {}, BIG: {"b1": {}}}
@@ -203,3 +207,22 @@ def test_a_wrong_configuration_scales_nothing_and_is_logged(caplog: pytest.LogCa
     assert [r.getMessage() for r in caplog.records] == [
         "autoscaling policy without effect: modles: unknown key; did you mean models?"
     ]
+
+
+def test_a_schedule_raises_the_minimum_a_cold_start_ahead() -> None:
+    schedule = [{"days": ["mon"], "start": "00:30", "end": "00:40", "min": 3}]
+    model = {"name": "tiny", "model": "/tiny", "replicas": {"min": 0, "max": 8, "schedule": schedule}, "required": False}
+    controller = Controller({"models": [model]})
+    controller.reports = {INGRESS: {"i1": {"streams": 0.0}}, TINY: {}}
+    controller.targets = {INGRESS: 1, TINY: 0}
+    controller.tick()
+    wanted = {}
+    for _ in range(60):
+        controller.tick(30.0)
+        wanted[controller.at] = controller.targets[TINY]
+    began = next(at for at, replicas in wanted.items() if replicas == 3)
+    assert 1800 - DEFAULT_COLD_START_S <= began < 1800
+    assert {replicas for at, replicas in wanted.items() if began <= at < 2400} == {3}
+    for _ in range(60):
+        controller.tick(30.0)
+    assert controller.targets[TINY] == 0

@@ -51,8 +51,8 @@ def explanation(record: Record, name: str) -> Iterator[str]:
     if decision.alternatives:
         yield "  rules     " + ", ".join(f"{rule} {wish}" for rule, wish in decision.alternatives.items())
     yield f"  bounds    {seen.minimum} to {seen.maximum}"
-    if isinstance(seen, Observation) and seen.load.silent:
-        yield f"  silent    {', '.join(seen.load.silent)}"
+    if silent := seen.load.silent if isinstance(seen, Observation) else seen.silent:
+        yield f"  silent    {', '.join(silent)}"
     if decision.ready_at is not None:
         ready = datetime.fromtimestamp(record.time + decision.ready_at - record.seen.at, UTC)
         start_s = decision.inputs["cold_start_s"]
