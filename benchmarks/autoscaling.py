@@ -165,6 +165,7 @@ def policies(name: str, per_replica: float) -> dict[str, Callable[[], Scaling]]:
     oracle = partial(Oracle, rate_at=SCENARIOS[name].rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S)
     found: dict[str, Callable[[], Scaling]] = {
         "serve-app": partial(Ours, Rule(slo=SLO)),
+        "serve-app, utilization 1": partial(Ours, Rule(slo=SLO, utilization=1.0)),
         "oracle": oracle,
         "Ray Serve, target 2": RequestCount,
         "KEDA, waiting > 5": Keda,
@@ -198,7 +199,8 @@ def table(rows: list[Row], names: list[str]) -> str:
         of_scenario = {r.policy: r for r in rows if r.scenario == name}
         oracle = of_scenario["oracle"]
         best = tuned(rows, name)
-        for row in (of_scenario["serve-app"], oracle, best, of_scenario["Ray Serve, target 2"], of_scenario["KEDA, waiting > 5"]):
+        fixed = ("serve-app", "serve-app, utilization 1", "oracle", "Ray Serve, target 2", "KEDA, waiting > 5")
+        for row in (*(of_scenario[policy] for policy in fixed), best):
             label = f"{row.policy} (tuned)" if row is best else row.policy
             first = "–" if row.first_change_s is None else f"{row.first_change_s:.0f} s"
             lines.append(

@@ -48,7 +48,7 @@ class ScalingSettings(Bounds):
     """Seconds from a request's arrival to its first token that almost all requests should keep; the autoscaler aims at it."""
     itl_slo_s: Real = Field(default=0.1, gt=0)
     """Seconds between two tokens that almost all should keep. Lower: smaller batches, more replicas."""
-    utilization: Real = Field(default=0.9, gt=0, le=1)
+    utilization: Real = Field(default=0.95, gt=0, le=1)
     """Share of the load that would just keep both limits at which the autoscaler wants one more replica. Lower: more headroom."""
     schedule: tuple[ScheduledBounds, ...] = ()
     """Windows of the week with other bounds, all between min and max."""

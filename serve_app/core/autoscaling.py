@@ -53,7 +53,7 @@ class Rule:
     """What the configuration says of one model; times in seconds."""
 
     slo: Slo
-    utilization: float = 0.9
+    utilization: float = 0.95
     """Factor on the utilization that keeps the SLO, 0 < x <= 1: headroom for what the model of a replica leaves out."""
     priority: int = 0
     gpus_per_replica: float = 0.0
