@@ -1,10 +1,13 @@
 """Load adds a worker pod, less of it takes the pod away again, and no request notices either: a test by `helm/loadtest`, and streams."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.cluster.kube import wait_until
+from tests.cluster.kube import kubectl, run, wait_until
 from tests.cluster.load import load_test
-from tests.cluster.release import Release
+from tests.cluster.release import NAMESPACE, RELEASE, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -28,3 +31,16 @@ def test_load_adds_a_worker_pod_and_removes_it_again(release: Release) -> None:
     assert (result.failed_gates(), result.states()) == (set(), {"ok"})
     assert MIN in result.ready_pods()
     assert "<html" in result.files["report.html"]
+
+
+def test_every_decision_is_in_the_log_and_is_made_again_from_it(release: Release, tmp_path: Path) -> None:
+    """After the test above, so that there are changes in it; the head is the same."""
+    (head,) = release.ready_pods("head")
+    ask = ("exec", "-n", NAMESPACE, head, "-c", "ray-head", "--", "serve-app", "autoscale", "log", RELEASE, "--address", "auto")
+    log = tmp_path / "log.jsonl"
+    log.write_text(kubectl(*ask, "--json"))
+    ours = (sys.executable, "-m", "serve_app.cli.main", "autoscale")
+    assert "decided again, all the same" in run(*ours, "replay", str(log))
+    changes = run(*ours, "log", "--file", str(log))
+    assert f"sim    {MIN} -> {MAX} " in changes
+    assert f"sim    {MAX} -> {MIN} " in changes
