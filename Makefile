@@ -101,7 +101,9 @@ lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
 	  -o requirements/charts.lock requirements/charts.in
 
 manifests: ## render the chart into k8s/manifests; needs helm
-	k8s/manifests/render > k8s/manifests/serve-app.yaml
+	@mkdir -p build
+	k8s/manifests/render > build/serve-app.yaml
+	mv build/serve-app.yaml k8s/manifests/serve-app.yaml
 
 clean: ## remove .venv and caches; fetched models stay
 	rm -rf .venv .venv-charts build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

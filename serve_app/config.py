@@ -85,7 +85,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        refuse([*self._port_problems(self.protocol.port), *self._gpu_problems()])
+        refuse([*self._port_problems(self.protocol.port), *self._gpu_problems(), *self._hold_problems()])
         return self
 
     @classmethod
@@ -109,6 +109,15 @@ class Settings(Section):
             if model.gpus_per_replica > limit:
                 problem = f"is {model.gpus_per_replica} and autoscaling.max_gpus is {limit}: it could never have a replica"
                 yield wrong(f"models[{index}].gpus_per_replica", problem, "raise autoscaling.max_gpus")
+
+    def _hold_problems(self) -> Iterator[PydanticCustomError]:
+        """Of other cold starts nothing is known before they were measured; the policy then says the same."""
+        hold_s = self.timeouts.no_replica_s
+        for index, model in enumerate(self.models):
+            delay_s = model.simulated.startup_delay_s if model.simulated else 0.0
+            if model.replicas.min == 0 and delay_s >= hold_s:
+                problem = f"is {hold_s:g}, and models[{index}] starts from zero in {delay_s:g} s: who wakes it is always refused"
+                yield wrong("timeouts.no_replica_s", problem, f"set it well above {delay_s:g}")
 
     def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
         """Two replicas on one node cannot listen on one port; which nodes there are, only Ray knows."""

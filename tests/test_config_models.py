@@ -26,6 +26,11 @@ def test_a_size_in_gib_is_converted_too() -> None:
         ),
         ({"device": "cuda"}, "gpus_per_replica: is 0 and device is cuda; set gpus_per_replica to 1 or more"),
         (
+            {"simulated": {"profile": "a10g-llama-8b"}, "replicas": {"min": 1, "max": 2, "itl_slo_s": 0.02}},
+            "replicas.itl_slo_s: is 0.02 and a step takes 0.0323 s even for one request and simulated.profile is 'a10g-llama-8b': no "
+            "number of replicas keeps it; set it above the step",
+        ),
+        (
             {"gpus_per_replica": 2},
             "gpus_per_replica: is 2 and device is cpu; set device: cuda, or gpus_per_replica: 0",
         ),
@@ -175,3 +180,12 @@ def test_gpus_that_cannot_suffice(sizes: list[tuple[int, int, int]], max_gpus: i
         for i, (g, a, b) in enumerate(sizes)
     ]
     assert refusal(models=models, autoscaling={"max_gpus": max_gpus}) == said
+
+
+def test_a_hold_shorter_than_a_simulated_start_is_refused() -> None:
+    simulated = {"profile": "a10g-llama-8b", "startup_delay_s": 40.0}
+    model = LLAMA | {"simulated": simulated, "replicas": {"min": 0, "max": 1}, "required": False}
+    assert refusal(models=[model]) == (
+        "timeouts.no_replica_s: is 30, and models[0] starts from zero in 40 s: who wakes it is always refused; set it well above 40"
+    )
+    parse_settings({"models": [model], "timeouts": {"no_replica_s": 90.0}})

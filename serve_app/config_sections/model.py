@@ -17,6 +17,8 @@ from serve_app.config_checks import (
 )
 from serve_app.config_sections.base import Int, Real, Section
 from serve_app.config_sections.schedule import ScheduledBounds
+from serve_app.simulated.profiles import profile_from
+from serve_app.simulated.timing import StepWork, step_time_s
 from serve_app.vllm_arguments import checked_engine_args, checked_frontend_args, known_frontend_args
 from serve_app.vllm_source import engine_arg_types
 
@@ -88,6 +90,10 @@ class SimulatedSettings(Section):
     """Chance that a token ends the answer. 0: every answer runs to its max_tokens."""
     seed: Int = 0
     """Seed of the hash that makes up the tokens. Equal seeds and prompts give equal answers."""
+
+    def least_step_s(self) -> float:
+        """Return the seconds between two tokens of a request that is alone."""
+        return self.time_scale * step_time_s(profile_from(self.profile), StepWork(1, 1, 1))
 
 
 class ModelSettings(Section):
@@ -179,3 +185,9 @@ class ModelSettings(Section):
         if (backend := self.engine_args.get("distributed_executor_backend")) is not None:
             problem = f"is {backend!r} {there}"
             yield wrong("engine_args.distributed_executor_backend", problem, "remove it: simulated sets the executor")
+        itl_slo_s, step_s = self.replicas.itl_slo_s, simulated.least_step_s()
+        if self.replicas.min != self.replicas.max and itl_slo_s <= step_s:
+            problem = (
+                f"is {itl_slo_s:g} and a step takes {step_s:.3g} s even for one request {there}: no number of replicas keeps it"
+            )
+            yield wrong("replicas.itl_slo_s", problem, "set it above the step")
