@@ -111,7 +111,7 @@ class Settings(Section):
                 yield wrong(f"models[{index}].gpus_per_replica", problem, "raise autoscaling.max_gpus")
 
     def _hold_problems(self) -> Iterator[PydanticCustomError]:
-        """Of other cold starts nothing is known before they were measured; the policy then says the same."""
+        """Of other cold starts nothing is known before they were measured; the ingress then says the same."""
         hold_s = self.timeouts.no_replica_s
         for index, model in enumerate(self.models):
             delay_s = model.simulated.startup_delay_s if model.simulated else 0.0

@@ -9,9 +9,9 @@ remembers is in the policy state that it returns; a new controller begins anew, 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config_sections.schedule import bounds_at
@@ -29,13 +29,6 @@ OBSERVE_S = 1.0
 Reports = dict[str, tuple[float, dict[str, float]]]
 
 
-class Warned(NamedTuple):
-    """What cannot work."""
-
-    kind: str
-    text: str
-
-
 @dataclass
 class Memory:
     """What is remembered between two ticks."""
@@ -47,8 +40,8 @@ class Memory:
     targets: dict[str, int] = field(default_factory=dict)
     decided: dict[str, Decision] = field(default_factory=dict)
     members: set[str] = field(default_factory=set)
-    said: set[tuple[str, str]] = field(default_factory=set)
-    """Model and kind of the warnings that were given."""
+    warned: set[str] = field(default_factory=set)
+    """Models of which was said that their ITL limit cannot be kept."""
     left_at: float = -math.inf
     """When a replica or an ingress was last seen to go: it drains, and reports no more."""
 
@@ -105,12 +98,7 @@ class DemandPolicy:
             target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
             if decision.desired not in (target, before.get(deployment)):
                 logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.rule, decision.inputs)
-        for model in self._settings.models:
-            if (observed := seen.models.get(model.name)) is not None:
-                for warning in self._warnings(model, memory.decided[model.name], observed.load):
-                    if (model.name, warning.kind) not in memory.said:
-                        memory.said.add((model.name, warning.kind))
-                        logger.warning("%s: %s", model.name, warning.text)
+        self._warn(memory)
 
     def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> FleetObservation:
         assert self._settings is not None
@@ -139,17 +127,16 @@ class DemandPolicy:
         ingress = self._ingress(contexts[INGRESS], reports, increments, interval_s, silent)
         return FleetObservation(at=at, models=models, ingress=ingress)
 
-    def _warnings(self, model: ModelSettings, decision: Decision, load: Load) -> Iterator[Warned]:
-        """Yield what cannot work, now that it is measured."""
+    def _warn(self, memory: Memory) -> None:
+        """Say once of each model what no number of replicas can keep, now that it is measured."""
         assert self._settings is not None
-        start_s, hold_s = p90(load.cold_start_s), self._settings.timeouts.no_replica_s
-        if model.replicas.min == 0 and start_s is not None and start_s >= hold_s:
-            text = f"a start takes {start_s:.0f} s and timeouts.no_replica_s is {hold_s:g}: who wakes it from zero is refused"
-            yield Warned("hold", f"{text}; raise no_replica_s, or set replicas.min: 1")
-        step_s, itl_slo_s = decision.inputs.get("step_s", 0.0), model.replicas.itl_slo_s
-        if step_s >= itl_slo_s:
-            text = f"a step takes {step_s:.3f} s even for few requests and replicas.itl_slo_s is {itl_slo_s:g}"
-            yield Warned("itl", f"{text}: no number of replicas keeps it, and only the other limits count")
+        for model in self._settings.models:
+            decision, itl_slo_s = memory.decided.get(model.name), model.replicas.itl_slo_s
+            step_s = decision.inputs.get("step_s", 0.0) if decision is not None else 0.0
+            if step_s >= itl_slo_s and model.name not in memory.warned:
+                memory.warned.add(model.name)
+                text = f"{model.name}: a step takes {step_s:.3f} s even for few requests and replicas.itl_slo_s is {itl_slo_s:g}"
+                logger.warning("%s: no number of replicas keeps it, and only the other limits count", text)
 
     def _model(self, model: ModelSettings, context: Any, load: Load) -> Observation:
         replicas = model.replicas
