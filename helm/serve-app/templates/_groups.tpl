@@ -51,9 +51,10 @@ volumeMounts:
 {{- end }}
 
 {{- define "serve-app.groupBounds" -}}
-# KubeRay never changes these in a running cluster. The bounds of config.ingress.replicas and config.models[].replicas decide.
+# Serve decides how many there are, by the bounds of config.ingress.replicas and config.models[].replicas. Pods beyond maxReplicas
+# would be stopped whatever they do. `replicas` is where a new Ray cluster starts; in a running one it takes no pod away.
 minReplicas: 0
-maxReplicas: 1000
+maxReplicas: 10000
 {{- end }}
 
 {{- define "serve-app.ingressGroup" -}}
@@ -92,6 +93,26 @@ template:
   {{- include "serve-app.rayPod" $args | nindent 2 }}
 {{- end }}
 
+{{- /* What a model's pods ask for and where they go, which its headroom pods share. Args: root, index, model. As YAML: group, labels,
+affinity, resources, runtimeClassName of serve-app.rayPod. */}}
+{{- define "serve-app.modelPlacement" -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" .root "name" .model.name) | fromYaml -}}
+{{- $ours := include "serve-app.selectorLabels" .root | fromYaml -}}
+{{- $made := dict "group" (set (deepCopy $ours) "ray.io/group" (printf "model-%d" .index)) "labels" dict
+    "affinity" $pods.affinity "resources" $pods.resources "runtimeClassName" "" -}}
+{{- with dig "gpus_per_replica" 0 .model | int -}}
+{{- $_ := set $made "runtimeClassName" $pods.runtimeClassName -}}
+{{- $_ := set $made.resources "limits" (set ($pods.resources.limits | default dict) $pods.gpuResource .) -}}
+{{- if and $pods.onePerNode (not $pods.affinity.podAntiAffinity) -}}
+{{- $alone := dict "serve-app/one-per-node" "true" -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (merge $ours $alone)) -}}
+{{- $_ := set $made "labels" $alone -}}
+{{- $_ := set $made.affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $made }}
+{{- end }}
+
 {{- /* Args: root, index, model. */}}
 {{- define "serve-app.modelGroup" -}}
 {{- $group := printf "model-%d" .index -}}
@@ -99,20 +120,9 @@ template:
 {{- $t := include "serve-app.timeouts" .root | fromYaml -}}
 {{- $gpus := dig "gpus_per_replica" 0 .model | int -}}
 {{- $min := dig "replicas" "min" 1 .model | int -}}
-{{- $labels := set (include "serve-app.selectorLabels" .root | fromYaml) "ray.io/group" $group -}}
-{{- $resources := deepCopy $pods.resources -}}
-{{- $affinity := deepCopy $pods.affinity -}}
-{{- if $gpus -}}
-{{- $_ := set $resources "limits" (set ($resources.limits | default dict) $pods.gpuResource $gpus) -}}
-{{- if and $pods.onePerNode (not $affinity.podAntiAffinity) -}}
-{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) -}}
-{{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
-{{- end -}}
-{{- end -}}
-{{- $args := dict "root" .root "component" "model" "pods" $pods "group" $labels "container" "ray-worker" "account" "worker"
-    "priority" "worker" "affinity" $affinity "resources" $resources
+{{- $args := dict "root" .root "component" "model" "pods" $pods "container" "ray-worker" "account" "worker" "priority" "worker"
     "preStop" .root.Values.timeouts.preStopSleepSeconds "grace" $t.grace "rayDrain" $t.rayDrain -}}
-{{- if $gpus }}{{ $_ := set $args "runtimeClassName" $pods.runtimeClassName }}{{ end -}}
+{{- $args = merge $args (include "serve-app.modelPlacement" . | fromYaml) -}}
 {{- $_ := set $args "ports" (list
     (dict "name" "link" "containerPort" (dig "protocol" "port" 8020 .root.Values.config | int))
     (dict "name" "metrics" "containerPort" 8080)) -}}

@@ -6,6 +6,7 @@
 {{- include "serve-app.lintEdge" . -}}
 {{- include "serve-app.lintScaling" . -}}
 {{- include "serve-app.lintGpus" . -}}
+{{- include "serve-app.lintHeadroom" . -}}
 {{- include "serve-app.lintPods" . -}}
 {{- include "serve-app.lintImages" . -}}
 {{- include "serve-app.lintSecrets" . -}}
@@ -94,6 +95,9 @@
 {{- if gt $min $max -}}
 {{- fail (printf "%s.min is %d, but max is %d: set max to %d or more" $path $min $max $min) -}}
 {{- end -}}
+{{- if gt $max 5000 -}}
+{{- fail (printf "%s.max is %d, but a worker group has 10000 pods at most, and an update may hold two for each replica: set max to 5000 or less" $path $max) -}}
+{{- end -}}
 {{- if and (hasKey $replicas $target) (eq $min $max) -}}
 {{- fail (printf "%s.%s is %v, but min is %d and max is %d: it can never scale; raise max, or remove the target" $path $target (index $replicas $target) $min $max) -}}
 {{- end -}}
@@ -130,6 +134,20 @@
 {{- if hasKey ($amounts | default dict) $pods.gpuResource -}}
 {{- fail (printf "modelPods.resources.%s has %s %v and config.models[%d].gpus_per_replica is %d: remove the former, the chart sets it" $kind $pods.gpuResource (index $amounts $pods.gpuResource) $i $gpus) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Headroom pods that would give way to nobody. */}}
+{{- define "serve-app.lintHeadroom" -}}
+{{- range $i, $model := .Values.config.models -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" $ "name" $model.name) | fromYaml -}}
+{{- $class := $pods.headroom.priorityClassName -}}
+{{- if and $pods.headroom.pods (not $class) (not $.Values.priorityClasses.create) -}}
+{{- fail (printf "modelPods.headroom.pods is %v for config.models[%d], but headroom.priorityClassName is empty and priorityClasses.create is false: the pods would not give way to the model's; name a class of a negative value, or set priorityClasses.create to true" $pods.headroom.pods $i) -}}
+{{- end -}}
+{{- if and $pods.headroom.pods $class (eq $class $pods.priorityClassName) -}}
+{{- fail (printf "modelPods.headroom.priorityClassName is %s for config.models[%d], and so is modelPods.priorityClassName: pods give way to a higher priority alone; name a class of a lower value" $class $i) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
