@@ -109,15 +109,18 @@ LOW = at("modelPods.headroom.priorityClassName", "low")
 SPARE = at("modelPods.headroom.pods", 2)
 
 SCALING: list[Check] = [
-    *[
-        (
-            f"more of {path} than a worker group has pods for",
-            merged(context, at(f"{path}.max", 5001)),
-            (f"{path}.max is 5001, but a worker group has 10000 pods", "5000 or less"),
-            merged(context, at(f"{path}.max", 5000)),
-        )
-        for path, context in (("config.ingress.replicas", {}),)
-    ],
+    (
+        "more ingresses than a worker group has pods for",
+        at("config.ingress.replicas.max", 5001),
+        ("config.ingress.replicas.max is 5001, but a worker group has 10000 pods", "5000 or less"),
+        at("config.ingress.replicas.max", 5000),
+    ),
+    (
+        "more replicas than a worker group has pods for",
+        at("config.models", [{"name": "m", "model": "/opt/m", "replicas": {"max": 5001}}]),
+        ("config.models[0].replicas.max is 5001, but a worker group has 10000 pods",),
+        at("config.models", [{"name": "m", "model": "/opt/m", "replicas": {"max": 5000}}]),
+    ),
     (
         "headroom that would not give way",
         SPARE,

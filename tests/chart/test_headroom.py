@@ -14,7 +14,7 @@ PODS = {
     "tolerations": TOLERATION,
     "runtimeClassName": "nvidia",
     "topologySpread": "DoNotSchedule",
-    "resources": {"requests": {"cpu": "4", "memory": "5Gi"}},
+    "resources": {"requests": {"cpu": "1", "memory": "5Gi"}},
 }
 ON = merged(at("config.models", [CUDA | BOUNDS]), at("modelPods", PODS), at("priorityClasses.create", True))
 SHARED = ("nodeSelector", "tolerations", "runtimeClassName", "topologySpreadConstraints", "affinity", "securityContext")

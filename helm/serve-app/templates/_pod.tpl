@@ -74,36 +74,6 @@ spec:
     {{- end }}
 {{- end }}
 
-{{- /* Where pods may go, of serve-app.rayPod's args: pods, group, affinity, runtimeClassName. */}}
-{{- define "serve-app.scheduling" -}}
-{{- with .runtimeClassName }}
-runtimeClassName: {{ . | quote }}
-{{- end }}
-{{- with .pods.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .pods.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .affinity }}
-affinity:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .pods.topologySpread }}
-topologySpreadConstraints:
-  {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
-  - topologyKey: {{ $key }}
-    maxSkew: 1
-    whenUnsatisfiable: {{ $.pods.topologySpread }}
-    labelSelector:
-      matchLabels:
-        {{- toYaml $.group | nindent 8 }}
-  {{- end }}
-{{- end }}
-{{- end }}
-
 {{- /* KubeRay overlooks a change of tolerations: with their hash in an annotation it makes a new Ray cluster. Args: the pods' settings. */}}
 {{- define "serve-app.podAnnotations" -}}
 {{ with .podAnnotations }}{{ toYaml . }}{{ end }}
