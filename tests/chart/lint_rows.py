@@ -124,7 +124,10 @@ SCALING: list[Check] = [
     (
         "headroom that would not give way",
         SPARE,
-        ("modelPods.headroom.pods is 2 for config.models[0]", "headroom.priorityClassName is empty and priorityClasses.create is false"),
+        (
+            "modelPods.headroom.pods is 2 for config.models[0]",
+            "headroom.priorityClassName is empty and priorityClasses.create is false",
+        ),
         merged(SPARE, at("priorityClasses.create", True)),
     ),
     (
@@ -136,7 +139,10 @@ SCALING: list[Check] = [
     (
         "headroom of the model's own class",
         merged(SPARE, LOW, at("modelPods.priorityClassName", "low")),
-        ("modelPods.headroom.priorityClassName is low for config.models[0], and so is modelPods.priorityClassName", "a lower value"),
+        (
+            "modelPods.headroom.priorityClassName is low for config.models[0], and so is modelPods.priorityClassName",
+            "a lower value",
+        ),
         merged(SPARE, LOW, at("modelPods.priorityClassName", "high")),
     ),
 ]

@@ -84,7 +84,11 @@ def test_one_node_has_one_pod_of_all_models_on_cuda_headroom_included() -> None:
         assert term["topologyKey"] == "kubernetes.io/hostname"
         return dict(term["labelSelector"]["matchLabels"])
 
-    alone: list[Any] = [*(made.group(g)["template"] for g in ("model-0", "model-1")), template(made), template(made, "headroom-1")]
+    alone: list[Any] = [
+        *(made.group(g)["template"] for g in ("model-0", "model-1")),
+        template(made),
+        template(made, "headroom-1"),
+    ]
     assert all(keeps_apart(one["spec"]).items() <= labels(other).items() for one in alone for other in alone)
     on_cpu = made.group("model-2")["template"]
     assert "affinity" not in on_cpu["spec"]

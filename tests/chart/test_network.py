@@ -50,7 +50,9 @@ NODE_CREDENTIALS, POD_IDENTITY = End(address="169.254.169.254"), End(address="16
 
 def _matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     equal = selector.get("matchLabels", {}).items() <= labels.items()
-    return equal and all((labels.get(e["key"]) in e["values"]) is (e["operator"] == "In") for e in selector.get("matchExpressions", []))
+    return equal and all(
+        (labels.get(e["key"]) in e["values"]) is (e["operator"] == "In") for e in selector.get("matchExpressions", [])
+    )
 
 
 def _is_peer(peer: Mapping[str, Any], end: End) -> bool:

@@ -66,7 +66,9 @@ def beyond_restricted(pod: Object) -> Iterator[str]:
     """Yield what the chart promises besides: a read-only root, bounded writable places, no token, bounded resources."""
     if pod.get("automountServiceAccountToken") is not False or pod.get("enableServiceLinks") is not False:
         yield "the account's token or service links"
-    yield from (f"{v['name']} has no size limit" for v in pod.get("volumes", []) if "emptyDir" in v and "sizeLimit" not in v["emptyDir"])
+    yield from (
+        f"{v['name']} has no size limit" for v in pod.get("volumes", []) if "emptyDir" in v and "sizeLimit" not in v["emptyDir"]
+    )
     for c in containers(pod):
         if not c["securityContext"].get("readOnlyRootFilesystem"):
             yield f"{c['name']}: the root can be written"
@@ -163,7 +165,9 @@ def test_checkov_finds_nothing_in_all_that_it_must_audit(tmp_path: Path) -> None
 
 def _accepted(check: Object) -> bool:
     if check["check_id"] in WITHOUT_PROBES:
-        return check["resource"].endswith(("-test", "-head", "-uninstall", "-headroom-0")) or "job-demo-weights" in check["resource"]
+        return (
+            check["resource"].endswith(("-test", "-head", "-uninstall", "-headroom-0")) or "job-demo-weights" in check["resource"]
+        )
     digest = check["check_id"] == "CKV_K8S_43" and check["file_path"] == "/production.yaml"
     return check["check_id"] in ACCEPTED and not digest
 
