@@ -69,6 +69,7 @@ PODS: list[Check] = [
             ("head", "app.kubernetes.io/name"),
             ("ingressPods", "app.kubernetes.io/component"),
             ("modelPods", "ray.io/group"),
+            ("modelPods", "serve-app/one-per-node"),
         )
     ],
     (
@@ -101,6 +102,48 @@ PODS: list[Check] = [
         at("head.extraVolumeMounts", [{"name": "v", "mountPath": "/v"}]),
         ("head.extraVolumeMounts mounts v at /v, but head.extraVolumes has no volume of that name",),
         at("head", {"extraVolumes": [{"name": "v"}], "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}]}),
+    ),
+]
+
+LOW = at("modelPods.headroom.priorityClassName", "low")
+SPARE = at("modelPods.headroom.pods", 2)
+
+SCALING: list[Check] = [
+    (
+        "more ingresses than a worker group has pods for",
+        at("config.ingress.replicas.max", 5001),
+        ("config.ingress.replicas.max is 5001, but a worker group has 10000 pods", "5000 or less"),
+        at("config.ingress.replicas.max", 5000),
+    ),
+    (
+        "more replicas than a worker group has pods for",
+        at("config.models", [{"name": "m", "model": "/opt/m", "replicas": {"max": 5001}}]),
+        ("config.models[0].replicas.max is 5001, but a worker group has 10000 pods",),
+        at("config.models", [{"name": "m", "model": "/opt/m", "replicas": {"max": 5000}}]),
+    ),
+    (
+        "headroom that would not give way",
+        SPARE,
+        (
+            "modelPods.headroom.pods is 2 for config.models[0]",
+            "headroom.priorityClassName is empty and priorityClasses.create is false",
+        ),
+        merged(SPARE, at("priorityClasses.create", True)),
+    ),
+    (
+        "headroom of one model that would not give way",
+        at("modelPods.byModel", {EMBEDDED: {"headroom": {"pods": 1}}}),
+        ("modelPods.headroom.pods is 1 for config.models[0]", "name a class of a negative value"),
+        merged(at("modelPods.byModel", {EMBEDDED: {"headroom": {"pods": 1}}}), LOW),
+    ),
+    (
+        "headroom of the model's own class",
+        merged(SPARE, LOW, at("modelPods.priorityClassName", "low")),
+        (
+            "modelPods.headroom.priorityClassName is low for config.models[0], and so is modelPods.priorityClassName",
+            "a lower value",
+        ),
+        merged(SPARE, LOW, at("modelPods.priorityClassName", "high")),
     ),
 ]
 

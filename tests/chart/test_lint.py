@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.config_checks import RESERVED_PORTS
 from serve_app.timeouts import RULES
-from tests.chart.lint_rows import EDGE, EFFECT, PODS, WEIGHTS, Check
+from tests.chart.lint_rows import EDGE, EFFECT, PODS, SCALING, WEIGHTS, Check
 from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, render
 
@@ -83,6 +83,7 @@ CHECKS: list[Check] = [
     *PODS,
     *EDGE,
     *EFFECT,
+    *SCALING,
     *WEIGHTS,
     (
         "a target of a model that cannot scale",

@@ -36,7 +36,7 @@ def ours(component: str) -> End:
 
 
 HEAD, INGRESS, MODEL, REDIS = map(ours, ("head", "ingress", "model", "redis"))
-JOB, TEST, UNINSTALL = map(ours, ("weights", "test", "uninstall"))
+JOB, TEST, UNINSTALL, HEADROOM = map(ours, ("weights", "test", "uninstall", "headroom"))
 NEIGHBOUR = End()
 CLIENT = End("elsewhere")
 OTHER_RELEASE = End(
@@ -50,7 +50,9 @@ NODE_CREDENTIALS, POD_IDENTITY = End(address="169.254.169.254"), End(address="16
 
 def _matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     equal = selector.get("matchLabels", {}).items() <= labels.items()
-    return equal and all(labels.get(e["key"]) in e["values"] for e in selector.get("matchExpressions", []))
+    return equal and all(
+        (labels.get(e["key"]) in e["values"]) is (e["operator"] == "In") for e in selector.get("matchExpressions", [])
+    )
 
 
 def _is_peer(peer: Mapping[str, Any], end: End) -> bool:
@@ -160,6 +162,8 @@ DENIED = [
     (UNINSTALL, REDIS, 6379),
     (INGRESS, POD_IDENTITY, 80),
     (INGRESS, DNS, 8080),
+    *((HEADROOM, target, port) for target, port in ((DNS, 53), (HEAD, 6379), (MODEL, 8020), (API, 443), (HUB, 443))),
+    *((source, HEADROOM, port) for source in (CLIENT, NEIGHBOUR, HEAD, INGRESS, OPERATOR, PROMETHEUS) for port in (8010, 8080)),
 ]
 
 

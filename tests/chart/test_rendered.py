@@ -73,8 +73,15 @@ def test_any_number_of_pods_may_run_and_serve_decides_how_many() -> None:
     model = MODEL | {"replicas": {"min": 2, "max": 9, "initial": 4}}
     made = render({"config": {"models": [model], "ingress": {"replicas": {"min": 3, "max": 5}}}})
     bounds = {g["groupName"]: (g["minReplicas"], g["replicas"], g["maxReplicas"]) for g in made.cluster["workerGroupSpecs"]}
-    assert bounds == {"ingress": (0, 3, 1000), "model-0": (0, 4, 1000)}
+    assert bounds == {"ingress": (0, 3, 10000), "model-0": (0, 4, 10000)}
+
+
+def test_a_lower_number_of_replicas_takes_no_pod_of_a_running_ray_cluster_away() -> None:
+    """KubeRay writes `replicas` into a running cluster when a model is appended, and removes pods by itself only without autoscaling."""
+    fixed = {"min": 2, "max": 2}
+    made = render({"config": {"models": [MODEL | {"replicas": fixed}], "ingress": {"replicas": fixed}}})
     assert made.cluster["enableInTreeAutoscaling"] is True
+    assert made.cluster["autoscalerOptions"]["version"] == "v2"
 
 
 def _resources(group: Object) -> Object:
@@ -212,6 +219,14 @@ def test_generated_secrets_are_long_and_differ() -> None:
     assert min(map(len, values)) >= 43
     assert len(set(values)) == len(values)
     assert f"requirepass {secrets['redis']['stringData']['password']}\n" in secrets["redis"]["stringData"]["redis.conf"]
+
+
+def test_renderings_are_equal_when_every_secret_is_given() -> None:
+    """A GitOps tool renders without a cluster, again and again, and applies what differs."""
+    given = {key: {"existingSecret": "s"} for key in ("apiKeys", "clusterToken", "rayToken")}
+    values = merged(given, LOADED, MONITORS, OUTSIDE, at("priorityClasses.create", True), at("modelPods.headroom.pods", 1))
+    again = render(merged(values, at("global", {"again": True})))
+    assert again.text == render(values).text
 
 
 SECRETS = {"cluster-token": "token", "ray-token": "auth_token", "api-keys": "keys", "redis": "password"}

@@ -51,9 +51,10 @@ volumeMounts:
 {{- end }}
 
 {{- define "serve-app.groupBounds" -}}
-# KubeRay never changes these in a running cluster. The bounds of config.ingress.replicas and config.models[].replicas decide.
+# Serve decides how many there are, by the bounds of config.ingress.replicas and config.models[].replicas. Pods beyond maxReplicas
+# would be stopped whatever they do. `replicas` is where a new Ray cluster starts; in a running one it takes no pod away.
 minReplicas: 0
-maxReplicas: 1000
+maxReplicas: 10000
 {{- end }}
 
 {{- define "serve-app.ingressGroup" -}}
@@ -99,20 +100,9 @@ template:
 {{- $t := include "serve-app.timeouts" .root | fromYaml -}}
 {{- $gpus := dig "gpus_per_replica" 0 .model | int -}}
 {{- $min := dig "replicas" "min" 1 .model | int -}}
-{{- $labels := set (include "serve-app.selectorLabels" .root | fromYaml) "ray.io/group" $group -}}
-{{- $resources := deepCopy $pods.resources -}}
-{{- $affinity := deepCopy $pods.affinity -}}
-{{- if $gpus -}}
-{{- $_ := set $resources "limits" (set ($resources.limits | default dict) $pods.gpuResource $gpus) -}}
-{{- if and $pods.onePerNode (not $affinity.podAntiAffinity) -}}
-{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) -}}
-{{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
-{{- end -}}
-{{- end -}}
-{{- $args := dict "root" .root "component" "model" "pods" $pods "group" $labels "container" "ray-worker" "account" "worker"
-    "priority" "worker" "affinity" $affinity "resources" $resources
+{{- $args := dict "root" .root "component" "model" "pods" $pods "container" "ray-worker" "account" "worker" "priority" "worker"
     "preStop" .root.Values.timeouts.preStopSleepSeconds "grace" $t.grace "rayDrain" $t.rayDrain -}}
-{{- if $gpus }}{{ $_ := set $args "runtimeClassName" $pods.runtimeClassName }}{{ end -}}
+{{- $args = merge $args (include "serve-app.modelPlacement" . | fromYaml) -}}
 {{- $_ := set $args "ports" (list
     (dict "name" "link" "containerPort" (dig "protocol" "port" 8020 .root.Values.config | int))
     (dict "name" "metrics" "containerPort" 8080)) -}}

@@ -66,8 +66,13 @@ imagePullSecrets:
 {{- if .override -}}
 priorityClassName: {{ .override | quote }}
 {{- else if .root.Values.priorityClasses.create -}}
-priorityClassName: {{ .root.Release.Name }}-{{ .name }}
+priorityClassName: {{ include "serve-app.priorityClassName" . }}
 {{- end -}}
+{{- end }}
+
+{{- /* The chart's own, by a name that no release of another namespace has: it belongs to the whole cluster. Args: root, name. */}}
+{{- define "serve-app.priorityClassName" -}}
+{{ .root.Release.Name }}-{{ .name }}.{{ .root.Release.Namespace }}
 {{- end }}
 
 {{- define "serve-app.podSecurityContext" -}}

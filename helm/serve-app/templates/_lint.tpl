@@ -6,6 +6,7 @@
 {{- include "serve-app.lintEdge" . -}}
 {{- include "serve-app.lintScaling" . -}}
 {{- include "serve-app.lintGpus" . -}}
+{{- include "serve-app.lintHeadroom" . -}}
 {{- include "serve-app.lintPods" . -}}
 {{- include "serve-app.lintImages" . -}}
 {{- include "serve-app.lintSecrets" . -}}
@@ -93,6 +94,9 @@
 {{- $min := dig "min" 1 $replicas | int -}}{{- $max := dig "max" 1 $replicas | int -}}
 {{- if gt $min $max -}}
 {{- fail (printf "%s.min is %d, but max is %d: set max to %d or more" $path $min $max $min) -}}
+{{- end -}}
+{{- if gt $max 5000 -}}
+{{- fail (printf "%s.max is %d, but a worker group has 10000 pods at most, and an update may hold two for each replica: set max to 5000 or less" $path $max) -}}
 {{- end -}}
 {{- if and (hasKey $replicas $target) (eq $min $max) -}}
 {{- fail (printf "%s.%s is %v, but min is %d and max is %d: it can never scale; raise max, or remove the target" $path $target (index $replicas $target) $min $max) -}}

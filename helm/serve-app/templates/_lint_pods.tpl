@@ -25,7 +25,7 @@
 {{- end -}}
 {{- end -}}
 {{- range $label, $_ := $pods.podLabels -}}
-{{- if regexMatch "^(app[.]kubernetes[.]io/(name|instance|component)$|ray[.]io/)" $label -}}
+{{- if regexMatch "^(app[.]kubernetes[.]io/(name|instance|component)$|(ray[.]io|serve-app)/)" $label -}}
 {{- fail (printf "%s.podLabels has %s, by which Services, policies and budgets find the pods: remove it, or use another name" $path $label) -}}
 {{- end -}}
 {{- end -}}

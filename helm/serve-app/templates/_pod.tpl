@@ -1,6 +1,6 @@
 {{- /* The template of a pod of Ray. Args: root, component, pods (its settings), group (labels the spread counts within),
 container (its name), resources, account, priority, affinity, ports, readiness, preStop, grace, rayDrain; if any:
-initContainers (as text), mounts, volumes, runtimeClassName. */}}
+initContainers (as text), labels, mounts, volumes, runtimeClassName. */}}
 {{- define "serve-app.rayPod" -}}
 {{- $env := include "serve-app.rayEnv" . -}}
 {{- $mounts := concat (include "serve-app.scratchMounts" . | fromYamlArray) (.mounts | default list) -}}
@@ -10,6 +10,9 @@ metadata:
   labels:
     {{- include "serve-app.selectorLabels" .root | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
     {{- with .pods.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -26,31 +29,8 @@ spec:
   {{- include "serve-app.pullSecrets" .root | nindent 2 }}
   {{- include "serve-app.priorityClass" (dict "root" .root "name" .priority "override" .pods.priorityClassName) | nindent 2 }}
   terminationGracePeriodSeconds: {{ .grace }}
-  {{- with .runtimeClassName }}
-  runtimeClassName: {{ . | quote }}
-  {{- end }}
-  {{- with .pods.nodeSelector }}
-  nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with .pods.tolerations }}
-  tolerations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with .affinity }}
-  affinity:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with .pods.topologySpread }}
-  topologySpreadConstraints:
-    {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
-    - topologyKey: {{ $key }}
-      maxSkew: 1
-      whenUnsatisfiable: {{ $.pods.topologySpread }}
-      labelSelector:
-        matchLabels:
-          {{- toYaml $.group | nindent 10 }}
-    {{- end }}
+  {{- with include "serve-app.scheduling" . | trim }}
+  {{- . | nindent 2 }}
   {{- end }}
   {{- with .initContainers }}
   initContainers:

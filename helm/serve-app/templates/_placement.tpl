@@ -1,0 +1,49 @@
+{{- /* What a model's pods ask for and where they go, which its headroom pods share. Args: root, index, model. As YAML: group, labels,
+affinity, resources, runtimeClassName of serve-app.rayPod. */}}
+{{- define "serve-app.modelPlacement" -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" .root "name" .model.name) | fromYaml -}}
+{{- $ours := include "serve-app.selectorLabels" .root | fromYaml -}}
+{{- $made := dict "group" (set (deepCopy $ours) "ray.io/group" (printf "model-%d" .index)) "labels" dict
+    "affinity" $pods.affinity "resources" $pods.resources "runtimeClassName" "" -}}
+{{- with dig "gpus_per_replica" 0 .model | int -}}
+{{- $_ := set $made "runtimeClassName" $pods.runtimeClassName -}}
+{{- $_ := set $made.resources "limits" (set ($pods.resources.limits | default dict) $pods.gpuResource .) -}}
+{{- if and $pods.onePerNode (not $pods.affinity.podAntiAffinity) -}}
+{{- $alone := dict "serve-app/one-per-node" "true" -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (merge $ours $alone)) -}}
+{{- $_ := set $made "labels" $alone -}}
+{{- $_ := set $made.affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $made }}
+{{- end }}
+
+{{- /* Where pods may go, of serve-app.rayPod's args: pods, group, affinity, runtimeClassName. */}}
+{{- define "serve-app.scheduling" -}}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
+{{- with .pods.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pods.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pods.topologySpread }}
+topologySpreadConstraints:
+  {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  - topologyKey: {{ $key }}
+    maxSkew: 1
+    whenUnsatisfiable: {{ $.pods.topologySpread }}
+    labelSelector:
+      matchLabels:
+        {{- toYaml $.group | nindent 8 }}
+  {{- end }}
+{{- end }}
+{{- end }}
