@@ -106,6 +106,12 @@ class Settings(Section):
             problem = f"is {limit}, and the models' replicas.min (or initial) need {least} GPUs"
             yield wrong("autoscaling.max_gpus", problem, f"set it to {least} or more, or lower a replicas.min")
         for index, model in enumerate(self.models):
+            for number, window in enumerate(model.replicas.schedule):
+                more = max(0, (window.min or 0) - max(model.replicas.min, model.replicas.initial or 0)) * model.gpus_per_replica
+                if least <= limit < least + more:
+                    key = f"models[{index}].replicas.schedule[{number}].min"
+                    problem = f"is {window.min}, which with the other models' minimums needs {least + more} GPUs of {limit}"
+                    yield wrong(key, problem, f"lower it, or set autoscaling.max_gpus to {least + more} or more")
             if model.gpus_per_replica > limit:
                 problem = f"is {model.gpus_per_replica} and autoscaling.max_gpus is {limit}: it could never have a replica"
                 yield wrong(f"models[{index}].gpus_per_replica", problem, "raise autoscaling.max_gpus")

@@ -9,8 +9,8 @@ import copy
 import gzip
 import logging
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
@@ -25,6 +25,8 @@ logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its 
 
 SNAPSHOT_EVERY = 600
 MAX_FILES, MAX_FILE_BYTES = 4, 64 << 20
+LONGEST_TICK_S = 10.0
+"""Between two records; a longer time is a gap: the controller was away, or a clock was set."""
 QUEUED = 1000
 """Records that wait for the disk; more are dropped."""
 
@@ -44,7 +46,7 @@ class Record:
     """All that the scaler remembered before this observation."""
 
 
-_RECORD = TypeAdapter(Record)
+_RECORD, _SCALER = TypeAdapter(Record), TypeAdapter(FleetScaler)
 _TIME = re.compile(r'"time":([0-9.e+]+)')
 
 
@@ -57,12 +59,15 @@ class DecisionLog:
 
     def observe(self, scaler: FleetScaler, seen: FleetObservation, *, time: float) -> dict[str, Decision]:
         """Return what ``scaler`` decides, and log it. ``time``: seconds since the epoch. A new log begins with a snapshot."""
-        before = copy.deepcopy(scaler) if self._writer is not None and self._number % SNAPSHOT_EVERY == 0 else None
+        number, self._number = self._number, self._number + 1
+        snapshot = _SCALER.dump_json(scaler) if self._writer is not None and number % SNAPSHOT_EVERY == 0 else b""
         decided = scaler.observe(seen)
         if self._writer is not None:
-            record = Record(number=self._number, time=time, seen=seen, decided=decided, scaler=before)
-            self._writer.info("%s", _RECORD.dump_json(record, exclude_defaults=True).decode())
-            self._number += 1
+            record = Record(number=number, time=time, seen=seen, decided=decided)
+            line = _RECORD.dump_json(record, exclude_defaults=True)
+            if snapshot:  # whole: a default of the rules may be another one in the code that reads it
+                line = b'%b,"scaler":%b}' % (line[:-1], snapshot)
+            self._writer.info("%s", line.decode())
         return decided
 
 
@@ -72,13 +77,17 @@ class _QueueHandler(QueueHandler):
 
 
 class _FileHandler(RotatingFileHandler):
-    has_failed = False
+    fails = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        failed, self.fails = self.fails, False
+        super().emit(record)
+        if self.fails and not failed:
+            logger.error("decisions of the autoscaler are not logged while %s cannot be written", self.baseFilename)
 
     def handleError(self, record: logging.LogRecord) -> None:  # the library's name
-        """The disk is full, or the folder is gone: said once."""
-        if not self.has_failed:
-            self.has_failed = True
-            logger.exception("decisions of the autoscaler are not logged while %s cannot be written", self.baseFilename)
+        """The disk is full, or the folder is gone."""
+        self.fails = True
 
 
 @cache
@@ -120,44 +129,39 @@ def export(path: Path, since: float) -> bytes:
     return gzip.compress("".join(kept).encode(), compresslevel=1)
 
 
-@dataclass(slots=True)
-class Log:
-    """What was read of a log."""
-
-    records: list[Record] = field(default_factory=list)
-    """Each follows from a snapshot: the first of those that are consecutive has one."""
-    num_unreadable: int = 0
-    """Lines that are no records: cut off, or of another version."""
-    num_without_snapshot: int = 0
-    """Records that cannot be decided again, because what the scaler remembered is missing."""
-
-
-def read(lines: Iterable[str]) -> Log:
-    """Return the records in ``lines`` from each snapshot as far as they are consecutive."""
-    log = Log()
-    previous: int | None = None
+def read(lines: Iterable[str]) -> tuple[list[Record], int]:
+    """Return the records in ``lines``, and how many lines are none: cut off, or of another version."""
+    records: list[Record] = []
+    num_unreadable = 0
     for line in lines:
         try:
-            record = _RECORD.validate_json(line)
+            records.append(_RECORD.validate_json(line))
         except ValidationError:
-            log.num_unreadable += 1
-            continue
-        if record.scaler is not None or record.number - 1 == previous:
-            log.records.append(record)
-            previous = record.number
-        else:
-            log.num_without_snapshot += 1
-            previous = None
-    return log
+            num_unreadable += 1
+    return records, num_unreadable
 
 
-def decided_again(records: Iterable[Record]) -> Iterator[tuple[Record, dict[str, Decision]]]:
-    """Yield each record of `read` with what this code decides from it; from a snapshot only where records are missing."""
-    scaler: FleetScaler | None = None
-    expected: int | None = None
+def follows(record: Record, before: Record | None) -> bool:
+    """Return whether nothing is missing between two records, so that the one is decided from what the other remembered."""
+    return before is not None and record.number == before.number + 1 and 0 < record.time - before.time < LONGEST_TICK_S
+
+
+def stretches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield the stretches in which nothing is missing, each from a snapshot on, and its models and rules stay the same."""
+    stretch: list[Record] = []
     for record in records:
-        if record.number != expected or scaler is None:
-            scaler = copy.deepcopy(record.scaler)
-        assert scaler is not None  # `read` returns nothing before a snapshot
-        expected = record.number + 1
+        if stretch and not (follows(record, stretch[-1]) and record.seen.models.keys() == stretch[0].seen.models.keys()):
+            yield stretch
+            stretch = []
+        if stretch or record.scaler is not None:
+            stretch.append(record)
+    if stretch:
+        yield stretch
+
+
+def decided_again(stretch: Sequence[Record]) -> Iterator[tuple[Record, dict[str, Decision]]]:
+    """Yield each record of a stretch with what this code decides from it."""
+    scaler = copy.deepcopy(stretch[0].scaler)
+    assert scaler is not None  # so begins every stretch
+    for record in stretch:
         yield record, scaler.observe(record.seen)

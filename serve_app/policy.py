@@ -15,8 +15,7 @@ from typing import Any
 
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config_sections.schedule import bounds_at
-from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Decision, Observation
-from serve_app.core.cold_starts import p90
+from serve_app.core.autoscaling import Decision, Observation
 from serve_app.core.fleet_scaling import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, Load, Meter
 from serve_app.decision_log import DecisionLog, log_path
@@ -123,7 +122,7 @@ class DemandPolicy:
                     **load_at_ingresses(model, reports, increments),
                     **of_replicas,
                 )
-                models[model.name] = self._model(model, context, load)
+                models[model.name] = self._model(model, context, load, memory.scaler.cold_start_s(model.name))
         ingress = self._ingress(contexts[INGRESS], reports, increments, interval_s, silent)
         return FleetObservation(at=at, models=models, ingress=ingress)
 
@@ -138,9 +137,8 @@ class DemandPolicy:
                 text = f"{model.name}: a step takes {step_s:.3f} s even for few requests and replicas.itl_slo_s is {itl_slo_s:g}"
                 logger.warning("%s: no number of replicas keeps it, and only the other limits count", text)
 
-    def _model(self, model: ModelSettings, context: Any, load: Load) -> Observation:
+    def _model(self, model: ModelSettings, context: Any, load: Load, cold_start_s: float) -> Observation:
         replicas = model.replicas
-        cold_start_s = p90(load.cold_start_s) or DEFAULT_COLD_START_S
         bounds = replicas.min, replicas.max
         minimum, maximum = bounds_at(replicas.schedule, bounds, time=self._wall(), cold_start_s=cold_start_s)
         running, target = len(members(context)), context.target_num_replicas
@@ -168,7 +166,7 @@ class DemandPolicy:
 def _open_log(name: str) -> DecisionLog:
     try:
         return DecisionLog(log_path(name))
-    except OSError:
+    except Exception:  # of another version of Ray, or of the disk: scaling goes on
         logger.exception("decisions of the autoscaler are not logged")
         return DecisionLog(None)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from serve_app import decision_log
+from serve_app.core.autoscaling import Rule
 from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Rules
-from serve_app.decision_log import DecisionLog, Record, decided_again, export, files, read
+from serve_app.decision_log import DecisionLog, Record, decided_again, export, files, read, stretches
 from tests.core.plant import RULE, Plant
 from tests.e2e.fleet import wait_until
 
@@ -36,9 +37,9 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def records(path: Path) -> list[Record]:
-    found = read(line for file in files(path) for line in file.read_text().splitlines())
-    assert (found.num_unreadable, found.num_without_snapshot) == (0, 0)
-    return found.records
+    found, num_unreadable = read(line for file in files(path) for line in file.read_text().splitlines())
+    assert num_unreadable == 0
+    return found
 
 
 def test_a_log_decided_again_gives_the_same_decisions(write: Callable[..., Path]) -> None:
@@ -66,20 +67,41 @@ def test_other_rules_give_other_decisions(write: Callable[..., Path]) -> None:
 def test_what_follows_a_gap_waits_for_the_next_snapshot(write: Callable[..., Path]) -> None:
     lines = write(700).read_text().splitlines()
     assert "scaler" in json.loads(lines[600])
-    found = read([*lines[:100], lines[100][:50], *lines[102:]])
-    assert found.num_unreadable == 1
-    assert found.num_without_snapshot == 600 - 102
-    assert [r.number for r in found.records] == [*range(100), *range(600, 700)]
-    again = list(decided_again(found.records))
-    assert [decided for _, decided in again] == [r.decided for r in found.records]
-    assert read(lines[1:50]).records == []
+    found, num_unreadable = read([*lines[:100], lines[100][:50], *lines[102:]])
+    assert num_unreadable == 1
+    assert [r.number for r in found] == [*range(100), *range(102, 700)]
+    first, second = stretches(found)
+    assert [r.number for r in first] == [*range(100)]
+    assert [r.number for r in second] == [*range(600, 700)]
+    for stretch in (first, second):
+        assert [decided for _, decided in decided_again(stretch)] == [r.decided for r in stretch]
+    assert list(stretches(records_of(lines[1:50]))) == []
+
+
+def test_a_stretch_ends_where_time_jumps_or_models_change(write: Callable[..., Path]) -> None:
+    logged = records_of(write(100).read_text().splitlines())
+    for jump in (-3600.0, 0.0, 60.0):
+        later = [replace(r, time=r.time + (jump if r.number >= 50 else 0.0) - (jump == 0.0) * (r.number == 50)) for r in logged]
+        assert [len(stretch) for stretch in stretches(later)] == [50]
+    gone = [replace(r, seen=replace(r.seen, models={})) if r.number >= 70 else r for r in logged]
+    assert [len(stretch) for stretch in stretches(gone)] == [70]
+
+
+def records_of(lines: list[str]) -> list[Record]:
+    return read(lines)[0]
+
+
+def test_a_snapshot_holds_what_is_a_default_too(write: Callable[..., Path]) -> None:
+    """The reader may be a later version, with other defaults."""
+    first = json.loads(write(1).read_text().splitlines()[0])
+    assert first["scaler"]["rules"]["models"]["chat"]["utilization"] == RULE.utilization == Rule(slo=RULE.slo).utilization
 
 
 def test_an_export_begins_with_the_last_snapshot_before_the_time_asked_for(write: Callable[..., Path]) -> None:
     path = write(700)
 
     def numbers(since: float) -> list[int]:
-        return [r.number for r in read(gzip.decompress(export(path, since)).decode().splitlines()).records]
+        return [r.number for r in records_of(gzip.decompress(export(path, since)).decode().splitlines())]
 
     assert numbers(START) == list(range(700))
     assert numbers(START + 599) == list(range(700))

@@ -210,23 +210,42 @@ def test_a_wrong_configuration_scales_nothing_and_is_logged(caplog: pytest.LogCa
     ]
 
 
-def test_a_schedule_raises_the_minimum_a_cold_start_ahead() -> None:
-    schedule = [{"days": ["mon"], "start": "00:30", "end": "00:40", "min": 3}]
+@pytest.mark.parametrize("cold_start_s", [None, 20.0, 300.0])
+def test_a_schedule_raises_the_minimum_a_cold_start_ahead_and_does_not_flap(cold_start_s: float | None) -> None:
+    schedule = [{"days": ["mon"], "start": "00:30", "end": "00:31", "min": 3}]
     model = {"name": "tiny", "model": "/tiny", "replicas": {"min": 0, "max": 8, "schedule": schedule}, "required": False}
     controller = Controller({"models": [model]})
     controller.reports = {INGRESS: {"i1": {"streams": 0.0}}, TINY: {}}
     controller.targets = {INGRESS: 1, TINY: 0}
-    controller.tick()
-    wanted = {}
-    for _ in range(60):
-        controller.tick(30.0)
-        wanted[controller.at] = controller.targets[TINY]
-    began = next(at for at, replicas in wanted.items() if replicas == 3)
-    assert 1800 - DEFAULT_COLD_START_S <= began < 1800
-    assert {replicas for at, replicas in wanted.items() if began <= at < 2400} == {3}
-    for _ in range(60):
-        controller.tick(30.0)
+    wanted = []
+    while controller.at < 1900.0:
+        controller.tick()
+        wanted.append((controller.at, controller.targets[TINY]))
+        if cold_start_s is not None and controller.targets[TINY]:
+            controller.reports[TINY] = {f"t{n}": {"running": 0.0, "cold_start_s": cold_start_s} for n in range(3)}
+    began = next(at for at, replicas in wanted if replicas == 3)
+    assert began == 1800.0 - DEFAULT_COLD_START_S, "nothing was measured before"
+    assert {replicas for at, replicas in wanted if at >= began} == {3}
+    while controller.at < 4000.0:
+        controller.tick()
+        controller.reports[TINY] = {f"t{n}": {"running": 0.0} for n in range(controller.targets[TINY])}
     assert controller.targets[TINY] == 0
+
+
+def test_what_a_schedule_lowers_stays_while_a_member_is_silent(controller: Controller) -> None:
+    schedule = [{"start": "00:30", "end": "01:00", "max": 1}]
+    model = {"name": "tiny", "model": "/tiny", "replicas": {"min": 1, "max": 8, "schedule": schedule}}
+    controller.policy = DemandPolicy({"models": [model]}, now=lambda: controller.at, wall=lambda: MONDAY + controller.at)
+    controller.targets = {INGRESS: 1, TINY: 4}
+    controller.reports[TINY] = {f"t{n}": {"running": 0.0} for n in range(4)}
+    controller.reports[INGRESS]["i2"] = {}
+    controller.at = 1795.0
+    for _ in range(60):
+        controller.tick()
+    assert controller.targets[TINY] == 4
+    del controller.reports[INGRESS]["i2"]
+    controller.tick()
+    assert controller.targets[TINY] == 1
 
 
 def test_an_itl_limit_that_no_number_of_replicas_keeps_is_said_once(

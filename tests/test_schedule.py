@@ -74,8 +74,16 @@ def test_the_largest_min_and_the_smallest_max_hold_and_a_min_goes_before_a_max()
     ("values", "message"),
     [
         ({"start": 750, "min": 2}, "replicas.schedule[0].start: is 750: YAML reads 12:30 without quotes as the number 750"),
-        ({"start": "7:30", "min": 2}, "replicas.schedule[0].start: is '7:30', but should match"),
-        ({"start": "24:30", "min": 2}, "replicas.schedule[0].start: is '24:30', but should match"),
+        (
+            {"start": "7:30", "min": 2},
+            "replicas.schedule[0].start: is '7:30', no time of day; write for example \"07:30\", in quotes",
+        ),
+        ({"start": "24:30", "min": 2}, "replicas.schedule[0].start: is '24:30', no time of day"),
+        ({"start": True, "min": 2}, "replicas.schedule[0].start: is True, no time of day"),
+        ({"start": 45000, "min": 2}, "replicas.schedule[0].start: is 45000, no time of day"),
+        ({"start": "24:00", "min": 2}, "replicas.schedule[0].end: is '24:00', and so is start"),
+        ({"start": "24:00", "end": "01:00", "min": 2}, "schedule[0].start: is '24:00'; write \"00:00\", and the next day"),
+        ({"time_zone": "localtime", "min": 2}, "is 'localtime', no time zone of the IANA database"),
         ({"time_zone": "Europe/Berln", "min": 2}, "no time zone of the IANA database; did you mean Europe/Berlin?"),
         ({"time_zone": "../../etc/passwd", "min": 2}, "no time zone of the IANA database"),
         (
@@ -95,3 +103,21 @@ def test_windows_that_cannot_work_are_refused(values: dict[str, Any], message: s
     with pytest.raises(ConfigError) as refused:
         parse_settings({"models": [model]})
     assert message in str(refused.value)
+
+
+def test_a_schedule_of_a_model_that_does_not_scale_is_refused() -> None:
+    model = {"name": "m", "model": "/m", "replicas": {"min": 2, "max": 2, "schedule": [{"min": 2}]}}
+    with pytest.raises(ConfigError, match=r"replicas\.schedule: has no effect: min and max are 2"):
+        parse_settings({"models": [model]})
+
+
+def test_a_window_that_needs_more_gpus_than_there_are_is_refused() -> None:
+    scaled = {"replicas": {"min": 1, "max": 8, "schedule": [{"min": 3}]}, "gpus_per_replica": 2, "device": "cuda"}
+    models = [{"name": name, "model": "/m", **scaled} for name in ("a", "b")]
+    with pytest.raises(ConfigError) as refused:
+        parse_settings({"models": models, "autoscaling": {"max_gpus": 7}})
+    assert str(refused.value) == (
+        "models[0].replicas.schedule[0].min: is 3, which with the other models' minimums needs 8 GPUs of 7; lower it, or set "
+        "autoscaling.max_gpus to 8 or more"
+    )
+    parse_settings({"models": models, "autoscaling": {"max_gpus": 8}})

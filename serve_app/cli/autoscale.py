@@ -3,7 +3,9 @@
 import gzip
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,20 +13,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from serve_app.core.fleet_scaling import INGRESSES
 from serve_app.errors import DecisionLogError
 
 if TYPE_CHECKING:
     from serve_app.config import Settings
-    from serve_app.decision_log import Log, Record
-    from serve_app.simulated.replay import Bounds, Result
+    from serve_app.decision_log import Record
+    from serve_app.simulated.replay import Result
 
 app = typer.Typer(help="What the autoscaler decided, why, and what else it would have come to.", no_args_is_help=True)
 
+LEAST_S = 60
+"""Of a piece that is simulated."""
+OFF_S = 5.0
+"""Seconds after which the last record says nothing of a moment any more."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Name = Annotated[str, typer.Argument(help="Name of the application.")]
 Address = Annotated[str, typer.Option(help="Ray cluster to ask, `auto` on a node of it; empty: the one `serve-app up` started.")]
 File = Annotated[Path | None, typer.Option("--file", "-f", help="A log that `log --json` has written; then nothing is asked.")]
-Since = Annotated[str, typer.Option(help="How far back, for example 90s, 15m, 2h or 1d.")]
+Since = Annotated[str, typer.Option(help="How far back, for example 90s, 15m, 2h or 1d. Default: 1h, of a file all.")]
 Model = Annotated[str, typer.Option(help="Only this model; `(ingresses)` for the ingresses.")]
 
 
@@ -33,7 +40,7 @@ def log(
     name: Name = "serve-app",
     address: Address = "",
     file: File = None,
-    since: Since = "1h",
+    since: Since = "",
     model: Model = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole log, a record a line: input of the other commands.")
@@ -44,7 +51,7 @@ def log(
     if as_json:
         typer.echo(text, nl=False)
         return
-    records = _read(text).records
+    records = _known(_since(_read(text), since), model)
     rows = list(_changes(records, model))
     if not rows:
         typer.echo(f"no change in {_span(records)}")
@@ -62,19 +69,16 @@ def explain(
     name: Name = "serve-app",
     address: Address = "",
     file: File = None,
-    since: Since = "1h",
+    since: Since = "",
     model: Model = "",
     at: Annotated[str, typer.Option(help="Explain what held at this time, as `log` prints it. Default: the last decision.")] = "",
 ) -> None:
     """Say in words and numbers why there are as many replicas as there are."""
     from serve_app.cli.explanation import explanation
 
-    records = _read(_text(name, address, file, since)).records
-    record = _at(records, at)
-    known = sorted(record.decided)
-    if model and model not in known:
-        raise DecisionLogError(f"nothing was decided for {model!r} at {clock(record.time)}", f"decided for: {', '.join(known)}")
-    typer.echo("\n\n".join("\n".join(explanation(record, key)) for key in known if model in ("", key)))
+    record = _at(_known(_read(_text(name, address, file, since)), model), at)
+    with _makes_sense(record):
+        typer.echo("\n\n".join("\n".join(explanation(record, key)) for key in sorted(record.decided) if model in ("", key)))
 
 
 @app.command()
@@ -83,66 +87,72 @@ def replay(
     policy: Annotated[Path | None, typer.Option(help="Another configuration: what would it have come to?")] = None,
 ) -> None:
     """Decide again from a log: with this code, which must give the same; or with --policy, on simulated replicas."""
-    from serve_app.config import load_settings
+    from serve_app.config import load_settings, read_text
+    from serve_app.decision_log import stretches
 
-    records = _read(_file_text(file)).records
-    if policy is None:
-        _replay_same(records)
-    else:
-        _replay_other(records, load_settings(policy), policy.name)
+    records = _read(read_text(file))
+    found = list(stretches(records))
+    if not found:
+        raise DecisionLogError("nothing in it can be decided again: there is no snapshot", "take 10 minutes or more of the log")
+    if left := len(records) - sum(map(len, found)):
+        typer.echo(f"left out: {left} of {len(records)} records, after a gap or before the first snapshot", err=True)
+    with _makes_sense(records[0]):
+        if policy is None:
+            _replay_same(found)
+        else:
+            _replay_other(max(found, key=len), load_settings(policy), policy.name)
 
 
-def _replay_same(records: "Sequence[Record]") -> None:
+def _replay_same(found: "Sequence[Sequence[Record]]") -> None:
     from serve_app.decision_log import decided_again
 
-    changed = [(record, decided) for record, decided in decided_again(records) if decided != record.decided]
+    records = [record for stretch in found for record in stretch]
+    again = [pair for stretch in found for pair in decided_again(stretch)]
+    changed = [(record, decided) for record, decided in again if decided != record.decided]
     if not changed:
-        typer.echo(f"{len(records)} records of {_span(records)}: decided again, all the same")
+        typer.echo(f"records: {len(records)}, {_span(records)}, decided again: all the same")
         return
     record, decided = changed[0]
-    name = next(name for name in decided if decided[name] != record.decided.get(name))
-    typer.echo(f"{len(changed)} of {len(records)} records are decided differently, the first at {clock(record.time)}:")
-    typer.echo(f"  logged     {name}: {record.decided.get(name)}\n  this code  {name}: {decided[name]}")
+    name = next(name for name in (*record.decided, *decided) if decided.get(name) != record.decided.get(name))
+    typer.echo(f"decided differently: {len(changed)} of {len(records)} records, the first at {clock(record.time)}")
+    typer.echo(f"  logged     {name}: {record.decided.get(name)}\n  this code  {name}: {decided.get(name)}")
     raise typer.Exit(1)
 
 
 def _replay_other(records: "Sequence[Record]", settings: "Settings", label: str) -> None:
     from serve_app.config_sections.schedule import bounds_at
-    from serve_app.core.autoscaling import DEFAULT_COLD_START_S
-    from serve_app.core.cold_starts import p90
     from serve_app.deployments import rules_of
-    from serve_app.simulated.replay import again, lived
+    from serve_app.simulated.replay import again, lived, measured
 
+    if records[-1].time - records[0].time < LEAST_S:
+        raise DecisionLogError(f"only {_span(records)} is without a gap", f"take a piece of {LEAST_S} s or more")
     models = {m.name: m for m in settings.models}
-    logged = sorted(records[0].seen.models)
-    if unknown := [name for name in logged if name not in models]:
+    known = measured(records)
+    for name in sorted(records[0].seen.models.keys() - known):
+        typer.echo(f"left out: model {name!r}, whose replicas were never measured: it had too little load", err=True)
+    if not known:
+        raise DecisionLogError("no model's replicas were measured in it", "take a longer piece, with at least a minute of load")
+    if unknown := [name for name in known if name not in models]:
         raise DecisionLogError(f"{label} has no model {unknown[0]!r}, and the log has", f"models of {label}: {', '.join(models)}")
 
-    def logged_bounds(name: str, record: "Record") -> tuple[int, int]:
+    def logged_bounds(name: str, record: "Record", cold_start_s: float) -> tuple[int, int]:
         seen = record.seen.models[name]
         return seen.minimum, seen.maximum
 
-    def other_bounds(name: str, record: "Record") -> tuple[int, int]:
+    def other_bounds(name: str, record: "Record", cold_start_s: float) -> tuple[int, int]:
         replicas = models[name].replicas
-        cold_start_s = p90(record.seen.models[name].load.cold_start_s) or DEFAULT_COLD_START_S
         return bounds_at(replicas.schedule, (replicas.min, replicas.max), time=record.time, cold_start_s=cold_start_s)
 
     assert records[0].scaler is not None
     own = records[0].scaler.rules
-    slo_s = {name: own.models[name].slo.ttft_s for name in logged}
-    results = {"as it ran": {name: lived(records, name) for name in logged}}
-    bounds: Bounds
-    for policy, rules, bounds in (
-        ("same, simulated", own, logged_bounds),
-        (f"{label}, simulated", rules_of(settings), other_bounds),
-    ):
-        results[policy] = again(
-            records,
-            rules,
-            bounds,
-            no_replica_s=settings.timeouts.no_replica_s,
-            max_waiting_requests=settings.ingress.max_waiting_requests,
-        )
+    slo_s = {name: own.models[name].slo.ttft_s for name in known}
+    limits = settings.timeouts.no_replica_s, settings.ingress.max_waiting_requests
+    simulate = partial(again, records, no_replica_s=limits[0], max_waiting_requests=limits[1])
+    results = {
+        "as it ran": {name: lived(records, name) for name in known},
+        "same, simulated": simulate(own, logged_bounds),
+        f"{label}, simulated": simulate(rules_of(settings), other_bounds),
+    }
     typer.echo(f"{_span(records)}. Simulated: the same arrivals on replicas with the step times that the log measured.")
     _print_results(results, slo_s)
 
@@ -176,24 +186,29 @@ def _span(records: "Sequence[Record]") -> str:
 
 
 def _changes(records: "Sequence[Record]", model: str) -> Iterator[tuple[str, ...]]:
-    before: dict[str, int] = {}
+    from serve_app.decision_log import follows
+
+    before: Record | None = None
     for record in records:
+        if before is not None and not follows(record, before):
+            before = None
         for name, decision in record.decided.items():
-            known = before.get(name)
-            before[name] = decision.desired
-            if known in (None, decision.desired) or model not in ("", name):
+            seen = record.seen.ingress if name == INGRESSES else record.seen.models.get(name)
+            known = before.decided.get(name) if before is not None else None
+            last = known.desired if known is not None else seen.target if seen is not None else decision.desired
+            if last == decision.desired or model not in ("", name):
                 continue
-            demand = decision.inputs.get("demand")
-            seen = record.seen.models.get(name)
+            demand, load = decision.inputs.get("demand"), getattr(seen, "load", None)
             yield (
                 clock(record.time),
                 name,
-                f"{known} -> {decision.desired}",
+                f"{last} -> {decision.desired}",
                 decision.rule,
                 "" if demand is None else f"{demand:.2f}",
-                "" if seen is None else f"{seen.load.waiting + seen.load.queued:.0f}",
+                "" if load is None else f"{load.waiting + load.queued:.0f}",
                 "" if decision.ready_at is None else f"{decision.ready_at - record.seen.at:.0f} s",
             )
+        before = record
 
 
 def _at(records: "Sequence[Record]", at: str) -> "Record":
@@ -205,40 +220,59 @@ def _at(records: "Sequence[Record]", at: str) -> "Record":
         raise typer.BadParameter(f"{at!r} is no time; write it as {clock(records[-1].time)}", param_hint="--at") from None
     time = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     # `log` prints whole seconds: a record belongs to the second that it fell in.
-    if (found := next((r for r in reversed(records) if r.time < time + 1), None)) is None or time > records[-1].time + 1:
-        raise DecisionLogError(f"{at} is not in the log", f"it reaches from {_span(records)}; --since goes further back")
+    found = next((r for r in reversed(records) if r.time < time + 1), None)
+    if found is None or time - found.time > OFF_S:
+        raise DecisionLogError(f"nothing is logged at {at}", f"the log reaches from {_span(records)}; --since goes further back")
     return found
 
 
-def _read(text: str) -> "Log":
+def _read(text: str) -> "list[Record]":
     from serve_app.decision_log import read
 
-    found = read(text.splitlines())
-    for count, what in (
-        (found.num_unreadable, "lines are no records of this version and were left out"),
-        (found.num_without_snapshot, "records come before the first snapshot, or after a gap, and were left out"),
-    ):
-        if count:
-            typer.echo(f"{count} {what}", err=True)
-    if not found.records:
-        problem = "there is no decision in the log" if not found.num_unreadable else "nothing in it is a record of this version"
+    records, num_unreadable = read(text.splitlines())
+    if num_unreadable:
+        typer.echo(f"left out: {num_unreadable} lines that are no records of this version", err=True)
+    if not records:
+        problem = "nothing in it is a record of this version" if num_unreadable else "the log is empty"
         raise DecisionLogError(problem, "logs are written by `serve-app autoscale log --json`, of an application that is scaled")
-    return found
+    return records
+
+
+def _since(records: "list[Record]", since: str) -> "list[Record]":
+    """Return the records of the last ``since``; what is exported begins at a snapshot before."""
+    began = records[-1].time - _seconds(since) if since else 0.0
+    return [record for record in records if record.time >= began]
+
+
+def _known(records: "list[Record]", model: str) -> "list[Record]":
+    known = sorted({name for record in records for name in record.decided})
+    if model and model not in known:
+        raise DecisionLogError(f"nothing was decided for {model!r}", f"decided for: {', '.join(known)}")
+    return records
+
+
+@contextmanager
+def _makes_sense(record: "Record") -> Iterator[None]:
+    """Turn what a damaged log leads to into one sentence."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, ValueError, OSError) as exc:
+        where = f"from record {record.number} at {record.time:g} on"
+        raise DecisionLogError(f"{where} the log makes no sense: {type(exc).__name__} {exc}", "take another piece") from exc
 
 
 def _text(name: str, address: str, file: Path | None, since: str) -> str:
-    if file is not None:
-        return _file_text(file)
-    found = re.fullmatch(r"([0-9]+)([smhd])", since)
-    if found is None:
-        raise typer.BadParameter(f"{since!r} is no duration; write for example 15m or 2h", param_hint="--since")
-    return _fetch(name, address, int(found[1]) * SECONDS[found[2]])
-
-
-def _file_text(file: Path) -> str:
     from serve_app.config import read_text
 
-    return read_text(file)
+    since_s = _seconds(since or "1h")
+    return _fetch(name, address, since_s) if file is None else read_text(file)
+
+
+def _seconds(duration: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", duration)
+    if found is None:
+        raise typer.BadParameter(f"{duration!r} is no duration; write for example 15m or 2h", param_hint="--since")
+    return float(int(found[1]) * SECONDS[found[2]])
 
 
 def _fetch(name: str, address: str, since_s: float) -> str:
@@ -254,16 +288,26 @@ def _fetch(name: str, address: str, since_s: float) -> str:
         address, token = state.ray_address, state.ray_token
     connect(address, name, token)
     task = ray.remote(num_cpus=0, resources={HEAD_NODE_RESOURCE_NAME: 0.001}, max_retries=0)(_export)
-    packed: bytes = within(RAY_LIMIT_S, lambda: ray.get(task.remote(name, since_s)))
+    try:
+        packed, names = within(RAY_LIMIT_S, lambda: ray.get(task.remote(name, since_s)))
+    except ray.exceptions.RayError as exc:
+        raise DecisionLogError(
+            f"the log of {name!r} cannot be read on the head node: {str(exc).splitlines()[-1]}", "try again"
+        ) from exc
+    if packed is None:
+        others = f"logged there: {', '.join(names)}" if names else "an application logs as soon as it is scaled"
+        raise DecisionLogError(f"no application {name!r} has a log there", others)
     return gzip.decompress(packed).decode()
 
 
-def _export(name: str, since_s: float) -> bytes:
-    """Runs on the head node, beside Serve's controller."""
+def _export(name: str, since_s: float) -> tuple[bytes | None, list[str]]:
+    """Runs on the head node, beside Serve's controller. Returns the log, and the applications that have one."""
     import time
 
-    from serve_app.decision_log import export, log_path
+    from serve_app.decision_log import export, files, log_path
 
-    path = log_path(name)
+    path, every = log_path(name), log_path("*")
     assert path is not None  # this is a Ray worker
-    return export(path, time.time() - since_s)
+    assert every is not None
+    names = sorted(p.name.removeprefix("autoscaling_").removesuffix(".jsonl") for p in every.parent.glob(every.name))
+    return export(path, time.time() - since_s) if files(path) else None, names

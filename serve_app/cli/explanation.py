@@ -9,7 +9,6 @@ from serve_app.core.signals import Load
 from serve_app.decision_log import Record
 
 REASONS: Mapping[str, str] = {
-    "idle": "nothing is asked of it",
     "first": "somebody asks, and that needs one",
     "demand": "that is what the demand needs",
     "growth": "the demand grows, and that is what it will need when a new replica serves",
@@ -56,7 +55,11 @@ def explanation(record: Record, name: str) -> Iterator[str]:
     if decision.ready_at is not None:
         ready = datetime.fromtimestamp(record.time + decision.ready_at - record.seen.at, UTC)
         start_s = decision.inputs["cold_start_s"]
-        yield f"  expected  to serve at {ready:%H:%M:%SZ}, after a cold start of {start_s:.0f} s (90th percentile of those measured)"
+        known = isinstance(seen, Observation) and seen.load.cold_start_s
+        source = (
+            "the 90th percentile of the replicas' own" if known else "of earlier replicas, or a guess: none is there to measure"
+        )
+        yield f"  expected  to serve at {ready:%H:%M:%SZ}, after a cold start of {start_s:.0f} s ({source})"
 
 
 def _model(seen: Observation, decision: Decision) -> Iterator[str]:

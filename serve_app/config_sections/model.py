@@ -69,6 +69,8 @@ class ScalingSettings(Bounds):
 
     @model_validator(mode="after")
     def _schedule_is_within_bounds(self) -> Self:
+        if self.schedule and self.min == self.max:
+            raise wrong("schedule", f"has no effect: min and max are {self.min}", "widen them, or remove the schedule")
         for index, window in enumerate(self.schedule):
             for name, value in (("min", window.min), ("max", window.max)):
                 if value is not None and not self.min <= value <= self.max:

@@ -106,6 +106,11 @@ class ModelAutoscaler:
     _ordered_at: float | None = None
     _cold_start_s: float = DEFAULT_COLD_START_S
 
+    @property
+    def cold_start_s(self) -> float:
+        """What a start took when one was measured last, else `DEFAULT_COLD_START_S`."""
+        return self._cold_start_s
+
     def observe(self, seen: Observation, *, at: float) -> Decision:
         """Take in one observation and decide. ``at``: seconds, never less than before."""
         self._learn(seen, at)
@@ -115,13 +120,15 @@ class ModelAutoscaler:
         wishes, limit = self._wishes(seen, at, inputs)
         rule = max(wishes, key=wishes.__getitem__, default="idle")
         up = wishes.get(rule, 0)
-        kept = self._recent.add(at, max(up, int(inputs.get("low", 0))), keep_s, first=seen.target)
+        # The minimum too: one that a schedule lowers lets go as late as any other wish.
+        kept = self._recent.add(at, max(up, int(inputs.get("low", 0)), seen.minimum), keep_s, first=seen.target)
         desired = up
         if up <= seen.target:
             desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
             if seen.load.silent and desired < seen.target:
                 desired, rule = seen.target, "silent members"
-        bounded = max(seen.minimum, min(seen.maximum, desired))
+        maximum = max(seen.maximum, seen.target) if seen.load.silent else seen.maximum  # one that a schedule lowers waits
+        bounded = max(seen.minimum, min(maximum, desired))
         if bounded > seen.target:
             self._ordered_at = at
         if bounded != desired:
@@ -132,7 +139,7 @@ class ModelAutoscaler:
             alternatives=wishes,
             inputs=inputs,
             limit=limit,
-            held=max(seen.minimum, min(seen.maximum, kept)),
+            held=max(seen.minimum, min(maximum, kept)),
             ready_at=at + cold_start_s if bounded > max(seen.target, seen.running) else None,
         )
 

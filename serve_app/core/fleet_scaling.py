@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from serve_app.core.autoscaling import Decision, ModelAutoscaler, Observation, Rule
+from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Decision, ModelAutoscaler, Observation, Rule
 from serve_app.core.history import Recent
 
 TARGET_CPU = 0.7
@@ -69,6 +69,11 @@ class FleetScaler:
         self._models = {name: model for name, model in self._models.items() if name in rules.models}
         for name, model in self._models.items():
             model.rule = rules.models[name]
+
+    def cold_start_s(self, model: str) -> float:
+        """Return what a start of the model took when one was measured last, else a guess."""
+        known = self._models.get(model)
+        return DEFAULT_COLD_START_S if known is None else known.cold_start_s
 
     def observe(self, seen: FleetObservation) -> dict[str, Decision]:
         """Take in one observation and decide; models without an observation keep what they have."""

@@ -10,7 +10,7 @@ import math
 import random
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
@@ -29,8 +29,11 @@ LONGEST = 10.0
 UNLIMITED = 1 << 20
 """Where the log says nothing of a limit."""
 
-Bounds = Callable[[str, Record], tuple[int, int]]
-"""Least and most replicas of a model at the time of a record."""
+MOST_PER_S = 1e5
+"""Requests; more than that is no load but a damaged log."""
+
+Bounds = Callable[[str, Record, float], tuple[int, int]]
+"""Least and most replicas of a model at the time of a record, with its cold start in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +50,9 @@ class Result:
     most: int
 
 
-def of_model(records: Iterable[Record], model: str) -> list[tuple[Record, Observation]]:
-    """Return the records that saw a model, with what they saw of it."""
-    return [(r, r.seen.models[model]) for r in records if model in r.seen.models]
-
-
 def lived(records: Sequence[Record], model: str) -> Result:
     """Return what the log itself says of a model."""
-    observed = of_model(records, model)
-    loads, targets = [seen.load for _, seen in observed], [seen.target for _, seen in observed]
+    loads, targets = [r.seen.models[model].load for r in records], [r.seen.models[model].target for r in records]
     first = sum(load.first_tokens for load in loads)
     good = first - sum(load.late_first_tokens for load in loads)
     asked = first + sum(load.rejected for load in loads)
@@ -66,6 +63,11 @@ def lived(records: Sequence[Record], model: str) -> Result:
         changes=sum(a != b for a, b in pairwise(targets)),
         most=max(targets),
     )
+
+
+def measured(records: Sequence[Record]) -> list[str]:
+    """Return the models of which the log knows what a replica can do."""
+    return [name for name in sorted(records[0].seen.models) if _step_times(records, name) is not None]
 
 
 def again(
@@ -79,19 +81,28 @@ def again(
 ) -> dict[str, Result]:
     """Return model -> what its arrivals come to when ``rules`` scale simulated replicas. Ingresses are not scaled.
 
+    Args:
+        records: One of `decision_log.stretches`. Models that are not `measured` are left out.
+        rules: Of a model that they do not know, the least of ``bounds`` is there.
+        bounds: See `Bounds`.
+        no_replica_s: Seconds that a request waits for a replica.
+        max_waiting_requests: More are refused.
+        seed: Of arrivals and lengths.
+
     Raises:
-        DecisionLogError: A model was never measured.
+        DecisionLogError: The log tells of a load that cannot be.
     """
     began, duration_s = records[0], records[-1].time - records[0].time
     scaler = copy.deepcopy(began.scaler)
-    assert scaler is not None  # `decision_log.read` returns nothing before a snapshot
+    assert scaler is not None  # so begins every stretch
     slo_s = {name: rule.slo.ttft_s for name, rule in scaler.rules.models.items()}
     scaler.obey(rules)
-    runs = {}
-    for name in sorted(began.seen.models):
+    runs, cold_start_s = {}, {}
+    for name in measured(records):
         world = replace(_world(records, name), ttft_s=slo_s[name], no_replica_s=no_replica_s)
         fleet = SimulatedFleet(replace(world, max_waiting_requests=max_waiting_requests))
         runs[name] = fleet.steps(jobs_of(records, name, seed), duration_s)
+        cold_start_s[name] = world.cold_start_s
     times = [record.time for record in records]
     wanted: dict[str, int | None] = dict.fromkeys(runs)
     results: dict[str, Result] = {}
@@ -105,7 +116,7 @@ def again(
                 results[name] = _result(stop.value, duration_s, slo_s[name])
                 del runs[name]
         record = records[min(len(times) - 1, bisect_left(times, began.time + at))]
-        wanted = _decide(scaler, began.seen.at + at, seen, {name: bounds(name, record) for name in seen})
+        wanted = _decide(scaler, began.seen.at + at, seen, {name: bounds(name, record, cold_start_s[name]) for name in seen})
     return results
 
 
@@ -123,10 +134,12 @@ def _decide(
 
 
 def _world(records: Sequence[Record], model: str) -> World:
-    loads = [seen.load for _, seen in of_model(records, model)]
+    loads = [record.seen.models[model].load for record in records]
     cold_starts = [p90(load.cold_start_s) for load in loads]
+    times = _step_times(records, model)
+    assert times is not None  # it is `measured`
     hardware = Hardware(
-        step_s=steps_of_times(_step_times(records, model)),
+        step_s=steps_of_times(times),
         kv_tokens=_kv_tokens(records, model),
         max_num_seqs=int(min((load.max_num_seqs for load in loads if load.max_num_seqs), default=UNLIMITED)),
     )
@@ -137,14 +150,13 @@ def _world(records: Sequence[Record], model: str) -> World:
     )
 
 
-def _step_times(records: Sequence[Record], model: str) -> StepTimes:
+def _step_times(records: Sequence[Record], model: str) -> StepTimes | None:
     names = [f.name for f in fields(StepTimes)]
     for record in reversed(records):
         inputs = record.decided[model].inputs if model in record.decided else {}
         if all(name in inputs for name in names):
             return StepTimes(**{name: inputs[name] for name in names})
-    problem = f"the replicas of {model!r} were never measured in it"
-    raise DecisionLogError(problem, "take a longer piece, with at least a minute of load")
+    return None
 
 
 def _kv_tokens(records: Sequence[Record], model: str) -> int:
@@ -153,8 +165,8 @@ def _kv_tokens(records: Sequence[Record], model: str) -> int:
     A simulated replica reserves the whole of a request. Of exponential answers those that run are the longer ones: 2 x the mean.
     """
     held = share = 0.0
-    for record, seen in of_model(records, model):
-        inputs = record.decided[model].inputs
+    for record in records:
+        seen, inputs = record.seen.models[model], record.decided[model].inputs
         if seen.load.running and seen.load.kv_usage and "output_tokens" in inputs:
             held += seen.load.running / max(1, seen.running) * (inputs["prompt_tokens"] + 2 * inputs["output_tokens"])
             share += seen.load.kv_usage
@@ -166,8 +178,12 @@ def jobs_of(records: Sequence[Record], model: str, seed: int) -> Iterator[Job]:
     rng = random.Random(f"{seed}/{model}")
     answers = _mean_answers(records, model)
     began, owed, number = records[0].time, 0.0, 0
-    for record, seen in of_model(records, model):
-        load = seen.load
+    for record in records:
+        load = record.seen.models[model].load
+        if not load.requests <= MOST_PER_S * max(1.0, load.interval_s):
+            raise DecisionLogError(
+                f"record {record.number} tells of {load.requests:g} requests", "the log is damaged: take another piece"
+            )
         at = record.time - began
         owed += load.requests
         due = sorted(max(0.0, at - rng.random() * load.interval_s) for _ in range(int(owed)))
@@ -183,8 +199,8 @@ def _mean_answers(records: Sequence[Record], model: str) -> Mapping[int, float]:
     """Return minute -> mean output tokens of what ended in it and the one after; of the whole log where nothing did."""
     tokens: dict[int, float] = defaultdict(float)
     ended: dict[int, float] = defaultdict(float)
-    for record, seen in of_model(records, model):
-        load, minute = seen.load, int((record.time - records[0].time) // MINUTE_S)
+    for record in records:
+        load, minute = record.seen.models[model].load, int((record.time - records[0].time) // MINUTE_S)
         for known in (minute, minute - 1):
             tokens[known] += load.finished_tokens
             ended[known] += load.finished

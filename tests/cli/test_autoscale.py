@@ -10,6 +10,7 @@ from serve_app.cli.explanation import REASONS
 from serve_app.cli.main import app
 from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Rules
 from serve_app.decision_log import Record
+from serve_app.errors import DecisionLogError
 from tests.core.plant import RULE, Plant
 
 START = 1_790_000_000.0  # 2026-09-21T14:13:20Z
@@ -69,9 +70,12 @@ def test_explain_says_what_a_decision_was_made_from(log: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "chta"], "nothing was decided for 'chta' at 2026-09-21T14:23:19Z; decided for: (ingresses), chat"),
-        (["--at", "2026-09-22T00:00:00Z"], "is not in the log; it reaches from 2026-09-21T14:13:20Z to 2026-09-21T14:23:19Z"),
-        (["--at", "2026-09-20T00:00:00"], "is not in the log"),
+        (["--model", "chta"], "nothing was decided for 'chta'; decided for: (ingresses), chat"),
+        (
+            ["--at", "2026-09-22T00:00:00Z"],
+            "nothing is logged at 2026-09-22T00:00:00Z; the log reaches from 2026-09-21T14:13:20Z to 2026-09-21T14:23:19Z",
+        ),
+        (["--at", "2026-09-20T00:00:00"], "nothing is logged at 2026-09-20T00:00:00"),
     ],
 )
 def test_what_is_not_in_the_log_is_named(log: Path, arguments: list[str], message: str) -> None:
@@ -88,13 +92,13 @@ def test_a_wrong_time_or_duration_is_a_wrong_command_line(log: Path) -> None:
 
 def test_replay_decides_the_same_and_says_where_it_does_not(log: Path, tmp_path: Path) -> None:
     same = run("replay", log)
-    assert same.stdout == "600 records of 2026-09-21T14:13:20Z to 2026-09-21T14:23:19Z: decided again, all the same\n"
+    assert same.stdout == "records: 600, 2026-09-21T14:13:20Z to 2026-09-21T14:23:19Z, decided again: all the same\n"
     assert same.exit_code == 0
     changed = tmp_path / "changed.jsonl"
     changed.write_text(log.read_text().replace('"target":2', '"target":1'))
     other = run("replay", changed)
     assert other.exit_code == 1
-    assert re.search(r"\d+ of 600 records are decided differently, the first at 2026-09-21T14:", other.stdout)
+    assert re.search(r"decided differently: \d+ of 600 records, the first at 2026-09-21T14:", other.stdout)
 
 
 def test_replay_with_another_policy_compares(log: Path, tmp_path: Path) -> None:
@@ -109,6 +113,40 @@ def test_replay_with_another_policy_compares(log: Path, tmp_path: Path) -> None:
     other.write_text(yaml.safe_dump({"models": [{"name": "talk", "model": "/m"}]}))
     unknown = run("replay", log, "--policy", other)
     assert "roomy.yaml has no model 'chat', and the log has; models of roomy.yaml: talk" in str(unknown.exception)
+
+
+def test_a_file_is_cut_to_what_is_asked_for(log: Path) -> None:
+    whole, part = run("log", "-f", log), run("log", "-f", log, "--since", "60s")
+    assert whole.stdout.count(" chat ") > 0
+    assert part.stdout == "no change in 2026-09-21T14:22:19Z to 2026-09-21T14:23:19Z\n"
+    assert "'chta'; decided for" in str(run("log", "-f", log, "--model", "chta").exception)
+
+
+def test_of_a_log_with_a_gap_the_longest_stretch_is_simulated(log: Path, tmp_path: Path) -> None:
+    lines = log.read_text().splitlines()
+    file, policy = tmp_path / "gap.jsonl", tmp_path / "same.yaml"
+    policy.write_text(yaml.safe_dump({"models": [{"name": "chat", "model": "/m", "replicas": {"min": 1, "max": 9}}]}))
+    file.write_text("\n".join([*lines[:400], *lines[500:]]))
+    replayed = run("replay", file, "--policy", policy)
+    assert "left out: 100 of 500 records, after a gap" in replayed.stderr
+    assert "2026-09-21T14:13:20Z to 2026-09-21T14:19:59Z. Simulated" in replayed.stdout
+    file.write_text("\n".join([*lines[:30], *lines[500:]]))
+    assert "take a piece of 60 s or more" in str(run("replay", file, "--policy", policy).exception)
+    file.write_text("\n".join(lines[1:]))
+    assert "nothing in it can be decided again: there is no snapshot" in str(run("replay", file).exception)
+
+
+@pytest.mark.parametrize("old", ['"running":', '"requests":', '"step_s":', '"time":', '"busy_s":', '"kv_usage":'])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1e300", "1e300"])
+def test_damaged_numbers_end_in_a_sentence(log: Path, tmp_path: Path, old: str, value: str) -> None:
+    lines = log.read_text().splitlines()
+    lines[300] = re.sub(f"{old}[0-9.e-]+", f"{old}{value}", lines[300])
+    file, policy = tmp_path / "damaged.jsonl", tmp_path / "same.yaml"
+    policy.write_text(yaml.safe_dump({"models": [{"name": "chat", "model": "/m", "replicas": {"min": 1, "max": 9}}]}))
+    file.write_text("\n".join(lines))
+    for arguments in (["log", "-f", file], ["explain", "-f", file], ["replay", file], ["replay", file, "--policy", policy]):
+        result = run(*arguments)
+        assert result.exception is None or isinstance(result.exception, DecisionLogError | SystemExit), arguments
 
 
 @pytest.mark.parametrize("text", ["", "no json\n", '{"number": 1}\n'])

@@ -12,16 +12,17 @@ from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, Rules
 from serve_app.decision_log import Record
 from serve_app.errors import DecisionLogError
 from serve_app.simulated.fleet import Outcome, SimulatedFleet, World
-from serve_app.simulated.replay import Result, again, jobs_of, lived
+from serve_app.simulated.replay import Result, again, jobs_of, lived, measured
 from serve_app.simulated.scheduler import Hardware, Job, steps_of_times
 
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0005, prompt_token_s=0.0002)
-RULE = Rule(slo=Slo(ttft_s=2.0, itl_s=0.1), gpus_per_replica=1)
+RULE = Rule(slo=Slo(ttft_s=2.0, itl_s=0.1), utilization=0.8, gpus_per_replica=1)
 SECONDS = 400
 Logged = tuple[list[Record], Outcome]
 
 
-def bounds(name: str, record: Record) -> tuple[int, int]:
+def bounds(name: str, record: Record, cold_start_s: float) -> tuple[int, int]:
+    assert cold_start_s == 20.0
     return record.seen.models[name].minimum, record.seen.models[name].maximum
 
 
@@ -83,6 +84,7 @@ def test_under_its_own_rules_it_comes_to_about_the_same(logged: Logged, run: Cal
     assert result.attainment == pytest.approx(said.attainment, abs=0.05)
     assert result.replica_s == pytest.approx(said.replica_s, rel=0.15)
     assert result.ttft_p95_s is not None
+    assert result.ttft_p95_s < 2.0
 
 
 def test_more_headroom_costs_more_replicas_and_fewer_gpus_cost_the_slo(run: Callable[..., Result]) -> None:
@@ -95,10 +97,21 @@ def test_more_headroom_costs_more_replicas_and_fewer_gpus_cost_the_slo(run: Call
 
 
 def test_a_model_that_other_rules_do_not_scale_has_its_minimum(run: Callable[..., Result]) -> None:
-    fixed = run(Rules(models={}), bounds=lambda name, record: (6, 6))
+    fixed = run(Rules(models={}), bounds=lambda name, record, cold_start_s: (6, 6))
     assert (fixed.most, fixed.changes) == (6, 1)
 
 
-def test_a_log_without_load_says_so(logged: Logged) -> None:
-    with pytest.raises(DecisionLogError, match="'chat' were never measured in it; take a longer piece"):
-        again(logged[0][:3], Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1)
+def test_models_that_were_never_measured_are_left_out(logged: Logged) -> None:
+    records = logged[0]
+    assert measured(records) == ["chat"]
+    assert measured(records[:3]) == []
+    assert again(records[:3], Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1) == {}
+
+
+def test_a_load_that_cannot_be_is_a_damaged_log(logged: Logged) -> None:
+    records = list(logged[0])
+    seen = records[200].seen.models["chat"]
+    wrong = replace(seen, load=replace(seen.load, requests=1e18))
+    records[200] = replace(records[200], seen=replace(records[200].seen, models={"chat": wrong}))
+    with pytest.raises(DecisionLogError, match="record 200 tells of 1e\\+18 requests; the log is damaged"):
+        again(records, Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1)
