@@ -16,7 +16,7 @@ Ask = Callable[[OpenAI], Json]
 
 
 class Place(BaseModel):
-    city: str = Field(max_length=8)
+    city: str = Field(pattern="^[a-z]{1,8}$")  # else the grammar lets control characters in, which no parser takes
     count: int = Field(ge=0, le=99)
 
 
