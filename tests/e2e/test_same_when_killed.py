@@ -24,7 +24,7 @@ PROMPTS = [f"{n} {PROMPT}" for n in ("one", "two", "three", "four")]
 def fleet(pair: Pair) -> Fleet:
     """The pair's fleet: two real engines behind one ingress."""
     running = Fleet(pair.config["name"], dict(pair.config), pair.fleet)
-    running.wait_for_replicas(2)
+    running.wait_until_ready()
     return running
 
 

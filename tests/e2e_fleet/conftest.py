@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from tests.e2e_fleet.operations import MODEL, Fleet, fleet
+from tests.e2e.fleet import serve_app
+from tests.e2e_fleet.operations import MODEL, Fleet
 
 Configure = Callable[..., dict[str, Any]]
 
@@ -41,8 +42,8 @@ def configure(checkpoint: Path) -> Configure:
 
 
 @pytest.fixture(scope="package")
-def elastic(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One replica that may become two, behind two ingresses on one port. Would wait a minute for its streams when it stops."""
+def starting(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """`elastic`, not yet ready."""
     config = configure(
         ELASTIC_PORT,
         replicas={"min": 1, "max": 2, "utilization": 0.05},
@@ -51,5 +52,12 @@ def elastic(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> I
         num_ingresses=NUM_INGRESSES,
     )
     config["protocol"] = {"heartbeat_timeout_s": 60.0}  # a death is seen by the link's end, not by silence
-    with fleet(config, tmp_path_factory.mktemp("elastic")) as running:
-        yield running
+    with serve_app(config, tmp_path_factory.mktemp("elastic")) as server:
+        yield Fleet(config["name"], config, server)
+
+
+@pytest.fixture(scope="package")
+def elastic(starting: Fleet) -> Fleet:
+    """One replica that may become two, behind two ingresses on one port. Would wait a minute for its streams when it stops."""
+    starting.wait_until_ready()
+    return starting
