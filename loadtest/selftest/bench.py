@@ -100,8 +100,9 @@ class Observed:
         return np.array([(e.sent_first_s or 0.0) - (e.scheduled_first_s or 0.0) for _, e in self.pairs])
 
     def percentile(self, metric: str, q: float) -> float | None:
-        """Return what the report prints, in seconds."""
-        at = self.summary.distributions[metric].at(q)
+        """Return what the report prints, in seconds; None where it prints none, as of an invalid run."""
+        found = self.summary.distributions.get(metric)
+        at = found.at(q) if found else None
         return at.value_s if at else None
 
     def lateness(self) -> str:

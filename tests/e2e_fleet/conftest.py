@@ -1,16 +1,20 @@
 """One checkpoint for all fleets of this folder, and their configurations: ports 8040 to 8059, a name of their own each."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from tests.e2e_fleet.operations import MODEL
+from tests.e2e.fleet import serve_app
+from tests.e2e_fleet.operations import MODEL, Fleet
 
 Configure = Callable[..., dict[str, Any]]
+
+ELASTIC_PORT = 8041
+NUM_INGRESSES = 2
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +39,25 @@ def configure(checkpoint: Path) -> Configure:
         return {"name": name, "models": [model], "ingress": ingress, "timeouts": timeouts}
 
     return make
+
+
+@pytest.fixture(scope="package")
+def starting(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """`elastic`, not yet ready."""
+    config = configure(
+        ELASTIC_PORT,
+        replicas={"min": 1, "max": 2, "utilization": 0.05},
+        timeouts={"drain_s": 60.0, "no_replica_s": 4.0, "stream_silence_s": 60.0},
+        simulated={"profile": "a10g-llama-8b"},
+        num_ingresses=NUM_INGRESSES,
+    )
+    config["protocol"] = {"heartbeat_timeout_s": 60.0}  # a death is seen by the link's end, not by silence
+    with serve_app(config, tmp_path_factory.mktemp("elastic")) as server:
+        yield Fleet(config["name"], config, server)
+
+
+@pytest.fixture(scope="package")
+def elastic(starting: Fleet) -> Fleet:
+    """One replica that may become two, behind two ingresses on one port. Would wait a minute for its streams when it stops."""
+    starting.wait_until_ready()
+    return starting

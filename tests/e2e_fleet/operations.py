@@ -102,6 +102,12 @@ class Fleet:
         """Return how often an engine request of a fleet with one ingress lost its replica and went on."""
         return self.ingresses()[0].get(("serve_app_resumptions_total", (("model", MODEL),)), 0.0)
 
+    def wait_until_ready(self) -> None:
+        """Wait until it answers and every ingress has all replicas that it starts with."""
+        wait_ready(self.server, "/readyz")
+        num_ingresses = self.config["ingress"].get("replicas", {}).get("min", 1)
+        self.wait_for_replicas(self.config["models"][0]["replicas"]["min"], num_ingresses=num_ingresses)
+
     def wait_for_replicas(self, count: int, *, num_ingresses: int = 1, limit_s: float = 180.0) -> None:
         """Wait until every ingress has a link to this many replicas that take requests."""
         wait_until(
@@ -129,13 +135,11 @@ def taking(series: Series) -> set[str]:
 
 
 @contextlib.contextmanager
-def fleet(config: Mapping[str, Any], home: Path, *, num_replicas: int = 1) -> Iterator[Fleet]:
-    """Run a fleet; it is ready, every ingress with ``num_replicas``."""
+def fleet(config: Mapping[str, Any], home: Path) -> Iterator[Fleet]:
+    """Run a fleet; it is ready."""
     with serve_app(config, home) as server:
-        wait_ready(server, "/readyz")
         running = Fleet(config["name"], dict(config), server)
-        num_ingresses = config["ingress"].get("replicas", {}).get("min", 1)
-        running.wait_for_replicas(num_replicas, num_ingresses=num_ingresses)
+        running.wait_until_ready()
         yield running
 
 

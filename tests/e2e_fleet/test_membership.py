@@ -5,40 +5,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.e2e.fleet import wait_until
-from tests.e2e_fleet.conftest import Configure
-from tests.e2e_fleet.operations import MODEL, Fleet, fleet, moments, replicas, taking, temporary_folder
+from tests.e2e_fleet.conftest import ELASTIC_PORT, NUM_INGRESSES
+from tests.e2e_fleet.operations import MODEL, Fleet, moments, replicas, taking, temporary_folder
 from tests.e2e_fleet.streams import Answer, Ask, chat, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 
-NUM_INGRESSES = 2
 SEEN_LIMIT_S = 3.0  # what is promised
 SLACK_S = 15.0  # of a busy machine; the properties keep what was seen
 START_LIMIT_S = 180.0
-NO_REPLICA_S = 4.0
 
 Record = Callable[[str, object], None]
-
-
-@pytest.fixture(scope="module")
-def elastic(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One replica that may become two, behind two ingresses on one port."""
-    config = configure(
-        8041,
-        replicas={"min": 1, "max": 2, "utilization": 0.05},
-        timeouts={"drain_s": 30.0, "no_replica_s": NO_REPLICA_S, "stream_silence_s": 60.0},
-        simulated={"profile": "a10g-llama-8b"},
-        num_ingresses=NUM_INGRESSES,
-    )
-    config["protocol"] = {"heartbeat_timeout_s": 60.0}  # a death is seen by the link's end, not by silence
-    with fleet(config, tmp_path_factory.mktemp("elastic")) as running:
-        yield running
 
 
 class Load:
@@ -73,7 +56,7 @@ def seen(elastic: Fleet, holds: Callable[..., bool], *, limit_s: float) -> list[
 def test_both_ingresses_serve_on_the_one_port(elastic: Fleet) -> None:
     members = elastic.members("ingress")
     assert len({m["pid"] for m in members}) == NUM_INGRESSES
-    assert {m["port"] for m in members} == {8041}
+    assert {m["port"] for m in members} == {ELASTIC_PORT}
 
     def both_served() -> bool:
         assert all(a.is_complete() for a in play(elastic.url, [completion(MODEL, max_tokens=5)] * 4))
@@ -84,7 +67,7 @@ def test_both_ingresses_serve_on_the_one_port(elastic: Fleet) -> None:
 
 
 def test_a_replica_tells_its_start_by_phases(elastic: Fleet) -> None:
-    """After the test above, whose answers were its first tokens."""
+    assert all(a.is_complete() for a in play(elastic.url, [completion(MODEL, max_tokens=5)]))
     loads: list[dict[str, Any]] = []
 
     def told() -> bool:

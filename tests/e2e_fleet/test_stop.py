@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 from tests.e2e.fleet import serve_app, wait_until
-from tests.e2e_fleet.conftest import Configure
+from tests.e2e_fleet.conftest import ELASTIC_PORT, Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
 from tests.e2e_fleet.streams import completion, play
 
@@ -47,13 +46,6 @@ def test_down_lets_streams_finish_within_the_drain_and_cuts_longer_ones(configur
         assert traces.left() == []
 
 
-@pytest.fixture(scope="module")
-def patient(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A fleet that would wait a minute for its streams."""
-    with fleet(config_of(configure, 8044, drain_s=60.0), tmp_path_factory.mktemp("patient")) as running:
-        yield running
-
-
 def refused(running: Fleet, config: dict[str, Any]) -> str:
     """Return what a second ``serve-app up`` says as it refuses to start."""
     file = running.home / "second.yaml"
@@ -64,30 +56,30 @@ def refused(running: Fleet, config: dict[str, Any]) -> str:
     return result.stderr
 
 
-def test_a_second_up_of_the_same_name_is_refused(patient: Fleet) -> None:
-    message = refused(patient, {**patient.config, "ingress": {"port": 8045}})
-    assert f"'{patient.name}' runs already" in message
-    assert f"serve-app down {patient.name}" in message
+def test_a_second_up_of_the_same_name_is_refused(elastic: Fleet) -> None:
+    message = refused(elastic, {**elastic.config, "ingress": {"port": 8045}})
+    assert f"'{elastic.name}' runs already" in message
+    assert f"serve-app down {elastic.name}" in message
 
 
-def test_a_second_up_on_the_same_port_is_refused(patient: Fleet) -> None:
-    message = refused(patient, {**patient.config, "name": "another"})
-    assert "cannot listen on 127.0.0.1:8044: Address already in use" in message
+def test_a_second_up_on_the_same_port_is_refused(elastic: Fleet) -> None:
+    message = refused(elastic, {**elastic.config, "name": "another"})
+    assert f"cannot listen on 127.0.0.1:{ELASTIC_PORT}: Address already in use" in message
 
 
-def test_a_second_interrupt_cuts_the_streams_and_leaves_nothing(patient: Fleet) -> None:
-    traces = Traces.of(patient)
-    up = patient.server.process
+def test_a_second_interrupt_cuts_the_streams_and_leaves_nothing(elastic: Fleet) -> None:
+    traces = Traces.of(elastic)
+    up = elastic.server.process
 
     def interrupt_twice() -> None:
         up.send_signal(signal.SIGINT)
         said = b"stopping; running streams may finish"
-        wait_until(lambda: said in patient.server.log.read_bytes(), limit_s=END_LIMIT_S, what="the first is noticed")
+        wait_until(lambda: said in elastic.server.log.read_bytes(), limit_s=END_LIMIT_S, what="the first is noticed")
         up.send_signal(signal.SIGINT)
 
-    (answer,) = play(patient.url, [LONG], interrupt_twice)
+    (answer,) = play(elastic.url, [LONG], interrupt_twice)
     assert answer.cut
-    assert up.wait(END_LIMIT_S) == 0, patient.server.tail()
+    assert up.wait(END_LIMIT_S) == 0, elastic.server.tail()
     assert traces.left() == []
 
 

@@ -3,14 +3,13 @@
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.e2e.fleet import wait_until
-from tests.e2e_fleet.conftest import Configure
-from tests.e2e_fleet.operations import MODEL, Fleet, fleet, taking
+from tests.e2e.fleet import MODEL, Pair, wait_until
+from tests.e2e_fleet.operations import Fleet, taking
 from tests.e2e_fleet.streams import PROMPT, Answer, Ask, chat, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
@@ -22,17 +21,17 @@ PROMPTS = [f"{n} {PROMPT}" for n in ("one", "two", "three", "four")]
 
 
 @pytest.fixture(scope="module")
-def pair(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two real engines behind one ingress."""
-    config = configure(8040, replicas={"min": 2, "max": 2}, timeouts={"drain_s": 5.0, "no_replica_s": 30.0})
-    with fleet(config, tmp_path_factory.mktemp("pair"), num_replicas=2) as running:
-        yield running
+def fleet(pair: Pair) -> Fleet:
+    """The pair's fleet: two real engines behind one ingress."""
+    running = Fleet(pair.config["name"], dict(pair.config), pair.fleet)
+    running.wait_until_ready()
+    return running
 
 
 @pytest.fixture(scope="module")
-def undisturbed(pair: Fleet) -> list[Answer]:
+def undisturbed(fleet: Fleet) -> list[Answer]:
     """The answers to `greedy_streams` of a fleet that loses nothing."""
-    return play(pair.url, greedy_streams())
+    return play(fleet.url, greedy_streams())
 
 
 def greedy_streams() -> list[Ask]:
@@ -70,71 +69,71 @@ def assert_same(disturbed: list[Answer], undisturbed: list[Answer]) -> None:
         assert ours.logprobs() == pytest.approx(theirs.logprobs(), abs=1e-4)
 
 
-def killed(pair: Fleet, pid_of: Callable[[Member], int], asks: list[Ask]) -> list[Answer]:
+def killed(fleet: Fleet, pid_of: Callable[[Member], int], asks: list[Ask]) -> list[Answer]:
     """Return the answers while a process of the busiest replica is killed in their midst, so that streams lose it."""
     for _ in range(3):  # on a busy machine the streams may be over before the kill
-        members = {m["replica_id"]: m for m in pair.members("replica")}
-        resumed = pair.resumptions()
-        answers = play(pair.url, asks, lambda members=members: kill(pid_of(members[busiest(pair)])))  # type: ignore[misc]
-        if pair.resumptions() > resumed:
+        members = {m["replica_id"]: m for m in fleet.members("replica")}
+        resumed = fleet.resumptions()
+        answers = play(fleet.url, asks, lambda members=members: kill(pid_of(members[busiest(fleet)])))  # type: ignore[misc]
+        if fleet.resumptions() > resumed:
             return answers
-        wait_for_heir(pair, set(members))
+        wait_for_heir(fleet, set(members))
     raise AssertionError("nothing ran on what was killed, three times")
 
 
-def busiest(pair: Fleet) -> str:
+def busiest(fleet: Fleet) -> str:
     """Return the id of the replica with the most tokens still to make."""
-    series = pair.ingresses()[0]
+    series = fleet.ingresses()[0]
     tokens = {
         dict(labels)["replica"]: v for (name, labels), v in series.items() if name == "serve_app_replica_outstanding_tokens"
     }
     return max(tokens, key=tokens.__getitem__)
 
 
-def test_streams_are_the_same_when_an_engine_core_is_killed(pair: Fleet, undisturbed: list[Answer]) -> None:
-    assert_same(killed(pair, lambda m: int(m["load"]["engine_pid"]), greedy_streams()), undisturbed)
-    pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
+def test_streams_are_the_same_when_an_engine_core_is_killed(fleet: Fleet, undisturbed: list[Answer]) -> None:
+    assert_same(killed(fleet, lambda m: int(m["load"]["engine_pid"]), greedy_streams()), undisturbed)
+    fleet.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
 
 
-def test_every_kind_of_request_is_the_same_when_a_replica_process_is_killed(pair: Fleet) -> None:
-    text = play(pair.url, [completion(MODEL, prompt=PROMPTS[0])])[0].text()
+def test_every_kind_of_request_is_the_same_when_a_replica_process_is_killed(fleet: Fleet) -> None:
+    text = play(fleet.url, [completion(MODEL, prompt=PROMPTS[0])])[0].text()
     stop = re.findall(r"[ -~]{6}", text)[-1]
-    undisturbed = play(pair.url, kinds_of_requests(stop))
-    assert_same(killed(pair, lambda m: int(m["pid"]), kinds_of_requests(stop)), undisturbed)
-    pair.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
+    undisturbed = play(fleet.url, kinds_of_requests(stop))
+    assert_same(killed(fleet, lambda m: int(m["pid"]), kinds_of_requests(stop)), undisturbed)
+    fleet.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
 
 
-def test_without_the_lease_board_serving_goes_on_and_a_new_replica_is_found(pair: Fleet, undisturbed: list[Answer]) -> None:
-    board = pair.process("ray::LeaseBoard").pid
-    assert_same(play(pair.url, greedy_streams(), lambda: kill(board)), undisturbed)
+def test_without_the_lease_board_serving_goes_on_and_a_new_replica_is_found(fleet: Fleet, undisturbed: list[Answer]) -> None:
+    board = fleet.process("ray::LeaseBoard").pid
+    assert_same(play(fleet.url, greedy_streams(), lambda: kill(board)), undisturbed)
 
     long = {"regex": "[a-z ]{900}"}
-    asks = [completion(MODEL, structured_outputs=long, temperature=1.0, max_tokens=1000, ignore_eos=False)] * 4
+    asks = [completion(MODEL, structured_outputs=long, temperature=1.0, max_tokens=950, ignore_eos=False)] * 4
     for _ in range(3):  # on a busy machine the streams may be over before the kill
-        engines = {m["replica_id"]: m["load"]["engine_pid"] for m in members_on_the_new_board(pair)}
-        answers = play(pair.url, asks, lambda engines=engines: kill(engines[busiest(pair)]))  # type: ignore[misc]
+        engines = {m["replica_id"]: m["load"]["engine_pid"] for m in members_on_the_new_board(fleet)}
+        answers = play(fleet.url, asks, lambda engines=engines: kill(engines[busiest(fleet)]))  # type: ignore[misc]
         assert all(a.is_complete() or a.errors() for a in answers), "a silent end"
-        wait_for_heir(pair, set(engines))
+        wait_for_heir(fleet, set(engines))
         if any(a.errors() for a in answers):
             return
     raise AssertionError("no stream was on the killed engine, three times")
 
 
-def wait_for_heir(pair: Fleet, before: set[str]) -> None:
+def wait_for_heir(fleet: Fleet, before: set[str]) -> None:
     """Wait until one of the two replicas from ``before`` has gone and a new one is there instead."""
     wait_until(
-        lambda: len(now := taking(pair.ingresses()[0])) == 2 and len(now - before) == 1,
+        lambda: len(now := taking(fleet.ingresses()[0])) == 2 and len(now - before) == 1,
         limit_s=RESTART_LIMIT_S,
         what=f"a new replica beside one of {before}",
     )
 
 
-def members_on_the_new_board(pair: Fleet) -> list[dict[str, Any]]:
+def members_on_the_new_board(fleet: Fleet) -> list[dict[str, Any]]:
     """Return the replicas once both have registered with the board that Ray started again."""
     found: list[dict[str, Any]] = []
 
     def both() -> bool:
-        found[:] = pair.members("replica")
+        found[:] = fleet.members("replica")
         return len(found) == 2
 
     wait_until(both, limit_s=RESTART_LIMIT_S, what="two replicas on the lease board")
