@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,17 @@ def test_a_replica_tells_its_start_by_phases(elastic: Fleet) -> None:
         "until": "first_token",
         "phases": phases,
     }
+
+
+def test_decisions_are_in_a_log_that_decides_the_same_again(elastic: Fleet, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    asked = elastic.command("autoscale", "log", elastic.name, "--json")
+    assert asked.returncode == 0, asked.stderr
+    log.write_text(asked.stdout)
+    assert ", decided again: all the same\n" in elastic.command("autoscale", "replay", str(log)).stdout
+    explained = elastic.command("autoscale", "explain", "--file", str(log), "--model", MODEL).stdout
+    assert explained.startswith(f"{MODEL}, 20")
+    assert "bounds    1 to 2" in explained
 
 
 @pytest.mark.slow
