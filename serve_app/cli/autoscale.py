@@ -277,9 +277,6 @@ def _seconds(duration: str) -> float:
 
 def _fetch(name: str, address: str, since_s: float) -> str:
     """Return the log of the last ``since_s`` seconds, from the disk of the head node."""
-    import ray
-    from ray._common.constants import HEAD_NODE_RESOURCE_NAME
-
     from serve_app.cli.cluster import RAY_LIMIT_S, connect, find_run, within
 
     token = ""
@@ -287,6 +284,9 @@ def _fetch(name: str, address: str, since_s: float) -> str:
         state = find_run(name)
         address, token = state.ray_address, state.ray_token
     connect(address, name, token)
+    import ray  # not before: it reads the token when it is imported
+    from ray._common.constants import HEAD_NODE_RESOURCE_NAME
+
     task = ray.remote(num_cpus=0, resources={HEAD_NODE_RESOURCE_NAME: 0.001}, max_retries=0)(_export)
     try:
         packed, names = within(RAY_LIMIT_S, lambda: ray.get(task.remote(name, since_s)))
