@@ -186,6 +186,7 @@ def connect(address: str, namespace: str, token: str = "") -> None:
     """
     if token:
         _use_token(token)
+    os.environ["RAY_LOG_TO_STDERR"] = "0"  # KubeRay's pods have 1, and Ray's lines would be among ours, on stdout
     import ray
 
     try:

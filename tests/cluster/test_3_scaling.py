@@ -40,7 +40,8 @@ def test_every_decision_is_in_the_log_and_is_made_again_from_it(release: Release
     log = tmp_path / "log.jsonl"
     log.write_text(kubectl(*ask, "--json"))
     ours = (sys.executable, "-m", "serve_app.cli.main", "autoscale")
-    assert "decided again, all the same" in run(*ours, "replay", str(log))
+    assert ", decided again: all the same\n" in run(*ours, "replay", str(log))
+    assert [line for line in log.read_text().splitlines() if not line.startswith("{")] == []
     changes = run(*ours, "log", "--file", str(log))
     assert f"sim    {MIN} -> {MAX} " in changes
     assert f"sim    {MAX} -> {MIN} " in changes

@@ -55,7 +55,8 @@ class Fleet:
         assert result.returncode == 0, result.stderr
 
     def _run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "SERVE_APP_CACHE": str(self.home / "serve-app")}
+        # As in KubeRay's pods: no line of Ray's may be among the answer.
+        environment = {**os.environ, "RAY_LOG_TO_STDERR": "1", "SERVE_APP_CACHE": str(self.home / "serve-app")}
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False
