@@ -167,7 +167,9 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     Each in a process of its own, as some stop all generators that their process has started, or change what it gives to them.
     """
     items: list[Any] = request.session.items
-    checks = [i.callspec.params["check"] for i in items if hasattr(i, "callspec") and "seen" in i.fixturenames]
+    checks = [
+        i.callspec.params["check"] for i in items if i.getparent(pytest.Module) is request.node and "seen" in i.fixturenames
+    ]
     with ProcessPoolExecutor(NUM_AT_ONCE, get_context("spawn")) as pool:
         yield {check: pool.submit(seen_by, check, tmp_path_factory.mktemp("check")) for check in checks}
         pool.shutdown(cancel_futures=True)
