@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from serve_app.core.fleet_scaling import INGRESSES
 from serve_app.errors import DecisionLogError
 
 if TYPE_CHECKING:
@@ -146,8 +145,8 @@ def _replay_other(records: "Sequence[Record]", settings: "Settings", label: str)
     assert records[0].scaler is not None
     own = records[0].scaler.rules
     slo_s = {name: own.models[name].slo.ttft_s for name in known}
-    limits = settings.timeouts.no_replica_s, settings.ingress.max_waiting_requests
-    simulate = partial(again, records, no_replica_s=limits[0], max_waiting_requests=limits[1])
+    queue = settings.ingress.max_waiting_requests
+    simulate = partial(again, records, no_replica_s=settings.timeouts.no_replica_s, max_waiting_requests=queue)
     results = {
         "as it ran": {name: lived(records, name) for name in known},
         "same, simulated": simulate(own, logged_bounds),
@@ -186,6 +185,7 @@ def _span(records: "Sequence[Record]") -> str:
 
 
 def _changes(records: "Sequence[Record]", model: str) -> Iterator[tuple[str, ...]]:
+    from serve_app.core.fleet_scaling import INGRESSES
     from serve_app.decision_log import follows
 
     before: Record | None = None
