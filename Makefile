@@ -10,6 +10,8 @@ CHARTS_PATH := $(CURDIR)/.venv-charts/bin:$(PATH):$(or $(KUBE_TESTBED),$(HOME)/.
 TORCH := torch==2.13.0+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 EMBEDDED_MODEL := smollm2-135m-instruct
+# Tests wait more than they compute: three workers for two cores.
+WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 CONFIG ?= examples/cpu.yaml
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
@@ -26,7 +28,7 @@ demo: model ## start, ask, break a replica in mid-stream, show that the answer g
 	$(BIN)/serve-app demo
 
 test: .venv ## all tests that need neither a cluster nor Helm, 16 to 20 minutes on 2 cores
-	$(BIN)/pytest -m "not slow and not cluster" --ignore tests/chart --durations 30
+	$(BIN)/pytest $(WORKERS) -m "not slow and not cluster" --ignore tests/chart --durations 30
 
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
 	$(BIN)/pytest -m "not cluster" --ignore tests/chart

@@ -1,4 +1,7 @@
-"""The pair of servers, started once for all tests of this folder but embeddings, and the answers of both to every selected case."""
+"""The pair of servers, started once for all tests of this folder but embeddings, and the answers of both to every selected case.
+
+The folder's ports are 8030 to 8033, below the ephemeral range, from which Ray and links take theirs.
+"""
 
 import asyncio
 from collections.abc import Generator, Iterator
@@ -11,6 +14,7 @@ from serve_app.checkpoints import make_tiny_llama
 from tests.e2e.answers import Case, Json, ask
 from tests.e2e.fleet import TOOL_PARSER, Pair, started_pair
 
+PORT = 8030
 NUM_AT_ONCE = 12  # requests per server; more only queue up in two engines on two cores
 ANSWER_LIMIT_S = 60.0
 
@@ -22,7 +26,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     model = make_tiny_llama(root / "tiny", num_layers=8)
     flags = ["--enable-auto-tool-choice", "--tool-call-parser", TOOL_PARSER]
     tools = {"enable_auto_tool_choice": True, "tool_call_parser": TOOL_PARSER}
-    with started_pair(model, root, num_replicas=2, flags=flags, frontend_args=tools) as pair:
+    with started_pair(model, root, port=PORT, num_replicas=2, flags=flags, frontend_args=tools) as pair:
         yield pair
 
 

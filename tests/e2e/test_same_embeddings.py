@@ -53,7 +53,7 @@ CASES = [
 def embedding_answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Json, Json]]]:
     root = tmp_path_factory.mktemp("embedding")
     model = make_tiny_embedding(root / "tiny")
-    with started_pair(model, root, num_replicas=1, flags=[], frontend_args={}) as pair:
+    with started_pair(model, root, port=8032, num_replicas=1, flags=[], frontend_args={}) as pair:
         yield asyncio.run(ask_both(pair, CASES))
 
 

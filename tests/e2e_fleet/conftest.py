@@ -42,8 +42,8 @@ def configure(checkpoint: Path) -> Configure:
 
 
 @pytest.fixture(scope="package")
-def starting(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """`elastic`, not yet ready."""
+def elastic(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One replica that may become two, behind two ingresses on one port. Would wait a minute for its streams when it stops."""
     config = configure(
         ELASTIC_PORT,
         replicas={"min": 1, "max": 2, "utilization": 0.05},
@@ -53,11 +53,6 @@ def starting(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> 
     )
     config["protocol"] = {"heartbeat_timeout_s": 60.0}  # a death is seen by the link's end, not by silence
     with serve_app(config, tmp_path_factory.mktemp("elastic")) as server:
-        yield Fleet(config["name"], config, server)
-
-
-@pytest.fixture(scope="package")
-def elastic(starting: Fleet) -> Fleet:
-    """One replica that may become two, behind two ingresses on one port. Would wait a minute for its streams when it stops."""
-    starting.wait_until_ready()
-    return starting
+        running = Fleet(config["name"], config, server)
+        running.wait_until_ready()
+        yield running

@@ -21,7 +21,7 @@ STEP_LIMIT_S = 180.0
 
 
 @pytest.fixture(scope="module")
-def steady(configure: Configure, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+def steady(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     config = configure(
         8042,
         replicas={"min": 1, "max": 1},
@@ -29,8 +29,6 @@ def steady(configure: Configure, tmp_path_factory: pytest.TempPathFactory, reque
         simulated={"profile": "a10g-llama-8b"},
     )
     with fleet(config, tmp_path_factory.mktemp("steady")) as running:
-        if any("elastic" in getattr(item, "fixturenames", ()) for item in request.session.items):
-            request.getfixturevalue("starting")  # for the next module: these tests wait more than they compute
         yield running
 
 

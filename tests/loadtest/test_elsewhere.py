@@ -64,7 +64,7 @@ def verdict(out: Path) -> int:
     return subprocess.run([*CLI, "verdict", str(out)], stdout=subprocess.DEVNULL, timeout=WITHIN_S).returncode
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_workers_elsewhere_do_the_run_and_end_with_it(target: Target, tmp_path: Path) -> None:
     with pods(target.base_url, tmp_path) as run:
         code, said = run.end()
@@ -77,7 +77,7 @@ def test_workers_elsewhere_do_the_run_and_end_with_it(target: Target, tmp_path: 
     assert code == verdict(run.out)
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_a_missed_slo_is_for_verdict_to_say_when_it_judges_later(target: Target, tmp_path: Path) -> None:
     with pods(target.base_url, tmp_path, "--judge-later", slo="ttft_p50=1ms") as run:
         code, said = run.end()
@@ -87,7 +87,7 @@ def test_a_missed_slo_is_for_verdict_to_say_when_it_judges_later(target: Target,
     assert verdict(run.out) == expected[summary.verdict]
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_a_worker_elsewhere_that_dies_makes_the_run_invalid(target: Target, tmp_path: Path) -> None:
     with pods(target.base_url, tmp_path, duration_s=60) as run:
         rows = run.out / "rows.jsonl"
@@ -105,7 +105,7 @@ def test_a_worker_elsewhere_that_dies_makes_the_run_invalid(target: Target, tmp_
     assert "1 of 2 workers were lost" in Finished(run.out).manifest.problems
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_workers_are_sent_home_when_there_is_no_run(tmp_path: Path) -> None:
     with pods("http://127.0.0.1:1", tmp_path) as run:
         code, said = run.end()
@@ -115,7 +115,7 @@ def test_workers_are_sent_home_when_there_is_no_run(tmp_path: Path) -> None:
     assert not run.out.exists()
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_a_worker_that_does_not_come_makes_the_run_invalid(target: Target, tmp_path: Path) -> None:
     with pods(target.base_url, tmp_path, "--wait-s", "1", "--workers", "3") as run:
         code, said = run.end()
@@ -123,7 +123,7 @@ def test_a_worker_that_does_not_come_makes_the_run_invalid(target: Target, tmp_p
     assert "not all 3 workers came to 127.0.0.1:" in " ".join(read_manifest(run.out).problems)
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_a_link_that_remote_workers_do_not_pass_cannot_be_cut(target: Target, tmp_path: Path) -> None:
     with pods(target.base_url, tmp_path, faults=[{"at_s": 1, "action": "cut-link"}]) as run:
         code, said = run.end()
@@ -141,13 +141,13 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
     assert Elsewhere.at("[::]:5557", 1.0) == Elsewhere("[::]", 5557, 1.0)
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_a_folder_without_a_summary_has_no_verdict(tmp_path: Path) -> None:
     ended = subprocess.run([*CLI, "verdict", str(tmp_path)], capture_output=True, text=True, timeout=WITHIN_S)
     assert (ended.returncode, "holds no run" in ended.stderr) == (ExitCode.USAGE, True)
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_locust_is_the_one_with_this_kit_in_it() -> None:
     ended = subprocess.run([*CLI, "locust", "--list"], capture_output=True, text=True, timeout=WITHIN_S)
     assert "Dispatcher" in ended.stdout

@@ -36,7 +36,7 @@ from tests.loadtest.test_recorder import small_disk
 from tests.loadtest.whole_runs import WITHIN_S, Finished, a_scenario
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_every_scheduled_request_has_one_row_by_the_worker_that_had_to_send_it(target: Target, tmp_path: Path) -> None:
     scenario = parse_scenario(a_scenario(workers=2, slo="ttft_p50=1s"))
     code = run(scenario, target, tmp_path / "out", quiet=True, report=False)
@@ -54,7 +54,7 @@ def test_every_scheduled_request_has_one_row_by_the_worker_that_had_to_send_it(t
     assert all(row.output_tokens == sum(n for _, n in row.chunks) == 8 for row in found.rows)
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_a_closed_loop_never_has_more_requests_in_flight_than_clients(target: Target, tmp_path: Path) -> None:
     arrival = {"law": "closed", "concurrency": 3, "max_requests": 200}
     run(parse_scenario(a_scenario(arrival=arrival)), target, tmp_path / "out", quiet=True, report=False)
@@ -107,7 +107,7 @@ class Command:
         return self.process.returncode, said
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_a_killed_worker_makes_the_run_invalid_and_ends_it(target: Target, tmp_path: Path) -> None:
     command = Command(target, tmp_path, a_scenario(workers=2, duration_s=60))
     command.until(lambda: command.workers_with_rows() == {0, 1})
@@ -125,7 +125,7 @@ def test_a_killed_worker_makes_the_run_invalid_and_ends_it(target: Target, tmp_p
     assert psutil.wait_procs(children, timeout=WITHIN_S)[1] == []
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_an_interrupted_run_keeps_and_reports_what_was_sent(target: Target, tmp_path: Path) -> None:
     command = Command(target, tmp_path, a_scenario(duration_s=60))
     command.until(command.has_rows)
@@ -156,7 +156,7 @@ def test_a_generator_whose_owner_is_killed_ends_too(target: Target, tmp_path: Pa
     assert read_manifest(command.out).state == "interrupted"
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_nothing_is_sent_when_the_owner_is_gone_before_the_start(target: Target, tmp_path: Path) -> None:
     command = Command(target, tmp_path, a_scenario(workers=2, duration_s=60))
     command.until(lambda: len(command.children()) > 0)
@@ -189,7 +189,7 @@ def test_a_full_disk_ends_the_run_with_a_reason_and_whole_rows(target: Target, t
     assert (command.out / "rows.jsonl").read_bytes().endswith(b"\n")
 
 
-@pytest.mark.together
+@pytest.mark.apart
 def test_a_folder_that_is_removed_in_mid_run_ends_it_and_says_what_is_lost(target: Target, tmp_path: Path) -> None:
     command = Command(target, tmp_path, a_scenario(duration_s=60))
     command.until(command.has_rows)

@@ -1,8 +1,6 @@
 """The self-test's own arithmetic, its table, and its quick checks without their limits of time, which `selftest` judges."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,6 @@ from loadtest.selftest import CHECKS, COVERED, Check, Result, carried_out, choos
 from loadtest.selftest.bench import ABOUT_TIME, Bench, Disturbed, Observed, Point, Skipped, judged
 from loadtest.selftest.times import gap_errors_s, ks_distance, tpot_error_s
 from loadtest.truth.ledger import Entry
-
-NUM_AT_ONCE = 3
 
 
 @pytest.fixture
@@ -156,29 +152,11 @@ class Busy(Bench):
         return observed
 
 
-def seen_by(check: Check, folder: Path) -> list[Point]:
-    return list(points_of(check.run(Busy(folder, quick=True), *check.cases)))
-
-
-@pytest.fixture(scope="module")
-def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Check, Future[list[Point]]]]:
-    """Return what each selected check sees. They wait more than they compute: some run at once.
-
-    Each in a process of its own, as some stop all generators that their process has started, or change what it gives to them.
-    """
-    items: list[Any] = request.session.items
-    checks = [
-        i.callspec.params["check"] for i in items if i.getparent(pytest.Module) is request.node and "seen" in i.fixturenames
-    ]
-    with ProcessPoolExecutor(NUM_AT_ONCE, get_context("spawn")) as pool:
-        yield {check: pool.submit(seen_by, check, tmp_path_factory.mktemp("check")) for check in checks}
-        pool.shutdown(cancel_futures=True)
-
-
+@pytest.mark.apart
 @pytest.mark.parametrize("check", quick_cases())
-def test_the_quick_checks_fail_in_nothing_but_time(check: Check, seen: dict[Check, Future[list[Point]]]) -> None:
+def test_the_quick_checks_fail_in_nothing_but_time(check: Check, tmp_path: Path) -> None:
     """What a busy machine explains is judged by `serve-app-loadtest selftest`, which tries it again; here one try, no limits of time."""
-    points = seen[check].result()
+    points = list(points_of(check.run(Busy(tmp_path, quick=True), *check.cases)))
     assert points
     assert [p for p in points if p.verdict == "FAIL" and not p.timing] == []
 
