@@ -31,6 +31,7 @@ runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 1024
+KV_CACHE_GIB = 0.25
 TOOL_PARSER = "hermes"
 
 
@@ -113,7 +114,8 @@ def bare_vllm(model: Path, home: Path, *, port: int, flags: Sequence[str] = ()) 
     """
     command = [sys.executable, "-c", _BARE, "--model", str(model)]
     command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN), *flags]
+    command += ["--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN)]
+    command += ["--kv-cache-memory-bytes", str(int(KV_CACHE_GIB * 2**30)), *flags]
     with _running("bare vllm", command, home, port) as server:
         yield server
 
@@ -138,6 +140,7 @@ def fleet_config(model: Path, *, port: int, num_replicas: int, frontend_args: Ma
                 "name": MODEL,
                 "model": str(model),
                 "num_cpus": 0.1,
+                "kv_cache_gib": KV_CACHE_GIB,
                 "replicas": {"min": num_replicas, "max": num_replicas},
                 "engine_args": {"max_model_len": MAX_MODEL_LEN},
                 "frontend_args": dict(frontend_args),
@@ -175,7 +178,6 @@ def _environment(home: Path) -> dict[str, str]:
         "XDG_CONFIG_HOME": str(home / "config"),
         "SERVE_APP_CACHE": str(home / "serve-app"),
         "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "65",  # its 5 s are also httpx's: a request on an idle connection would meet its end
         "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.models import registry
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -39,6 +40,14 @@ class StepStats(StatLoggerBase):  # type: ignore[misc]
 
     def log_engine_initialized(self) -> None:
         pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def model_inspection() -> Iterator[None]:
+    """`inspect_models_here` is for the life of a process, and other modules' tests may come next in this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_run_in_subprocess", registry._run_in_subprocess)
+        yield
 
 
 @pytest.fixture(scope="session")

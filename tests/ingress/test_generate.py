@@ -19,6 +19,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.ingress.beam import Beam, BeamSearch
 
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("generate")]
+
 Post = Callable[..., httpx.Response]
 MAX_LOGPROBS = 20  # of the engine in conftest.py, as the next
 MAX_MODEL_LEN = 512

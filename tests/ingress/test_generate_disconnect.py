@@ -8,6 +8,8 @@ import pytest
 from starlette.types import ASGIApp, Message
 from vllm.v1.engine.async_llm import AsyncLLM
 
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("generate")]
+
 
 def body_of(**fields: object) -> bytes:
     return json.dumps({"prompt": "The engine core schedules"} | fields).encode()
