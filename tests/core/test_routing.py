@@ -62,7 +62,7 @@ def test_tokens_that_came_count_at_the_next_pick() -> None:
     assert run(fleet, outputs("a", Output("r1@0", [7])), arrived("r3")) == [start("r3", 0, "a")]
 
 
-def test_old_loads_do_not_pile_up() -> None:
+def test_old_ranks_do_not_pile_up() -> None:
     routing, replicas = LeastOutstandingTokens(), {i: ReplicaState(i, 3, 0.0, outstanding_tokens=10_000) for i in IDS}
     for _ in range(1000):
         for replica_id in IDS[:3]:  # ever less to do: what they had is never the least again
@@ -71,4 +71,4 @@ def test_old_loads_do_not_pile_up() -> None:
         picked = routing.pick(REQUEST, replicas)
         assert picked is not None
         assert picked.replica_id == "a"
-    assert len(routing._loads) <= 2 * len(IDS)
+    assert len(routing._ranks) <= 2 * len(IDS)
