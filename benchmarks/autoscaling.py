@@ -2,7 +2,7 @@
 
     python -m benchmarks.autoscaling                     all scenarios, all policies: table, figures, JSON
     python -m benchmarks.autoscaling --scenarios diurnal one of them
-    python -m benchmarks.autoscaling --replicas 1000     a step that needs up to so many replicas, ours alone
+    python -m benchmarks.autoscaling --replicas 1000     short steps of the load to what needs about so many replicas (10 CPU minutes)
     python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-start 20
                                                          a live run of `serve-app-loadtest` again, in simulated time
 
@@ -43,6 +43,8 @@ COLD_START_S = 40.0
 SEED = 1
 MAX_ANSWER = 1500
 TARGETS = (8, 16, 24, 32, 48, 64)
+STEP_TARGETS = (24, 32)
+"""Those that are best on the steps of `SCENARIOS`."""
 DOWN_DELAYS_S = (60.0, 120.0, 300.0)
 
 
@@ -54,6 +56,7 @@ class Scenario:
     arrival: Arrival
     duration_s: float
     initial: int
+    maximum: int = 1000
 
     def rate_at(self, t: float) -> float:
         """Return the law's requests per second, its mean where the law is of gaps."""
@@ -104,8 +107,29 @@ def jobs_of(scenario: Scenario) -> Iterator[Job]:
         yield Job(f"j{i}", at, prompt, answer)
 
 
-def simulate(scenario: Scenario, make: Callable[[], Scaling], maximum: int = 1000) -> Outcome:
-    world = World(hardware=hardware(), initial=scenario.initial, maximum=maximum, cold_start_s=COLD_START_S, ttft_s=SLO.ttft_s)
+def short_steps(replicas: int, per_replica: float) -> list[Scenario]:
+    """Return steps to nine tenths of what ``replicas`` can take; short, as a second of 1,000 replicas has 4,000 requests."""
+    rate = 0.9 * replicas * per_replica
+    return [
+        Scenario(
+            f"x{factor:g} to {replicas} replicas",
+            Step(law="step", rate=rate / factor, to_rate=rate, at_s=60),
+            180,
+            initial=math.ceil(replicas / factor),
+            maximum=2 * replicas,
+        )
+        for factor in (1.5, 2)
+    ]
+
+
+def simulate(scenario: Scenario, make: Callable[[], Scaling]) -> Outcome:
+    world = World(
+        hardware=hardware(),
+        initial=scenario.initial,
+        maximum=scenario.maximum,
+        cold_start_s=COLD_START_S,
+        ttft_s=SLO.ttft_s,
+    )
     return SimulatedFleet(world).run(jobs_of(scenario), scenario.duration_s, make())
 
 
@@ -114,8 +138,8 @@ def rate_per_replica() -> float:
     low, high = 0.5, 20.0
     while high - low > 0.05:
         rate = (low + high) / 2
-        steady = Scenario("steady", Poisson(law="poisson", rate=rate), 1800, initial=1)
-        if simulate(steady, Fixed, maximum=1).attainment(SLO.ttft_s) >= ATTAINMENT:
+        steady = Scenario("steady", Poisson(law="poisson", rate=rate), 1800, initial=1, maximum=1)
+        if simulate(steady, Fixed).attainment(SLO.ttft_s) >= ATTAINMENT:
             low = rate
         else:
             high = rate
@@ -139,14 +163,13 @@ class Row:
     cpu_s: float
 
 
-def row_of(name: str, policy: str, make: Callable[[], Scaling]) -> tuple[Row, Outcome]:
-    scenario = SCENARIOS[name]
+def row_of(scenario: Scenario, policy: str, make: Callable[[], Scaling]) -> tuple[Row, Outcome]:
     began = time.process_time()
     outcome = simulate(scenario, make)
     rises_at = getattr(scenario.arrival, "at_s", None)
     after = [c.at - rises_at for c in outcome.changes if rises_at is not None and c.at >= rises_at and c.after > c.before]
     row = Row(
-        scenario=name,
+        scenario=scenario.name,
         policy=policy,
         requests=len(outcome.jobs),
         attainment=outcome.attainment(SLO.ttft_s),
@@ -160,25 +183,26 @@ def row_of(name: str, policy: str, make: Callable[[], Scaling]) -> tuple[Row, Ou
     return row, outcome
 
 
-def policies(name: str, per_replica: float) -> dict[str, Callable[[], Scaling]]:
-    """Return label -> policy; the request counts with all settings that are tried."""
-    oracle = partial(Oracle, rate_at=SCENARIOS[name].rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S)
+def policies(scenario: Scenario, per_replica: float) -> dict[str, Callable[[], Scaling]]:
+    """Return label -> policy; the request counts with all settings that are tried, fewer on `short_steps`."""
+    is_short = scenario.name not in SCENARIOS
     found: dict[str, Callable[[], Scaling]] = {
         "serve-app": partial(Ours, Rule(slo=SLO)),
-        "serve-app, utilization 1": partial(Ours, Rule(slo=SLO, utilization=1.0)),
-        "oracle": oracle,
-        "Ray Serve, target 2": RequestCount,
-        "KEDA, waiting > 5": Keda,
+        "oracle": partial(Oracle, rate_at=scenario.rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S),
     }
-    for target, down_s in product(TARGETS, DOWN_DELAYS_S):
+    if not is_short:
+        found["serve-app, utilization 1"] = partial(Ours, Rule(slo=SLO, utilization=1.0))
+        found |= {"Ray Serve, target 2": RequestCount, "KEDA, waiting > 5": Keda}  # of 1,000 replicas they would make 20,000
+    settings = product(STEP_TARGETS, DOWN_DELAYS_S[:1]) if is_short else product(TARGETS, DOWN_DELAYS_S)
+    for target, down_s in settings:
         count = partial(RequestCount, target=target, look_back_s=10.0, up_delay_s=0.0, down_delay_s=down_s, report_s=1.0)
         found[f"request count, target {target}, down after {down_s:g} s"] = count
     return found
 
 
-def _task(task: tuple[str, str, float]) -> tuple[Row, list[tuple[float, int, int, float]]]:
-    name, policy, per_replica = task
-    row, outcome = row_of(name, policy, policies(name, per_replica)[policy])
+def _task(task: tuple[Scenario, str, float]) -> tuple[Row, list[tuple[float, int, int, float]]]:
+    scenario, policy, per_replica = task
+    row, outcome = row_of(scenario, policy, policies(scenario, per_replica)[policy])
     return row, outcome.timeline
 
 
@@ -200,7 +224,7 @@ def table(rows: list[Row], names: list[str]) -> str:
         oracle = of_scenario["oracle"]
         best = tuned(rows, name)
         fixed = ("serve-app", "serve-app, utilization 1", "oracle", "Ray Serve, target 2", "KEDA, waiting > 5")
-        for row in (*(of_scenario[policy] for policy in fixed), best):
+        for row in (*(of_scenario[policy] for policy in fixed if policy in of_scenario), best):
             label = f"{row.policy} (tuned)" if row is best else row.policy
             first = "–" if row.first_change_s is None else f"{row.first_change_s:.0f} s"
             lines.append(
@@ -213,7 +237,7 @@ def table(rows: list[Row], names: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--replicas", type=int, help="only a step to what needs about so many")
+    parser.add_argument("--replicas", type=int, help="instead: short steps to what needs about so many")
     parser.add_argument("--live", type=Path, help="folder of a load test of a fleet that was scaled")
     parser.add_argument("--bounds", type=int, nargs=2, metavar=("MIN", "MAX"), help="replicas of the live fleet")
     parser.add_argument("--cold-start", type=float, help="seconds, as the live fleet's replicas took")
@@ -225,47 +249,35 @@ def main() -> None:
             parser.error("--live needs --bounds and --cold-start")
         print(json.dumps(live_and_simulated(options.live, options.bounds, options.cold_start), indent=1))
         return
-    options.out.mkdir(parents=True, exist_ok=True)
     per_replica = rate_per_replica()
-    if options.replicas:
-        print(json.dumps(many(options.replicas, per_replica), indent=1))
-        return
-    tasks = [(name, policy, per_replica) for name in options.scenarios for policy in policies(name, per_replica)]
+    chosen = [SCENARIOS[name] for name in options.scenarios]
+    scenarios = short_steps(options.replicas, per_replica) if options.replicas else chosen
+    compare(scenarios, per_replica, options.out, options.figures)
+
+
+def compare(scenarios: list[Scenario], per_replica: float, out: Path, figures: Path | None) -> None:
+    """Run all policies on the scenarios; write the report and the figures, print the table."""
+    out.mkdir(parents=True, exist_ok=True)
+    tasks = [(scenario, policy, per_replica) for scenario in scenarios for policy in policies(scenario, per_replica)]
     with ProcessPoolExecutor(max_workers=2) as pool:
         results = list(pool.map(_task, tasks))
     rows = [row for row, _ in results]
     report: dict[str, Any] = {"profile": PROFILE, "slo": asdict(SLO), "cold_start_s": COLD_START_S, "seed": SEED}
     report |= {"oracle_rate_per_replica": per_replica, "rows": [asdict(row) for row in rows]}
-    (options.out / "report.json").write_text(json.dumps(report, indent=1))
+    (out / "report.json").write_text(json.dumps(report, indent=1))
     from benchmarks.scaling_figures import draw
 
-    for name in options.scenarios:
+    names = [scenario.name for scenario in scenarios]
+    for name in names:
         shown = {row.policy: timeline for row, timeline in results if row.scenario == name}
         best = tuned(rows, name).policy
         lines = {label: shown[policy] for label, policy in (("serve-app", "serve-app"), ("oracle", "oracle"), (best, best))}
-        path = options.out / f"scaling-{name.replace(' ', '-')}.png"
+        path = out / f"scaling-{name.replace(' ', '-')}.png"
         draw(path, name, lines, per_replica)
-        if options.figures:
-            (options.figures / path.name).write_bytes(path.read_bytes())
+        if figures:
+            (figures / path.name).write_bytes(path.read_bytes())
     print(f"one replica keeps the SLO up to {per_replica:.2f} requests/s (simulated {PROFILE})\n")
-    print(table(rows, options.scenarios))
-
-
-def many(replicas: int, per_replica: float) -> dict[str, Any]:
-    """Return what a doubling of the load to about ``replicas`` comes to, and what a simulated second costs."""
-    rate = replicas * per_replica * 0.9
-    arrival = Step(law="step", rate=rate / 2, to_rate=rate, at_s=30)
-    scenario = Scenario("many", arrival, 120, initial=max(1, replicas // 2))
-    began = time.process_time()
-    outcome = simulate(scenario, partial(Ours, Rule(slo=SLO)), maximum=2 * replicas)
-    cpu_s = time.process_time() - began
-    return {
-        "requests": len(outcome.jobs),
-        "attainment": round(outcome.attainment(SLO.ttft_s), 4),
-        "most": max(wanted for _, wanted, _, _ in outcome.timeline),
-        "first_change_s": next((c.at - 30 for c in outcome.changes if c.at >= 30), None),
-        "cpu_us_per_request": round(cpu_s / len(outcome.jobs) * 1e6),
-    }
+    print(table(rows, names))
 
 
 def live_and_simulated(run: Path, bounds: tuple[int, int], cold_start_s: float) -> dict[str, Any]:

@@ -107,21 +107,14 @@ class FleetState:
             raise ValueError(f"request id {event.request_id!r} is in use")
         self.tally.requests += 1
         self.tally.prompt_tokens += event.prompt_tokens
-        if len(self.waiting) >= self.settings.max_waiting_requests and not any(r.has_room() for r in self.replicas.values()):
-            self._reject()
-            return [
-                FailRequest(
-                    event.request_id,
-                    QueueFull(
-                        waiting=len(self.waiting),
-                        limit=self.settings.max_waiting_requests,
-                        retry_after_s=self.retry_after_s(),
-                    ),
-                )
-            ]
         request = RequestState(
             event.request_id, event.prompt_tokens, event.max_tokens, event.resume, arrived_at=now, waiting_since=now
         )
+        limit = self.settings.max_waiting_requests
+        if len(self.waiting) >= limit and self._routing.pick(request, self.replicas) is None:
+            self._reject()
+            error = QueueFull(waiting=len(self.waiting), limit=limit, retry_after_s=self.retry_after_s())
+            return [FailRequest(request.request_id, error)]
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         return self._dispatch()
@@ -147,6 +140,7 @@ class FleetState:
         is_new = event.replica_id not in self.replicas
         failed = self._forget_replica(LinkLost(event.replica_id, "replaced by a new link"), now=now)
         self.replicas[event.replica_id] = ReplicaState(event.replica_id, event.credit, heard_at=now)
+        self._routing.changed(event.replica_id)
         return failed + (self._take_back_queued(event.credit, now) if is_new else []) + self._dispatch()
 
     def _take_back_queued(self, limit: int, now: float) -> list[Instruction]:
@@ -175,6 +169,7 @@ class FleetState:
         replica.heard_at = now
         replica.step, replica.running, replica.waiting = event.step, event.running, event.waiting
         replica.kv_usage, replica.draining = event.kv_usage, event.draining
+        self._routing.changed(event.replica_id)
         return self._dispatch()
 
     def _on_link_lost(self, event: LinkLost, *, now: float) -> list[Instruction]:
@@ -225,6 +220,7 @@ class FleetState:
         if replica is None:
             return []
         replica.heard_at = now
+        self._routing.changed(event.replica_id)
         deliver: list[EngineOutput] = []
         swallowed: list[tuple[int, int]] = []
         others: list[Instruction] = []
@@ -342,7 +338,7 @@ class FleetState:
         started: list[Instruction] = []
         while self.waiting:
             request = next(iter(self.waiting.values()))
-            replica = self._routing.pick(request, (r for r in self.replicas.values() if r.has_room()))
+            replica = self._routing.pick(request, self.replicas)
             if replica is None:
                 break
             self.waiting.popitem(last=False)
@@ -357,6 +353,7 @@ class FleetState:
         request.to_swallow = 0 if continues else len(request.emitted_ids)
         replica.held[request.request_id] = request
         replica.outstanding_tokens += request.outstanding_tokens
+        self._routing.changed(replica.replica_id)
         self._attempts[request.attempt_id] = request
         prefix = tuple(request.emitted_ids) if continues else ()
         return StartAttempt(request.request_id, request.attempt_id, replica.replica_id, prefix, emitted=len(request.emitted_ids))
@@ -386,6 +383,7 @@ class FleetState:
         del replica.held[request.request_id]
         del self._attempts[request.attempt_id]
         replica.outstanding_tokens -= request.outstanding_tokens
+        self._routing.changed(replica.replica_id)
 
     def describe(self) -> dict[str, Any]:
         """Return counts and per-replica load as plain data, for status and metrics."""

@@ -336,6 +336,13 @@ def test_a_new_replica_gets_its_part_of_what_waits_in_an_engine() -> None:
     assert run(fleet, LinkOpened("c", 8), now=2.0) == [], "an engine's queue is taken once, until it tells of a new one"
 
 
+def test_of_a_queue_that_has_grown_since_its_heartbeat_more_may_be_taken_than_that_told_of() -> None:
+    fleet = fleet_of("a", credit=16)
+    run(fleet, *(arrived(f"r{i}") for i in range(9)), HeartbeatArrived("a", 9, 2, 1, 0.9, draining=False))
+    assert run(fleet, LinkOpened("b", 8))[0] == AbortAttempts("a", ("r6@0", "r7@0", "r8@0"))
+    assert run(fleet, LinkOpened("c", 8)) == []
+
+
 def test_what_was_moved_from_queue_to_queue_has_lost_no_replica() -> None:
     fleet = fleet_of("a", max_attempts=2)
     run(fleet, arrived("r"))

@@ -26,6 +26,7 @@ from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs
 from serve_app.core.request import Resume
 from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestTooLarge, ResumeDiverged
 from tests.core.helpers import Output, outputs
+from tests.core.test_routing import Compared
 
 MAX_WAITING = 4
 MAX_ATTEMPTS = 3
@@ -74,7 +75,8 @@ class FleetMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         limits: dict[str, Any] = {"max_waiting_requests": MAX_WAITING, "max_attempts": MAX_ATTEMPTS}
-        self.fleet = FleetState(FleetSettings(model="m", no_replica_s=NO_REPLICA_S, heartbeat_timeout_s=TIMEOUT_S, **limits))
+        of_fleet = FleetSettings(model="m", no_replica_s=NO_REPLICA_S, heartbeat_timeout_s=TIMEOUT_S, **limits)
+        self.fleet = FleetState(of_fleet, Compared())
         self.now = 0.0
         self.requests: dict[str, Request] = {}
         self.links: dict[str, Link] = {}

@@ -1,0 +1,74 @@
+"""The order of replicas that is kept, against a look at all of them."""
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.core.request import RequestState, Resume
+from serve_app.core.routing import LeastOutstandingTokens, ReplicaState
+from tests.core.helpers import Output, arrived, fleet_of, outputs, run, start
+
+REQUEST = RequestState("r", prompt_tokens=1, max_tokens=1, resume=Resume.CONTINUE)
+HELD = [RequestState(f"h{i}", prompt_tokens=1, max_tokens=1, resume=Resume.CONTINUE) for i in range(3)]
+IDS = tuple("abcdefghijkl")
+
+
+class Compared(LeastOutstandingTokens):
+    """Compares each pick with the least loaded of all replicas with room."""
+
+    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
+        picked = super().pick(request, replicas)
+        assert picked is min(
+            (r for r in replicas.values() if not r.draining and len(r.held) < r.credit),
+            key=lambda r: (r.outstanding_tokens, len(r.held), r.running + r.waiting, r.replica_id),
+            default=None,
+        )
+        return picked
+
+
+states = st.builds(
+    lambda held, tokens, running, waiting, draining: ReplicaState(
+        "", 3, 0.0, {r.request_id: r for r in HELD[:held]}, tokens, running=running, waiting=waiting, draining=draining
+    ),
+    st.integers(0, 3),
+    *(st.integers(0, 2),) * 3,
+    st.sampled_from([False, False, False, True]),
+)
+histories = st.lists(st.tuples(st.sampled_from(IDS), st.none() | states, st.booleans()), max_size=80)
+"""Replica, its new state (None: it goes), whether a pick follows."""
+
+
+@given(histories)
+def test_every_pick_is_the_least_loaded_replica_with_room_whatever_changed_before(
+    history: list[tuple[str, ReplicaState | None, bool]],
+) -> None:
+    routing, replicas = Compared(), dict[str, ReplicaState]()
+    for replica_id, state, picks in history:
+        if state is None:
+            replicas.pop(replica_id, None)
+        else:
+            state.replica_id = replica_id
+            replicas[replica_id] = state
+            routing.changed(replica_id)
+        if picks:
+            routing.pick(REQUEST, replicas)
+    routing.pick(REQUEST, replicas)
+
+
+def test_tokens_that_came_count_at_the_next_pick() -> None:
+    fleet = fleet_of("a", "b")
+    run(fleet, arrived("r1"), arrived("r2"))
+    assert run(fleet, outputs("a", Output("r1@0", [7])), arrived("r3")) == [start("r3", 0, "a")]
+
+
+def test_old_ranks_do_not_pile_up() -> None:
+    routing, replicas = LeastOutstandingTokens(), {i: ReplicaState(i, 3, 0.0, outstanding_tokens=10_000) for i in IDS}
+    for _ in range(1000):
+        for replica_id in IDS[:3]:  # ever less to do: what they had is never the least again
+            replicas[replica_id].outstanding_tokens -= 1
+            routing.changed(replica_id)
+        picked = routing.pick(REQUEST, replicas)
+        assert picked is not None
+        assert picked.replica_id == "a"
+    assert len(routing._ranks) <= 2 * len(IDS)
