@@ -33,6 +33,15 @@ def test_a_step_in_the_load_is_answered_within_five_seconds_and_completely_withi
     assert after[-1] >= 5
 
 
+@pytest.mark.parametrize("num_replicas", [30, 300])
+def test_a_doubling_of_a_large_fleets_load_is_answered_nearly_completely_within_eight_seconds(num_replicas: int) -> None:
+    """It is thousands of requests, which must not pass for the bursts of a bursty load."""
+    rate = 0.6 * num_replicas / WORK_S
+    plant = Plant(running=num_replicas, maximum=10 * num_replicas)
+    before = plant.run(rate, 120)[-1]
+    assert plant.run(2 * rate, 8)[-1] >= 1.75 * before
+
+
 def test_less_load_takes_replicas_away_one_keep_time_after_it_was_last_needed() -> None:
     plant = Plant(cold_start_s=50.0)
     high = plant.run(25.0, 400)[-1]
