@@ -8,9 +8,10 @@ the policy neither waits for a disk nor fails with it. What could not be written
 import copy
 import gzip
 import logging
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
@@ -157,6 +158,29 @@ def stretches(records: Iterable[Record]) -> Iterator[list[Record]]:
             stretch.append(record)
     if stretch:
         yield stretch
+
+
+def differing(record: Record, decided: Mapping[str, Decision]) -> list[str]:
+    """Return for which models, or for the ingresses, something else was decided than logged."""
+    logged = record.decided
+    names = dict.fromkeys((*logged, *decided))
+    return [n for n in names if n not in logged or n not in decided or not _same(logged[n], decided[n])]
+
+
+def _same(one: Decision, other: Decision) -> bool:
+    """Return whether they differ in nothing but the last digits of quantities, which depend on the processor: the fit uses LAPACK."""
+
+    def near(a: float, b: float) -> bool:
+        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+
+    if (quantities := one.inputs.keys()) != other.inputs.keys() or (one.ready_at is None) != (other.ready_at is None):
+        return False
+    rounded = replace(one, inputs=other.inputs, ready_at=other.ready_at)
+    return (
+        rounded == other
+        and all(near(one.inputs[name], other.inputs[name]) for name in quantities)
+        and near(one.ready_at or 0.0, other.ready_at or 0.0)
+    )
 
 
 def decided_again(stretch: Sequence[Record]) -> Iterator[tuple[Record, dict[str, Decision]]]:

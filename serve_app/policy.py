@@ -17,7 +17,7 @@ from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config_sections.schedule import bounds_at
 from serve_app.core.autoscaling import Decision, Observation
 from serve_app.core.fleet_scaling import INGRESSES, FleetObservation, FleetScaler, IngressObservation
-from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, Load, Meter
+from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.decision_log import DecisionLog, log_path
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
@@ -38,11 +38,24 @@ class Memory:
     replicas: dict[str, Meter] = field(default_factory=dict)
     targets: dict[str, int] = field(default_factory=dict)
     decided: dict[str, Decision] = field(default_factory=dict)
-    members: set[str] = field(default_factory=set)
+    members: dict[str, set[str]] = field(default_factory=dict)
+    """Deployment -> who was there."""
     warned: set[str] = field(default_factory=set)
     """Models of which was said that their ITL limit cannot be kept."""
-    left_at: float = -math.inf
-    """When a replica or an ingress was last seen to go: it drains, and reports no more."""
+    left_at: dict[str, float] = field(default_factory=dict)
+    """Deployment -> when a member was last seen to go: it drains, and reports no more."""
+
+    def note_departures(self, contexts: Mapping[str, Any], at: float) -> None:
+        """Compare with who was there."""
+        for name, context in contexts.items():
+            present = set(members(context))
+            if self.members.get(name, set()) - present:
+                self.left_at[name] = at
+            self.members[name] = present
+
+    def left_within(self, deployment: str, span_s: float, at: float) -> bool:
+        """Return whether a member of the deployment has gone in the last ``span_s`` seconds."""
+        return at - self.left_at.get(deployment, -math.inf) < span_s
 
 
 class DemandPolicy:
@@ -105,20 +118,19 @@ class DemandPolicy:
         reports = newest_reports(contexts[INGRESS])
         increments = memory.ingresses.take(reports, now=at)
         silent = memory.ingresses.silent(members(contexts[INGRESS]), now=at)
-        present = {member for context in contexts.values() for member in members(context)}
-        if memory.members - present:
-            memory.left_at = at
-        memory.members = present
-        is_partial = at - memory.left_at < self._settings.timeouts.drain_s
+        memory.note_departures(contexts, at)
+        ingress_drains = memory.left_within(INGRESS, self._settings.timeouts.drain_s, at)  # nobody tells of its streams
         models = {}
         for model in scaled_models(self._settings):
             if (context := contexts.get(replica_deployment(model))) is not None:
                 meter = memory.replicas.setdefault(model.name, Meter())
                 of_replicas = load_of_replicas(context, meter, now=at)
+                replica_drains = _total(reports, f"draining/{model.name}") > 0
+                has_just_left = memory.left_within(replica_deployment(model), STALE_S, at)  # ingresses may not have told yet
                 load = Load(
                     interval_s=interval_s,
                     silent=silent + meter.silent(members(context), now=at),
-                    is_partial=is_partial,
+                    is_partial=ingress_drains or replica_drains or has_just_left,
                     **load_at_ingresses(model, reports, increments),
                     **of_replicas,
                 )

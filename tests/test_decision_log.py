@@ -6,13 +6,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serve_app import decision_log
 from serve_app.core.autoscaling import Rule
 from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Rules
-from serve_app.decision_log import DecisionLog, Record, decided_again, export, files, read, stretches
+from serve_app.decision_log import DecisionLog, Record, decided_again, differing, export, files, read, stretches
 from tests.core.plant import RULE, Plant
 from tests.e2e.fleet import wait_until
 
@@ -63,6 +64,24 @@ def test_other_rules_give_other_decisions(write: Callable[..., Path]) -> None:
     assert logged[0].scaler is not None
     logged[0].scaler.obey(Rules(models={"chat": replace(RULE, utilization=0.1)}))
     assert [d for _, d in decided_again(logged)] != [r.decided for r in logged]
+
+
+def test_the_last_digits_of_a_quantity_are_no_difference_and_all_else_is(write: Callable[..., Path]) -> None:
+    """Two processors, or two builds of LAPACK, round a fit in their own ways."""
+    record = records(write(300))[-1]
+    (name,) = (name for name in record.decided if name == "chat")
+    logged = record.decided[name]
+
+    def differs(**fields: Any) -> bool:
+        return differing(record, {**record.decided, name: replace(logged, **fields)}) == [name]
+
+    assert not differs(inputs={key: value * (1 + 1e-12) for key, value in logged.inputs.items()})
+    assert differs(inputs={**logged.inputs, "demand": logged.inputs["demand"] * 1.001})
+    assert differs(inputs={key: value for key, value in logged.inputs.items() if key != "demand"})
+    assert differs(desired=logged.desired + 1)
+    assert differs(rule="another")
+    assert differs(ready_at=1.0)
+    assert differing(record, {}) == list(record.decided)
 
 
 def test_what_follows_a_gap_waits_for_the_next_snapshot(write: Callable[..., Path]) -> None:

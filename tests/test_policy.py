@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.autoscaling import DEFAULT_COLD_START_S
+from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Decision
+from serve_app.core.fleet_scaling import FleetObservation, FleetScaler
 from serve_app.core.signals import STALE_S
+from serve_app.decision_log import DecisionLog
 from serve_app.policy import OBSERVE_S, DemandPolicy
 
 
@@ -111,6 +113,65 @@ def test_ingresses_are_summed_and_each_models_numbers_are_its_own(controller: Co
     assert controller.tick() == {INGRESS: 3, TINY: 1, BIG: 1}
     (memory,) = (state["memory"] for state in controller.state.values())
     assert memory.ingresses.silent(["i1", "i2"], now=controller.at) == ()
+
+
+class Seen(DecisionLog):
+    """A log that nothing is written to, and that keeps whether the last observation of tiny was partial."""
+
+    is_partial = False
+
+    def observe(self, scaler: FleetScaler, seen: FleetObservation, *, time: float) -> dict[str, Decision]:
+        self.is_partial = seen.models["tiny"].load.is_partial
+        return super().observe(scaler, seen, time=time)
+
+
+@pytest.fixture
+def seen(controller: Controller) -> Seen:
+    for member in ("t1", "t2"):
+        controller.report(TINY, member, steps=0.0)
+    controller.policy._log = seen = Seen(None)
+    controller.tick()
+    assert not seen.is_partial
+    return seen
+
+
+def test_after_a_replica_went_steps_are_missing_until_no_ingress_has_requests_on_one_that_drains(
+    controller: Controller, seen: Seen
+) -> None:
+    del controller.reports[TINY]["t2"]
+    controller.tick()
+    assert seen.is_partial  # before an ingress has told of it, too
+    controller.report(INGRESS, "i1", draining__tiny=3.0)
+    for _ in range(100):
+        controller.tick()
+        assert seen.is_partial
+    controller.report(INGRESS, "i1", draining__tiny=0.0)
+    controller.tick()
+    assert not seen.is_partial
+
+
+def test_a_replica_without_requests_is_missed_for_seconds_and_another_models_not_at_all(
+    controller: Controller, seen: Seen
+) -> None:
+    del controller.reports[BIG]["b1"]
+    controller.tick()
+    assert not seen.is_partial
+    del controller.reports[TINY]["t2"]
+    controller.tick()
+    assert seen.is_partial
+    controller.tick(STALE_S)
+    assert not seen.is_partial
+
+
+def test_of_an_ingress_that_went_nobody_knows_when_its_last_stream_ends(controller: Controller, seen: Seen) -> None:
+    controller.report(INGRESS, "i2", streams=1.0)
+    controller.tick()
+    del controller.reports[INGRESS]["i2"]
+    controller.tick()
+    controller.tick(599.0)
+    assert seen.is_partial
+    controller.tick()
+    assert not seen.is_partial
 
 
 def test_a_silent_ingress_takes_nothing_away(controller: Controller) -> None:

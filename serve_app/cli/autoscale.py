@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="What the autoscaler decided, why, and what else it would have come to.", no_args_is_help=True)
 
+WIDTH = 200
+"""Characters of a line at most."""
 LEAST_S = 60
 """Of a piece that is simulated."""
 OFF_S = 5.0
@@ -60,7 +62,7 @@ def log(
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    _print(table)
 
 
 @app.command()
@@ -103,16 +105,16 @@ def replay(
 
 
 def _replay_same(found: "Sequence[Sequence[Record]]") -> None:
-    from serve_app.decision_log import decided_again
+    from serve_app.decision_log import decided_again, differing
 
     records = [record for stretch in found for record in stretch]
     again = [pair for stretch in found for pair in decided_again(stretch)]
-    changed = [(record, decided) for record, decided in again if decided != record.decided]
+    changed = [(record, decided) for record, decided in again if differing(record, decided)]
     if not changed:
         typer.echo(f"records: {len(records)}, {_span(records)}, decided again: all the same")
         return
     record, decided = changed[0]
-    name = next(name for name in (*record.decided, *decided) if decided.get(name) != record.decided.get(name))
+    name = differing(record, decided)[0]
     typer.echo(f"decided differently: {len(changed)} of {len(records)} records, the first at {clock(record.time)}")
     typer.echo(f"  logged     {name}: {record.decided.get(name)}\n  this code  {name}: {decided.get(name)}")
     raise typer.Exit(1)
@@ -172,7 +174,12 @@ def _print_results(results: "dict[str, dict[str, Result]]", slo_s: dict[str, flo
                 str(result.most),
             )
             table.add_row(name, policy, *cells)
-    Console(highlight=False).print(table)
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    """Whole lines, however narrow the terminal: times and rules are there to be copied and searched for."""
+    Console(highlight=False, width=WIDTH).print(table)
 
 
 def clock(time: float) -> str:

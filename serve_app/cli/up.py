@@ -215,6 +215,7 @@ def _say_ready(settings: Settings) -> None:
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
     key = " -H 'authorization: Bearer KEY'" if settings.ingress.api_keys_file else ""
     chat = f'{{"model": "{model}", {question}'
+    name = "" if settings.name == "serve-app" else f" {settings.name}"
     typer.echo(f"""
 serving {", ".join(m.name for m in settings.models)} at {url}
 
@@ -224,5 +225,5 @@ curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
 curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\
   -d '{chat}, "stream": true}}'
 
-Ctrl-C stops it; `serve-app status` shows the fleet.
+Ctrl-C stops it; `serve-app status{name}` shows the fleet.
 """)

@@ -23,14 +23,7 @@ from serve_app.core.events import (
     Ticked,
 )
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.instructions import (
-    AbortAttempts,
-    CloseLink,
-    DeliverOutputs,
-    FailRequest,
-    Instruction,
-    StartAttempt,
-)
+from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, Instruction, StartAttempt
 from serve_app.core.request import EngineOutput, RequestState, Resume
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState, RoutingPolicy
 from serve_app.core.signals import Tally
@@ -384,6 +377,10 @@ class FleetState:
         del self._attempts[request.attempt_id]
         replica.outstanding_tokens -= request.outstanding_tokens
         self._routing.changed(replica.replica_id)
+
+    def num_on_draining(self) -> int:
+        """Return how many requests run on replicas that drain."""
+        return sum(len(replica.held) for replica in self.replicas.values() if replica.draining)
 
     def describe(self) -> dict[str, Any]:
         """Return counts and per-replica load as plain data, for status and metrics."""

@@ -59,12 +59,13 @@ class IngressRuntime:
             front.client.set_members(members)
 
     def autoscaling_stats(self) -> dict[str, float]:
-        """Return per model ``<counter>/<model>`` of its `Tally`, and ``waiting/<model>``."""
+        """Return per model ``<counter>/<model>`` of its `Tally`, and requests: ``waiting/<model>`` and ``draining/<model>``."""
         stats: dict[str, float] = {}
         for name, front in self.front_ends.items():
             fleet = front.client.fleet
             stats |= {f"{counter}/{name}": float(value) for counter, value in asdict(fleet.tally).items()}
             stats[f"waiting/{name}"] = float(len(fleet.waiting))
+            stats[f"draining/{name}"] = float(fleet.num_on_draining())
         return stats
 
     def describe(self) -> dict[str, Any]:

@@ -199,9 +199,12 @@ def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r0"))
     assert run(fleet, heartbeat("a", draining=True), arrived("r1")) == []
+    assert fleet.num_on_draining() == 1
     last = Output("r0@0", [7], finish_reason="stop")
     assert run(fleet, outputs("a", last)) == [DeliverOutputs([last])]
+    assert fleet.num_on_draining() == 0
     assert run(fleet, heartbeat("a")) == [start("r1", 0, "a")]
+    assert fleet.num_on_draining() == 0
 
 
 def test_an_attempt_that_cannot_be_sent_ends_only_its_own_request() -> None:
