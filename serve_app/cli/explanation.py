@@ -18,7 +18,7 @@ REASONS: Mapping[str, str] = {
     "kv cache full": "the KV cache is full: one more",
     "late first tokens": "too many first tokens are later than the SLO: one more",
     "rejected": "requests were refused: one more",
-    "keep": "that is enough, and what there is stays for a while",
+    "keep": "no more is wanted, and what there is stays for a while",
     "low for long": "no more was wanted for long enough",
     "silent members": "fewer would do, but members do not report: nothing is taken away",
     "minimum": "the least that the configuration allows",
@@ -41,7 +41,8 @@ def explanation(record: Record, name: str) -> Iterator[str]:
     assert seen is not None  # else nothing was decided for it
     at = datetime.fromtimestamp(record.time, UTC)
     change = "stays at" if decision.desired == seen.target else f"{seen.target} ->"
-    yield f"{name}, {at:%Y-%m-%dT%H:%M:%SZ}: {change} {decision.desired}, because {REASONS.get(decision.rule, decision.rule)}"
+    reason = "nobody asks" if (decision.rule, decision.desired) == ("keep", 0) else REASONS.get(decision.rule, decision.rule)
+    yield f"{name}, {at:%Y-%m-%dT%H:%M:%SZ}: {change} {decision.desired}, because {reason}"
     if isinstance(seen, Observation):
         yield from _model(seen, decision)
     else:
@@ -75,7 +76,7 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     per_token = f"{1000 * of['output_token_s']:.3f} ms an output token + {1000 * of['prompt_token_s']:.3f} ms a prompt token"
     yield f"  measured  {of['prompt_tokens']:.0f} prompt + {of['output_tokens']:.0f} output tokens a request; a step takes"
     yield f"            {1000 * of['step_s']:.1f} ms + {per_token}"
-    most = f"above, batches of more than {of['batch_limit']:.0f} requests come too often: {LIMITS.get(decision.limit, decision.limit)}"
+    most = f"above, more than {of['batch_limit']:.0f} requests would run at once too often: {LIMITS.get(decision.limit, decision.limit)}"
     yield f"  replica   may be busy {of['utilization']:.0%} of the time; {most}"
     if of["growth"]:
         yield f"  growth    {of['growth']:.2f} replicas more within a cold start of {of['cold_start_s']:.0f} s"
