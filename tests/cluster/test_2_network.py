@@ -12,15 +12,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 CONNECT = """
 import json, socket, sys
-reached = []
-for target in sys.argv[1:]:
+from concurrent.futures import ThreadPoolExecutor
+def is_reached(target):
     host, port = target.split(":")
     try:
         socket.create_connection((host, int(port)), timeout=2).close()
-        reached.append(target)
     except OSError:
-        pass
-print(json.dumps(reached))
+        return False
+    return True
+targets = sys.argv[1:]
+with ThreadPoolExecutor(len(targets)) as pool:
+    print(json.dumps([target for target, reached in zip(targets, pool.map(is_reached, targets)) if reached]))
 """
 GCS, DASHBOARD, RAY_CLIENT, METRICS, AGENT, HTTP, LINK = 6379, 8265, 10001, 8080, 52365, 8010, 8020
 

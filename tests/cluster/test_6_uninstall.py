@@ -1,20 +1,55 @@
-"""`helm uninstall` leaves nothing behind. The last file: the release is gone afterwards."""
+"""`helm uninstall` leaves nothing behind. The last file: the release is gone afterwards.
+
+An uninstall is one long wait, for streams and for KubeRay's job that cleans Redis. Beside it another release comes and goes.
+"""
+
+import subprocess
+from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.kube import get, kubectl, run, wait_until
-from tests.cluster.release import NAMESPACE, RELEASE, Release
+from tests.cluster.release import CHART, NAMESPACE, RELEASE, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
+UNINSTALL = ("helm", "uninstall", "--wait", "--timeout", "5m")
+PLAIN = "serve-app-plain"  # name and namespace
 OF_EVERY_NAMESPACE = {"kube-root-ca.crt", "default"}  # the API server's own
 NOT_OBJECTS = ("events", "events.events.k8s.io", "pods.metrics.k8s.io")
 
 
-def test_uninstall_leaves_nothing_behind(release: Release) -> None:
+@pytest.fixture(scope="module")
+def uninstalling(release: Release) -> Iterator[subprocess.Popen[str]]:
+    """The uninstall of the shared release, begun."""
+    wait_until("the Ray cluster that failed in an update is gone", lambda: ray_clusters() == [release.active_cluster()])
     assert release.ready_pods("ingress")
-    run("helm", "uninstall", RELEASE, "-n", NAMESPACE, "--wait", "--timeout", "4m", limit_s=300)
+    with subprocess.Popen([*UNINSTALL, RELEASE, "-n", NAMESPACE], stderr=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+@pytest.mark.usefixtures("uninstalling")
+def test_the_default_values_serve_a_real_model(release: Release) -> None:
+    """One ingress, one replica, the embedded model."""
+    try:
+        run("helm", "install", PLAIN, str(CHART), "-n", PLAIN, "--create-namespace", *release.images.values()[:4])
+        release.serve_app("rollout", name=PLAIN, namespace=PLAIN)
+        said = run("helm", "test", PLAIN, "-n", PLAIN, "--logs", "--timeout", "3m", limit_s=240)
+        assert "Phase:          Succeeded" in said, said
+        run(*UNINSTALL, PLAIN, "-n", PLAIN, limit_s=400)
+        wait_until("no pods", lambda: not get("pods", "-n", PLAIN)["items"])
+    finally:
+        kubectl("delete", "namespace", PLAIN, "--ignore-not-found")
+
+
+def test_uninstall_leaves_nothing_behind(uninstalling: subprocess.Popen[str]) -> None:
+    _, said = uninstalling.communicate(timeout=400)
+    assert uninstalling.returncode == 0, said
     wait_until("an empty namespace", lambda: not left())
+
+
+def ray_clusters() -> list[str]:
+    return [item["metadata"]["name"] for item in get("rayclusters", "-n", NAMESPACE)["items"]]
 
 
 def left() -> list[str]:
