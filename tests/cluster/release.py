@@ -116,10 +116,11 @@ class Release:
         return str(self.status()["activeServiceStatus"]["rayClusterName"])
 
     def pods(self, component: str) -> list[dict[str, Any]]:
-        """Return the component's pods, whatever their state."""
+        """Return the component's pods, whatever their state; of Ray's those of the Ray cluster that serves."""
         selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component={component}"
         items: list[dict[str, Any]] = get("pods", "-n", NAMESPACE, "-l", selector)["items"]
-        return items
+        active = self.active_cluster()
+        return [pod for pod in items if pod["metadata"]["labels"].get("ray.io/cluster", active) == active]
 
     def ready_pods(self, component: str) -> list[str]:
         """Return the names of the component's pods that are ready."""
