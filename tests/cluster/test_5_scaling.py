@@ -11,7 +11,7 @@ from tests.cluster.release import NAMESPACE, RELEASE, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
-MUCH, LITTLE = 16, 1  # streams beside the load test; values.yaml wants a third replica at about 5 streams, now and then at 2
+MUCH, LITTLE = 16, 2  # streams beside the load test; values.yaml wants a third replica at about 10
 TOKENS = 300
 MIN, MAX = 2, 3  # of values.yaml
 
