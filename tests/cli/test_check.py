@@ -31,6 +31,13 @@ def test_check_sums_up_what_a_file_asks_for() -> None:
     assert "At full scale Ray reserves 48 CPU and 8 GPU for it." in output
 
 
+def test_check_counts_no_more_gpus_than_autoscaling_may_use(tmp_path: Path) -> None:
+    (tmp_path / "few.yaml").write_text((EXAMPLES / "gpu.yaml").read_text() + "\nautoscaling: {max_gpus: 3}\n")
+    code, output = run("check", str(tmp_path / "few.yaml"))
+    assert code == 0, output
+    assert "and 3 GPU for it, of 8 that all models at their maximum would have." in output
+
+
 def test_check_imports_neither_vllm_nor_torch_nor_ray() -> None:
     program = (
         "import sys; from serve_app.cli.main import app; app(sys.argv[1:], standalone_mode=False); "
