@@ -10,8 +10,8 @@ CHARTS_PATH := $(CURDIR)/.venv-charts/bin:$(PATH):$(or $(KUBE_TESTBED),$(HOME)/.
 TORCH := torch==2.13.0+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 EMBEDDED_MODEL := smollm2-135m-instruct
-# Tests wait more than they compute: three workers for two cores.
-WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
+# More workers start more fleets at once than two cores can: Ray gives its raylet 30 s.
+WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 CONFIG ?= examples/cpu.yaml
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
