@@ -82,7 +82,7 @@ image: .venv ## build the CPU image as IMAGE with BUILD (default: docker build),
 	$(BUILD) --target cpu --build-arg TORCH=$(TORCH) --build-arg PYTORCH_CPU_INDEX=$(PYTORCH_CPU_INDEX) \
 	  --secret id=pip,src="$$config" -t $(IMAGE) .
 
-test-cluster: image ## install on the cluster of KUBECONFIG and test it; BUILD must load images where its nodes find them
+test-cluster: image ## install on the cluster of KUBECONFIG and test it, 15 minutes on 2 cores; BUILD must load images where its nodes find them
 	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
 	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
 	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m cluster --durations=0 tests/cluster
