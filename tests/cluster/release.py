@@ -145,10 +145,14 @@ class Release:
 
     @contextmanager
     def streams(self, *, num: int, tokens: int) -> Iterator[list[Streams]]:
-        """Have ``num`` clients stream without pause while the block runs; afterwards the list holds what they saw."""
+        """Have ``num`` clients stream without pause while the block runs; afterwards the list holds what they saw.
+
+        They know the Service's address: on a busy machine the cluster's DNS may fail, and it is not under test.
+        """
         seen: list[Streams] = []
+        url = f"http://{get('service', RELEASE, '-n', NAMESPACE)['spec']['clusterIP']}"
         script = (HERE / "streams.py").read_text()
-        command = ["kubectl", *self._in_client("python", "-c", script, self.url, MODEL, str(num), str(tokens))]
+        command = ["kubectl", *self._in_client("python", "-c", script, url, MODEL, str(num), str(tokens))]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             line = process.stdout.readline()
