@@ -3,7 +3,7 @@
     python -m benchmarks.autoscaling                     all scenarios, all policies: table, figures, JSON
     python -m benchmarks.autoscaling --scenarios diurnal one of them
     python -m benchmarks.autoscaling --replicas 1000     short steps of the load to what needs about so many replicas (10 CPU minutes)
-    python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-start 20
+    python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-starts 34 15
                                                          a live run of `serve-app-loadtest` again, in simulated time
 
 The fleet is `serve_app/simulated/fleet.py`: the product's admission, routing and scaling code in simulated time, replicas with the
@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -127,7 +127,7 @@ def simulate(scenario: Scenario, make: Callable[[], Scaling]) -> Outcome:
         hardware=hardware(),
         initial=scenario.initial,
         maximum=scenario.maximum,
-        cold_start_s=COLD_START_S,
+        cold_starts_s=(COLD_START_S,),
         ttft_s=SLO.ttft_s,
     )
     return SimulatedFleet(world).run(jobs_of(scenario), scenario.duration_s, make())
@@ -240,14 +240,16 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, help="instead: short steps to what needs about so many")
     parser.add_argument("--live", type=Path, help="folder of a load test of a fleet that was scaled")
     parser.add_argument("--bounds", type=int, nargs=2, metavar=("MIN", "MAX"), help="replicas of the live fleet")
-    parser.add_argument("--cold-start", type=float, help="seconds, as the live fleet's replicas took")
+    parser.add_argument(
+        "--cold-starts", type=float, nargs="+", help="seconds that the live fleet's replicas took, in their order"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/autoscaling"))
     parser.add_argument("--figures", type=Path, help="also copy the PNG there, as scaling-SCENARIO.png")
     options = parser.parse_args()
     if options.live:
-        if options.bounds is None or options.cold_start is None:
-            parser.error("--live needs --bounds and --cold-start")
-        print(json.dumps(live_and_simulated(options.live, options.bounds, options.cold_start), indent=1))
+        if options.bounds is None or options.cold_starts is None:
+            parser.error("--live needs --bounds and --cold-starts")
+        print(json.dumps(live_and_simulated(options.live, options.bounds, options.cold_starts), indent=1))
         return
     per_replica = rate_per_replica()
     chosen = [SCENARIOS[name] for name in options.scenarios]
@@ -280,7 +282,7 @@ def compare(scenarios: list[Scenario], per_replica: float, out: Path, figures: P
     print(table(rows, names))
 
 
-def live_and_simulated(run: Path, bounds: tuple[int, int], cold_start_s: float) -> dict[str, Any]:
+def live_and_simulated(run: Path, bounds: tuple[int, int], cold_starts_s: Sequence[float]) -> dict[str, Any]:
     """Return TTFT and replica-seconds (the integral of the replicas asked for) of a live run and of the same in simulated time."""
     data = RunData(records := read_records(run), summary_of(records))
     known = (data.value_s(item, "ttft") for item in data.items)
@@ -291,7 +293,7 @@ def live_and_simulated(run: Path, bounds: tuple[int, int], cold_start_s: float) 
     live = {f"ttft_p{percent}_s": float(np.percentile(values, percent, method="higher")) for percent in (50, 95)}
     live["replica_s"] = float(np.trapezoid(wanted[:, 1], wanted[:, 0]))
     minimum, maximum = bounds
-    world = World(hardware=hardware(), minimum=minimum, initial=minimum, maximum=maximum, cold_start_s=cold_start_s)
+    world = World(hardware=hardware(), minimum=minimum, initial=minimum, maximum=maximum, cold_starts_s=tuple(cold_starts_s))
     planned = [item.request for item in data.items]
     jobs = (Job(str(r.id), r.due_s or 0.0, r.input_tokens, max(1, r.output_tokens)) for r in planned)
     outcome = SimulatedFleet(world).run(jobs, duration_s, Ours(Rule(slo=SLO)))

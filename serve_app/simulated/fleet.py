@@ -39,7 +39,8 @@ class World:
     minimum: int = 1
     maximum: int = 1000
     initial: int = 1
-    cold_start_s: float = 60.0
+    cold_starts_s: tuple[float, ...] = (60.0,)
+    """Of one replica after the other, the initial ones first, which are there already; the last of all that follow."""
     ttft_s: float = 2.0
     no_replica_s: float = 30.0
     max_waiting_requests: int = 1000
@@ -92,6 +93,7 @@ class _Output:
 class _Member:
     replica: Replica
     ordered_at: float
+    cold_start_s: float
     serving: bool = False
     draining: bool = False
     gone: bool = False
@@ -124,6 +126,7 @@ class SimulatedFleet:
             )
         )
         self._members: dict[str, _Member] = {}
+        self._num_started = 0
         self._gone = _Gone()
         self._agenda: list[tuple[float, int, str, _Member | None, int]] = []
         self._order = 0
@@ -178,9 +181,10 @@ class SimulatedFleet:
         heapq.heappush(self._agenda, (at, self._order, kind, member, version))
 
     def _start(self, at: float) -> _Member:
-        replica = Replica(f"r{self._order:06d}", self.world.hardware, at)
-        member = _Member(replica, at)
-        self._order += 1
+        starts_s = self.world.cold_starts_s
+        replica = Replica(f"r{self._num_started:06d}", self.world.hardware, at)
+        member = _Member(replica, at, starts_s[min(self._num_started, len(starts_s) - 1)])
+        self._num_started += 1
         self._members[member.replica.replica_id] = member
         return member
 
@@ -284,7 +288,8 @@ class SimulatedFleet:
         self._carry_out(self.fleet.handle(beat, now=at), at)
 
     def _load(self) -> Load:
-        replicas = [m.replica for m in self._members.values() if m.serving]
+        members = [m for m in self._members.values() if m.serving]
+        replicas = [m.replica for m in members]
         counted = {name: float(getattr(self.fleet.tally, name)) for name in INCREMENTS}
         counted["steps"] = self._gone.steps + sum(r.steps for r in replicas)
         counted["busy_s"] = self._gone.busy_s + sum(r.busy_s for r in replicas)
@@ -298,7 +303,7 @@ class SimulatedFleet:
             running=sum(r.num_running for r in replicas),
             kv_usage=sum(r.reserved / r.hardware.kv_tokens for r in replicas) / max(1, len(replicas)),
             max_num_seqs=self.world.hardware.max_num_seqs,
-            cold_start_s=(self.world.cold_start_s,),
+            cold_start_s=tuple(m.cold_start_s for m in members),
         )
 
     def _scale(self, target: int, at: float, outcome: Outcome) -> None:
@@ -308,7 +313,8 @@ class SimulatedFleet:
         self._target = target
         staying = [m for m in self._members.values() if not m.draining]
         for _ in range(target - len(staying)):
-            self._put(at + self.world.cold_start_s, "ready", self._start(at))
+            member = self._start(at)
+            self._put(at + member.cold_start_s, "ready", member)
         # Serve stops what does not run yet, then the newest.
         for member in sorted(staying, key=lambda m: (m.serving, -m.ordered_at))[: max(0, len(staying) - target)]:
             member.draining = True

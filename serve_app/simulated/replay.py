@@ -102,7 +102,7 @@ def again(
         world = replace(_world(records, name), ttft_s=slo_s[name], no_replica_s=no_replica_s)
         fleet = SimulatedFleet(replace(world, max_waiting_requests=max_waiting_requests))
         runs[name] = fleet.steps(jobs_of(records, name, seed), duration_s)
-        cold_start_s[name] = world.cold_start_s
+        cold_start_s[name] = p90(world.cold_starts_s) or DEFAULT_COLD_START_S
     times = [record.time for record in records]
     wanted: dict[str, int | None] = dict.fromkeys(runs)
     results: dict[str, Result] = {}
@@ -135,7 +135,7 @@ def _decide(
 
 def _world(records: Sequence[Record], model: str) -> World:
     loads = [record.seen.models[model].load for record in records]
-    cold_starts = [p90(load.cold_start_s) for load in loads]
+    cold_starts = dict.fromkeys(value for load in loads for value in load.cold_start_s)  # a replica reports its own all the time
     times = _step_times(records, model)
     assert times is not None  # it is `measured`
     hardware = Hardware(
@@ -146,7 +146,7 @@ def _world(records: Sequence[Record], model: str) -> World:
     return World(
         hardware=hardware,
         initial=records[0].seen.models[model].target,
-        cold_start_s=next((value for value in reversed(cold_starts) if value is not None), DEFAULT_COLD_START_S),
+        cold_starts_s=tuple(cold_starts) or (DEFAULT_COLD_START_S,),
     )
 
 

@@ -24,7 +24,7 @@ class Plan:
 
 
 def run(jobs: list[Job], plan: dict[float, int] | None = None, **world: object) -> Outcome:
-    settings = {"hardware": HARDWARE, "cold_start_s": 5.0, **world}
+    settings = {"hardware": HARDWARE, "cold_starts_s": (5.0,), **world}
     return SimulatedFleet(World(**settings)).run(jobs, 30.0, Plan(plan or {}))  # type: ignore[arg-type]
 
 
@@ -74,6 +74,21 @@ def test_replicas_are_paid_from_their_order_to_the_end_of_their_drain() -> None:
     assert outcome.replica_s == pytest.approx(30.0 + (12.0 - 3.0))
     serving = {at: n for at, _, n, _ in outcome.timeline}
     assert (serving[7.0], serving[9.0], serving[13.0]) == (1, 2, 1)
+
+
+def test_each_replica_takes_its_own_start_and_the_policy_sees_those_that_serve() -> None:
+    seen: dict[float, tuple[float, ...]] = {}
+
+    def scaling(at: float, observation: Observation) -> int:
+        seen[at] = observation.load.cold_start_s
+        return 4
+
+    world = World(hardware=HARDWARE, cold_starts_s=(9.0, 5.0, 3.0))
+    outcome = SimulatedFleet(world).run([], 30.0, scaling)
+    (ordered,) = outcome.changes
+    at = ordered.at
+    assert [n for t, _, n, _ in outcome.timeline if t in {at + 2, at + 4, at + 6}] == [1, 3, 4]
+    assert (seen[at], seen[at + 5], seen[at + 7]) == ((9.0,), (9.0, 3.0, 3.0), (9.0, 5.0, 3.0, 3.0))
 
 
 def test_a_replica_that_goes_ends_what_it_has_first() -> None:

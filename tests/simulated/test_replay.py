@@ -22,13 +22,13 @@ Logged = tuple[list[Record], Outcome]
 
 
 def bounds(name: str, record: Record, cold_start_s: float) -> tuple[int, int]:
-    assert cold_start_s == 20.0
+    assert cold_start_s == 60.0
     return record.seen.models[name].minimum, record.seen.models[name].maximum
 
 
 @pytest.fixture(scope="module")
 def logged() -> Logged:
-    """A simulated fleet of which the log tells: 4 requests/s, then 10."""
+    """A simulated fleet of which the log tells: 4 requests/s, then 10. Its first replica had taken longer to start."""
     records: list[Record] = []
     scaler = FleetScaler(Rules(models={"chat": RULE}))
 
@@ -44,7 +44,7 @@ def logged() -> Logged:
     rng = random.Random(1)
     jobs = [Job(f"j{i}", at, 200, 1 + int(rng.expovariate(1 / 120))) for i, at in enumerate(due)]
     world = World(
-        hardware=Hardware(step_s=steps_of_times(TIMES), kv_tokens=20_000, max_num_seqs=64), maximum=9, cold_start_s=20.0
+        hardware=Hardware(step_s=steps_of_times(TIMES), kv_tokens=20_000, max_num_seqs=64), maximum=9, cold_starts_s=(60.0, 20.0)
     )
     return records, SimulatedFleet(world).run(jobs, float(SECONDS), scaling)
 
@@ -85,6 +85,19 @@ def test_under_its_own_rules_it_comes_to_about_the_same(logged: Logged, run: Cal
     assert result.replica_s == pytest.approx(said.replica_s, rel=0.15)
     assert result.ttft_p95_s is not None
     assert result.ttft_p95_s < 2.0
+
+
+def test_replicas_start_as_those_of_the_log_did(logged: Logged, run: Callable[..., Result]) -> None:
+    def slow(record: Record) -> Record:
+        load = replace(record.seen.models["chat"].load, cold_start_s=(60.0,))
+        return replace(record, seen=replace(record.seen, models={"chat": replace(record.seen.models["chat"], load=load)}))
+
+    rules = Rules(models={"chat": RULE})
+    slower = again([slow(r) for r in logged[0]], rules, bounds, no_replica_s=30.0, max_waiting_requests=1000)["chat"]
+    own = run(rules)
+    assert slower.ttft_p95_s is not None
+    assert own.ttft_p95_s is not None
+    assert slower.ttft_p95_s > own.ttft_p95_s
 
 
 def test_more_headroom_costs_more_replicas_and_fewer_gpus_cost_the_slo(run: Callable[..., Result]) -> None:
