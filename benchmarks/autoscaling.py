@@ -253,7 +253,7 @@ def tuned(found: dict[str, Summary]) -> Summary:
 
 def table(rows: list[Row], names: list[str]) -> str:
     lines = [
-        "| scenario | policy | TTFT in SLO, worst seed | TTFT p95 s | replica-seconds | x oracle | changes/h | most replicas | first change |",
+        "| scenario | policy | in SLO, worst seed | TTFT p95 s | replica-seconds | x oracle | changes/h | most replicas | first change |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in names:
