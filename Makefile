@@ -31,7 +31,7 @@ test: .venv ## all tests that need neither a cluster nor Helm, 12 to 15 minutes 
 	$(BIN)/pytest $(WORKERS) -m "not slow and not cluster" --ignore tests/chart --durations 30
 
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
-	$(BIN)/pytest -m "not cluster" --ignore tests/chart
+	$(BIN)/pytest $(WORKERS) -m "not cluster" --ignore tests/chart
 
 check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/ruff format --check .
@@ -73,7 +73,7 @@ bench-cold-start: .venv ## what the start of a replica costs, phase by phase (5 
 selftest-loadtest: .venv ## the load generator against a server of known laws: all of it, with the slow tests (30 minutes)
 	@out=results/selftest-$$(date -u +%Y%m%dT%H%M%SZ); status=0; \
 	$(BIN)/serve-app-loadtest selftest --out "$$out" || status=$$?; \
-	$(BIN)/pytest tests/loadtest --junitxml "$$out/pytest.xml" || status=$$?; \
+	$(BIN)/pytest $(WORKERS) tests/loadtest --junitxml "$$out/pytest.xml" || status=$$?; \
 	echo "results: $$out/selftest.json, selftest.md and pytest.xml"; exit $$status
 
 image: .venv ## build the CPU image as IMAGE with BUILD (default: docker build), pip configured as here

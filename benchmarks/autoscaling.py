@@ -44,6 +44,8 @@ COLD_START_S = 40.0
 SEEDS = (1, 2, 3, 4)
 """Of arrivals and lengths: chance alone moves the best request count by a fifth."""
 MAX_ANSWER = 1500
+COUNT = "request count"
+"""So begin the labels of the policy that is tuned."""
 TARGETS = (8, 16, 24, 32, 48, 64)
 STEP_TARGETS = (24, 32)
 """Those that are best on the steps of `SCENARIOS`."""
@@ -59,6 +61,8 @@ class Scenario:
     duration_s: float
     initial: int
     maximum: int = 1000
+    is_short: bool = False
+    """Of so many replicas that few policies are compared."""
 
     def rate_at(self, t: float) -> float:
         """Return the law's requests per second, its mean where the law is of gaps."""
@@ -119,6 +123,7 @@ def short_steps(replicas: int, per_replica: float) -> list[Scenario]:
             180,
             initial=math.ceil(replicas / factor),
             maximum=2 * replicas,
+            is_short=True,
         )
         for factor in (1.5, 2)
     ]
@@ -188,19 +193,18 @@ def row_of(scenario: Scenario, policy: str, make: Callable[[], Scaling], seed: i
 
 
 def policies(scenario: Scenario, per_replica: float) -> dict[str, Callable[[], Scaling]]:
-    """Return label -> policy; the request counts with all settings that are tried, fewer on `short_steps`."""
-    is_short = scenario.name not in SCENARIOS
+    """Return label -> policy; the request counts with all settings that are tried."""
     found: dict[str, Callable[[], Scaling]] = {
         "serve-app": partial(Ours, Rule(slo=SLO)),
         "oracle": partial(Oracle, rate_at=scenario.rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S),
     }
-    if not is_short:
+    if not scenario.is_short:  # of 1,000 replicas Ray Serve's and KEDA's would make 20,000
         found["serve-app, utilization 1"] = partial(Ours, Rule(slo=SLO, utilization=1.0))
-        found |= {"Ray Serve, target 2": RequestCount, "KEDA, waiting > 5": Keda}  # of 1,000 replicas they would make 20,000
-    settings = product(STEP_TARGETS, DOWN_DELAYS_S[:1]) if is_short else product(TARGETS, DOWN_DELAYS_S)
+        found |= {"Ray Serve, target 2": RequestCount, "KEDA, waiting > 5": Keda}
+    settings = product(STEP_TARGETS, DOWN_DELAYS_S[:1]) if scenario.is_short else product(TARGETS, DOWN_DELAYS_S)
     for target, down_s in settings:
         count = partial(RequestCount, target=target, look_back_s=10.0, up_delay_s=0.0, down_delay_s=down_s, report_s=1.0)
-        found[f"request count, target {target}, down after {down_s:g} s"] = count
+        found[f"{COUNT}, target {target}, down after {down_s:g} s"] = count
     return found
 
 
@@ -223,6 +227,7 @@ class Summary:
     most: int
     """Of all seeds."""
     first_change_s: float | None
+    """Of the seeds with a change."""
 
 
 def summaries(rows: list[Row], scenario: str) -> dict[str, Summary]:
@@ -246,7 +251,7 @@ def summaries(rows: list[Row], scenario: str) -> dict[str, Summary]:
 
 def tuned(found: dict[str, Summary]) -> Summary:
     """Return the request count with the fewest replica-seconds among those as good as ours, else the best of them."""
-    counts = [summary for policy, summary in found.items() if policy.startswith("request count")]
+    counts = [summary for policy, summary in found.items() if policy.startswith(COUNT)]
     good = [count for count in counts if count.attainment >= min(found["serve-app"].attainment, ATTAINMENT)]
     return min(good, key=lambda c: c.replica_s) if good else max(counts, key=lambda c: c.attainment)
 
@@ -259,8 +264,7 @@ def table(rows: list[Row], names: list[str]) -> str:
     for name in names:
         found = summaries(rows, name)
         best = tuned(found)
-        fixed = ("serve-app", "serve-app, utilization 1", "oracle", "Ray Serve, target 2", "KEDA, waiting > 5")
-        for row in (*(found[policy] for policy in fixed if policy in found), best):
+        for row in (*(s for s in found.values() if not s.policy.startswith(COUNT)), best):
             label = f"{row.policy} (tuned)" if row is best else row.policy
             first = "–" if row.first_change_s is None else f"{row.first_change_s:.0f} s"
             lines.append(
@@ -272,15 +276,16 @@ def table(rows: list[Row], names: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--seeds", nargs="+", type=int, help="of arrivals and lengths")
-    parser.add_argument("--replicas", type=int, help="instead: short steps to what needs about so many")
-    parser.add_argument("--live", type=Path, help="folder of a load test of a fleet that was scaled")
+    which.add_argument("--replicas", type=int, help="instead: short steps to what needs about so many")
+    which.add_argument("--live", type=Path, help="folder of a load test of a fleet that was scaled")
     parser.add_argument("--bounds", type=int, nargs=2, metavar=("MIN", "MAX"), help="replicas of the live fleet")
     parser.add_argument(
         "--cold-starts", type=float, nargs="+", help="seconds that the live fleet's replicas took, in their order"
     )
-    parser.add_argument("--out", type=Path, default=Path("results/autoscaling"))
+    parser.add_argument("--out", type=Path, help="default: results/autoscaling, or results/autoscaling-REPLICAS")
     parser.add_argument("--figures", type=Path, help="also copy the PNG there, as scaling-SCENARIO.png")
     options = parser.parse_args()
     if options.live:
@@ -292,7 +297,8 @@ def main() -> None:
     chosen = [SCENARIOS[name] for name in options.scenarios]
     scenarios = short_steps(options.replicas, per_replica) if options.replicas else chosen
     seeds = options.seeds or (SEEDS[:1] if options.replicas else SEEDS)
-    compare(scenarios, per_replica, seeds, options.out, options.figures)
+    out = options.out or Path("results", f"autoscaling-{options.replicas}" if options.replicas else "autoscaling")
+    compare(scenarios, per_replica, seeds, out, options.figures)
 
 
 def compare(scenarios: list[Scenario], per_replica: float, seeds: Sequence[int], out: Path, figures: Path | None) -> None:

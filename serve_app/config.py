@@ -101,6 +101,8 @@ class Settings(Section):
         """The minimums must fit, and every model must be able to have a replica."""
         if (limit := self.autoscaling.max_gpus) is None:
             return
+        if not any(m.gpus_per_replica for m in self.models):
+            yield wrong("autoscaling.max_gpus", f"has no effect: it is {limit}, and no model has gpus_per_replica", "remove it")
         least = sum(max(m.replicas.min, m.replicas.initial or 0) * m.gpus_per_replica for m in self.models)
         if least > limit:
             problem = f"is {limit}, and the models' replicas.min (or initial) need {least} GPUs"

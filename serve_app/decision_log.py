@@ -169,17 +169,10 @@ def differing(record: Record, decided: Mapping[str, Decision]) -> list[str]:
 
 def _same(one: Decision, other: Decision) -> bool:
     """Return whether they differ in nothing but the last digits of quantities, which depend on the processor: the fit uses LAPACK."""
-
-    def near(a: float, b: float) -> bool:
-        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
-
-    if (quantities := one.inputs.keys()) != other.inputs.keys() or (one.ready_at is None) != (other.ready_at is None):
-        return False
-    rounded = replace(one, inputs=other.inputs, ready_at=other.ready_at)
     return (
-        rounded == other
-        and all(near(one.inputs[name], other.inputs[name]) for name in quantities)
-        and near(one.ready_at or 0.0, other.ready_at or 0.0)
+        one.inputs.keys() == other.inputs.keys()
+        and replace(one, inputs=other.inputs) == other
+        and all(math.isclose(value, other.inputs[name], rel_tol=1e-6, abs_tol=1e-9) for name, value in one.inputs.items())
     )
 
 

@@ -38,20 +38,20 @@ class Memory:
     replicas: dict[str, Meter] = field(default_factory=dict)
     targets: dict[str, int] = field(default_factory=dict)
     decided: dict[str, Decision] = field(default_factory=dict)
-    members: dict[str, set[str]] = field(default_factory=dict)
-    """Deployment -> who was there."""
+    present: dict[str, set[str]] = field(default_factory=dict)
+    """Deployment -> its members at the last look."""
     warned: set[str] = field(default_factory=set)
     """Models of which was said that their ITL limit cannot be kept."""
     left_at: dict[str, float] = field(default_factory=dict)
     """Deployment -> when a member was last seen to go: it drains, and reports no more."""
 
     def note_departures(self, contexts: Mapping[str, Any], at: float) -> None:
-        """Compare with who was there."""
+        """Remember when a deployment last lost a member."""
         for name, context in contexts.items():
             present = set(members(context))
-            if self.members.get(name, set()) - present:
+            if self.present.get(name, set()) - present:
                 self.left_at[name] = at
-            self.members[name] = present
+            self.present[name] = present
 
     def left_within(self, deployment: str, span_s: float, at: float) -> bool:
         """Return whether a member of the deployment has gone in the last ``span_s`` seconds."""

@@ -31,6 +31,11 @@ def test_a_size_in_gib_is_converted_too() -> None:
             "number of replicas keeps it; set it above the step",
         ),
         (
+            {"simulated": {"profile": "a10g-llama-8b"}, "replicas": {"min": 1, "max": 2, "ttft_slo_s": 0.03}},
+            "replicas.ttft_slo_s: is 0.03 and a step takes 0.0323 s even for one request and simulated.profile is 'a10g-llama-8b': no "
+            "number of replicas keeps it; set it above the step",
+        ),
+        (
             {"gpus_per_replica": 2},
             "gpus_per_replica: is 2 and device is cpu; set device: cuda, or gpus_per_replica: 0",
         ),
@@ -180,6 +185,11 @@ def test_gpus_that_cannot_suffice(sizes: list[tuple[int, int, int]], max_gpus: i
         for i, (g, a, b) in enumerate(sizes)
     ]
     assert refusal(models=models, autoscaling={"max_gpus": max_gpus}) == said
+
+
+def test_a_limit_on_gpus_that_nobody_wants_is_refused() -> None:
+    said = "autoscaling.max_gpus: has no effect: it is 4, and no model has gpus_per_replica; remove it"
+    assert refusal(models=[LLAMA], autoscaling={"max_gpus": 4}) == said
 
 
 def test_a_hold_shorter_than_a_simulated_start_is_refused() -> None:

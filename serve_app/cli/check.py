@@ -116,11 +116,8 @@ def _summary(settings: Settings) -> Iterator[str]:
     yield f"  ingress: http://{ingress.host}:{ingress.port}/v1, {replicas} with {ingress.num_cpus:g} CPU"
     cpus = ingress.num_cpus * ingress.replicas.max + sum(m.num_cpus * m.replicas.max for m in settings.models)
     gpus = sum(m.gpus_per_replica * m.replicas.max for m in settings.models)
-    held = (
-        f", of {gpus} that all models at their maximum would have"
-        if gpus > (limit := settings.autoscaling.max_gpus or gpus)
-        else ""
-    )
+    limit = settings.autoscaling.max_gpus or gpus
+    held = f", of {gpus} that all models at their maximum would have" if gpus > limit else ""
     yield f"At full scale Ray reserves {cpus:g} CPU and {min(gpus, limit)} GPU for it{held}."
 
 

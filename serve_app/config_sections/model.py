@@ -187,9 +187,10 @@ class ModelSettings(Section):
         if (backend := self.engine_args.get("distributed_executor_backend")) is not None:
             problem = f"is {backend!r} {there}"
             yield wrong("engine_args.distributed_executor_backend", problem, "remove it: simulated sets the executor")
-        itl_slo_s, step_s = self.replicas.itl_slo_s, simulated.least_step_s()
-        if self.replicas.min != self.replicas.max and itl_slo_s <= step_s:
-            problem = (
-                f"is {itl_slo_s:g} and a step takes {step_s:.3g} s even for one request {there}: no number of replicas keeps it"
-            )
-            yield wrong("replicas.itl_slo_s", problem, "set it above the step")
+        step_s, replicas = simulated.least_step_s(), self.replicas
+        for key, limit_s in (("itl_slo_s", replicas.itl_slo_s), ("ttft_slo_s", replicas.ttft_slo_s)):
+            if replicas.min != replicas.max and limit_s <= step_s:
+                problem = (
+                    f"is {limit_s:g} and a step takes {step_s:.3g} s even for one request {there}: no number of replicas keeps it"
+                )
+                yield wrong(f"replicas.{key}", problem, "set it above the step")

@@ -146,7 +146,7 @@ class FleetState:
                 self._release(request)
                 request.replica_id, request.outstanding_tokens, request.waiting_since = None, 0, now
             back += queued
-            replica.waiting -= len(queued)
+            replica.waiting = max(0, replica.waiting - len(queued))  # the last heartbeat may tell of fewer
         self._put_in_front(sorted(back, key=lambda r: r.arrived_at))
         return aborts
 

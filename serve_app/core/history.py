@@ -11,8 +11,8 @@ from serve_app.core.signals import Load
 HISTORY_S = 300.0
 DISPERSION_S = 5
 """Observations whose arrivals are counted together to see how bursty they are."""
-NUM_OF_STEP = 2
-"""Differences of such counts that one step makes."""
+QUARTILE_OF_SQUARE = 1.323
+"""Upper quartile of the square of a standard normal variable."""
 GUARD_S = 3.0
 """What must hold for so long before it counts: one burst of arrivals fills a queue for a moment."""
 MEAN_REQUESTS = 300.0
@@ -105,14 +105,15 @@ class History:
     def dispersion(self) -> float:
         """Return the variance of counts of arrivals over their mean, at least 1, its value for Poisson arrivals.
 
-        From differences of successive counts without the largest: a trend or a step in the rate must not look like bursts. A step
-        of a large fleet is thousands of requests, and falls into two differences.
+        From the upper quartile of squared differences of successive counts: a trend, a step or a spike in the rate must not look
+        like bursts, and makes few of the differences.
         """
         total = sum(self._counts)
-        squares = sorted((b - a) ** 2 for a, b in pairwise(self._counts))[:-NUM_OF_STEP]
+        squares = sorted((b - a) ** 2 for a, b in pairwise(self._counts))
         if not squares or not total:
             return 1.0
-        return max(1.0, sum(squares) / 2 / len(squares) / (total / len(self._counts)))
+        variance = squares[math.ceil(0.75 * len(squares)) - 1] / QUARTILE_OF_SQUARE / 2
+        return max(1.0, variance / (total / len(self._counts)))
 
     def least_queue(self) -> float:
         """Return the fewest requests that have waited during the last `GUARD_S`: a moment's queue is none."""

@@ -31,7 +31,7 @@ class ReplicaState:
 
     def queued(self) -> list[RequestState]:
         """Return the requests that seem to wait in the engine's queue only: the last ones, as many as are this ingress's part of it."""
-        if self.waiting <= 0:  # below: more were taken back than the last heartbeat had
+        if not self.waiting:
             return []
         unstarted = [r for r in self.held.values() if not r.emitted_ids]
         part = round(self.waiting * len(self.held) / (self.running + self.waiting))

@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from statistics import median_low
 
 from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Observation
 from serve_app.core.capacity import StepTimes
-from serve_app.core.cold_starts import p90
 from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, Rules
 from serve_app.decision_log import Record
 from serve_app.errors import DecisionLogError
@@ -97,12 +97,11 @@ def again(
     assert scaler is not None  # so begins every stretch
     slo_s = {name: rule.slo.ttft_s for name, rule in scaler.rules.models.items()}
     scaler.obey(rules)
-    runs, cold_start_s = {}, {}
+    runs = {}
     for name in measured(records):
         world = replace(_world(records, name), ttft_s=slo_s[name], no_replica_s=no_replica_s)
         fleet = SimulatedFleet(replace(world, max_waiting_requests=max_waiting_requests))
         runs[name] = fleet.steps(jobs_of(records, name, seed), duration_s)
-        cold_start_s[name] = p90(world.cold_starts_s) or DEFAULT_COLD_START_S
     times = [record.time for record in records]
     wanted: dict[str, int | None] = dict.fromkeys(runs)
     results: dict[str, Result] = {}
@@ -116,7 +115,9 @@ def again(
                 results[name] = _result(stop.value, duration_s, slo_s[name])
                 del runs[name]
         record = records[min(len(times) - 1, bisect_left(times, began.time + at))]
-        wanted = _decide(scaler, began.seen.at + at, seen, {name: bounds(name, record, cold_start_s[name]) for name in seen})
+        wanted = _decide(
+            scaler, began.seen.at + at, seen, {name: bounds(name, record, scaler.cold_start_s(name)) for name in seen}
+        )
     return results
 
 
@@ -146,7 +147,7 @@ def _world(records: Sequence[Record], model: str) -> World:
     return World(
         hardware=hardware,
         initial=records[0].seen.models[model].target,
-        cold_starts_s=tuple(cold_starts) or (DEFAULT_COLD_START_S,),
+        cold_starts_s=(*cold_starts, median_low(cold_starts or [DEFAULT_COLD_START_S])),
     )
 
 

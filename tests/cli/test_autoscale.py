@@ -110,6 +110,10 @@ def test_replay_with_another_policy_compares(log: Path, tmp_path: Path) -> None:
     assert [row[1] for row in rows] == ["as it ran", "same, simulated", "roomy.yaml, simulated"]
     cost = [float(row[-3].replace(",", "")) for row in rows]
     assert cost[2] > cost[1]
+    assert "proves nothing" not in result.stdout
+    slow = tmp_path / "slow.jsonl"
+    slow.write_text(log.read_text().replace('"steps":', '"late_first_tokens":2.0,"steps":'))
+    assert "chat: the simulation is far from what happened" in run("replay", slow, "--policy", other).stdout
     other.write_text(yaml.safe_dump({"models": [{"name": "talk", "model": "/m"}]}))
     unknown = run("replay", log, "--policy", other)
     assert "roomy.yaml has no model 'chat', and the log has; models of roomy.yaml: talk" in str(unknown.exception)

@@ -1,5 +1,6 @@
 """Shorthand for fleets in a known state. Times are seconds of a clock that starts at 0."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,21 @@ from serve_app.core.events import Event, LinkOpened, OutputsArrived, RequestArri
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
-from serve_app.core.request import EngineOutput, Resume
+from serve_app.core.request import EngineOutput, RequestState, Resume
+from serve_app.core.routing import LeastOutstandingTokens, ReplicaState
+
+
+class Compared(LeastOutstandingTokens):
+    """Compares each pick with the least loaded of all replicas with room."""
+
+    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
+        picked = super().pick(request, replicas)
+        assert picked is min(
+            (r for r in replicas.values() if not r.draining and len(r.held) < r.credit),
+            key=lambda r: (r.outstanding_tokens, len(r.held), r.running + r.waiting, r.replica_id),
+            default=None,
+        )
+        return picked
 
 
 @dataclass

@@ -25,8 +25,7 @@ from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, Instruction, StartAttempt
 from serve_app.core.request import Resume
 from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestTooLarge, ResumeDiverged
-from tests.core.helpers import Output, outputs
-from tests.core.test_routing import Compared
+from tests.core.helpers import Compared, Output, outputs
 
 MAX_WAITING = 4
 MAX_ATTEMPTS = 3

@@ -1,30 +1,15 @@
 """The order of replicas that is kept, against a look at all of them."""
 
-from collections.abc import Mapping
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState
-from tests.core.helpers import Output, arrived, fleet_of, outputs, run, start
+from tests.core.helpers import Compared, Output, arrived, fleet_of, outputs, run, start
 
 REQUEST = RequestState("r", prompt_tokens=1, max_tokens=1, resume=Resume.CONTINUE)
 HELD = [RequestState(f"h{i}", prompt_tokens=1, max_tokens=1, resume=Resume.CONTINUE) for i in range(3)]
 IDS = tuple("abcdefghijkl")
-
-
-class Compared(LeastOutstandingTokens):
-    """Compares each pick with the least loaded of all replicas with room."""
-
-    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
-        picked = super().pick(request, replicas)
-        assert picked is min(
-            (r for r in replicas.values() if not r.draining and len(r.held) < r.credit),
-            key=lambda r: (r.outstanding_tokens, len(r.held), r.running + r.waiting, r.replica_id),
-            default=None,
-        )
-        return picked
 
 
 states = st.builds(

@@ -1,6 +1,9 @@
 """Beam search against sums and quotients worked out by hand; logarithms are multiples of 1/8, so they are exact."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.entrypoints.generate.beam_search.utils import get_beam_search_score
 
 from serve_app.ingress.beam import Beam, BeamSearch
 
@@ -97,3 +100,13 @@ def test_without_early_stopping_finished_beams_are_outdone_by_later_ones() -> No
 def test_candidates_must_be_given_for_each_running_beam() -> None:
     with pytest.raises(ValueError, match="zip"):
         search_of(5).advance([])
+
+
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    cum_logprob=st.floats(-100, 0),
+    length_penalty=st.floats(-2, 2),
+)
+def test_the_score_of_a_beam_is_vllms(tokens: list[int], cum_logprob: float, length_penalty: float) -> None:
+    search = BeamSearch([9], width=1, eos_token_id=0, length_penalty=length_penalty)
+    assert search.score(Beam(tuple(tokens), cum_logprob)) == get_beam_search_score(tokens, cum_logprob, 0, length_penalty)

@@ -9,15 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin
-from vllm.entrypoints.generate.beam_search.utils import get_beam_search_score
 from vllm.inputs import tokens_input
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
-
-from serve_app.ingress.beam import Beam, BeamSearch
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("generate")]
 
@@ -30,16 +25,6 @@ PROMPT = "The engine core schedules"
 @pytest.fixture
 def post(post: Post) -> Post:
     return functools.partial(post, prompt=PROMPT)
-
-
-@given(
-    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=6),
-    cum_logprob=st.floats(-100, 0),
-    length_penalty=st.floats(-2, 2),
-)
-def test_the_score_of_a_beam_is_vllms(tokens: list[int], cum_logprob: float, length_penalty: float) -> None:
-    search = BeamSearch([9], width=1, eos_token_id=0, length_penalty=length_penalty)
-    assert search.score(Beam(tuple(tokens), cum_logprob)) == get_beam_search_score(tokens, cum_logprob, 0, length_penalty)
 
 
 def texts_of(response: httpx.Response) -> list[str]:
@@ -57,7 +42,6 @@ def lines_of(response: httpx.Response) -> list[list[str]]:
     return [line["text"] for line in lines]
 
 
-@pytest.mark.engine
 def test_the_answer_is_the_prompt_and_what_the_engine_generates(post: Post, engine: AsyncLLM, runner: asyncio.Runner) -> None:
     async def reference() -> str:
         params = SamplingParams(temperature=0, max_tokens=12)
@@ -69,7 +53,6 @@ def test_the_answer_is_the_prompt_and_what_the_engine_generates(post: Post, engi
     assert texts_of(post(temperature=0, max_tokens=12)) == [PROMPT + runner.run(reference())]
 
 
-@pytest.mark.engine
 def test_a_stream_repeats_the_text_so_far_and_ends_with_the_whole_answer(post: Post) -> None:
     fields = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
     lines = lines_of(post(stream=True, **fields))
@@ -79,7 +62,6 @@ def test_a_stream_repeats_the_text_so_far_and_ends_with_the_whole_answer(post: P
     assert lines[-1] == texts_of(post(**fields))
 
 
-@pytest.mark.engine
 def test_every_line_has_one_text_for_each_of_n(post: Post) -> None:
     fields = {"n": 3, "seed": 5, "max_tokens": 8, "ignore_eos": True}
     lines = lines_of(post(stream=True, **fields))
@@ -88,7 +70,6 @@ def test_every_line_has_one_text_for_each_of_n(post: Post) -> None:
     assert len(set(lines[-1])) == 3
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("use_beam_search", [False, True])
 def test_token_ids_as_prompt_give_the_answer_of_their_text(post: Post, engine: AsyncLLM, use_beam_search: bool) -> None:
     tokenizer = engine.renderer.get_tokenizer()
@@ -98,7 +79,6 @@ def test_token_ids_as_prompt_give_the_answer_of_their_text(post: Post, engine: A
     assert texts_of(post(prompt=ids, **fields)) == [tokenizer.decode(ids) + answer.removeprefix(PROMPT)]
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "param"),
@@ -123,7 +103,6 @@ def test_a_refusal_has_a_status_also_when_a_stream_was_asked_for(
     assert (error["param"], error["message"] != "") == (param, True)
 
 
-@pytest.mark.engine
 def test_a_full_engine_answers_503_before_a_stream_begins(post: Post, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.scheduler_config, "max_num_queued_reqs", 2)
     response = post(stream=True, n=3)
@@ -142,7 +121,6 @@ class VllmBeamSearch(BeamSearchOnlineMixin):  # type: ignore[misc]
         return [prompt + completion.text for completion in outputs[-1].outputs]
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("prompt", [PROMPT, "a", "tokens, tokens and more tokens"])
 @pytest.mark.parametrize(
     "fields",
@@ -168,27 +146,23 @@ def test_the_result_of_a_beam_search_is_vllms(
     assert lines_of(post(prompt=prompt, use_beam_search=True, stream=True, **fields))[-1] == expected
 
 
-@pytest.mark.engine
 def test_a_beam_search_streams_one_line_per_step_each_the_answer_had_it_ended_there(post: Post) -> None:
     fields = {"use_beam_search": True, "n": 3, "ignore_eos": True}
     lines = lines_of(post(stream=True, max_tokens=4, **fields))
     assert lines == [texts_of(post(max_tokens=num_steps, **fields)) for num_steps in (1, 2, 3, 4)]
 
 
-@pytest.mark.engine
 def test_fewer_answers_than_beams_are_the_best_of_them(post: Post) -> None:
     fields = {"use_beam_search": True, "max_tokens": 6}
     assert texts_of(post(n=2, best_of=5, **fields)) == texts_of(post(n=5, **fields))[:2]
 
 
-@pytest.mark.engine
 def test_a_beam_search_ends_where_the_context_ends(post: Post) -> None:
     fields = {"prompt": [3] * (MAX_MODEL_LEN - 2), "use_beam_search": True, "n": 2, "ignore_eos": True}
     assert len(lines_of(post(stream=True, max_tokens=None, **fields))) == 2
     assert len(lines_of(post(stream=True, max_tokens=50, **fields))) == 2
 
 
-@pytest.mark.engine
 def test_an_engine_is_not_asked_for_more_tokens_than_the_context_has_room_for(
     post: Post, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,6 @@ async def call(
 LONG = {"max_tokens": 400, "ignore_eos": True}
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"n": 3, "use_beam_search": True}])
 def test_a_client_that_leaves_a_stream_ends_its_generation(
     app: ASGIApp, runner: asyncio.Runner, assert_idle: Callable[[], None], fields: dict[str, object]
@@ -65,7 +64,6 @@ def test_a_client_that_leaves_a_stream_ends_its_generation(
     assert_idle()
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"n": 3, "use_beam_search": True}])
 @pytest.mark.parametrize("num_yields", [0, 1, 2, 3, 5, 8, 20])
@@ -94,7 +92,6 @@ def test_a_client_may_leave_at_any_time_before_the_answer(
     assert_idle()
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("fields", [{}, {"n": 3}, {"n": 3, "use_beam_search": True}])
 def test_a_client_may_leave_while_its_request_waits_for_the_engine_to_take_it(
     app: ASGIApp,
@@ -119,7 +116,6 @@ def test_a_client_may_leave_while_its_request_waits_for_the_engine_to_take_it(
     assert_idle()
 
 
-@pytest.mark.engine
 def test_a_cancelled_server_task_ends_the_generation(
     app: ASGIApp, runner: asyncio.Runner, assert_idle: Callable[[], None]
 ) -> None:
@@ -136,7 +132,6 @@ def test_a_cancelled_server_task_ends_the_generation(
     assert_idle()
 
 
-@pytest.mark.engine
 def test_a_send_that_fails_because_the_client_left_ends_the_generation(
     app: ASGIApp, runner: asyncio.Runner, assert_idle: Callable[[], None]
 ) -> None:
@@ -148,7 +143,6 @@ def test_a_send_that_fails_because_the_client_left_ends_the_generation(
     assert_idle()
 
 
-@pytest.mark.engine
 def test_an_error_after_the_stream_began_is_its_last_line(
     app: ASGIApp, engine: AsyncLLM, runner: asyncio.Runner, assert_idle: Callable[[], None]
 ) -> None:

@@ -77,10 +77,10 @@ def test_replicas_are_paid_from_their_order_to_the_end_of_their_drain() -> None:
 
 
 def test_each_replica_takes_its_own_start_and_the_policy_sees_those_that_serve() -> None:
-    seen: dict[float, tuple[float, ...]] = {}
+    starts: dict[float, tuple[float, ...]] = {}
 
-    def scaling(at: float, observation: Observation) -> int:
-        seen[at] = observation.load.cold_start_s
+    def scaling(at: float, seen: Observation) -> int:
+        starts[at] = seen.load.cold_start_s
         return 4
 
     world = World(hardware=HARDWARE, cold_starts_s=(9.0, 5.0, 3.0))
@@ -88,7 +88,7 @@ def test_each_replica_takes_its_own_start_and_the_policy_sees_those_that_serve()
     (ordered,) = outcome.changes
     at = ordered.at
     assert [n for t, _, n, _ in outcome.timeline if t in {at + 2, at + 4, at + 6}] == [1, 3, 4]
-    assert (seen[at], seen[at + 5], seen[at + 7]) == ((9.0,), (9.0, 3.0, 3.0), (9.0, 5.0, 3.0, 3.0))
+    assert (starts[at], starts[at + 5], starts[at + 7]) == ((9.0,), (9.0, 3.0, 3.0), (9.0, 5.0, 3.0, 3.0))
 
 
 def test_a_replica_that_goes_ends_what_it_has_first() -> None:

@@ -1,0 +1,48 @@
+"""What the arrivals of the last minutes say of themselves, against laws that are known."""
+
+import random
+from statistics import fmean
+
+import pytest
+
+from serve_app.core.history import HISTORY_S, History
+from serve_app.core.signals import Load
+
+
+def history_of(rates: list[float], *, cv: float, seed: int) -> History:
+    """Arrivals with gamma gaps of this coefficient of variation, at a rate for each second."""
+    rng, history = random.Random(seed), History()
+    at = work = 0.0  # in units of the mean gap
+    gap = rng.gammavariate(cv**-2, cv**2)
+    for second, rate in enumerate(rates):
+        arrived, work = 0, work + rate
+        while at + gap <= work:
+            at += gap
+            gap = rng.gammavariate(cv**-2, cv**2)
+            arrived += 1
+        history.add(float(second), Load(interval_s=1.0, requests=float(arrived)))
+    return history
+
+
+def mean_dispersion(rates: list[float], *, cv: float = 1.0) -> float:
+    return fmean(history_of(rates, cv=cv, seed=seed).dispersion() for seed in range(40))
+
+
+@pytest.mark.parametrize("seconds", [60, int(HISTORY_S)])
+@pytest.mark.parametrize("cv", [1.0, 2.0, 3.0])
+def test_the_dispersion_of_steady_arrivals_is_that_of_their_law(cv: float, seconds: int) -> None:
+    """Of many arrivals with independent gaps it is cv squared."""
+    assert mean_dispersion([20.0] * seconds, cv=cv) == pytest.approx(cv**2, rel=0.35)
+
+
+def test_a_trend_a_step_and_a_spike_are_no_bursts() -> None:
+    trend = [10.0 + second / 3 for second in range(300)]
+    step = [100.0] * 100 + [400.0] * 50
+    spike = [100.0] * 100 + [200.0] * 21 + [100.0] * 60
+    for rates in (trend, step, spike):
+        assert mean_dispersion(rates) < 2.0
+
+
+def test_of_nothing_arrivals_are_taken_for_independent() -> None:
+    assert History().dispersion() == 1.0
+    assert mean_dispersion([0.0] * 100) == 1.0
