@@ -143,9 +143,10 @@ class DemandPolicy:
         assert self._settings is not None
         for model in self._settings.models:
             decision, itl_slo_s = memory.decided.get(model.name), model.replicas.itl_slo_s
-            step_s = decision.inputs.get("step_s", 0.0) if decision is not None else 0.0
-            if step_s >= itl_slo_s and model.name not in memory.warned:
+            inputs = decision.inputs if decision is not None else {}
+            if inputs.get("itl_batch", 1.0) < 1 and model.name not in memory.warned:
                 memory.warned.add(model.name)
+                step_s = inputs["step_s"]
                 text = f"{model.name}: a step takes {step_s:.3f} s even for few requests and replicas.itl_slo_s is {itl_slo_s:g}"
                 logger.warning("%s: no number of replicas keeps it, and only the other limits count", text)
 

@@ -13,13 +13,13 @@ Up at once. Down when for as long as two cold starts nothing more was wanted, an
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 
 from serve_app.core.capacity import Capacity, Mix, Slo, StepCosts
 from serve_app.core.cold_starts import p90
 from serve_app.core.history import GUARD_S, HISTORY_S, History, Mean, Recent
-from serve_app.core.signals import Load
+from serve_app.core.signals import STALE_S, Load
 
 WINDOWS_S = (5.0, 15.0, 30.0)
 """Windows that may contradict the long one: the shortest decides how soon a step in the load is seen."""
@@ -44,6 +44,10 @@ DOWN_MARGIN = 0.95
 KV_GUARD = 0.95
 MANY = 1e6
 """Requests at once, where nothing is known of a limit."""
+MISMEASURED = ("kv cache full", "late first tokens")
+"""Guards that say that replicas can do less than was measured."""
+LEAST_BATCH = 1.0
+"""What an SLO must allow; twice that before one that was left out counts again."""
 LATE_GUARD = 0.1
 """Share of first tokens later than the SLO at which one more replica is asked for."""
 
@@ -101,8 +105,14 @@ class ModelAutoscaler:
     _output_tokens: Mean = field(default_factory=Mean)
     _kv_per_request: Mean = field(default_factory=Mean)
     _recent: Recent = field(default_factory=Recent)
+    _observed_s: float = 0.0
+    """The time over which wishes are kept: while nothing is observed it stands still."""
     _guard_since: dict[str, float] = field(default_factory=dict)
+    _missing: Recent = field(default_factory=Recent)
+    """Replicas beyond the demand's that `MISMEASURED` guards asked for."""
     _mix: Mix = field(default_factory=Mix)
+    _left_out: frozenset[str] = frozenset()
+    """Limits of the SLO that no number of replicas keeps."""
     _ordered_at: float | None = None
     _cold_start_s: float = DEFAULT_COLD_START_S
 
@@ -120,8 +130,10 @@ class ModelAutoscaler:
         wishes, limit = self._wishes(seen, at, inputs)
         rule = max(wishes, key=wishes.__getitem__, default="idle")
         up = wishes.get(rule, 0)
+        self._observed_s += min(seen.load.interval_s, STALE_S)
         # The minimum too: one that a schedule lowers lets go as late as any other wish.
-        kept = self._recent.add(at, max(up, int(inputs.get("low", 0)), seen.minimum), keep_s, first=seen.target)
+        low = max(up, int(inputs.get("low", 0)), seen.minimum)
+        kept = max(self._corrected(wishes, seen.target), self._recent.add(self._observed_s, low, keep_s, first=seen.target))
         desired = up
         if up <= seen.target:
             desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
@@ -142,6 +154,15 @@ class ModelAutoscaler:
             held=max(seen.minimum, min(maximum, kept)),
             ready_at=at + cold_start_s if bounded > max(seen.target, seen.running) else None,
         )
+
+    def _corrected(self, wishes: Mapping[str, int], target: int) -> int:
+        """Return the demand's replicas and those that it was short of: what the measure misses, it misses again when they go."""
+        demand = wishes.get("demand", 0)
+        missing = self._missing.add(self._observed_s, 0, MAX_KEEP_S, first=0)
+        asked = max((wishes.get(name, 0) for name in MISMEASURED), default=0)
+        if asked > demand and target <= demand + missing:  # else they are late for another reason
+            missing = self._missing.add(self._observed_s, asked - demand, MAX_KEEP_S, first=0)
+        return demand + missing if demand else 0
 
     def _learn(self, seen: Observation, at: float) -> None:
         load = seen.load
@@ -177,6 +198,7 @@ class ModelAutoscaler:
             inputs["demand"] = demand = rate * work_s
             inputs["growth"] = growth = self._growth(at) * inputs["cold_start_s"] * work_s
             inputs["queue_s"] = queue_s = self._queue_s(seen, at, capacity, demand)
+            inputs["itl_batch"] = capacity.slo_batches()["itl"]
             inputs["saturation"] = capacity.saturation()
             factor = self.rule.utilization
             wishes["demand"] = capacity.replicas_for(demand, factor)
@@ -201,7 +223,11 @@ class ModelAutoscaler:
             self._mix = Mix(prompt_tokens=prompt_tokens, output_tokens=self._output_tokens.value)
         kv = self._kv_per_request.value
         held = KV_GUARD / kv if kv else MANY
-        return Capacity(times=times, mix=self._mix, max_batch=min(held, max_num_seqs or MANY), slo=self.rule.slo)
+        capacity = Capacity(times=times, mix=self._mix, max_batch=min(held, max_num_seqs or MANY), slo=self.rule.slo)
+        # At the edge the last digits of a fit must not decide between one replica and thirty.
+        batches = capacity.slo_batches().items()
+        self._left_out = frozenset(n for n, batch in batches if batch < (2 * LEAST_BATCH if n in self._left_out else LEAST_BATCH))
+        return replace(capacity, left_out=self._left_out)
 
     def _rate(self, now: float) -> tuple[float, float]:
         """Return requests per second and the mean prompt of the long window.

@@ -21,6 +21,9 @@ WINDOW_S = 5.0
 """Reports are summed over this time before they are fitted: members report at different moments of a second."""
 MEMORY = 0.99
 """Weight of a window relative to the one after it: half after 69 windows, about 6 minutes of load."""
+CONTRADICTION, CONTRADICTIONS = 1.3, 6
+"""Factor by which so many windows in a row must be off, to the same side, before what was learned before counts as out of date."""
+OUTDATED_MEMORY = 0.3
 MAX_UTILIZATION = 0.95
 """Above, a queue has no end worth waiting for, whatever the SLO."""
 MIN_WINDOWS = 3
@@ -65,6 +68,8 @@ class StepCosts:
     """Steps, output tokens, prefilled tokens, busy seconds."""
     _elapsed_s: float = 0.0
     _num_windows: int = 0
+    _num_off: int = 0
+    """Windows in a row that took longer than fitted; negative: that took less long."""
     _times: StepTimes | None = None
 
     def add(self, interval_s: float, *, steps: float, busy_s: float, output_tokens: float, prefilled_tokens: float) -> None:
@@ -81,12 +86,22 @@ class StepCosts:
             return  # idle: says nothing of steps
         # Per second of work: a busy minute of many replicas must not outweigh all that was seen before it.
         x, weight = x / y, min(y, WINDOW_S)
-        gram = MEMORY * np.array(self._gram) + weight * np.outer(x, x)
-        moment = MEMORY * np.array(self._moment) + weight * x
+        memory = self._memory(x)
+        gram = memory * np.array(self._gram) + weight * np.outer(x, x)
+        moment = memory * np.array(self._moment) + weight * x
         self._gram, self._moment = gram.tolist(), moment.tolist()
         self._num_windows += 1
         if self._num_windows >= MIN_WINDOWS:
             self._times = StepTimes(*_non_negative_least_squares(gram, moment))
+
+    def _memory(self, x: np.ndarray) -> float:
+        """Return the weight of what was learned before a window with counts ``x`` per busy second: an engine may have changed."""
+        if self._times is None:
+            return MEMORY
+        told_s = float(x @ np.array([self._times.step_s, self._times.output_token_s, self._times.prompt_token_s]))
+        side = (told_s < 1 / CONTRADICTION) - (told_s > CONTRADICTION)
+        self._num_off = self._num_off + side if side * self._num_off > 0 else side
+        return OUTDATED_MEMORY if abs(self._num_off) >= CONTRADICTIONS else MEMORY
 
     def times(self) -> StepTimes | None:
         """Return the fitted times; None until `MIN_WINDOWS` windows of load have been seen."""
@@ -126,6 +141,8 @@ class Capacity:
     max_batch: float
     """Requests that may run at once: max_num_seqs, or what the KV cache holds."""
     slo: Slo
+    left_out: frozenset[str] = frozenset()
+    """Limits of the SLO that are not kept anyway: itl, ttft."""
 
     @property
     def work_s(self) -> float:
@@ -133,18 +150,22 @@ class Capacity:
         least_s = self.times.step_s / (100 * self.max_batch) * max(1.0, self.mix.output_tokens)
         return max(least_s, self.mix.work_s(self.times), 1e-9)
 
+    def slo_batches(self) -> dict[str, float]:
+        """Return limit of the SLO -> the largest batch that keeps it; below 1 where even a request alone does not."""
+        times, per_token = self.times, self._work_per_output_token()
+        prefill_s = self.mix.prompt_tokens * times.prompt_token_s
+        return {
+            "itl": (self.slo.itl_s - times.step_s) / per_token,
+            "ttft": (self.slo.ttft_s - times.step_s - prefill_s) / per_token,
+        }
+
     def batch_limit(self) -> tuple[float, str]:
         """Return the largest batch that keeps the SLO, >= 1, and which limit it is: itl, ttft or batch.
 
-        A limit that even a request alone breaks is left out: more replicas would not help it.
+        A limit that even a request alone breaks is left out, too: more replicas would not help it.
         """
-        times, per_token = self.times, self._work_per_output_token()
-        prefill_s = self.mix.prompt_tokens * times.prompt_token_s
-        limits = [
-            ((self.slo.itl_s - times.step_s) / per_token, "itl"),
-            ((self.slo.ttft_s - times.step_s - prefill_s) / per_token, "ttft"),
-        ]
-        return min([(limit, name) for limit, name in limits if limit >= 1] + [(max(1.0, self.max_batch), "batch")])
+        limits = [(limit, name) for name, limit in self.slo_batches().items() if limit >= 1 and name not in self.left_out]
+        return min([*limits, (max(1.0, self.max_batch), "batch")])
 
     def can_keep_ttft(self) -> bool:
         """Return whether a request alone has its first token in time; else more replicas would not help."""

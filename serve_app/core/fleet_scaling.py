@@ -92,6 +92,7 @@ class FleetScaler:
                 model=name,
                 desired=max(decision.desired, decision.held),
                 minimum=self._floor(seen.models[name], decision),
+                target=seen.models[name].target,
                 gpus_per_replica=self.rules.models[name].gpus_per_replica,
                 priority=self.rules.models[name].priority,
             )
@@ -136,12 +137,24 @@ class Want:
     model: str
     desired: int
     minimum: int
+    target: int
+    """Replicas that it has, or that were asked for."""
     gpus_per_replica: float
     priority: int = 0
 
 
 def share_gpus(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
-    """Return model -> replicas, such that all together hold at most ``max_gpus``.
+    """Return model -> replicas, such that all together hold at most ``max_gpus``. Who has one more or less than its share keeps it."""
+    granted = fair_shares(wants, max_gpus)
+    differing = [w for w in wants if w.gpus_per_replica and granted[w.model] != w.target]
+    moved = sum((granted[w.model] - w.target) * w.gpus_per_replica for w in differing)
+    are_equals = len({w.priority for w in differing}) == 1
+    near = all(abs(granted[w.model] - w.target) == 1 and min(w.desired, w.minimum) <= w.target <= w.desired for w in differing)
+    return granted | {w.model: w.target for w in differing} if are_equals and near and not moved else granted
+
+
+def fair_shares(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
+    """Return model -> replicas by who has which right to the GPUs.
 
     Everyone's minimum comes first, then higher priorities; among equals one replica at a time goes to whoever has the smallest
     share of what it wants. Models without GPUs get what they want.

@@ -4,11 +4,16 @@ Members count from their own start and report the counts, so that a report that 
 starts again starts from zero under a new id. `Meter` turns the reports into the increments since it was read last.
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 STALE_S = 6.0
 """After so long without a report a member counts as silent: three reports of every second or two may be late."""
+LATE_S = 3.0
+"""After so long it is taken to go on as before: the rate of the last seconds must not fall because a report is late."""
+RATE_S = 10.0
+"""Over which that rate is smoothed."""
 
 
 @dataclass(slots=True)
@@ -73,16 +78,52 @@ INCREMENTS = tuple(f.name for f in fields(Tally))
 REPLICA_INCREMENTS = ("steps", "busy_s")
 
 
+@dataclass(slots=True)
+class _Member:
+    """What is known of one member's counters."""
+
+    stamp: float
+    """Of its newest report, by its own clock."""
+    heard_at: float
+    """When that was first seen here: clocks of hosts may differ, and be set."""
+    counters: dict[str, float]
+    rates: dict[str, float] = field(default_factory=dict)
+    """Per second, of the last `RATE_S`."""
+    assumed: dict[str, float] = field(default_factory=dict)
+    """Increments that were given out without a report, and that none has made true yet."""
+
+    def hear(self, stamp: float, counters: Mapping[str, float], now: float) -> dict[str, float]:
+        """Return the increments that its new report tells of."""
+        elapsed_s = max(now - self.heard_at, 1e-9)
+        forget = math.exp(-elapsed_s / RATE_S)
+        increments = {}
+        for name, value in counters.items():
+            # A counter that fell belongs to a process that started again under the old name.
+            new = max(0.0, value - self.counters.get(name, 0.0))
+            self.rates[name] = forget * self.rates.get(name, new / elapsed_s) + (1 - forget) * new / elapsed_s
+            increments[name] = max(0.0, new - self.assumed.get(name, 0.0))
+            self.assumed[name] = max(0.0, self.assumed.get(name, 0.0) - new)
+        self.counters |= counters
+        self.stamp, self.heard_at = stamp, now
+        return increments
+
+    def assume(self, span_s: float) -> dict[str, float]:
+        """Return the increments of a span without a report, at the rates before it."""
+        increments = {name: rate * span_s for name, rate in self.rates.items()}
+        self.assumed = {name: self.assumed.get(name, 0.0) + value for name, value in increments.items()}
+        return increments
+
+
 class Meter:
     """The increments of cumulative counters since they were last taken.
 
-    A member that is seen for the first time, or again after a silence, adds nothing: what it counted meanwhile is not of one second.
+    A member that is seen for the first time adds nothing. One whose report is late goes on as before, until it says what it really
+    was: neither blindness nor its end may look like a change of the load.
     """
 
     def __init__(self) -> None:
-        self._taken: dict[str, dict[str, float]] = {}
-        self._heard: dict[str, tuple[float, float]] = {}
-        """Member -> its newest report's own time stamp, and when that was first seen here: clocks of hosts may differ."""
+        self._members: dict[str, _Member] = {}
+        self._taken_at = 0.0
 
     def take(self, reports: Mapping[str, tuple[float, Mapping[str, float]]], *, now: float) -> dict[str, float]:
         """Return the sum of the increments of each counter.
@@ -93,19 +134,21 @@ class Meter:
             now: Seconds of one clock, never less than before.
         """
         total: dict[str, float] = {}
-        for member, (stamp, counters) in reports.items():
-            before, known = self._taken.get(member), self._heard.get(member)
-            is_late = known is not None and stamp > known[0] and now - known[1] > STALE_S
-            if before is not None and not is_late:
-                for name, value in counters.items():
-                    # A counter that fell belongs to a process that started again under the old name.
-                    total[name] = total.get(name, 0.0) + max(0.0, value - before.get(name, 0.0))
-            if known is None or stamp > known[0]:
-                self._heard[member] = stamp, now
-        self._taken = {member: dict(counters) for member, (_, counters) in reports.items()}
-        self._heard = {member: heard for member, heard in self._heard.items() if member in reports}
+        for name, (stamp, counters) in reports.items():
+            increments: Mapping[str, float] = {}
+            if (member := self._members.get(name)) is None:
+                self._members[name] = _Member(stamp, now, dict(counters))
+            elif stamp != member.stamp:
+                increments = member.hear(stamp, counters, now)
+            elif now - member.heard_at > LATE_S:
+                increments = member.assume(now - self._taken_at)
+            for counter, value in increments.items():
+                total[counter] = total.get(counter, 0.0) + value
+        self._members = {name: member for name, member in self._members.items() if name in reports}
+        self._taken_at = now
         return total
 
     def silent(self, members: Iterable[str], *, now: float) -> tuple[str, ...]:
         """Return those of ``members`` that have reported nothing, or nothing new for `STALE_S`, sorted."""
-        return tuple(sorted(m for m in members if m not in self._heard or now - self._heard[m][1] > STALE_S))
+        heard_at = {name: member.heard_at for name, member in self._members.items()}
+        return tuple(sorted(m for m in members if now - heard_at.get(m, -math.inf) > STALE_S))

@@ -198,6 +198,37 @@ def test_signs_that_the_measure_is_wrong_ask_for_one_more_once_nothing_is_on_its
     assert rule in {d.rule for d in decisions}
 
 
+def test_what_the_measure_missed_is_not_taken_away_to_be_missed_again() -> None:
+    plant = Plant()
+    plant.run(12.0, 300)
+    for second in range(3600):
+        load = plant.load(12.0)
+        plant.tick(replace(load, late_first_tokens=load.first_tokens if second % 200 < 8 else 0.0))
+    wanted = [d.desired for d in plant.decisions[600:]]
+    assert len(set(wanted)) == 1
+    assert wanted[0] > plant.decisions[-1].alternatives["demand"]
+    quiet = plant.run(12.0, 1200)
+    assert quiet[-1] == plant.decisions[-1].alternatives["demand"], "a quarter of an hour later it may be right"
+
+
+@pytest.mark.parametrize("itl_s", [0.0306, 0.0307, 0.0308, 0.0309, 0.031])
+def test_at_the_edge_of_what_an_itl_limit_allows_noise_does_not_decide(itl_s: float) -> None:
+    """Without the limit one replica is enough; with it, at one request to a batch, it takes about 20."""
+    plant = Plant(replace(RULE, slo=replace(RULE.slo, itl_s=itl_s)))
+    plant.run(4.0, 600)
+    wanted = plant.run(4.0, 3600)
+    assert sum(abs(a - b) > 5 for a, b in pairwise(wanted)) <= 2
+
+
+@pytest.mark.parametrize("gap_s", [61.0, 600.0])
+def test_a_controller_that_stood_still_takes_nothing_away_at_once(gap_s: float) -> None:
+    plant = Plant()
+    before = plant.run(25.0, 400)[-1]
+    plant.at += gap_s
+    assert plant.tick(Load(interval_s=gap_s, running=50.0)).desired >= before
+    assert min(plant.run(25.0, 60)) >= before
+
+
 def test_what_waits_already_is_part_of_what_is_wanted() -> None:
     plant = Plant()
     before = plant.run(25.0, 400)[-1]

@@ -13,15 +13,22 @@ TIMES = StepTimes(step_s=0.03, output_token_s=0.0004, prompt_token_s=0.0001)
 MIX = Mix(prompt_tokens=400, output_tokens=100)
 
 
-def fitted(times: StepTimes, *, seconds: int = 300, noise: float = 0.0, seed: int = 1) -> StepTimes | None:
-    """Return what is fitted to ``seconds`` of steps with changing batches."""
-    rng, costs = random.Random(seed), StepCosts()
+def fitted(
+    times: StepTimes, *, seconds: int = 300, noise: float = 0.0, seed: int = 1, costs: StepCosts | None = None
+) -> StepTimes | None:
+    """Return what is fitted to ``seconds`` of steps with changing batches, after what ``costs`` had seen."""
+    rng, costs = random.Random(seed), costs or StepCosts()
     for _ in range(seconds):
         steps, batch, prompts = rng.randint(5, 20), rng.randint(1, 60), rng.randint(0, 4000)
         busy_s = times.step_s * steps + times.output_token_s * steps * batch + times.prompt_token_s * prompts
         busy_s *= 1 + noise * rng.uniform(-1, 1)
         costs.add(1.0, steps=steps, busy_s=busy_s, output_tokens=steps * batch, prefilled_tokens=prompts)
     return costs.times()
+
+
+def typical_s(times: StepTimes) -> float:
+    """Return what `fitted`'s mean second of steps takes."""
+    return 12 * times.step_s + 12 * 30 * times.output_token_s + 2000 * times.prompt_token_s
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
@@ -31,6 +38,16 @@ def test_the_fit_finds_the_step_times_again(noise: float) -> None:
     assert found.step_s == pytest.approx(TIMES.step_s, rel=0.02 + noise)
     assert found.output_token_s == pytest.approx(TIMES.output_token_s, rel=0.05 + 2 * noise)
     assert found.prompt_token_s == pytest.approx(TIMES.prompt_token_s, rel=0.05 + 2 * noise)
+
+
+@pytest.mark.parametrize("factor", [10.0, 2.0, 0.5, 0.1])
+def test_an_engine_that_has_changed_is_known_again_after_a_minute(factor: float) -> None:
+    costs = StepCosts()
+    fitted(TIMES, seconds=3600, costs=costs)
+    changed = StepTimes(factor * TIMES.step_s, factor * TIMES.output_token_s, factor * TIMES.prompt_token_s)
+    found = fitted(changed, seconds=60, seed=2, costs=costs)
+    assert found is not None
+    assert typical_s(found) == pytest.approx(typical_s(changed), rel=0.25)
 
 
 def test_nothing_is_known_before_there_was_load() -> None:
@@ -50,8 +67,7 @@ def test_no_cost_is_negative_and_together_they_explain_the_load(times: StepTimes
     found = fitted(times, seconds=30, noise=0.2, seed=seed)
     assert found is not None
     assert min(found.step_s, found.output_token_s, found.prompt_token_s) >= 0
-    typical = 12 * times.step_s + 12 * 30 * times.output_token_s + 2000 * times.prompt_token_s
-    assert 12 * found.step_s + 360 * found.output_token_s + 2000 * found.prompt_token_s == pytest.approx(typical, rel=0.25)
+    assert typical_s(found) == pytest.approx(typical_s(times), rel=0.25)
 
 
 def capacity(

@@ -24,6 +24,7 @@ wants = st.lists(
         model=st.uuids().map(str),
         desired=st.integers(0, 30),
         minimum=st.integers(0, 2),
+        target=st.integers(0, 30),
         gpus_per_replica=st.sampled_from([0, 1, 2, 8]),
         priority=st.integers(0, 2),
     ),
@@ -44,10 +45,36 @@ def test_the_cost_cap_holds_beyond_the_minimums(asked: list[Want], extra: int) -
 
 
 def test_higher_priorities_come_first_and_equals_share() -> None:
-    a, b = Want(model="a", desired=4, minimum=1, gpus_per_replica=1), Want(model="b", desired=8, minimum=1, gpus_per_replica=1)
+    a = Want(model="a", desired=4, minimum=1, target=1, gpus_per_replica=1)
+    b = Want(model="b", desired=8, minimum=1, target=1, gpus_per_replica=1)
     assert share_gpus([a, b], 6) == {"a": 2, "b": 4}
     assert share_gpus([replace(a, priority=1), b], 6) == {"a": 4, "b": 2}
     assert share_gpus([a, b], None) == {"a": 4, "b": 8}
+
+
+def test_one_replica_more_or_less_than_its_share_stays_where_it_is() -> None:
+    a = Want(model="a", desired=10, minimum=1, target=4, gpus_per_replica=2)
+    b = Want(model="b", desired=11, minimum=1, target=5, gpus_per_replica=2)
+    assert share_gpus([a, b], 18) == {"a": 4, "b": 5}
+    assert share_gpus([replace(a, target=5), replace(b, target=4)], 18) == {"a": 5, "b": 4}
+    assert share_gpus([replace(a, target=6), replace(b, target=3)], 18) == {"a": 4, "b": 5}
+    assert share_gpus([replace(a, target=5, priority=-1), replace(b, target=4)], 18) == {"a": 1, "b": 8}
+    assert share_gpus([replace(a, target=5), replace(b, target=3)], 18) == {"a": 4, "b": 5}, "a GPU is free"
+
+
+def test_two_models_that_are_short_of_gpus_do_not_swap_them() -> None:
+    plants = {"a": Plant(maximum=100), "b": Plant(maximum=100, seed=2)}
+    rule = replace(RULE, gpus_per_replica=1)
+    scaler = FleetScaler(Rules(models=dict.fromkeys(plants, rule), max_gpus=9))
+    splits = []
+    for _ in range(1800):
+        models = {name: plant.see(plant.load(60.0)) for name, plant in plants.items()}
+        decided = scaler.observe(FleetObservation(at=plants["a"].at, models=models))
+        for name, plant in plants.items():
+            plant.obey(decided[name])
+        splits.append(tuple(decision.desired for decision in decided.values()))
+    assert sum(splits[-1]) == 9
+    assert sum(one != other for one, other in pairwise(splits)) <= 3
 
 
 def observation(plant: Plant, rate: float) -> FleetObservation:

@@ -1,4 +1,6 @@
-from serve_app.core.signals import STALE_S, Meter
+import pytest
+
+from serve_app.core.signals import LATE_S, STALE_S, Meter
 
 
 def test_increments_are_summed_over_the_members_since_they_were_last_taken() -> None:
@@ -8,19 +10,52 @@ def test_increments_are_summed_over_the_members_since_they_were_last_taken() -> 
     assert meter.take({"a": (3.0, {"requests": 104.0}), "b": (3.0, {"requests": 60.0})}, now=2.0) == {"requests": 11.0}
 
 
-def test_what_came_while_a_member_was_silent_is_not_taken_for_one_seconds_load() -> None:
+def test_a_silent_member_goes_on_as_before_and_its_next_report_counts_what_that_left_out() -> None:
     meter = Meter()
-    meter.take({"a": (1.0, {"requests": 100.0})}, now=0.0)
-    for second in range(1, 20):
-        assert meter.take({"a": (1.0, {"requests": 100.0})}, now=float(second)) == {"requests": 0.0}
-    assert meter.take({"a": (20.0, {"requests": 600.0})}, now=20.0) == {}
-    assert meter.take({"a": (21.0, {"requests": 625.0})}, now=21.0) == {"requests": 25.0}
+    for second in range(31):
+        meter.take({"a": (float(second), {"requests": 10.0 * second})}, now=float(second))
+    taken = [meter.take({"a": (30.0, {"requests": 300.0})}, now=30.0 + second).get("requests", 0.0) for second in range(1, 60)]
+    assert taken == [0.0] * int(LATE_S) + [pytest.approx(10.0)] * (59 - int(LATE_S))
+    assert meter.take({"a": (90.0, {"requests": 900.0})}, now=90.0)["requests"] == pytest.approx(600.0 - sum(taken))
+    assert meter.take({"a": (91.0, {"requests": 912.0})}, now=91.0)["requests"] == pytest.approx(12.0)
+
+
+def test_what_was_assumed_of_a_silent_member_and_was_not_so_comes_off_its_next_increments() -> None:
+    meter = Meter()
+    for second in range(31):
+        meter.take({"a": (float(second), {"requests": 10.0 * second})}, now=float(second))
+    assumed = sum(
+        meter.take({"a": (30.0, {"requests": 300.0})}, now=30.0 + second).get("requests", 0.0) for second in range(1, 11)
+    )
+    assert assumed == pytest.approx(70.0)
+    assert meter.take({"a": (41.0, {"requests": 325.0})}, now=41.0)["requests"] == 0.0
+    assert meter.take({"a": (42.0, {"requests": 380.0})}, now=42.0)["requests"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("every_s", [1, 5, 7, 10, 30])
+def test_reports_that_come_seldom_lose_nothing(every_s: int) -> None:
+    meter = Meter()
+    total = sum(
+        meter.take({"a": (float(now - now % every_s), {"requests": 10.0 * (now - now % every_s)})}, now=float(now)).get(
+            "requests", 0.0
+        )
+        for now in range(601)
+    )
+    assert total == pytest.approx(6000.0, rel=0.01)
+
+
+def test_a_clock_that_is_set_back_does_not_silence_its_host() -> None:
+    meter = Meter()
+    meter.take({"a": (5000.0, {"requests": 0.0})}, now=0.0)
+    for second in range(1, 30):
+        assert meter.take({"a": (float(second), {"requests": 10.0 * second})}, now=float(second)) == {"requests": 10.0}
+        assert meter.silent(["a"], now=float(second)) == ()
 
 
 def test_a_lost_report_costs_nothing_and_a_member_that_left_is_forgotten() -> None:
     meter = Meter()
     meter.take({"a": (1.0, {"requests": 1.0}), "b": (1.0, {"requests": 1.0})}, now=0.0)
-    assert meter.take({"a": (1.0, {"requests": 1.0})}, now=1.0) == {"requests": 0.0}
+    assert meter.take({"a": (1.0, {"requests": 1.0})}, now=1.0) == {}
     assert meter.take({"a": (3.0, {"requests": 9.0}), "b": (3.0, {"requests": 500.0})}, now=2.0) == {"requests": 8.0}
 
 
