@@ -107,9 +107,10 @@ class Settings(Section):
         if least > limit:
             problem = f"is {limit}, and the models' replicas.min (or initial) need {least} GPUs"
             yield wrong("autoscaling.max_gpus", problem, f"set it to {least} or more, or lower a replicas.min")
+        least = sum(m.replicas.min * m.gpus_per_replica for m in self.models)
         for index, model in enumerate(self.models):
             for number, window in enumerate(model.replicas.schedule):
-                more = max(0, (window.min or 0) - max(model.replicas.min, model.replicas.initial or 0)) * model.gpus_per_replica
+                more = max(0, (window.min or 0) - model.replicas.min) * model.gpus_per_replica
                 if least <= limit < least + more:
                     key = f"models[{index}].replicas.schedule[{number}].min"
                     problem = f"is {window.min}, which with the other models' minimums needs {least + more} GPUs of {limit}"
@@ -117,12 +118,20 @@ class Settings(Section):
             if model.gpus_per_replica > limit:
                 problem = f"is {model.gpus_per_replica} and autoscaling.max_gpus is {limit}: it could never have a replica"
                 yield wrong(f"models[{index}].gpus_per_replica", problem, "raise autoscaling.max_gpus")
+            elif model.replicas.min == 0 and least <= limit < least + model.gpus_per_replica:
+                problem = (
+                    f"is {limit}, and the other models' replicas.min take {least}: models[{index}] could never have a replica"
+                )
+                yield wrong("autoscaling.max_gpus", problem, f"set it to {least + model.gpus_per_replica} or more")
 
     def _hold_problems(self) -> Iterator[PydanticCustomError]:
         """Of other cold starts nothing is known before they were measured; the ingress then says the same."""
         hold_s = self.timeouts.no_replica_s
         for index, model in enumerate(self.models):
             delay_s = model.simulated.startup_delay_s if model.simulated else 0.0
+            if model.replicas.min == 0 and self.ingress.max_waiting_requests == 0:
+                problem = f"is 0, and models[{index}] starts from zero: who wakes it is always refused"
+                yield wrong("ingress.max_waiting_requests", problem, "set it to as many requests as may wait for its start")
             if model.replicas.min == 0 and delay_s >= hold_s:
                 problem = f"is {hold_s:g}, and models[{index}] starts from zero in {delay_s:g} s: who wakes it is always refused"
                 yield wrong("timeouts.no_replica_s", problem, f"set it well above {delay_s:g}")
@@ -176,13 +185,13 @@ def load_settings(path: Path) -> Settings:
 
 
 def read_text(path: Path) -> str:
-    """Return what is in a file.
+    """Return what is in a file; - is standard input.
 
     Raises:
         ConfigError: It cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return (Path("/dev/stdin") if str(path) == "-" else path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else f"not UTF-8 at byte {exc.start}"
         raise ConfigError(path="", problem=f"{path} cannot be read: {reason}") from exc

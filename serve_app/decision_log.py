@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from pathlib import Path
@@ -136,8 +137,10 @@ def read(lines: Iterable[str]) -> tuple[list[Record], int]:
     num_unreadable = 0
     for line in lines:
         try:
-            records.append(_RECORD.validate_json(line))
-        except ValidationError:
+            record = _RECORD.validate_json(line)
+            datetime.fromtimestamp(record.time, UTC)
+            records.append(record)
+        except (ValidationError, ValueError, OverflowError, OSError):
             num_unreadable += 1
     return records, num_unreadable
 

@@ -187,6 +187,37 @@ def test_gpus_that_cannot_suffice(sizes: list[tuple[int, int, int]], max_gpus: i
     assert refusal(models=models, autoscaling={"max_gpus": max_gpus}) == said
 
 
+GPU_MODEL = LLAMA | {"device": "cuda", "gpus_per_replica": 1}
+
+
+def test_a_model_that_the_others_leave_no_gpu_is_refused() -> None:
+    models = [
+        GPU_MODEL | {"name": "a", "replicas": {"min": 4, "max": 8}},
+        GPU_MODEL | {"name": "b", "replicas": {"min": 0, "max": 4}, "required": False},
+    ]
+    assert refusal(models=models, autoscaling={"max_gpus": 4}) == (
+        "autoscaling.max_gpus: is 4, and the other models' replicas.min take 4: models[1] could never have a replica; "
+        "set it to 5 or more"
+    )
+    parse_settings({"models": models, "autoscaling": {"max_gpus": 5}})
+
+
+def test_what_a_model_begins_with_is_no_minimum_of_a_schedules_windows() -> None:
+    models = [
+        GPU_MODEL | {"name": "a", "replicas": {"min": 1, "initial": 3, "max": 4}},
+        GPU_MODEL | {"name": "b", "replicas": {"min": 1, "max": 4, "schedule": [{"min": 3}]}},
+    ]
+    parse_settings({"models": models, "autoscaling": {"max_gpus": 4}})
+
+
+def test_from_zero_with_a_queue_of_none_is_refused() -> None:
+    model = LLAMA | {"replicas": {"min": 0, "max": 1}, "required": False}
+    assert refusal(models=[model], ingress={"max_waiting_requests": 0}) == (
+        "ingress.max_waiting_requests: is 0, and models[0] starts from zero: who wakes it is always refused; "
+        "set it to as many requests as may wait for its start"
+    )
+
+
 def test_a_limit_on_gpus_that_nobody_wants_is_refused() -> None:
     said = "autoscaling.max_gpus: has no effect: it is 4, and no model has gpus_per_replica; remove it"
     assert refusal(models=[LLAMA], autoscaling={"max_gpus": 4}) == said

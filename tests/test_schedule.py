@@ -70,6 +70,15 @@ def test_the_largest_min_and_the_smallest_max_hold_and_a_min_goes_before_a_max()
     assert bounds(window(**{**OFFICE, "min": None, "max": 5}), time=at("2026-11-23T07:59")) == (1, 10), "a max is not early"
 
 
+def test_a_window_shorter_than_the_cold_start_is_prepared_for_until_it_ends() -> None:
+    short = window(start="08:00", end="08:15", time_zone=BERLIN, min=4)
+
+    def least(clock: str) -> int:
+        return bounds_at([short], (1, 10), time=at(f"2026-11-23T{clock}"), cold_start_s=3000.0)[0]
+
+    assert [least(clock) for clock in ("07:09:59", "07:10", "07:30", "07:55", "08:14:59", "08:15")] == [1, 4, 4, 4, 4, 1]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -1,5 +1,6 @@
 """``serve-app autoscale``: what the autoscaler decided, why, and what it would have come to under other rules."""
 
+import dataclasses
 import gzip
 import re
 from collections.abc import Iterator, Sequence
@@ -50,9 +51,12 @@ def log(
     ] = False,
 ) -> None:
     """List the decisions that changed a number of replicas."""
+    if as_json and file is not None and since:
+        raise typer.BadParameter("a file is printed whole with --json: leave --since out", param_hint="--since")
     text = _text(name, address, file, since)
     if as_json:
-        typer.echo(text, nl=False)
+        for line in text.splitlines():  # whole, a full disk goes unnoticed where Python's output is unbuffered
+            typer.echo(line)
         return
     records = _known(_since(_read(text), since), model)
     rows = list(_changes(records, model))
@@ -90,9 +94,10 @@ def replay(
     policy: Annotated[Path | None, typer.Option(help="Another configuration: what would it have come to?")] = None,
 ) -> None:
     """Decide again from a log: with this code, which must give the same; or with --policy, on simulated replicas."""
-    from serve_app.config import load_settings, read_text
+    from serve_app.config import read_text
     from serve_app.decision_log import stretches
 
+    settings = _settings(policy) if policy is not None else None
     records = _read(read_text(file))
     found = list(stretches(records))
     if not found:
@@ -100,10 +105,21 @@ def replay(
     if left := len(records) - sum(map(len, found)):
         typer.echo(f"left out: {left} of {len(records)} records, after a gap or before the first snapshot", err=True)
     with _makes_sense(records[0]):
-        if policy is None:
+        if policy is None or settings is None:
             _replay_same(found)
         else:
-            _replay_other(max(found, key=len), load_settings(policy), policy.name)
+            _replay_other(max(found, key=len), settings, policy.name)
+
+
+def _settings(policy: Path) -> "Settings":
+    """Return another configuration. Of two files on the command line, errors name the one that they mean."""
+    from serve_app.config import load_settings
+    from serve_app.errors import ConfigError
+
+    try:
+        return load_settings(policy)
+    except ConfigError as exc:
+        raise dataclasses.replace(exc, path=f"{policy}: {exc.path}" if exc.path else "") from exc
 
 
 def _replay_same(found: "Sequence[Sequence[Record]]") -> None:
@@ -187,7 +203,7 @@ def _print_results(results: "dict[str, dict[str, Result]]", slo_s: dict[str, flo
 
 def _print(table: Table) -> None:
     """Whole lines, however narrow the terminal: times and rules are there to be copied and searched for."""
-    Console(highlight=False, width=WIDTH).print(table)
+    Console(highlight=False, markup=False, width=WIDTH).print(table)
 
 
 def clock(time: float) -> str:
@@ -271,8 +287,8 @@ def _makes_sense(record: "Record") -> Iterator[None]:
     """Turn what a damaged log leads to into one sentence."""
     try:
         yield
-    except (ArithmeticError, LookupError, ValueError, OSError) as exc:
-        where = f"from record {record.number} at {record.time:g} on"
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as exc:
+        where = f"from record {record.number} at {clock(record.time)} on"
         raise DecisionLogError(f"{where} the log makes no sense: {type(exc).__name__} {exc}", "take another piece") from exc
 
 

@@ -26,7 +26,7 @@ def check(
 
     Exit status 0: it can be used. 1: each line names a wrong key, or a timeout that ends before another one that it must outlast.
     """
-    text = read_text(Path("/dev/stdin") if str(file) == "-" else file)
+    text = read_text(file)
     if str(file) == "-" and not text.strip():
         raise ConfigError("standard input", "is empty", "the command before the pipe failed; its message says why")
     try:

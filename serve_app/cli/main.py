@@ -1,6 +1,8 @@
 """The command `serve-app`. Commands import what they need inside, so that `--help` and `check` answer at once."""
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -57,9 +59,18 @@ def serve(
 def main() -> None:
     """Entry point. An error of ours is one line on stderr and exit status 1; a wrong command line is 2."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except ServingError as exc:
         typer.secho(f"error: {exc}", fg="red", err=True)
+        sys.exit(1)
+    except OSError as exc:
+        if exc.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has no room either
+        typer.secho(f"error: {exc.filename or 'the output'} cannot be written: {exc.strerror}", fg="red", err=True)
         sys.exit(1)
 
 

@@ -1,4 +1,7 @@
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,9 +122,33 @@ def test_replay_with_another_policy_compares(log: Path, tmp_path: Path) -> None:
     assert "roomy.yaml has no model 'chat', and the log has; models of roomy.yaml: talk" in str(unknown.exception)
 
 
+def test_of_two_files_an_error_names_the_one_that_is_wrong(log: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("models: [{name: chat, model: /m, replicas: {min: 3, max: 2}}]")
+    assert str(run("replay", log, "--policy", other).exception).startswith(f"{other}: models[0].replicas.max: min is 3")
+
+
+def test_names_are_no_markup(log: Path, tmp_path: Path) -> None:
+    named = tmp_path / "named.jsonl"
+    named.write_text(log.read_text().replace('"chat"', '"[/red]"'))
+    assert "  [/red]  " in run("log", "-f", named).stdout
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("option", ["--json", "--since=9m"])
+def test_a_full_disk_is_said(log: Path, unbuffered: str, option: str) -> None:
+    command = [sys.executable, "-m", "serve_app.cli.main", "autoscale", "log", "-f", str(log), option]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        )
+    assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
+
+
 def test_a_file_is_cut_to_what_is_asked_for(log: Path) -> None:
     whole, part = run("log", "-f", log), run("log", "-f", log, "--since", "60s")
     assert whole.stdout.count(" chat ") > 0
+    assert "leave --since out" in run("log", "-f", log, "--since", "60s", "--json").stderr
     assert part.stdout == "no change in 2026-09-21T14:22:19Z to 2026-09-21T14:23:19Z\n"
     assert "'chta'; decided for" in str(run("log", "-f", log, "--model", "chta").exception)
 
