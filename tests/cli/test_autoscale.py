@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from serve_app.cli.explanation import REASONS
 from serve_app.cli.main import app
 from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Rules
+from serve_app.core.signals import Load
 from serve_app.decision_log import Record
 from serve_app.errors import DecisionLogError
 from tests.core.plant import RULE, Plant
@@ -68,6 +69,16 @@ def test_explain_says_what_a_decision_was_made_from(log: Path) -> None:
     assert "\n\nchat, 2026-09-21T14:23:19Z: stays at" in both
     assert both.startswith("(ingresses), 2026-09-21T14:23:19Z: stays at 1, because ")
     assert "silent    ingress-2" in both
+
+
+def test_explain_says_that_nobody_asks_a_model_at_zero(tmp_path: Path) -> None:
+    plant, scaler = Plant(running=0, minimum=0), FleetScaler(Rules(models={"chat": RULE}))
+    seen = FleetObservation(at=1.0, models={"chat": plant.see(Load(interval_s=1.0))})
+    before = FleetScaler(scaler.rules)
+    record = Record(number=0, time=START, seen=seen, decided=scaler.observe(seen), scaler=before)
+    path = tmp_path / "zero.jsonl"
+    path.write_bytes(TypeAdapter(Record).dump_json(record, exclude_defaults=True))
+    assert "chat, 2026-09-21T14:13:20Z: stays at 0, because nobody asks\n" in run("explain", "-f", path).stdout
 
 
 @pytest.mark.parametrize(
