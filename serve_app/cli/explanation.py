@@ -79,7 +79,7 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     most = f"above, more than {of['batch_limit']:.0f} requests would run at once too often: {LIMITS.get(decision.limit, decision.limit)}"
     yield f"  replica   may be busy {of['utilization']:.0%} of the time; {most}"
     if of["growth"]:
-        yield f"  growth    {of['growth']:.2f} replicas more within a cold start of {of['cold_start_s']:.0f} s"
+        yield f"  growth    {of['growth']:.2f} replicas more when a new one serves, after a cold start of {of['cold_start_s']:.0f} s"
     if of["queue_s"]:
         yield f"  queue     {of['queue_s']:.1f} s of a replica's work will wait when a new replica serves"
     if decision.rule == "keep" and decision.held:

@@ -5,7 +5,7 @@ same observations give the same decisions. The demand is work per second (`core/
 replicas that would be busy all the time; divided by the utilization that keeps the SLO it is the number that is needed.
 
     demand   the rate of work now
-    growth   what it will be when a new replica serves, as far as it has grown steadily
+    growth   what it will be when a new replica serves, as far as it has grown steadily since the middle of the time that it is the mean of
     queue    what waits by then, done by replicas that do nothing else in `RECOVER_S`, or in another cold start
 
 Up at once. Down when for as long as two cold starts nothing more was wanted, and never while a member is silent.
@@ -184,7 +184,7 @@ class ModelAutoscaler:
         load = seen.load
         wishes: dict[str, int] = {}
         limit = "unmeasured"
-        rate, prompt_tokens = self._rate(at)
+        rate, prompt_tokens, lag_s = self._rate(at)
         holds = load.waiting or load.queued or load.running
         if holds or self._history.sums(at, WINDOWS_S[-1]).requests:
             wishes["first"] = 1
@@ -196,7 +196,7 @@ class ModelAutoscaler:
             work_s = capacity.work_s
             inputs |= asdict(capacity.times) | asdict(capacity.mix) | {"batch_limit": batch, "work_per_request_s": work_s}
             inputs["demand"] = demand = rate * work_s
-            inputs["growth"] = growth = self._growth(at) * inputs["cold_start_s"] * work_s
+            inputs["growth"] = growth = self._growth(at) * (inputs["cold_start_s"] + lag_s) * work_s
             inputs["queue_s"] = queue_s = self._queue_s(seen, at, capacity, demand)
             inputs["itl_batch"] = capacity.slo_batches()["itl"]
             inputs["saturation"] = capacity.saturation()
@@ -229,8 +229,8 @@ class ModelAutoscaler:
         self._left_out = frozenset(n for n, batch in batches if batch < (2 * LEAST_BATCH if n in self._left_out else LEAST_BATCH))
         return replace(capacity, left_out=self._left_out)
 
-    def _rate(self, now: float) -> tuple[float, float]:
-        """Return requests per second and the mean prompt of the long window.
+    def _rate(self, now: float) -> tuple[float, float, float]:
+        """Return requests per second, the mean prompt of the long window, and for how many seconds ago that rate is the mean.
 
         The long window's rate, unless a shorter one contradicts it: then the nearest rate that the shorter one allows. The
         relative deviation of n requests' work is sqrt((d + 1) / n), for arrivals of dispersion d and exponential work.
@@ -238,14 +238,15 @@ class ModelAutoscaler:
         long = self._history.sums(now, HISTORY_S)
         if long.requests > LONG_REQUESTS:
             long = self._history.sums(now, max(LONG_MIN_S, HISTORY_S * LONG_REQUESTS / long.requests))
-        rate = long.rate()
+        rate, lag_s = long.rate(), long.interval_s / 2
         for window_s in sorted(WINDOWS_S, reverse=True):
             part = self._history.sums(now, window_s)
             if part.interval_s:
                 slack = CONFIDENCE * math.sqrt((self._history.dispersion() + 1) * max(part.requests, 1.0))
                 low, high = max(0.0, part.requests - slack) / part.interval_s, (part.requests + slack) / part.interval_s
-                rate = min(max(rate, low), high)
-        return rate, long.prompt_tokens / long.requests if long.requests else 0.0
+                if not low <= rate <= high:
+                    rate, lag_s = min(max(rate, low), high), window_s / 2
+        return rate, long.prompt_tokens / long.requests if long.requests else 0.0, lag_s
 
     def _queue_s(self, seen: Observation, now: float, capacity: Capacity, demand: float) -> float:
         """Return the seconds of work that will wait when replicas that start, or would be asked for now, serve."""
