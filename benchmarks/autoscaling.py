@@ -48,7 +48,7 @@ MAX_ANSWER = 1500
 FAR_OFF: dict[str, Callable[[], Scaling]] = {"Ray Serve, target 2": RequestCount, "KEDA, waiting > 5": Keda}
 COUNT = "request count"
 """So begin the labels of the policy that is tuned."""
-TARGETS = (8, 16, 24, 32, 48, 64)
+TARGETS = (16, 24, 32, 48)
 STEP_TARGETS = (24, 32)
 """Those that are best on the steps of `SCENARIOS`."""
 DOWN_DELAYS_S = (60.0, 120.0, 300.0)
