@@ -146,7 +146,7 @@ class DemandPolicy:
             inputs = decision.inputs if decision is not None else {}
             if inputs.get("itl_batch", 1.0) < 1 and model.name not in memory.warned:
                 memory.warned.add(model.name)
-                step_s = inputs["step_s"]
+                step_s = inputs["step_s"] + inputs["work_per_request_s"] / max(1.0, inputs["output_tokens"])
                 text = f"{model.name}: a step takes {step_s:.3f} s even for few requests and replicas.itl_slo_s is {itl_slo_s:g}"
                 logger.warning("%s: no number of replicas keeps it, and only the other limits count", text)
 

@@ -83,8 +83,8 @@ def bounds_at(
         cold_start_s: So much earlier a window's ``min`` holds. Where it is above another's ``max``, it counts.
     """
     now = [w for w in windows if w.holds(time)]
-    ahead = (*(time + s for s in range(0, int(cold_start_s), 60)), time + cold_start_s)  # windows begin at whole minutes
+    ahead = (time, *(time + s for s in range(60, int(cold_start_s), 60)), time + cold_start_s)  # windows begin at whole minutes
     soon = [w for w in windows if any(w.holds(at) for at in ahead)]
-    least = max([outside[0], *(w.min for w in (*now, *soon) if w.min is not None)])
+    least = max([outside[0], *(w.min for w in soon if w.min is not None)])
     most = min([outside[1], *(w.max for w in now if w.max is not None)])
     return least, max(least, most)

@@ -5,7 +5,7 @@ same observations give the same decisions. The demand is work per second (`core/
 replicas that would be busy all the time; divided by the utilization that keeps the SLO it is the number that is needed.
 
     demand   the rate of work now
-    growth   what it will be when a new replica serves, as far as it has grown steadily since the middle of the time that it is the mean of
+    growth   what it will be when a new replica serves, if it has grown steadily; counted from the middle of the time whose mean it is
     queue    what waits by then, done by replicas that do nothing else in `RECOVER_S`, or in another cold start
 
 Up at once. Down when for as long as two cold starts nothing more was wanted, and never while a member is silent.
@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 
-from serve_app.core.capacity import Capacity, Mix, Slo, StepCosts
+from serve_app.core.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
 from serve_app.core.cold_starts import p90
 from serve_app.core.history import GUARD_S, HISTORY_S, History, Mean, Recent
-from serve_app.core.signals import STALE_S, Load
+from serve_app.core.signals import LEAST, STALE_S, Load
 
 WINDOWS_S = (5.0, 15.0, 30.0)
 """Windows that may contradict the long one: the shortest decides how soon a step in the load is seen."""
@@ -46,8 +46,6 @@ MANY = 1e6
 """Requests at once, where nothing is known of a limit."""
 MISMEASURED = ("kv cache full", "late first tokens")
 """Guards that say that replicas can do less than was measured."""
-LEAST_BATCH = 1.0
-"""What an SLO must allow; twice that before one that was left out counts again."""
 LATE_GUARD = 0.1
 """Share of first tokens later than the SLO at which one more replica is asked for."""
 
@@ -90,7 +88,8 @@ class Decision:
     limit: str = ""
     """What limits a model's replica: itl, ttft, batch, or unmeasured."""
     held: int = 0
-    """The most that was wanted within the time for which replicas are kept: what a model asks for where GPUs are short."""
+    """The most that was wanted within the time for which replicas are kept, and of what it has what `MISMEASURED` guards asked for: what a
+    model asks for where GPUs are short."""
     ready_at: float | None = None
     """When replicas that this decision asks for should serve; None when it asks for none."""
 
@@ -133,7 +132,10 @@ class ModelAutoscaler:
         self._observed_s += min(seen.load.interval_s, STALE_S)
         # The minimum too: one that a schedule lowers lets go as late as any other wish.
         low = max(up, int(inputs.get("low", 0)), seen.minimum)
-        kept = max(self._corrected(wishes, seen.target), self._recent.add(self._observed_s, low, keep_s, first=seen.target))
+        kept = max(
+            min(seen.target, self._corrected(wishes, seen.target)),
+            self._recent.add(self._observed_s, low, keep_s, first=seen.target),
+        )
         desired = up
         if up <= seen.target:
             desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
@@ -162,7 +164,7 @@ class ModelAutoscaler:
         asked = max((wishes.get(name, 0) for name in MISMEASURED), default=0)
         if asked > demand and target <= demand + missing:  # else they are late for another reason
             missing = self._missing.add(self._observed_s, asked - demand, MAX_KEEP_S, first=0)
-        return demand + missing if demand else 0
+        return demand + min(missing, demand)  # as far as the guards themselves go
 
     def _learn(self, seen: Observation, at: float) -> None:
         load = seen.load
@@ -226,7 +228,7 @@ class ModelAutoscaler:
         capacity = Capacity(times=times, mix=self._mix, max_batch=min(held, max_num_seqs or MANY), slo=self.rule.slo)
         # At the edge the last digits of a fit must not decide between one replica and thirty.
         batches = capacity.slo_batches().items()
-        self._left_out = frozenset(n for n, batch in batches if batch < (2 * LEAST_BATCH if n in self._left_out else LEAST_BATCH))
+        self._left_out = frozenset(n for n, batch in batches if batch < (RETURN_BATCH if n in self._left_out else LEAST_BATCH))
         return replace(capacity, left_out=self._left_out)
 
     def _rate(self, now: float) -> tuple[float, float, float]:
@@ -276,7 +278,7 @@ class ModelAutoscaler:
             # With a queue both are its doing, and that has its own rule.
             "kv cache full": seen.load.kv_usage > KV_GUARD and not recent.queued,
             "late first tokens": late and not recent.queued and (capacity is None or capacity.can_keep_ttft()),
-            "rejected": recent.rejected > 0,
+            "rejected": recent.rejected >= LEAST,
             "queue without measure": seen.load.queued > 0 and capacity is None,
         }
 

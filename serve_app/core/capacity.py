@@ -27,6 +27,8 @@ OUTDATED_MEMORY = 0.3
 MAX_UTILIZATION = 0.95
 """Above, a queue has no end worth waiting for, whatever the SLO."""
 MIN_WINDOWS = 3
+LEAST_BATCH, RETURN_BATCH = 1.0, 2.0
+"""Requests at once that a limit of the SLO must allow to count, and to count again after it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class StepCosts:
             return  # idle: says nothing of steps
         # Per second of work: a busy minute of many replicas must not outweigh all that was seen before it.
         x, weight = x / y, min(y, WINDOW_S)
-        memory = self._memory(x)
+        memory = self._judged(x, weight)
         gram = memory * np.array(self._gram) + weight * np.outer(x, x)
         moment = memory * np.array(self._moment) + weight * x
         self._gram, self._moment = gram.tolist(), moment.tolist()
@@ -94,14 +96,14 @@ class StepCosts:
         if self._num_windows >= MIN_WINDOWS:
             self._times = StepTimes(*_non_negative_least_squares(gram, moment))
 
-    def _memory(self, x: np.ndarray) -> float:
-        """Return the weight of what was learned before a window with counts ``x`` per busy second: an engine may have changed."""
+    def _judged(self, x: np.ndarray, weight: float) -> float:
+        """Note whether a window with counts ``x`` per busy second contradicts what was learned before; return what of that remains."""
         if self._times is None:
             return MEMORY
         told_s = float(x @ np.array([self._times.step_s, self._times.output_token_s, self._times.prompt_token_s]))
         side = (told_s < 1 / CONTRADICTION) - (told_s > CONTRADICTION)
         self._num_off = self._num_off + side if side * self._num_off > 0 else side
-        return OUTDATED_MEMORY if abs(self._num_off) >= CONTRADICTIONS else MEMORY
+        return OUTDATED_MEMORY ** (weight / WINDOW_S) if abs(self._num_off) >= CONTRADICTIONS else MEMORY
 
     def times(self) -> StepTimes | None:
         """Return the fitted times; None until `MIN_WINDOWS` windows of load have been seen."""
@@ -142,7 +144,7 @@ class Capacity:
     """Requests that may run at once: max_num_seqs, or what the KV cache holds."""
     slo: Slo
     left_out: frozenset[str] = frozenset()
-    """Limits of the SLO that are not kept anyway: itl, ttft."""
+    """Limits of the SLO, itl or ttft, that do not count although a request alone may keep them."""
 
     @property
     def work_s(self) -> float:
@@ -164,7 +166,9 @@ class Capacity:
 
         A limit that even a request alone breaks is left out, too: more replicas would not help it.
         """
-        limits = [(limit, name) for name, limit in self.slo_batches().items() if limit >= 1 and name not in self.left_out]
+        limits = [
+            (limit, name) for name, limit in self.slo_batches().items() if limit >= LEAST_BATCH and name not in self.left_out
+        ]
         return min([*limits, (max(1.0, self.max_batch), "batch")])
 
     def can_keep_ttft(self) -> bool:

@@ -144,12 +144,14 @@ class Want:
 
 
 def share_gpus(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
-    """Return model -> replicas, such that all together hold at most ``max_gpus``. Who has one more or less than its share keeps it."""
+    """Return model -> replicas, such that all together hold at most ``max_gpus``. Who has about its share keeps what it has."""
     granted = fair_shares(wants, max_gpus)
     differing = [w for w in wants if w.gpus_per_replica and granted[w.model] != w.target]
     moved = sum((granted[w.model] - w.target) * w.gpus_per_replica for w in differing)
     are_equals = len({w.priority for w in differing}) == 1
-    near = all(abs(granted[w.model] - w.target) == 1 and min(w.desired, w.minimum) <= w.target <= w.desired for w in differing)
+    near = all(
+        abs(granted[w.model] - w.target) == 1 and max(1, min(w.desired, w.minimum)) <= w.target <= w.desired for w in differing
+    )
     return granted | {w.model: w.target for w in differing} if are_equals and near and not moved else granted
 
 

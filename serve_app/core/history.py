@@ -106,7 +106,7 @@ class History:
         """Return the variance of counts of arrivals over their mean, at least 1, its value for Poisson arrivals.
 
         From the upper quartile of squared differences of successive counts: a trend, a step or a spike in the rate must not look
-        like bursts, and makes few of the differences.
+        like bursts, and makes few of the differences. So do bursts that are rarer than every half minute.
         """
         total = sum(self._counts)
         squares = sorted((b - a) ** 2 for a, b in pairwise(self._counts))

@@ -14,6 +14,8 @@ LATE_S = 3.0
 """After so long it is taken to go on as before: the rate of the last seconds must not fall because a report is late."""
 RATE_S = 10.0
 """Over which that rate is smoothed."""
+LEAST = 0.5
+"""Increments in that time below which the rate is what is left of one that has ended."""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class Load:
     steps: float = 0.0
     """Engine steps of all replicas."""
     busy_s: float = 0.0
-    """Seconds that replicas spent in them; at most num_replicas x interval_s."""
+    """Seconds that replicas spent in them; about num_replicas x interval_s at most."""
     waiting: float = 0.0
     """Requests without a replica at the ingresses."""
     queued: float = 0.0
@@ -93,23 +95,24 @@ class _Member:
     """Increments that were given out without a report, and that none has made true yet."""
 
     def hear(self, stamp: float, counters: Mapping[str, float], now: float) -> dict[str, float]:
-        """Return the increments that its new report tells of."""
+        """Return the increments that its new report tells of, less what was assumed of them."""
         elapsed_s = max(now - self.heard_at, 1e-9)
         forget = math.exp(-elapsed_s / RATE_S)
         increments = {}
         for name, value in counters.items():
             # A counter that fell belongs to a process that started again under the old name.
             new = max(0.0, value - self.counters.get(name, 0.0))
-            self.rates[name] = forget * self.rates.get(name, new / elapsed_s) + (1 - forget) * new / elapsed_s
-            increments[name] = max(0.0, new - self.assumed.get(name, 0.0))
-            self.assumed[name] = max(0.0, self.assumed.get(name, 0.0) - new)
+            rate, assumed = self.rates.get(name, new / elapsed_s), self.assumed.get(name, 0.0)
+            self.rates[name] = forget * rate + (1 - forget) * new / elapsed_s
+            increments[name] = max(0.0, new - assumed)
+            self.assumed[name] = min(max(0.0, assumed - new), STALE_S * rate)  # of a long standstill most is forgiven
         self.counters |= counters
         self.stamp, self.heard_at = stamp, now
         return increments
 
     def assume(self, span_s: float) -> dict[str, float]:
         """Return the increments of a span without a report, at the rates before it."""
-        increments = {name: rate * span_s for name, rate in self.rates.items()}
+        increments = {name: rate * span_s for name, rate in self.rates.items() if rate * RATE_S > LEAST}
         self.assumed = {name: self.assumed.get(name, 0.0) + value for name, value in increments.items()}
         return increments
 

@@ -60,6 +60,8 @@ def test_one_replica_more_or_less_than_its_share_stays_where_it_is() -> None:
     assert share_gpus([replace(a, target=6), replace(b, target=3)], 18) == {"a": 4, "b": 5}
     assert share_gpus([replace(a, target=5, priority=-1), replace(b, target=4)], 18) == {"a": 1, "b": 8}
     assert share_gpus([replace(a, target=5), replace(b, target=3)], 18) == {"a": 4, "b": 5}, "a GPU is free"
+    a, b = replace(a, desired=2, minimum=0, target=2), replace(b, desired=1, minimum=0, target=0)
+    assert share_gpus([a, b], 4) == {"a": 1, "b": 1}, "nobody is left without"
 
 
 def test_two_models_that_are_short_of_gpus_do_not_swap_them() -> None:

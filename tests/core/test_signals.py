@@ -32,6 +32,27 @@ def test_what_was_assumed_of_a_silent_member_and_was_not_so_comes_off_its_next_i
     assert meter.take({"a": (42.0, {"requests": 380.0})}, now=42.0)["requests"] == pytest.approx(10.0)
 
 
+def test_a_member_that_did_nothing_while_it_was_silent_counts_again_soon() -> None:
+    meter = Meter()
+    for second in range(31):
+        meter.take({"a": (float(second), {"requests": 10.0 * second})}, now=float(second))
+    for second in range(31, 151):
+        meter.take({"a": (30.0, {"requests": 300.0})}, now=float(second))
+    back = [
+        meter.take({"a": (float(second), {"requests": 300.0 + 10.0 * (second - 150)})}, now=float(second))["requests"]
+        for second in range(151, 161)
+    ]
+    assert sum(back) >= 30.0
+    assert back[-1] == pytest.approx(10.0)
+
+
+def test_nothing_is_assumed_of_a_member_whose_load_has_ended() -> None:
+    meter = Meter()
+    for second in range(200):
+        meter.take({"a": (float(second), {"requests": 10.0 * min(second, 100)})}, now=float(second))
+    assert all(not meter.take({"a": (199.0, {"requests": 1000.0})}, now=float(second)) for second in range(200, 210))
+
+
 @pytest.mark.parametrize("every_s", [1, 5, 7, 10, 30])
 def test_reports_that_come_seldom_lose_nothing(every_s: int) -> None:
     meter = Meter()
