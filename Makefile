@@ -64,7 +64,7 @@ bench-latency: .venv ## open-loop latency of the fleet and a bare server, and ou
 bench-batching: model ## static against continuous batching: throughput, latency, KV memory (2 hours)
 	$(BIN)/python -m benchmarks.batching
 
-bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (20 minutes)
+bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (15 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
 
 bench-cold-start: .venv ## what the start of a replica costs, phase by phase (5 to 15 minutes)
