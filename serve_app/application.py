@@ -7,7 +7,7 @@ from ray import serve
 
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.deployments import INGRESS, is_scaled, replica_deployment
-from serve_app.engine_args import PROCESS_ENVIRONMENT
+from serve_app.engine_args import INGRESS_ENVIRONMENT, PROCESS_ENVIRONMENT
 from serve_app.ingress.deployment import Ingress
 from serve_app.replica.deployment import Replica
 from serve_app.timeouts import serve_shutdown_s
@@ -25,14 +25,14 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     return _ingress(settings).bind(values, *replicas)
 
 
-def _common(settings: Settings, num_cpus: float) -> dict[str, Any]:
+def _common(settings: Settings, num_cpus: float, environment: Mapping[str, str]) -> dict[str, Any]:
     return {
         # `__del__` is the drain; the loop before it only delays it.
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": serve_shutdown_s(settings),
         "health_check_period_s": 5,
         "max_ongoing_requests": 100,
-        "ray_actor_options": {"num_cpus": num_cpus, "runtime_env": {"env_vars": PROCESS_ENVIRONMENT}},
+        "ray_actor_options": {"num_cpus": num_cpus, "runtime_env": {"env_vars": dict(environment)}},
     }
 
 
@@ -54,7 +54,7 @@ def _scaling(minimum: int, maximum: int, initial: int | None = None, *, reports:
 
 
 def _replica(settings: Settings, model: ModelSettings) -> Any:
-    options = _common(settings, model.num_cpus)
+    options = _common(settings, model.num_cpus, PROCESS_ENVIRONMENT)
     options["ray_actor_options"]["resources"] = dict(model.resources)
     if model.gpus_per_replica:
         # One actor holds all GPUs of a replica, so they are in one node; its engine's workers inherit them.
@@ -70,7 +70,7 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
 
 def _ingress(settings: Settings) -> Any:
     replicas = settings.ingress.replicas
-    options = _common(settings, settings.ingress.num_cpus)
+    options = _common(settings, settings.ingress.num_cpus, INGRESS_ENVIRONMENT)
     options["max_surge_percent"] = 100  # a new one listens before an old one stops: somebody always does
     if settings.ingress.resources:  # a node that offers them is one ingress's: two would share its port
         options["ray_actor_options"]["resources"] = dict(settings.ingress.resources)

@@ -19,6 +19,8 @@ RESERVED_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "set kv_cache_gib beside env",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "pickle from the wire would let a peer run code; remove it",
     "CUDA_VISIBLE_DEVICES": RAY_PLACES,
+    "VLLM_TARGET_DEVICE": "set device beside env",
+    "VLLM_WORKER_MULTIPROC_METHOD": "workers are always spawned: forked ones would hide the engine's death; remove it",
 }
 
 _RAYS_OWN_RESOURCES = {"CPU": "set num_cpus", "GPU": "set gpus_per_replica", "memory": "remove it"}

@@ -12,22 +12,29 @@ SIMULATED_EXECUTOR = "serve_app.simulated.executor.SimulatedExecutor"
 
 _FRONTEND_ARGS = frozenset(
     {
+        "allow_deprecated_quantization",
         "allowed_local_media_path",
         "allowed_media_domains",
         "code_revision",
         "config_format",
         "convert",
         "disable_log_stats",
+        "disable_sliding_window",
         "dtype",
         "enable_lora",
-        "enable_prompt_embeds",
+        "enable_mm_embeds",
         "enable_prefix_caching",
+        "enable_prompt_embeds",
+        "enable_trace_replay",
         "generation_config",
         "hf_config_path",
         "hf_overrides",
         "hf_token",
         "interleave_mm_strings",
+        "io_processor_plugin",
+        "language_model_only",
         "limit_mm_per_prompt",
+        "logits_processors",
         "logprobs_mode",
         "max_cpu_loras",
         "max_logprobs",
@@ -35,11 +42,18 @@ _FRONTEND_ARGS = frozenset(
         "max_loras",
         "max_model_len",
         "media_io_kwargs",
+        "mm_device_do_normalize",
+        "mm_encoder_only",
+        "mm_hasher_algorithm",
         "mm_processor_kwargs",
+        "model_class_overrides",
+        "model_impl",
         "override_generation_config",
         "pooler_config",
         "reasoning_config",
         "reasoning_parser",
+        "renderer_num_workers",
+        "return_sampling_mask",
         "revision",
         "runner",
         "seed",
@@ -51,9 +65,11 @@ _FRONTEND_ARGS = frozenset(
         "tokenizer_mode",
         "tokenizer_revision",
         "trust_remote_code",
+        "video_pruning_method",
+        "video_pruning_rate",
     }
 )
-"""What the front end needs of the engine's arguments: tokenizing, templates, validation. The rest is about a device it lacks."""
+"""Engine arguments that the front end needs too: tokenizing, templates, media, validation. The rest is about a device, which it lacks."""
 
 
 def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
@@ -100,6 +116,7 @@ def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> di
     """Return the whole environment that the engine core's process is started with."""
     env = {**inherited, "VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if model.device == "cpu":
+        env["VLLM_TARGET_DEVICE"] = "cpu"  # as in INGRESS_ENVIRONMENT
         # One thread per engine: with more, replicas on one machine take the cores from each other.
         env["OMP_NUM_THREADS"] = "1"
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # left to itself, vLLM binds every replica to the same core
@@ -108,6 +125,13 @@ def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> di
             env["TORCHDYNAMO_DISABLE"] = "1"
         if model.simulated is None:
             env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB, and vLLM would take it before kv_cache_memory_bytes
+        else:
+            env["VLLM_CPU_KVCACHE_SPACE"] = "1"  # the profile sizes the cache; without this variable vLLM warns
+    else:
+        env.pop("VLLM_TARGET_DEVICE", None)
+        # As `vllm serve` does. Forked workers would inherit the pipe to the supervisor and keep it open after the engine core's death,
+        # which the supervisor would then not notice while a worker hangs.
+        env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     return {**env, **model.env}
 
 
@@ -116,7 +140,15 @@ PROCESS_ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # The front end computes nothing on a device; without this vLLM warns about a cache size it never uses.
+}
+"""Environment of the Ray Serve replicas, which are supervisors of engine cores, and ingresses."""
+
+INGRESS_ENVIRONMENT = {
+    **PROCESS_ENVIRONMENT,
+    # vLLM's CUDA build makes no configuration at all on a machine without a GPU, and on one with GPUs it would take them into account.
+    # vLLM's CPU build ignores this variable.
+    "VLLM_TARGET_DEVICE": "cpu",
+    # The front end has no KV cache; without this variable vLLM warns about the size that it would give to one.
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
-"""Environment of the Ray Serve replicas (supervisor and ingress), as opposed to the engine core's own."""
+"""Environment of the ingresses, whose front ends compute nothing on any device."""

@@ -1,7 +1,7 @@
 """What must be equal on both ends of a link for token ids to mean the same: the model's configuration and its tokenizer.
 
-Paths, versions of libraries and anything that depends on the device are left out: ingress and replica may run on different images.
-So is the maximum length, which a replica may cut to what its memory holds: it is among its capabilities.
+Left out are paths, versions of libraries and all that depends on the device: ingress and replica run on different images. So is the
+maximum length, which a replica may cut to what its memory holds: it is among its capabilities.
 """
 
 import hashlib
@@ -12,10 +12,15 @@ _NOT_PART_OF_THE_MODEL = ("_name_or_path", "transformers_version", "torch_dtype"
 
 
 def model_fingerprint(model_config: Any) -> str:
-    """Return 16 hex digits for a vLLM ``ModelConfig``; costs one tokenizer load (about 0.1 s)."""
+    """Return 16 hex digits for a vLLM ``ModelConfig``; costs one tokenizer load (about 0.1 s) and one read of ``config.json``.
+
+    The configuration is read from the checkpoint anew. ``model_config.hf_config`` would not do: engine arguments change it
+    (``disable_sliding_window``), so does what the checkpoint's weights hold (``lm_head`` where the embeddings are tied), and so do
+    several models of vLLM while they are loaded, which happens only at the replica.
+    """
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    config = model_config.hf_config.to_dict()
+    config = _config_of(model_config)
     for key in _NOT_PART_OF_THE_MODEL:
         config.pop(key, None)
     vocab: dict[str, int] = {}
@@ -24,6 +29,23 @@ def model_fingerprint(model_config: Any) -> str:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(json.dumps(sorted(vocab.items(), key=lambda item: item[1])).encode())
     return digest.hexdigest()[:16]
+
+
+def _config_of(model_config: Any) -> dict[str, Any]:
+    """Return the checkpoint's configuration as vLLM's ``ModelConfig`` first reads it, and what ``hf_overrides`` say beside it."""
+    from vllm.transformers_utils.config import get_config
+
+    overrides = model_config.hf_overrides
+    config = get_config(
+        model_config.hf_config_path or model_config.model,
+        model_config.trust_remote_code,
+        model_config.revision,
+        model_config.code_revision,
+        model_config.config_format,
+        hf_overrides_kw={key: value for key, value in overrides.items() if not isinstance(value, dict)},
+        token=model_config.hf_token,
+    )
+    return {**config.to_dict(), "hf_overrides": overrides}
 
 
 def public_version(version: str) -> str:

@@ -18,8 +18,8 @@ def without_collection() -> Iterator[None]:
 def inspect_models_here() -> None:
     """Let vLLM look at a model's class in this process, where it would start another one that imports all of vLLM again.
 
-    It does so where the answer is not in its cache folder, as in every new pod. Not for an engine core on a GPU: that other process keeps
-    CUDA uninitialized in this one, so that its workers can be forked.
+    vLLM starts that process where the answer is not in its cache folder, as in every new pod. Do not call this in an engine core on a
+    GPU: looking at a model may initialize CUDA, which would take GPU memory here beside what the workers take.
     """
     from vllm.model_executor.models import registry
 

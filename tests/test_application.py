@@ -4,7 +4,7 @@ import pytest
 
 from serve_app.application import autoscaling_policy, build, serve_config
 from serve_app.config import parse_settings
-from serve_app.engine_args import PROCESS_ENVIRONMENT
+from serve_app.engine_args import INGRESS_ENVIRONMENT, PROCESS_ENVIRONMENT
 from serve_app.errors import ConfigError
 from serve_app.policy import DemandPolicy
 
@@ -54,8 +54,9 @@ def test_a_replicas_resources_are_its_models() -> None:
     model = {**TINY, "num_cpus": 0.5, "resources": {"zone-a": 1}}
     built = deployments({"models": [model, SCALED], "ingress": {"num_cpus": 2}})
     environment = {"runtime_env": {"env_vars": PROCESS_ENVIRONMENT}}
+    without_device = {"runtime_env": {"env_vars": INGRESS_ENVIRONMENT}}
     assert {name: d.ray_actor_options for name, d in built.items()} == {
-        "ingress": {"num_cpus": 2.0, **environment},
+        "ingress": {"num_cpus": 2.0, **without_device},
         "replica-tiny": {"num_cpus": 0.5, "resources": {"zone-a": 1.0}, **environment},
         "replica-big": {"num_cpus": 1.0, "num_gpus": 2, "resources": {}, **environment},
     }

@@ -3,7 +3,14 @@ from typing import Any
 import pytest
 
 from serve_app.config import ModelSettings
-from serve_app.engine_args import SIMULATED_EXECUTOR, engine_core_args, engine_environment, frontend_engine_args
+from serve_app.engine_args import (
+    INGRESS_ENVIRONMENT,
+    PROCESS_ENVIRONMENT,
+    SIMULATED_EXECUTOR,
+    engine_core_args,
+    engine_environment,
+    frontend_engine_args,
+)
 
 SIMULATED = {"profile": "a10g-llama-8b"}
 SIMULATED_VALUES = {"profile": "a10g-llama-8b", "time_scale": 1.0, "startup_delay_s": 0.0, "eos_probability": 0.0, "seed": 0}
@@ -70,9 +77,15 @@ def test_the_front_end_takes_what_is_about_text_and_nothing_about_a_device(field
     }
 
 
-INHERITED = {"PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CONFIGURE_LOGGING": "0"}
-CPU = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
-COMMON = {"PATH": "/bin", "VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+INHERITED = {"PATH": "/bin", "VLLM_CPU_KVCACHE_SPACE": "8", "VLLM_CONFIGURE_LOGGING": "0", "CUDA_VISIBLE_DEVICES": "2,3"}
+KEPT = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "2,3"}  # Ray's choice of GPUs
+COMMON = {**KEPT, "VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+CPU = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",
+}
 
 
 @pytest.mark.parametrize(
@@ -80,10 +93,20 @@ COMMON = {"PATH": "/bin", "VLLM_CONFIGURE_LOGGING": "1", "VLLM_NO_USAGE_STATS": 
     [
         ({}, {**COMMON, **CPU}),
         ({"simulated": SIMULATED}, {**COMMON, **CPU, "VLLM_CPU_KVCACHE_SPACE": "1"}),
-        ({"device": "cuda", "gpus_per_replica": 1}, {**COMMON, "VLLM_CPU_KVCACHE_SPACE": "1"}),
         ({"env": {"PATH": "/opt", "X": "y"}}, {**COMMON, "PATH": "/opt", "X": "y", **CPU}),
     ],
 )
-def test_the_engines_environment(fields: dict[str, Any], environment: dict[str, str]) -> None:
+def test_the_environment_of_an_engine_on_cpu(fields: dict[str, Any], environment: dict[str, str]) -> None:
     assert engine_environment(model(**fields), INHERITED) == environment
-    assert INHERITED["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert INHERITED["VLLM_CPU_KVCACHE_SPACE"] == "8"
+
+
+def test_an_engine_on_gpus_spawns_its_workers_and_is_for_no_other_device_whatever_it_inherits() -> None:
+    inherited = {**INHERITED, "VLLM_TARGET_DEVICE": "cpu", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+    environment = engine_environment(model(device="cuda", gpus_per_replica=2), inherited)
+    assert environment == {**COMMON, "VLLM_CPU_KVCACHE_SPACE": "8", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+
+
+def test_an_ingress_is_for_no_device_and_a_replicas_supervisor_leaves_that_to_its_engine() -> None:
+    assert INGRESS_ENVIRONMENT["VLLM_TARGET_DEVICE"] == "cpu"
+    assert "VLLM_TARGET_DEVICE" not in PROCESS_ENVIRONMENT

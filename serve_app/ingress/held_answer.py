@@ -81,10 +81,10 @@ class HeldAnswer:
         await self._pass_on(message)
 
     async def end(self) -> bool:
-        """Tell the client why the app has failed, if the fleet knows; return whether it does."""
+        """Tell the client why the app has failed, if the fleet knows; return whether the client has a whole answer now."""
         error = self._verdict.error
         if error is None:
-            return False
+            return self._ended
         async with self._lock:
             if not self._begun:
                 await self._refuse()

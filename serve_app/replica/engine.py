@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import msgspec
+import psutil
 
 from serve_app.replica import pipe
 from serve_app.vllm_start import inspect_models_here, without_collection
@@ -20,6 +21,10 @@ CALLABLE_METHODS = frozenset(
     | {"reset_prefix_cache", "sleep", "wake_up"}
 )
 """What an ingress may call on an engine core: nothing that runs code it sends or changes weights."""
+
+_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
+_GROUP_END_S = 5.0  # a worker may be inside a call of the GPU driver that no signal interrupts
+_GROUP_POLL_S = 0.02
 
 
 def run(sock: socket.socket) -> None:
@@ -49,14 +54,44 @@ def run(sock: socket.socket) -> None:
         os._exit(1)
 
 
-def _end_with_supervisor(sock: socket.socket) -> None:
-    """End this process as soon as the other end of the pipe is closed, also while a model is still loading.
+def end_group(leader: int) -> bool:
+    """Kill the engine core process ``leader`` and its workers: the group that ``leader`` was started to lead. This process is spared.
 
-    The workers of a multi-process executor watch their parent in the same way.
+    So is Python's resource tracker, which ends by itself after the others and removes their shared memory.
+
+    Returns:
+        Whether there was a process to kill.
+    """
+    members = [process for process in psutil.process_iter() if _is_to_end(process, leader)]
+    for process in members:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return bool(members)
+
+
+def _is_to_end(process: psutil.Process, leader: int) -> bool:
+    try:
+        return (
+            os.getpgid(process.pid) == leader
+            and process.pid != os.getpid()
+            and process.status() != psutil.STATUS_ZOMBIE
+            and _RESOURCE_TRACKER not in " ".join(process.cmdline())
+        )
+    except (psutil.Error, ProcessLookupError):
+        return False  # it has ended
+
+
+def _end_with_supervisor(sock: socket.socket) -> None:
+    """End this process and its workers as soon as the other end of the pipe is closed, also while a model is still loading.
+
+    Workers of a multi-process executor watch this process only once they have loaded: until then they would hold their GPUs' memory.
     """
     poller = select.poll()
     poller.register(sock, select.POLLRDHUP | select.POLLHUP)
     poller.poll()
+    deadline = time.monotonic() + _GROUP_END_S
+    while end_group(os.getpid()) and time.monotonic() < deadline:  # again: the main thread may be starting workers
+        time.sleep(_GROUP_POLL_S)
     os._exit(0)
 
 

@@ -37,12 +37,14 @@ class PipedEngineCore(EngineCoreProc):
         end: pipe.EngineEnd,
         max_frame_bytes: int,
         *,
+        fingerprint: str,
         download_s: float,
         load_began: float,
     ) -> None:
         self._sock = sock
         self._end = end
         self._max_frame_bytes = max_frame_bytes
+        self._fingerprint = fingerprint
         self._download_s = download_s
         self._load_began = load_began
         self.num_steps = 0
@@ -60,9 +62,11 @@ class PipedEngineCore(EngineCoreProc):
 
     def _process_engine_step(self) -> bool:
         began = time.monotonic()
+        computing = bool(self.batch_queue)  # under async scheduling vLLM may find nothing new to run and wait for the step before
         stepped = super()._process_engine_step()
-        if stepped:  # else it only looked whether a grammar or a transfer is ready
+        if stepped:
             self.num_steps += 1
+        if stepped or computing:  # else vLLM only looked whether a grammar or a transfer is ready
             self.busy_s += time.monotonic() - began
         return bool(stepped)
 
@@ -91,11 +95,10 @@ class PipedEngineCore(EngineCoreProc):
             num_kv_blocks=response.num_gpu_blocks,
             tasks=tuple(self.get_supported_tasks()),
         )
-        fingerprint = model_fingerprint(self.vllm_config.model_config)
         max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
         warm_up_s = time.monotonic() - self._loaded
         phases = EnginePhases(self._download_s, load_s=self._loaded - self._load_began, warm_up_s=warm_up_s)
-        return pipe.EngineReady(public_version(response.vllm_version), fingerprint, capabilities, max_num_seqs, phases)
+        return pipe.EngineReady(public_version(response.vllm_version), self._fingerprint, capabilities, max_num_seqs, phases)
 
 
 def build_engine(
@@ -111,4 +114,7 @@ def build_engine(
     vllm_config = AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     maybe_register_config_serialize_by_value()
     executor = Executor.get_class(vllm_config)
-    return PipedEngineCore(vllm_config, executor, sock, end, max_frame_bytes, download_s=download_s, load_began=began)
+    fingerprint = model_fingerprint(vllm_config.model_config)
+    return PipedEngineCore(
+        vllm_config, executor, sock, end, max_frame_bytes, fingerprint=fingerprint, download_s=download_s, load_began=began
+    )

@@ -1,28 +1,25 @@
 """Starts, talks to and ends one engine core process. The supervisor side of ``replica/engine.py``."""
 
 import asyncio
-import contextlib
 import logging
-import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-import psutil
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import engine_core_args, engine_environment
 from serve_app.errors import EngineStartFailed
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.replica import pipe
+from serve_app.replica.engine import end_group
 
 logger = logging.getLogger(__name__)
 
 _MAX_PIPE_FRAME_BYTES = (1 << 32) - 1
 _STOP_GRACE_S = 5.0
-_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
 class _PipeProtocol(asyncio.Protocol):
@@ -142,15 +139,8 @@ class EngineProcess:
         await self._process.wait()
 
     def _kill_group(self) -> None:
-        """The process leads its own session: what is left of it, workers included, is its group.
-
-        All but Python's resource tracker, which ends by itself when the others have, and removes their shared memory.
-        """
         assert self._process is not None
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if os.getpgid(process.pid) == self._process.pid and _RESOURCE_TRACKER not in " ".join(process.cmdline()):
-                    process.kill()
+        end_group(self._process.pid)
 
     def _message(self, message: pipe.FromEngine) -> None:
         if isinstance(message, pipe.EngineFailed):

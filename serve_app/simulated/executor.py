@@ -6,7 +6,7 @@ everything in front of them are vLLM's own. The only file of this package that k
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import profile_from
@@ -76,6 +76,7 @@ class SimulatedExecutor(Executor):
         self._sequences = Sequences(self.scheduler_config.max_num_seqs)
         self._clock = StepClock()
         self._pending: _Step | None = None
+        self._prompt_logprobs: dict[str, LogprobsTensors] = {}  # of requests whose prompt is not yet computed
 
     def _token_source(self, eos_probability: float) -> TokenSource:
         tokenizer = None if self.model_config.skip_tokenizer_init else cached_tokenizer_from_config(self.model_config)
@@ -169,6 +170,7 @@ class SimulatedExecutor(Executor):
         """Return the output of a batch, None if it is pending, and the seconds it takes on the accelerator."""
         for request_id in batch.finished_req_ids:
             self._sequences.remove(request_id)
+            self._prompt_logprobs.pop(request_id, None)
         if not self._sequences.slots:
             self._clock.idle()
         for request in batch.scheduled_new_reqs:
@@ -200,6 +202,9 @@ class SimulatedExecutor(Executor):
             num_prompt_tokens=len(prompt),
             rules=_rules(request.sampling_params),
         )
+        count = request.sampling_params.prompt_logprobs
+        if count is not None and request.prompt_token_ids and len(tokens) == len(prompt):  # else they were told before the preemption
+            self._prompt_logprobs[request.req_id] = self._logprobs_of_prompt(prompt, self._source.size if count < 0 else count)
 
     def _sample(self, step: _Step, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         slots = step.slots[step.sampling]
@@ -213,7 +218,11 @@ class SimulatedExecutor(Executor):
             ready = iter(sampled)
             sampled = [next(ready) if samples else [] for samples in step.sampling.tolist()]
         index = {request_id: i for i, request_id in enumerate(step.request_ids)}
-        return ModelRunnerOutput(step.request_ids, index, sampled_token_ids=sampled, logprobs=logprobs)
+        output = ModelRunnerOutput(step.request_ids, index, sampled_token_ids=sampled, logprobs=logprobs)
+        for request_id in self._prompt_logprobs.keys() & index.keys():
+            if sampled[index[request_id]]:
+                output.prompt_logprobs_dict[request_id] = self._prompt_logprobs.pop(request_id)
+        return output
 
     def _constrain(self, step: _Step, tokens: Ids, grammar: GrammarOutput) -> None:
         """Replace the tokens of requests with a grammar by ones that their rows of the bitmask allow."""
@@ -248,6 +257,20 @@ class SimulatedExecutor(Executor):
                 ids[row, 0], values[row, 0] = sampled, likely.logprobs[0]
                 ids[row, columns], values[row, columns] = likely.token_ids[:width], likely.logprobs[:width]
         return LogprobsLists(ids, values, np.ones(len(step.request_ids), dtype=np.int32))
+
+    def _logprobs_of_prompt(self, prompt: Sequence[int], count: int) -> LogprobsTensors:
+        """Return those of every token of the prompt but the first, which is taken for the likeliest there: (len(prompt) - 1, 1 + count)."""
+        tensors = LogprobsTensors.empty_cpu(len(prompt) - 1, 1 + count)
+        tensors.logprob_token_ids.zero_()
+        tensors.logprobs.fill_(-np.inf)
+        tensors.selected_token_ranks.fill_(1)
+        for row, (state, token) in enumerate(zip(self._hash.states_before(prompt)[1:], prompt[1:], strict=True)):
+            likely = self._source.candidates(state, token, max(1, count))
+            columns = slice(1, 1 + min(count, len(likely.token_ids)))
+            tensors.logprob_token_ids[row, 0], tensors.logprobs[row, 0] = token, likely.logprobs[0]
+            tensors.logprob_token_ids[row, columns] = torch.tensor(likely.token_ids[:count], dtype=torch.int32)
+            tensors.logprobs[row, columns] = torch.tensor(likely.logprobs[:count])
+        return tensors
 
     # The rest of the interface.
 

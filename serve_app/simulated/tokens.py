@@ -63,6 +63,13 @@ class SequenceHash:
         total = int((ids * self._powers[:size][::-1]).sum(dtype=np.uint64)) if size else 0
         return (self._start * int(self._powers[size]) + total) & _MASK
 
+    def states_before(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the state that each token of a sequence is drawn from: that of the tokens before it."""
+        states = [self._start]
+        for token_id in token_ids:
+            states.append((states[-1] * _BASE + token_id + 1) & _MASK)
+        return states[:-1]
+
 
 @dataclass(frozen=True)
 class Candidates:

@@ -5,7 +5,7 @@ import importlib
 import inspect
 import textwrap
 from collections.abc import Iterable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -87,9 +87,10 @@ def members(cls: type) -> set[str]:
     return names
 
 
-def asked_of(module: ModuleType, attribute: str) -> set[str]:
-    """Return which attributes the module's code reads of ``attribute`` or ``self.attribute``."""
-    reads = [n for n in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(n, ast.Attribute)]
+def asked_of(code: ModuleType | FunctionType, attribute: str) -> set[str]:
+    """Return which attributes a module's or a method's code reads of ``attribute`` or ``self.attribute``."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    reads = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
     return {n.attr for n in reads if getattr(n.value, "attr", getattr(n.value, "id", "")) == attribute}
 
 

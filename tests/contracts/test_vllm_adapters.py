@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from vllm import envs
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.model_executor.models import registry
@@ -24,7 +25,7 @@ from serve_app.replica.engine import CALLABLE_METHODS
 from serve_app.simulated.executor import SimulatedExecutor
 from serve_app.vllm_start import inspect_models_here
 from tests.contracts.changes import asked_of, difference, fail_with, find, line, members, parameters
-from tests.contracts.vllm_names import ASKED_OF_THE_EXECUTOR, LEFT_OUT
+from tests.contracts.vllm_names import ASKED_OF_THE_EXECUTOR, ENGINE_ONLY, LEFT_OUT
 
 
 def test_the_fleet_client_is_asked_for_nothing_else() -> None:
@@ -89,8 +90,17 @@ def test_every_engine_argument_that_we_set_exists(device: str) -> None:
     fail_with([line("AsyncEngineArgs", difference(ours | engine_args._FRONTEND_ARGS, fields, only_gone=True))])
 
 
+def test_every_argument_about_the_model_reaches_the_front_end_or_is_known_to_be_the_engines_alone() -> None:
+    taken = asked_of(AsyncEngineArgs.create_model_config, "self")
+    set_by_us = engine_args._shared_args(ModelSettings(name="m", model="/m"), "/m").keys() | {"enforce_eager"}
+    known = {*engine_args._FRONTEND_ARGS, *ENGINE_ONLY.split(), *set_by_us}
+    fail_with([line("create_model_config", difference(sorted(known & taken), sorted(taken)))])
+
+
 def test_every_environment_variable_that_we_set_is_read() -> None:
-    ours = [name for name in engine_args.PROCESS_ENVIRONMENT if name.startswith("VLLM_")]
+    engines = [ModelSettings(name="m", model="/m"), ModelSettings(name="m", model="/m", device="cuda", gpus_per_replica=1)]
+    environments = [engine_args.INGRESS_ENVIRONMENT, *(engine_args.engine_environment(model, {}) for model in engines)]
+    ours = [name for environment in environments for name in environment if name.startswith("VLLM_")]
     fail_with([line("vllm.envs", difference(ours, envs.environment_variables, only_gone=True))])
 
 

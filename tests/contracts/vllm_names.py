@@ -29,7 +29,9 @@ CALLED = {
     "vllm.renderers.params": "TokenizeParams.with_kwargs(self, **tokenization_kwargs)",
     "vllm.config": "ModelConfig.get_vocab_size(self)",
     "vllm.tokenizers": "cached_tokenizer_from_config(model_config, **kwargs)",
-    "vllm.transformers_utils.config": "maybe_register_config_serialize_by_value()",
+    "vllm.transformers_utils.config": """
+        get_config(model, trust_remote_code, revision=, code_revision=, config_format=, hf_overrides_kw=, hf_overrides_fn=, **kwargs)
+        maybe_register_config_serialize_by_value()""",
     "vllm.utils": "random_uuid()",
     "vllm.v1.engine.async_llm": """
         AsyncLLM.from_vllm_config(cls, vllm_config, start_engine_loop=, usage_context=, stat_loggers=, enable_log_requests=,
@@ -68,7 +70,8 @@ USED = {
     # Imported, and what is read of it: fields, members, properties, attributes that its methods set.
     "vllm.config": {
         "CacheConfig": "block_size num_gpu_blocks num_gpu_blocks_override",
-        "ModelConfig": "hf_config max_logprobs max_model_len original_max_model_len quantization runner_type skip_tokenizer_init",
+        "ModelConfig": """code_revision config_format hf_config_path hf_overrides hf_token max_logprobs max_model_len model
+            original_max_model_len quantization revision runner_type skip_tokenizer_init trust_remote_code""",
         "ParallelConfig": "world_size",
         "SchedulerConfig": "max_num_seqs",
         "VllmConfig": "__post_init__ additional_config cache_config model_config",
@@ -125,7 +128,8 @@ USED = {
     "vllm.v1.metrics.stats": {"SchedulerStats": "kv_cache_usage num_running_reqs num_skipped_waiting_reqs num_waiting_reqs"},
     "vllm.v1.outputs": {
         "EMPTY_MODEL_RUNNER_OUTPUT": "",
-        "ModelRunnerOutput": "logprobs req_id_to_index req_ids sampled_token_ids",
+        "LogprobsTensors": "empty_cpu logprob_token_ids logprobs selected_token_ranks",
+        "ModelRunnerOutput": "logprobs prompt_logprobs_dict req_id_to_index req_ids sampled_token_ids",
     },
     "vllm.v1.serial_utils": {"UtilityResult": "result"},
 }
@@ -172,3 +176,11 @@ ASKED_OF_THE_EXECUTOR = """
     init_kv_output_aggregator is_sleeping list_loras pin_lora profile register_failure_callback remove_lora
     reset_encoder_cache reset_mm_cache save_sharded_state set_kv_cache_layout sleep supported_tasks
     supports_draft_weight_updates take_draft_token_ids wake_up"""
+
+ENGINE_ONLY = """
+    disable_cascade_attn enable_cumem_allocator enable_nccl_comm_suspend enable_sleep_mode mm_encoder_attn_backend
+    mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path
+    mm_encoder_tp_mode mm_ipc_gpu_memory_gb mm_processor_cache_type mm_processor_device mm_shm_cache_max_object_size_mb
+    mm_tensor_ipc model_weights quantization quantization_config sleep_mode_offload_cudagraph sleep_preserve_parameter_names
+    use_fp64_gumbel"""
+"""What `create_model_config` takes and a front end does without: kernels, memory, and processes of the device."""

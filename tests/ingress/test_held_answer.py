@@ -72,6 +72,28 @@ def test_an_error_of_which_the_fleet_knows_nothing_goes_through_as_vllm_sent_it(
     assert answered(app) == (200, OF_VLLM)
 
 
+def fails(*, more: bool) -> ASGIApp:
+    """As Starlette with a bug of vLLM's in it: an answer of 500, and the bug raised behind it."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"Internal Server Error", "more_body": more})
+        raise AssertionError("a bug")
+
+    return app
+
+
+def test_a_failure_that_was_answered_whole_leaves_the_connection_as_it_is_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert answered(fails(more=False)) == (500, b"Internal Server Error")
+    assert "/v1/completions for the model 'tiny' failed" in caplog.text
+    assert "AssertionError: a bug" in caplog.text
+
+
+def test_a_failure_within_an_answer_reaches_the_listener_which_cuts_the_connection() -> None:
+    with pytest.raises(AssertionError, match="a bug"):
+        answered(fails(more=True))
+
+
 def test_a_stream_of_responses_that_vllm_would_break_off_ends_with_an_error_event() -> None:
     status, content = answered(stream(CREATED, IN_PROGRESS, DELTA, raises=True), "/v1/responses")
     told = FULL_BODY["error"]

@@ -1,15 +1,54 @@
+"""The fingerprint of a model's configuration file, whatever became of vLLM's copy of it."""
+
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from serve_app.fingerprint import model_fingerprint
 
-
-def fingerprint(max_model_len: int = 2048, **config: Any) -> str:
-    values = {"model_type": "llama", "vocab_size": 512, "_name_or_path": "/a", **config}
-    hf_config = SimpleNamespace(to_dict=lambda: dict(values))
-    return model_fingerprint(SimpleNamespace(hf_config=hf_config, skip_tokenizer_init=True, max_model_len=max_model_len))
+LLAMA = {"model_type": "llama", "vocab_size": 512, "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
 
 
-def test_the_maximum_length_and_the_path_are_not_part_of_it_but_the_configuration_is() -> None:
-    assert fingerprint() == fingerprint(max_model_len=1024) == fingerprint(_name_or_path="/b", torch_dtype="bfloat16")
-    assert fingerprint() != fingerprint(vocab_size=513)
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    return folder
+
+
+def fingerprint(folder: Path, **fields: Any) -> str:
+    """Return the fingerprint of what a ``ModelConfig`` says of ``folder``."""
+    known = {
+        "model": str(folder),
+        "hf_config_path": None,
+        "trust_remote_code": False,
+        "revision": None,
+        "code_revision": None,
+        "config_format": "auto",
+        "hf_token": None,
+        "hf_overrides": {},
+        "skip_tokenizer_init": True,
+        "max_model_len": 2048,
+    }
+    return model_fingerprint(SimpleNamespace(**{**known, **fields}))
+
+
+def test_the_maximum_length_and_the_path_are_not_part_of_it_but_the_configuration_is(checkpoint: Path, tmp_path: Path) -> None:
+    before = fingerprint(checkpoint)
+    assert before == fingerprint(checkpoint, max_model_len=1024) == fingerprint(checkpoint.rename(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere/config.json").write_text(json.dumps({**LLAMA, "vocab_size": 513}))
+    assert fingerprint(tmp_path / "elsewhere") != before
+
+
+def test_what_loading_writes_into_vllms_copy_of_the_configuration_changes_nothing(checkpoint: Path) -> None:
+    written = SimpleNamespace(num_labels=1, sliding_window=None, tie_word_embeddings=False)
+    assert fingerprint(checkpoint) == fingerprint(checkpoint, hf_config=written, hf_text_config=written)
+
+
+@pytest.mark.parametrize("overrides", [{"vocab_size": 256}, {"rope_parameters": {"rope_theta": 1e6}}])
+def test_overrides_are_part_of_it(checkpoint: Path, overrides: dict[str, Any]) -> None:
+    assert fingerprint(checkpoint, hf_overrides=overrides) != fingerprint(checkpoint)

@@ -150,6 +150,21 @@ def test_logprobs_start_with_the_sampled_token_and_fall(engine: Any) -> None:
     assert [list(position) for position in found[2].logprobs] == [[token] for token in found[2].token_ids]
 
 
+def test_the_prompts_own_logprobs_cover_it_whole_chunked_or_not(engine: Any, tight_engine: Any) -> None:
+    (prompt,) = prompts(1, 150)
+    asked = sampling(max_tokens=2, prompt_logprobs=2)
+    whole, chunked = (e.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)[0] for e in (engine, tight_engine))
+    first, *others = whole.prompt_logprobs
+    assert first is None
+    for token, position in zip(prompt[1:], others, strict=True):
+        assert next(iter(position)) == token
+        assert position[token].rank == 1
+        assert [p.logprob for p in position.values()] == sorted((p.logprob for p in position.values()), reverse=True)
+        assert len(position) == 2
+    assert chunked.prompt_logprobs == whole.prompt_logprobs
+    assert chunked.outputs[0].token_ids == whole.outputs[0].token_ids
+
+
 def test_beam_search_finds_beams_of_falling_probability(engine: Any) -> None:
     from vllm.sampling_params import BeamSearchParams
 

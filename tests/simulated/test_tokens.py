@@ -188,3 +188,9 @@ def test_more_candidates_than_words_are_all_words() -> None:
 def test_an_empty_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="vocabulary is empty"):
         TokenSource(ids(), ids(), eos_probability=0.0)
+
+
+@given(prompts)
+def test_each_token_is_drawn_from_the_state_of_those_before_it(token_ids: list[int]) -> None:
+    whole = SequenceHash(7)
+    assert whole.states_before(token_ids) == [whole.state(token_ids[:size]) for size in range(len(token_ids))]
