@@ -6,7 +6,6 @@ looking inside: that is what keeps its cost per token low. Both ends are our own
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import msgspec
 from serve_app.protocol.frames import encode_frame
 from serve_app.protocol.messages import MAX_REASON_CHARS, Capabilities, readable
 from serve_app.replica.cold_start import EnginePhases
+from serve_app.replica.process_group import end_own_group
 
 logger = logging.getLogger(__name__)
 
@@ -126,4 +126,4 @@ class EngineEnd:
             body()
         except BaseException as exc:
             self.send_failure(exc)
-            os._exit(1)
+            end_own_group(1)

@@ -14,7 +14,7 @@ from serve_app.engine_args import engine_core_args, engine_environment
 from serve_app.errors import EngineStartFailed
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.replica import pipe
-from serve_app.replica.engine import end_group
+from serve_app.replica.process_group import end_group
 
 logger = logging.getLogger(__name__)
 

@@ -203,7 +203,9 @@ class SimulatedExecutor(Executor):
             rules=_rules(request.sampling_params),
         )
         count = request.sampling_params.prompt_logprobs
-        if count is not None and request.prompt_token_ids and len(tokens) == len(prompt):  # else they were told before the preemption
+        if (
+            count is not None and request.prompt_token_ids and len(tokens) == len(prompt)
+        ):  # else they were told before the preemption
             self._prompt_logprobs[request.req_id] = self._logprobs_of_prompt(prompt, self._source.size if count < 0 else count)
 
     def _sample(self, step: _Step, grammar: GrammarOutput | None) -> ModelRunnerOutput:

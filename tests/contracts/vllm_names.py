@@ -50,12 +50,12 @@ CALLED = {
         EngineCoreProc.process_input_sockets(self, input_addresses, coord_input_address, identity, ready_event)
         EngineCoreProc.process_output_sockets(self, output_paths, coord_output_path, engine_index)
         EngineCoreProc.reset_prefix_cache(self, reset_running_requests=, reset_connector=)
-        EngineCoreProc.run_busy_loop(self)
-        EngineCoreProc.shutdown(self)""",
+        EngineCoreProc.run_busy_loop(self)""",
     "vllm.v1.engine.output_processor": """
         OutputProcessor.abort_requests(self, request_ids, internal)
         RequestOutputCollector.put(self, output)""",
     "vllm.v1.executor.abstract": "Executor.get_class(vllm_config)",
+    "vllm.v1.executor.multiproc_executor": "MultiprocExecutor._ensure_worker_termination(worker_procs)",
     "vllm.v1.metrics.loggers": """
         PrometheusStatLogger.__init__(self, vllm_config, engine_indexes=)
         unregister_vllm_metrics()""",
@@ -111,7 +111,7 @@ USED = {
         "EngineCoreRequestType": "ABORT ADD UTILITY",
     },
     "vllm.v1.engine.async_llm": {"AsyncLLM": "model_config output_processor", "EngineCoreClient": ""},
-    "vllm.v1.engine.core": {"EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue input_queue output_queue vllm_config"},
+    "vllm.v1.engine.core": {"EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue vllm_config"},
     "vllm.v1.engine.core_client": {"EngineCoreClient": ""},
     "vllm.v1.engine.output_processor": {"OutputProcessor": "request_states", "RequestState": "parent_req queue"},
     "vllm.v1.engine.parallel_sampling": {"ParentRequest": "request_id"},

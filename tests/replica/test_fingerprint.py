@@ -22,7 +22,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def fingerprint(folder: Path, **fields: Any) -> str:
     """Return the fingerprint of what a ``ModelConfig`` says of ``folder``."""
-    known = {
+    known: dict[str, Any] = {
         "model": str(folder),
         "hf_config_path": None,
         "trust_remote_code": False,

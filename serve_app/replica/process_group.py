@@ -1,0 +1,51 @@
+"""The processes of one engine: its engine core, which leads a group of its own, and vLLM's workers. They end together.
+
+A worker that outlives its engine core holds its GPU's memory, and the next engine there cannot start.
+"""
+
+import contextlib
+import os
+import time
+from typing import NoReturn
+
+import psutil
+
+_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
+_END_S = 5.0  # a worker may be inside a call of the GPU driver that no signal interrupts
+_POLL_S = 0.02
+
+
+def end_group(leader: int) -> bool:
+    """Kill the group that the engine core process ``leader`` leads, but for the calling process. Return whether anything was left to kill.
+
+    Python's resource tracker is spared, too: it ends by itself after the others, and removes their shared memory.
+    """
+    members = [process for process in psutil.process_iter() if _is_to_end(process, leader)]
+    for process in members:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return bool(members)
+
+
+def end_own_group(status: int) -> NoReturn:
+    """Kill the workers of this engine core process, then end it with ``status``.
+
+    Every end of an engine core process leads here. vLLM's workers watch their engine core only once they have loaded, and a worker that
+    hangs does not watch at all.
+    """
+    deadline = time.monotonic() + _END_S
+    while end_group(os.getpid()) and time.monotonic() < deadline:  # again, because another thread may be starting workers
+        time.sleep(_POLL_S)
+    os._exit(status)
+
+
+def _is_to_end(process: psutil.Process, leader: int) -> bool:
+    try:
+        return (
+            os.getpgid(process.pid) == leader
+            and process.pid != os.getpid()
+            and process.status() != psutil.STATUS_ZOMBIE
+            and _RESOURCE_TRACKER not in " ".join(process.cmdline())
+        )
+    except (psutil.Error, ProcessLookupError):
+        return False  # it has ended meanwhile

@@ -1,0 +1,51 @@
+"""A replica's supervisor with a tensor-parallel engine of two workers, as a process that a test can kill.
+
+    python -m tests.replica.tensor_parallel MODEL_PATH REQUEST_FILE
+
+vLLM's CPU build takes the place of CUDA's: it knows the same executor, message queues and workers. Says `engine PID` when the engine
+core's process runs, `ready`, `tokens` when the request in REQUEST_FILE has its first, and `died REASON`.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from serve_app.config import ModelSettings
+from serve_app.replica import pipe
+from serve_app.replica.process import EngineProcess
+
+ATTEMPT_ID = "r1@1"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+async def main(model_path: str, request: bytes) -> None:
+    engine_args = {"max_model_len": 2048, "max_num_seqs": 4, "enforce_eager": True, "dtype": "float32"}
+    model = ModelSettings(
+        name="tiny", model=model_path, device="cuda", gpus_per_replica=2, engine_args=engine_args, env=ENVIRONMENT
+    )
+    first = asyncio.Event()
+    engine = EngineProcess(on_message=lambda _: first.set(), on_death=lambda reason: say("died", reason))
+    path = asyncio.get_running_loop().create_future()
+    path.set_result(model_path)
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    starting = asyncio.create_task(
+        engine.start(model, path, environment=environment, timeout_s=240.0, max_frame_bytes=1 << 20), name="start"
+    )
+    while engine.pid is None:
+        await asyncio.sleep(0)
+    say("engine", engine.pid)
+    await starting
+    say("ready")
+    engine.send(pipe.AddToEngine(0, ATTEMPT_ID, [request]))
+    await first.wait()
+    say("tokens")
+    await asyncio.get_running_loop().create_future()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]).read_bytes()))

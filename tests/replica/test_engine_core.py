@@ -1,0 +1,52 @@
+"""What our engine core counts of vLLM's steps: real `EngineCoreProc._process_engine_step`, no model."""
+
+import queue
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serve_app.replica import engine_core
+from serve_app.replica.engine_core import PipedEngineCore
+
+STEP_S = 0.25
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return an engine core whose every look for work takes `STEP_S` and runs no model until a test says so."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(engine_core, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    made: Any = PipedEngineCore.__new__(PipedEngineCore)
+    made.num_steps, made.busy_s = 0, 0.0
+    made.output_queue = queue.Queue()
+    made.scheduler = SimpleNamespace(has_requests=lambda: False)
+    made.post_step = lambda executed: None
+    made.batch_queue, made.executes = None, False
+
+    def step() -> tuple[dict[int, Any], bool]:
+        clock.now += STEP_S
+        return {}, made.executes
+
+    made.step_fn = step
+    return made
+
+
+def test_a_step_that_runs_the_model_is_counted_with_its_time(core: Any) -> None:
+    core.executes = True
+    core._process_engine_step()
+    assert (core.num_steps, core.busy_s) == (1, STEP_S)
+
+
+@pytest.mark.parametrize("batch_queue", [None, deque()])
+def test_a_look_for_work_that_finds_none_is_not_counted(core: Any, batch_queue: Any) -> None:
+    core.batch_queue = batch_queue
+    core._process_engine_step()
+    assert (core.num_steps, core.busy_s) == (0, 0.0)
+
+
+def test_the_wait_for_the_last_batch_under_async_scheduling_is_busy_time_and_no_step(core: Any) -> None:
+    core.batch_queue = deque([("future", "scheduler output", "deferred")])
+    core._process_engine_step()
+    assert (core.num_steps, core.busy_s) == (0, STEP_S)
