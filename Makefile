@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start selftest-loadtest manifests image image-cuda test-cluster clean
+.PHONY: help run demo test test-all check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start selftest-loadtest manifests image image-cuda test-cluster clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -12,6 +12,8 @@ PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 EMBEDDED_MODEL := smollm2-135m-instruct
 # More workers start more fleets at once than two cores can: Ray gives its raylet 30 s.
 WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
+# Tests that compute on vLLM's CPU engine, which its CUDA build lacks.
+ON_CPU_ENGINES := ingress/test_generate.py ingress/test_generate_disconnect.py replica/test_tensor_parallel.py
 CONFIG ?= examples/cpu.yaml
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
@@ -29,16 +31,21 @@ demo: model ## start, ask, break a replica in mid-stream, show that the answer g
 	$(BIN)/serve-app demo
 
 test: .venv ## all tests that need neither a cluster nor Helm, 12 to 15 minutes on 2 cores
-	$(BIN)/pytest $(WORKERS) -m "not slow and not cluster" --ignore tests/chart --durations 30
+	$(BIN)/pytest $(WORKERS) -m "not slow and not cluster and not cuda" --ignore tests/chart --durations 30
 
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
-	$(BIN)/pytest $(WORKERS) -m "not cluster" --ignore tests/chart
+	$(BIN)/pytest $(WORKERS) -m "not cluster and not cuda" --ignore tests/chart
 
 check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+check-cuda: .venv .venv-cuda/.installed ## what of the GPU path needs no GPU, with the CUDA image's packages: 10 GB of disk and gcc, 15 minutes the first time
+	.venv-cuda/bin/pytest tests/cuda
+	VLLM_TARGET_DEVICE=cpu .venv-cuda/bin/pytest $(WORKERS) tests/contracts tests/ingress tests/replica tests/simulated tests/test_vllm_*.py \
+	  $(addprefix --ignore tests/,$(ON_CPU_ENGINES))
 
 charts: .venv .venv-charts/.installed ## tests of the Helm charts and of the Dockerfiles without a cluster, under two minutes; wants helm, helm-docs, kubeconform
 	@PATH="$(CHARTS_PATH)" command -v helm >/dev/null || { echo "error: helm is neither on the PATH nor in KUBE_TESTBED/bin" >&2; exit 2; }
@@ -118,7 +125,7 @@ manifests: ## render the chart into k8s/manifests; needs helm
 	mv build/serve-app.yaml k8s/manifests/serve-app.yaml
 
 clean: ## remove .venv and caches; fetched models stay
-	rm -rf .venv .venv-charts build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-charts .venv-cuda build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find serve_app loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: .venv
@@ -144,6 +151,13 @@ clean: ## remove .venv and caches; fetched models stay
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"
+
+# The CUDA image's packages beside .venv, of the same Python. pip may know a CPU build of torch by the same version: the hashes refuse it.
+.venv-cuda/.installed: requirements/cuda.lock requirements/dev.lock pyproject.toml
+	@[ -x .venv-cuda/bin/python ] || { echo "making .venv-cuda, 10 GB"; $(BIN)/python -m venv .venv-cuda; }
+	@.venv-cuda/bin/pip install -q --no-deps --require-hashes -r requirements/cuda.lock -r requirements/dev.lock
+	@.venv-cuda/bin/pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
 
 # Of its own: checkov pins versions that serve-app's dependencies do not have.
 .venv-charts/.installed: requirements/charts.lock

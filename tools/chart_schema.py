@@ -23,6 +23,7 @@ _STRING_MAP: Schema = {"type": "object", "additionalProperties": {"type": "strin
 _QUANTITY: Schema = {"type": ["string", "number"], "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$", "minimum": 0}
 _CPUS: Schema = {**_QUANTITY, "pattern": r"^[0-9]+(\.[0-9]+)?m?$"}
 _BYTES: Schema = {**_QUANTITY, "pattern": r"^[0-9]+(\.[0-9]+)?(k|Ki|M|Mi|G|Gi|T|Ti)?$"}
+_BYTES_OR_EMPTY: Schema = {**_BYTES, "pattern": rf"^$|{_BYTES['pattern']}"}
 _AMOUNTS: Schema = {"type": "object", "properties": {"cpu": _CPUS, "memory": _BYTES}, "additionalProperties": _QUANTITY}
 _OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 _STRINGS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
@@ -31,6 +32,10 @@ _SOME_CIDRS: Schema = {**_CIDRS, "minItems": 1}
 _NAMESPACE: Schema = {"type": "string", "pattern": r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
 _ADDRESS: Schema = {"type": "string", "pattern": r"^(https?://[^/]+.*)?$"}
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+
+
+def _closed(**properties: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _named(*keys: str) -> Schema:
@@ -83,8 +88,12 @@ BY_KEY: dict[str, Schema] = {
     "activeDeadlineSeconds": {"type": "integer", "minimum": 1},
     "rayVersion": {"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
     "repository": {"type": "string", "minLength": 1},
+    "cudaImage.repository": {"type": "string"},
+    "modelPods.image": {"enum": ["auto", "cpu", "cuda"]},
+    "modelPods.resources": _closed(requests=_AMOUNTS, limits=_AMOUNTS),
+    **dict.fromkeys(("modelPods.homeSize", "modelPods.shmSize"), _BYTES_OR_EMPTY),
 }
-"""What the value of a key of this name is, wherever it stands."""
+"""What the value of a key of this name is, wherever it stands; a dotted path is that of one place, and wins."""
 
 
 def values_schema() -> Schema:
@@ -117,8 +126,8 @@ def schema_of(
 ) -> Schema:
     """Return the schema of a default value."""
     schema: Schema
-    if path[-1] in by_key:
-        schema = dict(by_key[path[-1]])
+    if known := by_key.get(".".join(path)) or by_key.get(path[-1]):
+        schema = dict(known)
     elif isinstance(value, dict):
         properties = {key: schema_of(entry, (*path, key), described, by_key) for key, entry in value.items()}
         schema = {"type": "object", "additionalProperties": False, "properties": properties, "required": list(properties)}

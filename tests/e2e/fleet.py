@@ -121,12 +121,12 @@ def bare_vllm(model: Path, home: Path, *, port: int, flags: Sequence[str] = ()) 
 
 
 @contextlib.contextmanager
-def serve_app(config: Mapping[str, Any], home: Path) -> Iterator[Server]:
-    """Run ``serve-app up`` with this configuration; not yet ready."""
+def serve_app(config: Mapping[str, Any], home: Path, *, python: str = sys.executable) -> Iterator[Server]:
+    """Run ``serve-app up`` with this configuration in the environment of ``python``; not yet ready."""
     path = home / "fleet.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(dict(config)))
-    command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(path)]
+    command = [python, "-m", "serve_app.cli.main", "up", "-f", str(path)]
     with _running("fleet", command, home, config["ingress"]["port"]) as server:
         yield server
 
@@ -161,7 +161,7 @@ def _running(name: str, command: Sequence[str], home: Path, port: int) -> Iterat
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=_environment(home),
+            env=environment(home),
             cwd=home,
             start_new_session=True,  # Ctrl-C in the terminal is for pytest; it ends these in order
         )
@@ -171,7 +171,8 @@ def _running(name: str, command: Sequence[str], home: Path, port: int) -> Iterat
         _end(process)
 
 
-def _environment(home: Path) -> dict[str, str]:
+def environment(home: Path) -> dict[str, str]:
+    """Return what a server under ``home`` is started with: nothing of the user's own settings."""
     ours = {
         "HOME": str(home),
         "XDG_CACHE_HOME": str(home / "cache"),

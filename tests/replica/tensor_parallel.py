@@ -9,7 +9,10 @@ core's process runs, `ready`, `tokens` when the request in REQUEST_FILE has its 
 import asyncio
 import os
 import sys
+import time
 from pathlib import Path
+
+import psutil
 
 from serve_app.config import ModelSettings
 from serve_app.replica import pipe
@@ -17,6 +20,28 @@ from serve_app.replica.process import EngineProcess
 
 ATTEMPT_ID = "r1@1"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
+LIMIT_S = 20.0  # of a busy test machine; `pytest -rP` prints how long each end took
+
+
+def living_group(leader: int) -> list[psutil.Process]:
+    """Return what lives of an engine core's group, Python's resource tracker included."""
+    return [process for process in psutil.process_iter() if _lives_in(process, leader)]
+
+
+def until_gone(leader: int) -> None:
+    """Wait for the end of every process in an engine core's group, and print how long that took."""
+    began = time.monotonic()
+    while left := living_group(leader):
+        assert time.monotonic() - began < LIMIT_S, [p.cmdline() for p in left]
+        time.sleep(0.05)
+    print(f"gone after {time.monotonic() - began:.2f} s")
+
+
+def _lives_in(process: psutil.Process, group: int) -> bool:
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ProcessLookupError):
+        return False
 
 
 def say(*words: object) -> None:

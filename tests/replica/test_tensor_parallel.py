@@ -15,12 +15,11 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.checkpoints import make_tiny_llama
-from tests.replica.tensor_parallel import ATTEMPT_ID
+from tests.replica.tensor_parallel import ATTEMPT_ID, living_group, until_gone
 
 pytestmark = [pytest.mark.engine, pytest.mark.apart]
 
 NUM_WORKERS = 2
-LIMIT_S = 20.0  # of a busy test machine; `pytest -rP` prints how long each end took
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Engine:
 
     def group(self) -> list[psutil.Process]:
         """Return what lives of the engine core's group."""
-        return [process for process in psutil.process_iter() if _lives_in(process, self.pid)]
+        return living_group(self.pid)
 
     def workers(self) -> list[psutil.Process]:
         return [p for p in self.group() if p.pid != self.pid and "resource_tracker" not in " ".join(p.cmdline())]
@@ -44,13 +43,6 @@ class Engine:
             if line.startswith(word):
                 return line.strip()
         raise AssertionError(f"the supervisor ended without a word of {word!r}")
-
-
-def _lives_in(process: psutil.Process, group: int) -> bool:
-    try:
-        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, ProcessLookupError):
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -104,20 +96,12 @@ def hang_workers(engine: Engine) -> None:
         worker.suspend()
 
 
-def until_gone(engine: Engine) -> None:
-    began = time.monotonic()
-    while left := engine.group():
-        assert time.monotonic() - began < LIMIT_S, [p.cmdline() for p in left]
-        time.sleep(0.05)
-    print(f"gone after {time.monotonic() - began:.2f} s")
-
-
 @pytest.mark.parametrize("kill", [kill_supervisor, kill_engine_core, kill_worker])
 def test_nothing_is_left_of_an_engine_that_was_loading(engine: Engine, kill: Callable[[Engine], None]) -> None:
     while len(engine.workers()) < NUM_WORKERS:
         time.sleep(0.05)
     kill(engine)
-    until_gone(engine)
+    until_gone(engine.pid)
 
 
 @pytest.mark.parametrize("kill", [kill_supervisor, kill_engine_core])
@@ -127,7 +111,7 @@ def test_nothing_is_left_of_an_engine_that_was_serving_with_workers_that_hang(
     engine.hears("tokens")
     hang_workers(engine)
     kill(engine)
-    until_gone(engine)
+    until_gone(engine.pid)
     if kill is kill_engine_core:
         assert engine.hears("died") == "died the engine core process ended without a word (killed, or out of memory?)"
 
@@ -136,4 +120,4 @@ def test_nothing_is_left_of_a_serving_engine_that_lost_a_worker_and_the_supervis
     engine.hears("tokens")
     kill_worker(engine)
     engine.hears("died")
-    until_gone(engine)
+    until_gone(engine.pid)

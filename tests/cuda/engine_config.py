@@ -1,0 +1,40 @@
+"""vLLM's whole configuration of an engine, from our arguments or from the command line of `vllm serve`, as JSON on the last line.
+
+python -m tests.cuda.engine_config ours MODEL_JSON          python -m tests.cuda.engine_config vllm [FLAG ...]
+"""
+
+import json
+import sys
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.executor.abstract import Executor
+
+from serve_app.config import ModelSettings
+from serve_app.engine_args import engine_core_args
+
+
+def main(whose: str, *arguments: str) -> None:
+    if whose == "ours":
+        model = ModelSettings.model_validate_json(arguments[0])
+        engine_args = AsyncEngineArgs(**engine_core_args(model, model.model))
+    else:
+        engine_args = AsyncEngineArgs.from_cli_args(make_arg_parser(FlexibleArgumentParser()).parse_args(list(arguments)))
+    config = engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    told = {
+        "config": str(config),
+        "hash": config.compute_hash(),
+        "executor": Executor.get_class(config).__name__,
+        "async_scheduling": config.scheduler_config.async_scheduling,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "parallel": str(config.parallel_config),
+        "cache": str(config.cache_config),
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

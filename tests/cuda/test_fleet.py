@@ -1,0 +1,77 @@
+"""The simulated accelerator with all around it in the CUDA image: `serve-app check`, `up` and `status`, and the CPU image's answers."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cuda.conftest import PYTHONS
+from tests.e2e import cases_chat, cases_completions, cases_invalid, cases_responses
+from tests.e2e.answers import differences
+from tests.e2e.conftest import ask_both
+from tests.e2e.fleet import TOOL_PARSER, Pair, environment, fleet_config, serve_app, wait_ready
+
+ALL_CASES = [*cases_completions.CASES, *cases_chat.CASES, *cases_responses.CASES, *cases_invalid.CASES]
+CASES = [
+    case for case in ALL_CASES if not case.by_chunk
+]  # how many tokens share a chunk is chance, as fast as this accelerator is
+PORTS = {"cpu": 8034, "cuda": 8036}
+
+
+def configuration(checkpoint: Path, port: int) -> dict[str, Any]:
+    tools = {"enable_auto_tool_choice": True, "tool_call_parser": TOOL_PARSER}
+    config = fleet_config(checkpoint, port=port, num_replicas=1, frontend_args=tools)
+    model = config["models"][0]
+    del model["kv_cache_gib"]
+    model["simulated"] = {"profile": "h100-llama-8b", "time_scale": 0.1}
+    config["timeouts"]["drain_s"] = 30.0
+    return config
+
+
+@pytest.fixture(scope="module")
+def fleets(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Start a fleet in each environment, on one machine beside each other."""
+    root = tmp_path_factory.mktemp("fleets")
+    with ExitStack() as running:
+        started = {}
+        for name, python in PYTHONS.items():
+            config = configuration(checkpoint, PORTS[name])
+            started[name] = running.enter_context(serve_app(config, root / name, python=python))
+            wait_ready(started[name], "/readyz")
+        yield Pair(started["cpu"], started["cuda"], config)
+
+
+def serve_app_command(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    command = [PYTHONS["cuda"], "-m", "serve_app.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment(home))
+
+
+def test_check_knows_vllms_arguments_in_the_cuda_image_too(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    config = configuration(checkpoint, PORTS["cuda"])
+    file.write_text(yaml.safe_dump(config))
+    assert serve_app_command("check", str(file), home=tmp_path).returncode == 0
+    config["models"][0]["engine_args"]["max_num_seq"] = 3
+    file.write_text(yaml.safe_dump(config))
+    refused = serve_app_command("check", str(file), home=tmp_path)
+    assert refused.returncode != 0
+    assert "did you mean max_num_seqs?" in refused.stdout + refused.stderr
+
+
+def test_a_fleet_of_the_cuda_image_answers_as_one_of_the_cpu_image(fleets: Pair) -> None:
+    answers = asyncio.run(ask_both(fleets, CASES))
+    assert {name: both for name, both in answers.items() if any("failed" in tree for tree in both)} == {}
+    found = {name: differences(cpu, cuda) for name, (cpu, cuda) in answers.items()}
+    assert {name: paths for name, paths in found.items() if paths} == {}, "case: path: (cpu, cuda)"
+
+
+def test_status_tells_of_the_replica_and_its_version(fleets: Pair) -> None:
+    told = serve_app_command("status", fleets.config["name"], "--json", home=fleets.fleet.log.parent)
+    assert told.returncode == 0, told.stderr
+    assert "0.32.0" in json.dumps(json.loads(told.stdout))

