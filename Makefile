@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start selftest-loadtest manifests image image-cuda test-cluster clean
+.PHONY: help run demo test test-all check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start selftest-loadtest manifests image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -102,6 +102,12 @@ test-cluster: image ## install on the cluster of KUBECONFIG and test it, 15 minu
 	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
 	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
 	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) $(BIN)/pytest -m cluster --durations=0 tests/cluster
+
+test-cluster-cuda: image image-cuda ## the same for a fleet of both images: install, answers, lost pods, scaling; 15 minutes, 60 GB of disk
+	@[ -n "$${KUBECONFIG:-}" ] || { echo "error: KUBECONFIG names no cluster" >&2; exit 2; }
+	$(BUILD) -t $(REDIS_IMAGE) tests/cluster/redis
+	SERVE_APP_IMAGE=$(IMAGE) SERVE_APP_REDIS_IMAGE=$(REDIS_IMAGE) SERVE_APP_CUDA_IMAGE=$(CUDA_IMAGE) $(BIN)/pytest -m cluster --durations=0 \
+	  $(addprefix tests/cluster/test_,1_release.py 4_losses.py 5_scaling.py)
 
 lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known versions stay
 	@links=$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}; \

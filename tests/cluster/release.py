@@ -30,6 +30,8 @@ class Images:
 
     app: str
     redis: str
+    cuda: str = ""
+    """Of the model pods, if they are to run the CUDA image; else they run ``app``. Their accelerator is simulated either way."""
 
     def values(self) -> list[str]:
         """Return helm's arguments that name the images."""
@@ -42,6 +44,9 @@ class Images:
             f"{prefix}.repository": redis_repository,
             f"{prefix}.tag": redis_tag,
         }
+        if self.cuda:
+            cuda_repository, _, cuda_tag = self.cuda.rpartition(":")
+            named |= {"cudaImage.repository": cuda_repository, "cudaImage.tag": cuda_tag, "modelPods.image": "cuda"}
         return [argument for key, value in named.items() for argument in ("--set-string", f"{key}={value}")]
 
 
@@ -181,6 +186,6 @@ def client_pod(image: str) -> dict[str, Any]:
 
 
 def images_from_environment() -> Images | None:
-    """Return the images named by `make test-cluster`; None where there are none."""
+    """Return the images named by `make test-cluster` and `test-cluster-cuda`; None where there are none."""
     app, redis = os.environ.get("SERVE_APP_IMAGE"), os.environ.get("SERVE_APP_REDIS_IMAGE")
-    return Images(app, redis) if app and redis else None
+    return Images(app, redis, os.environ.get("SERVE_APP_CUDA_IMAGE", "")) if app and redis else None

@@ -50,6 +50,14 @@ def test_generate_streams_through_the_service(release: Release) -> None:
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
 
 
+@pytest.mark.parametrize("component", ["head", "ingress", "model"])
+def test_only_model_pods_run_the_cuda_image_where_there_is_one(release: Release, component: str) -> None:
+    wanted = release.images.cuda if component == "model" and release.images.cuda else release.images.app
+    pods = release.pods(component)
+    assert pods
+    assert {container["image"] for pod in pods for container in pod["spec"]["containers"]} == {wanted}
+
+
 def test_without_a_key_nothing_is_answered(release: Release) -> None:
     script = ASK.replace('os.environ["API_KEY"]', '"wrong"')
     status, _ = json.loads(release.python(script, release.url, "/v1/chat/completions", "{}"))

@@ -1,6 +1,6 @@
 """The fleet beside bare vLLM on this machine's NVIDIA GPU, same engine arguments. Never run on a GPU so far.
 
-    python -m tests.gpu.compare --model ID_OR_PATH [--streams 32 256] [--rounds 3] [--out FILE]
+    .venv-cuda/bin/python -m tests.gpu.compare --model ID_OR_PATH [--gpus 1] [--streams 32 256] [--rounds 3] [--out FILE]
 
 First a few greedy answers, one at a time: a batch would change them on a GPU. They must be equal. Then throughput, TTFT and ITL as
 `benchmarks.overhead` measures them. Both engines are up at the same time and share the GPU's memory. Exit status 0: equal answers
@@ -40,17 +40,17 @@ def missing_device() -> str:
     if torch.cuda.is_available():
         return ""
     build = f"torch {torch.__version__}"
-    return f"no CUDA device found; this needs an NVIDIA GPU and a CUDA build of vLLM (pip install -e '.[cuda]'), here is {build}"
+    return f"no CUDA device found; this needs an NVIDIA GPU and vLLM's CUDA build (make .venv-cuda/.installed), here is {build}"
 
 
-def model_on_gpu(source: str) -> ModelSettings:
-    """Return a model of one GPU per engine. 0.4 of its memory each: a bare server and a replica are on it together."""
+def model_on_gpu(source: str, gpus: int = 1) -> ModelSettings:
+    """Return a model of ``gpus`` GPUs per engine. 0.4 of their memory each: a bare server and a replica are on them together."""
     return ModelSettings.model_validate(
         {
             "name": "compared",
             "model": source,
             "device": "cuda",
-            "gpus_per_replica": 1,
+            "gpus_per_replica": gpus,
             "engine_args": {"gpu_memory_utilization": 0.4, "max_model_len": 2048, "max_num_seqs": 256},
         }
     )
@@ -87,6 +87,7 @@ def problems(report: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=EMBEDDED, help="Hugging Face id, path, or embedded:NAME")
+    parser.add_argument("--gpus", type=int, default=1, help="of each engine; more than 1 is tensor parallel")
     parser.add_argument("--streams", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/gpu.json"))
@@ -94,7 +95,7 @@ def main() -> None:
     if why := missing_device():
         print(why, file=sys.stderr)
         sys.exit(2)
-    report = compare(model_on_gpu(arguments.model), arguments.streams, arguments.rounds)
+    report = compare(model_on_gpu(arguments.model, arguments.gpus), arguments.streams, arguments.rounds)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1))
     print(table(report), *problems(report), sep="\n")
