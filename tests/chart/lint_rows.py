@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.chart.places import ALB, HUB, OUTER, S3
+from tests.chart.places import ALB, CUDA, GPU, HUB, OUTER, S3
 from tests.chart.render import at, merged
 
 Check = tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]
@@ -16,6 +16,8 @@ INTERVAL = "alb.ingress.kubernetes.io/healthcheck-interval-seconds"
 FAILURES = "alb.ingress.kubernetes.io/unhealthy-threshold-count"
 EMBEDDED = "smollm2-135m-instruct"
 REDIS = {"enabled": True, "address": "redis://r"}
+DIGEST = {"digest": "sha256:" + "a" * 64}
+CACHED = merged(GPU, at("modelPods.compileCache.existingClaim", "c"))
 
 
 def memory(kind: str, amount: Any) -> dict[str, Any]:
@@ -30,7 +32,87 @@ def weights(*downloads: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"weights": {"enabled": True, "downloads": list(downloads), **more}}
 
 
+def variable(name: str, path: str = "modelPods") -> dict[str, Any]:
+    return at(f"{path}.extraEnv", [{"name": name, "value": "x"}])
+
+
+IMAGES: list[Check] = [
+    (
+        "latest of the CUDA image",
+        at("cudaImage.tag", "latest"),
+        ("cudaImage.tag is latest", "cudaImage.digest is empty"),
+        at("cudaImage", {"tag": "latest", **DIGEST}),
+    ),
+    (
+        "a tag in the repository of the CUDA image",
+        at("cudaImage", {"repository": "host:5000/app:1", "tag": "2"}),
+        ('cudaImage.repository is "host:5000/app:1" and cudaImage.tag is "2"',),
+        at("cudaImage", {"repository": "host:5000/app", "tag": "2"}),
+    ),
+    (
+        "a model on cuda in the CPU image",
+        merged(GPU, at("modelPods.image", "cpu")),
+        ("modelPods.image is cpu for config.models[0], whose device is cuda", "set image to auto"),
+        merged(model("/opt/m"), at("modelPods.image", "cpu")),
+    ),
+    (
+        "a digest without the CUDA image's",
+        merged(GPU, {"image": {"tag": "1.2.3", **DIGEST}}),
+        (f"image.digest is {DIGEST['digest']} and config.models[0] runs the CUDA image", "1.2.3-cuda", "set cudaImage.digest"),
+        merged(GPU, {"image": DIGEST, "cudaImage": DIGEST}),
+    ),
+    (
+        "a digest without the CUDA image's of a model on cpu that tries it",
+        merged(model("/opt/m"), {"image": DIGEST}, at("modelPods.byModel", {"m": {"image": "cuda"}})),
+        ("config.models[0] runs the CUDA image, but cudaImage.tag and cudaImage.digest are empty", "or cudaImage.tag"),
+        merged(model("/opt/m"), {"image": DIGEST}),
+    ),
+    (
+        "the CUDA image's tag for all pods",
+        merged(GPU, at("image.tag", "1.2.3-cuda")),
+        ("image.tag is 1.2.3-cuda", "the CUDA image 1.2.3-cuda-cuda", "set image.tag to 1.2.3,"),
+        merged(GPU, {"image": {"tag": "1.2.3-cuda"}, "cudaImage": {"tag": "1.2.3-cuda"}}),
+    ),
+]
+
 PODS: list[Check] = [
+    *[
+        (
+            f"a choice of GPUs by {path}{' with GPUs' if gpus else ''}",
+            merged(gpus, variable("NVIDIA_VISIBLE_DEVICES", path)),
+            (f"{path}.extraEnv has NVIDIA_VISIBLE_DEVICES", "device plugin", "remove it"),
+            merged(gpus, variable("NVIDIA_DRIVER_CAPABILITIES", path)),
+        )
+        for path, gpus in (("head", {}), ("modelPods", {}), ("modelPods", GPU))
+    ],
+    (
+        "a compile cache elsewhere than the claim",
+        merged(CACHED, variable("TRITON_CACHE_DIR")),
+        ("modelPods.extraEnv has the name TRITON_CACHE_DIR,", "the chart uses itself"),
+        merged(GPU, variable("TRITON_CACHE_DIR")),
+    ),
+    (
+        "a request above the limit that the number of GPUs makes",
+        merged(GPU, at("modelPods", memory("requests", "41Gi"))),
+        ("modelPods.resources.requests.memory is 41Gi, but", "limits.memory is 40Gi for config.models[0]"),
+        merged(GPU, at("modelPods", memory("requests", "40Gi"))),
+    ),
+    (
+        "a limit below the request that the number of GPUs makes",
+        merged(GPU, at("modelPods", memory("limits", "19Gi"))),
+        ("modelPods.resources.requests.memory is 20Gi, but", "limits.memory is 19Gi for config.models[0]"),
+        merged(GPU, at("modelPods", memory("limits", "20Gi"))),
+    ),
+    (
+        "objects that the /dev/shm of a second model cannot hold",
+        merged(
+            at("config.models", [CUDA, {"name": "c", "model": "/opt/c"}]),
+            at("objectStore.bytes", 1073741825),
+            *(at(f"{path}.shmSize", "2Gi") for path in ("head", "ingressPods")),
+        ),
+        ("objectStore.bytes is 1073741825, but modelPods.shmSize is 1Gi for config.models[1]",),
+        merged(GPU, at("objectStore.bytes", 1073741825), *(at(f"{path}.shmSize", "2Gi") for path in ("head", "ingressPods"))),
+    ),
     *[
         (
             f"more than the limit of {path}",

@@ -30,6 +30,8 @@ VARIABLE = {"name": "N", "value": "v"}
 MOUNT = {"name": "v", "mountPath": "/v"}
 VOLUME = {"name": "v", "emptyDir": {}}
 MODEL = "model-0"
+VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+"""What every container of ours has that holds no GPU."""
 
 
 def only(objects: dict[str, Object]) -> Object:
@@ -77,8 +79,7 @@ def amount_at(place: Place, kind: str, name: str) -> Place:
 
 
 def pods(path: str, group: str) -> Iterator[Row]:
-    """Rows that the pods of all three kinds have in common."""
-    yield from resources(f"{path}.resources", lambda r: r.container(group)["resources"])
+    """Rows that the pods of all three kinds have in common, but for resources."""
     yield f"{path}.priorityClassName", "p", lambda r: r.pod(group)["priorityClassName"], "p", {}
     yield f"{path}.nodeSelector", MAPPING, lambda r: r.pod(group)["nodeSelector"], MAPPING, {}
     yield f"{path}.tolerations", TOLERATION, lambda r: r.pod(group)["tolerations"], TOLERATION, {}

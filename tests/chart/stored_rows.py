@@ -9,6 +9,7 @@ from tests.chart.places import (
     MODEL,
     OUTSIDE,
     TOLERATION,
+    VOID,
     Row,
     claim,
     images,
@@ -128,7 +129,7 @@ WEIGHTS: list[Row] = [
         "weights.huggingFaceTokenSecret",
         "s",
         lambda r: ([v["secret"]["secretName"] for v in job(r)["volumes"] if "secret" in v], variables(job(r)["containers"][0])),
-        (["s"], {"HF_HUB_OFFLINE": "0", "HF_TOKEN_PATH": "/etc/serve-app/hugging-face/token"}),
+        (["s"], {VOID["name"]: "void", "HF_HUB_OFFLINE": "0", "HF_TOKEN_PATH": "/etc/serve-app/hugging-face/token"}),
         LOADED,
     ),
     (

@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.config_checks import RESERVED_PORTS
 from serve_app.timeouts import RULES
-from tests.chart.lint_rows import EDGE, EFFECT, PODS, SCALING, WEIGHTS, Check
+from tests.chart.lint_rows import EDGE, EFFECT, IMAGES, PODS, SCALING, WEIGHTS, Check
 from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, render
 
@@ -81,6 +81,7 @@ def test_the_chart_has_the_rules_of_serve_app_check() -> None:
 
 CHECKS: list[Check] = [
     *PODS,
+    *IMAGES,
     *EDGE,
     *EFFECT,
     *SCALING,
@@ -350,6 +351,9 @@ def test_a_null_that_would_drop_a_default_is_refused(path: str) -> None:
         ("weights.activeDeadlineSeconds", 0),
         ("weights.s3Endpoint", "minio:9000"),
         ("head.extraEnv", [{"value": "x"}]),
+        ("modelPods.image", "gpu"),
+        ("modelPods.resources.limits.cpu", None),
+        ("modelPods.byModel.m.homeSize", "1 Gi"),
     ],
 )
 def test_a_value_of_a_wrong_form_is_refused(path: str, value: Any) -> None:

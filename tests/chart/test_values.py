@@ -37,6 +37,9 @@ from tests.chart.render import CHART, at, merged, render
 from tests.chart.stored_rows import REDIS, WEIGHTS
 from tests.chart.test_generated import leaves
 
+DIGEST = "sha256:" + "d" * 64
+AMOUNTS = {"requests": {"cpu": "11m", "memory": "12Mi"}, "limits": {"cpu": "130", "memory": "140Gi"}}
+
 CONFIG: list[Row] = [
     ("config.models", [CUDA, CUDA | {"name": "n"}], lambda r: [m["name"] for m in r.config["models"]], ["m", "n"], {}),
     ("config.ingress.port", 8011, lambda r: r.container("ingress")["ports"][0], {"name": "http", "containerPort": 8011}, {}),
@@ -59,10 +62,24 @@ PODS: list[Row] = [
         [[{"name": "s"}]] * 4,
         {},
     ),
+    ("cudaImage.repository", "h/i", lambda r: r.container(MODEL)["image"], "h/i:0.1.0-cuda", GPU),
+    ("cudaImage.tag", "9.9", lambda r: r.container(MODEL)["image"], "serve-app:9.9", GPU),
+    ("cudaImage.digest", DIGEST, lambda r: r.container(MODEL)["image"], f"serve-app@{DIGEST}", GPU),
     ("rayVersion", "2.61.0", lambda r: r.cluster["rayVersion"], "2.61.0", {}),
     *pods("head", "head"),
+    *resources("head.resources", lambda r: r.container("head")["resources"]),
     *pods("ingressPods", "ingress"),
+    *resources("ingressPods.resources", lambda r: r.container("ingress")["resources"]),
     *pods("modelPods", MODEL),
+    ("modelPods.resources", AMOUNTS, lambda r: r.container(MODEL)["resources"], AMOUNTS, {}),
+    ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "serve-app:0.1.0-cuda", {}),
+    (
+        "modelPods.compileCache.existingClaim",
+        "c",
+        lambda r: r.pod(MODEL)["volumes"][3],
+        {"name": "compile-cache", "persistentVolumeClaim": {"claimName": "c"}},
+        GPU,
+    ),
     ("head.preStopSleepSeconds", 44, lambda r: r.pod("head")["terminationGracePeriodSeconds"], 74, {}),
     (
         "ingressPods.spot",

@@ -134,6 +134,17 @@ def test_our_values_are_production_on_eks_and_pass_the_check() -> None:
 
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_the_readme_builds_and_pushes_the_images_that_our_values_run() -> None:
+    rendered = render(our_values())
+    ours = [rendered.container(group)["image"] for group in ("head", "ingress", "model-0")]
+    assert ours == ["registry.example.com/serve-app:1.0"] * 2 + ["registry.example.com/serve-app:1.0-cuda"]
+    text = Template((K8S / "README.md").read_text()).safe_substitute(FILLED_IN)
+    assert re.findall(r"^docker push (\S+)", text, re.MULTILINE) == ours[1:]
+    made = re.findall(r"^make (image|image-cuda) .*?\b(IMAGE|CUDA_IMAGE)=(\S+)", text, re.MULTILINE)
+    assert made == [("image", "IMAGE", ours[1]), ("image-cuda", "CUDA_IMAGE", ours[2])]
+
+
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
 def test_the_runbook_explains_every_alert_of_the_chart() -> None:
     (rule,) = render({"monitoring": {"podMonitors": True, "prometheusRules": True}}).of("PrometheusRule").values()
     alerts = {r["alert"] for group in rule["spec"]["groups"] for r in group["rules"]}

@@ -57,9 +57,3 @@ grace: {{ $grace }}
 gcsReconnect: {{ int $given.gcsReconnectSeconds | default (add $grace 60) | int }}
 deletionDelay: {{ int $given.rayClusterDeletionDelaySeconds | default (add $drain 60) | int }}
 {{- end }}
-
-{{- /* The settings of a model's pods: modelPods with byModel's keys over it. Args: root, name. */}}
-{{- define "serve-app.modelPods" -}}
-{{- $pods := deepCopy (omit .root.Values.modelPods "byModel") -}}
-{{ toYaml (mergeOverwrite $pods (deepCopy (index .root.Values.modelPods.byModel .name | default dict))) }}
-{{- end }}

@@ -12,6 +12,7 @@
 {{- $_ := set $args "volumes" (include "serve-app.autoscalerVolumes" . | fromYamlArray) -}}
 rayStartParams:
   num-cpus: "0"
+  num-gpus: "0" # given, or Ray would count the GPUs that it finds
   dashboard-host: 0.0.0.0
   {{- include "serve-app.rayPorts" . | nindent 2 }}
 template:
@@ -40,6 +41,7 @@ upscalingMode: {{ .Values.autoscaler.upscalingMode }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 env:
   {{- include "serve-app.logRotation" . | nindent 2 }}
+  {{- include "serve-app.noGpusEnv" . | nindent 2 }}
 resources:
   {{- toYaml .Values.autoscaler.resources | nindent 2 }}
 securityContext:
@@ -87,6 +89,7 @@ replicas: {{ $min }}
 {{ include "serve-app.groupBounds" . }}
 rayStartParams:
   num-cpus: {{ dig "ingress" "num_cpus" 1 .Values.config | ceil | int | max 1 | quote }}
+  num-gpus: "0"
   resources: '"{\"serve_app_ingress\": 1}"'
   {{- include "serve-app.rayPorts" . | nindent 2 }}
 template:
@@ -96,9 +99,8 @@ template:
 {{- /* Args: root, index, model. */}}
 {{- define "serve-app.modelGroup" -}}
 {{- $group := printf "model-%d" .index -}}
-{{- $pods := include "serve-app.modelPods" (dict "root" .root "name" .model.name) | fromYaml -}}
+{{- $pods := include "serve-app.modelPods" . | fromYaml -}}
 {{- $t := include "serve-app.timeouts" .root | fromYaml -}}
-{{- $gpus := dig "gpus_per_replica" 0 .model | int -}}
 {{- $min := dig "replicas" "min" 1 .model | int -}}
 {{- $args := dict "root" .root "component" "model" "pods" $pods "container" "ray-worker" "account" "worker" "priority" "worker"
     "preStop" .root.Values.timeouts.preStopSleepSeconds "grace" $t.grace "rayDrain" $t.rayDrain -}}
@@ -121,9 +123,7 @@ replicas: {{ dig "replicas" "initial" "" .model | default $min | int }}
 {{ include "serve-app.groupBounds" . }}
 rayStartParams:
   num-cpus: {{ dig "num_cpus" 1 .model | ceil | int | max 1 | quote }}
-  {{- if $gpus }}
-  num-gpus: {{ $gpus | quote }}
-  {{- end }}
+  num-gpus: {{ int $pods.gpus | quote }}
   resources: '"{\"serve_app_model_{{ .index }}\": 1}"'
   {{- include "serve-app.rayPorts" .root | nindent 2 }}
 template:

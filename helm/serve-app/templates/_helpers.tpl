@@ -22,8 +22,31 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
+{{- /* The CPU image: of every pod but those of models that serve-app.modelPods gives the CUDA image. */}}
 {{- define "serve-app.image" -}}
 {{ include "serve-app.imageRef" (dict "image" .Values.image "default" .Chart.AppVersion) }}
+{{- end }}
+
+{{- /* The tag of the CUDA image of the same build, by the Makefile's convention. */}}
+{{- define "serve-app.cudaTag" -}}
+{{ .Values.image.tag | default .Chart.AppVersion }}-cuda
+{{- end }}
+
+{{- /* The image of pods by their settings; all but a model's have no `image` there. Args: root, pods. */}}
+{{- define "serve-app.podImage" -}}
+{{- if eq (.pods.image | default "cpu") "cuda" -}}
+{{- $v := .root.Values -}}
+{{- $image := set (deepCopy $v.cudaImage) "repository" ($v.cudaImage.repository | default $v.image.repository) -}}
+{{ include "serve-app.imageRef" (dict "image" $image "default" (include "serve-app.cudaTag" .root)) }}
+{{- else -}}
+{{ include "serve-app.image" .root }}
+{{- end -}}
+{{- end }}
+
+{{- /* For containers that hold no GPU. Bases of CUDA say `all`, which a node whose default runtime is NVIDIA's takes at its word. Where a
+GPU is held, its device plugin sets the variable. */}}
+{{- define "serve-app.noGpusEnv" -}}
+- {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- end }}
 
 {{- define "serve-app.pullSecrets" -}}

@@ -9,6 +9,7 @@
 {{- include "serve-app.lintHeadroom" . -}}
 {{- include "serve-app.lintPods" . -}}
 {{- include "serve-app.lintImages" . -}}
+{{- include "serve-app.lintModelImages" . -}}
 {{- include "serve-app.lintSecrets" . -}}
 {{- include "serve-app.lintWeights" . -}}
 {{- include "serve-app.lintEffect" . -}}
@@ -120,8 +121,8 @@
 
 {{- define "serve-app.lintGpus" -}}
 {{- range $i, $model := .Values.config.models -}}
-{{- $pods := include "serve-app.modelPods" (dict "root" $ "name" $model.name) | fromYaml -}}
-{{- $gpus := dig "gpus_per_replica" 0 $model | int -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
+{{- $gpus := int $pods.gpus -}}
 {{- if and $gpus (gt (int $pods.gpusPerNode) 0) -}}
 {{- if ne 0 (mod (int $pods.gpusPerNode) $gpus | int) -}}
 {{- fail (printf "config.models[%d].gpus_per_replica is %d and modelPods.gpusPerNode is %v: it does not divide, GPUs would lie idle; use a divisor, or another node type" $i $gpus $pods.gpusPerNode) -}}

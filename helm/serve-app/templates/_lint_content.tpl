@@ -1,10 +1,29 @@
 {{- define "serve-app.lintImages" -}}
-{{- range $path, $image := dict "image" .Values.image "gcsFaultTolerance.redis.image" .Values.gcsFaultTolerance.redis.image "weights.s3Image" .Values.weights.s3Image -}}
+{{- range $path, $image := dict "image" .Values.image "cudaImage" .Values.cudaImage "gcsFaultTolerance.redis.image" .Values.gcsFaultTolerance.redis.image "weights.s3Image" .Values.weights.s3Image -}}
 {{- if and (eq $image.tag "latest") (not $image.digest) -}}
 {{- fail (printf "%s.tag is latest and %s.digest is empty: pods of one release would run different images; give a version or a digest" $path $path) -}}
 {{- end -}}
 {{- if regexMatch ":[^/]+$" $image.repository -}}
 {{- fail (printf "%s.repository is %q and %s.tag is %q: put the tag of the former into the latter" $path $image.repository $path $image.tag) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Each model's pods get an image that can run it, of the build that the other pods have. */}}
+{{- define "serve-app.lintModelImages" -}}
+{{- range $i, $model := .Values.config.models -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
+{{- if and (eq $pods.image "cpu") (eq (dig "device" "cpu" $model) "cuda") -}}
+{{- fail (printf "modelPods.image is cpu for config.models[%d], whose device is cuda: the CPU image has no CUDA; set image to auto, or device to cpu" $i) -}}
+{{- end -}}
+{{- if and (eq $pods.image "cuda") (not $.Values.cudaImage.tag) (not $.Values.cudaImage.digest) -}}
+{{- $made := include "serve-app.cudaTag" $ -}}
+{{- with $.Values.image.digest -}}
+{{- fail (printf "image.digest is %s and config.models[%d] runs the CUDA image, but cudaImage.tag and cudaImage.digest are empty: the tag %s, made of image.tag, may be of another build; set cudaImage.digest, or cudaImage.tag" . $i $made) -}}
+{{- end -}}
+{{- if hasSuffix "-cuda" $.Values.image.tag -}}
+{{- fail (printf "image.tag is %s and cudaImage.tag is empty: config.models[%d] would run the CUDA image %s, and all other pods an image for CUDA; set image.tag to %s, the CPU image's" $.Values.image.tag $i $made (trimSuffix "-cuda" $.Values.image.tag)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -25,7 +44,11 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- range $path, $pods := include "serve-app.allPods" . | fromYaml -}}
+{{- $all := dict "head" .Values.head "ingressPods" .Values.ingressPods "modelPods" .Values.modelPods -}}
+{{- range $name, $own := .Values.modelPods.byModel -}}
+{{- $_ := set $all (printf "modelPods.byModel.%s" $name) $own -}}
+{{- end -}}
+{{- range $path, $pods := $all -}}
 {{- range $pods.extraEnv -}}
 {{- if and .value (regexMatch $secret .name) -}}
 {{- fail (printf "extraEnv of %s has %s with a value, which looks like a secret, and values are no place for one: use valueFrom.secretKeyRef, or better a file through extraVolumes" $path .name) -}}

@@ -1,12 +1,3 @@
-{{- /* The settings of all pods of Ray by their path in the values, those of byModel over what they are laid over. */}}
-{{- define "serve-app.allPods" -}}
-{{- $all := dict "head" .Values.head "ingressPods" .Values.ingressPods "modelPods" (omit .Values.modelPods "byModel") -}}
-{{- range $name, $_ := .Values.modelPods.byModel -}}
-{{- $_ := set $all (printf "modelPods.byModel.%s" $name) (include "serve-app.modelPods" (dict "root" $ "name" $name) | fromYaml) -}}
-{{- end -}}
-{{ toYaml $all }}
-{{- end }}
-
 {{- /* A quantity of Kubernetes as a number. */}}
 {{- define "serve-app.quantity" -}}
 {{- $number := regexFind "^[0-9.]+(e[+][0-9]+)?" (toString .) -}}
@@ -14,14 +5,27 @@
 {{ mulf $number (index $units (trimPrefix $number (toString .))) }}
 {{- end }}
 
+{{- /* Every container that values give resources. A model's settings are judged as its pods get them. */}}
 {{- define "serve-app.lintPods" -}}
-{{- $redis := .Values.gcsFaultTolerance.redis -}}
-{{- $all := dict "autoscaler" .Values.autoscaler "gcsFaultTolerance.redis" $redis "weights" .Values.weights "test" .Values.test -}}
-{{- range $path, $pods := merge $all (include "serve-app.allPods" . | fromYaml) -}}
+{{- $v := .Values -}}
+{{- range $path, $pods := dict "head" $v.head "ingressPods" $v.ingressPods "autoscaler" $v.autoscaler
+    "gcsFaultTolerance.redis" $v.gcsFaultTolerance.redis "weights" $v.weights "test" $v.test -}}
+{{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" "") -}}
+{{- end -}}
+{{- range $i, $model := $v.config.models -}}
+{{- $path := ternary (printf "modelPods.byModel.%s" $model.name) "modelPods" (hasKey $v.modelPods.byModel $model.name) -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
+{{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" (printf " for config.models[%d]" $i)) -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Args: root, path, pods (settings), whose (" for config.models[N]", or ""). */}}
+{{- define "serve-app.lintPod" -}}
+{{- $path := .path -}}{{- $pods := .pods -}}{{- $whose := .whose -}}
 {{- range $name, $request := $pods.resources.requests -}}
 {{- $limit := index ($pods.resources.limits | default dict) $name -}}
 {{- if and $limit (gt (include "serve-app.quantity" $request | float64) (include "serve-app.quantity" $limit | float64)) -}}
-{{- fail (printf "%s.resources.requests.%s is %v, but %s.resources.limits.%s is %v: Kubernetes would refuse the pod; raise the latter" $path $name $request $path $name $limit) -}}
+{{- fail (printf "%s.resources.requests.%s is %v, but %s.resources.limits.%s is %v%s: Kubernetes would refuse the pod; raise the latter" $path $name $request $path $name $limit $whose) -}}
 {{- end -}}
 {{- end -}}
 {{- range $label, $_ := $pods.podLabels -}}
@@ -29,15 +33,20 @@
 {{- fail (printf "%s.podLabels has %s, by which Services, policies and budgets find the pods: remove it, or use another name" $path $label) -}}
 {{- end -}}
 {{- end -}}
-{{- if and $pods.shmSize (gt (float64 $.Values.objectStore.bytes) (include "serve-app.quantity" $pods.shmSize | float64)) -}}
-{{- fail (printf "objectStore.bytes is %d, but %s.shmSize is %v: Ray would keep its objects on disk; raise the latter" (int64 $.Values.objectStore.bytes) $path $pods.shmSize) -}}
-{{- end -}}
+{{- $bytes := .root.Values.objectStore.bytes -}}
+{{- if and $pods.shmSize (gt (float64 $bytes) (include "serve-app.quantity" $pods.shmSize | float64)) -}}
+{{- fail (printf "objectStore.bytes is %d, but %s.shmSize is %v%s: Ray would keep its objects on disk; raise the latter" (int64 $bytes) $path $pods.shmSize $whose) -}}
 {{- end -}}
 {{- end }}
 
 {{- /* What values may not add to a container of Ray. Args: component, pods (their settings), env, mounts, volumes (the chart's, lists). */}}
 {{- define "serve-app.lintAdditions" -}}
 {{- $path := get (dict "head" "head" "ingress" "ingressPods" "model" "modelPods") .component -}}
+{{- range .pods.extraEnv -}}
+{{- if eq .name "NVIDIA_VISIBLE_DEVICES" -}}
+{{- fail (printf "%s.extraEnv has NVIDIA_VISIBLE_DEVICES, but the device plugin sets it in pods of models with gpus_per_replica, and the chart to void in all others: remove it" $path) -}}
+{{- end -}}
+{{- end -}}
 {{- range list (list "extraEnv" "name" .env) (list "extraVolumes" "name" .volumes) (list "extraVolumeMounts" "mountPath" .mounts) -}}
 {{- $taken := list -}}{{- $key := index . 1 -}}
 {{- range index . 2 }}{{ $taken = append $taken (index . $key) }}{{ end -}}

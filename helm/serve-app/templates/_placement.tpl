@@ -1,11 +1,11 @@
 {{- /* What a model's pods ask for and where they go, which its headroom pods share. Args: root, index, model. As YAML: group, labels,
 affinity, resources, runtimeClassName of serve-app.rayPod. */}}
 {{- define "serve-app.modelPlacement" -}}
-{{- $pods := include "serve-app.modelPods" (dict "root" .root "name" .model.name) | fromYaml -}}
+{{- $pods := include "serve-app.modelPods" . | fromYaml -}}
 {{- $ours := include "serve-app.selectorLabels" .root | fromYaml -}}
 {{- $made := dict "group" (set (deepCopy $ours) "ray.io/group" (printf "model-%d" .index)) "labels" dict
     "affinity" $pods.affinity "resources" $pods.resources "runtimeClassName" "" -}}
-{{- with dig "gpus_per_replica" 0 .model | int -}}
+{{- with int $pods.gpus -}}
 {{- $_ := set $made "runtimeClassName" $pods.runtimeClassName -}}
 {{- $_ := set $made.resources "limits" (set ($pods.resources.limits | default dict) $pods.gpuResource .) -}}
 {{- if and $pods.onePerNode (not $pods.affinity.podAntiAffinity) -}}

@@ -3,7 +3,7 @@ container (its name), resources, account, priority, affinity, ports, readiness, 
 initContainers (as text), labels, mounts, volumes, runtimeClassName. */}}
 {{- define "serve-app.rayPod" -}}
 {{- $env := include "serve-app.rayEnv" . -}}
-{{- $mounts := concat (include "serve-app.scratchMounts" . | fromYamlArray) (.mounts | default list) -}}
+{{- $mounts := concat (include "serve-app.scratchMounts" .pods | fromYamlArray) (.mounts | default list) -}}
 {{- $volumes := concat (include "serve-app.scratchVolumes" .pods | fromYamlArray) (.volumes | default list) -}}
 {{- include "serve-app.lintAdditions" (dict "component" .component "pods" .pods "env" ($env | fromYamlArray) "mounts" $mounts "volumes" $volumes) -}}
 metadata:
@@ -38,7 +38,7 @@ spec:
   {{- end }}
   containers:
     - name: {{ .container }}
-      image: {{ include "serve-app.image" .root }}
+      image: {{ include "serve-app.podImage" . }}
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
       securityContext:
         {{- include "serve-app.securityContext" .root | nindent 8 }}

@@ -7,6 +7,12 @@
 - {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: {{ (include "serve-app.timeouts" .root | fromYaml).gcsReconnect | quote }}}
 - {name: RAY_LOG_TO_STDERR, value: "1"} # for kubectl logs; Serve keeps its files besides
 {{ include "serve-app.logRotation" . }}
+{{- if not .pods.gpus }}
+{{ include "serve-app.noGpusEnv" . }}
+{{- end }}
+{{- if include "serve-app.compileCacheClaim" .pods }}
+{{ include "serve-app.compileCacheEnv" . }}
+{{- end }}
 {{- end }}
 
 {{- /* What a container of Ray may write to. Args: the pods' settings. */}}
@@ -17,12 +23,20 @@
   emptyDir: {sizeLimit: {{ .homeSize }}}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .shmSize }}}
+{{- with include "serve-app.compileCacheClaim" . }}
+- name: compile-cache
+  persistentVolumeClaim: {claimName: {{ . | quote }}}
+{{- end }}
 {{- end }}
 
+{{- /* Args: the pods' settings. */}}
 {{- define "serve-app.scratchMounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: home, mountPath: /home/serve-app}
 - {name: shm, mountPath: /dev/shm}
+{{- if include "serve-app.compileCacheClaim" . }}
+- {name: compile-cache, mountPath: /var/cache/serve-app}
+{{- end }}
 {{- end }}
 
 {{- define "serve-app.clusterTokenMounts" -}}

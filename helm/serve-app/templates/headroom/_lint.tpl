@@ -1,7 +1,7 @@
 {{- /* Headroom pods that would give way to nobody. */}}
 {{- define "serve-app.lintHeadroom" -}}
 {{- range $i, $model := .Values.config.models -}}
-{{- $pods := include "serve-app.modelPods" (dict "root" $ "name" $model.name) | fromYaml -}}
+{{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- $class := $pods.headroom.priorityClassName -}}
 {{- if and $pods.headroom.pods (not $class) (not $.Values.priorityClasses.create) -}}
 {{- fail (printf "modelPods.headroom.pods is %v for config.models[%d], but headroom.priorityClassName is empty and priorityClasses.create is false: the pods would not give way to the model's; name a class of a negative value, or set priorityClasses.create to true" $pods.headroom.pods $i) -}}

@@ -56,7 +56,10 @@ spec:
       {{- else }}
       command: [serve-app, model, download]
       args: [{{ $target }}, {{ include "serve-app.weightsMark" .download | quote }}]
+      {{- end }}
       env:
+        {{- include "serve-app.noGpusEnv" .root | nindent 8 }}
+        {{- if not $s3 }}
         - {name: HF_HUB_OFFLINE, value: "0"}
         {{- with $w.huggingFaceEndpoint }}
         - {name: HF_ENDPOINT, value: {{ . | quote }}}
@@ -64,7 +67,7 @@ spec:
         {{- if $w.huggingFaceTokenSecret }}
         - {name: HF_TOKEN_PATH, value: /etc/serve-app/hugging-face/token}
         {{- end }}
-      {{- end }}
+        {{- end }}
       resources:
         {{- toYaml $w.resources | nindent 8 }}
       volumeMounts:

@@ -18,6 +18,8 @@
     - /models/{{ .path }}
     - {{ include "serve-app.weightsMark" . | quote }}
     {{- end }}
+  env:
+    {{- include "serve-app.noGpusEnv" .root | nindent 4 }}
   resources:
     requests: {cpu: 50m, memory: 128Mi}
     limits: {cpu: "1", memory: 512Mi}

@@ -1,0 +1,51 @@
+{{- /* The settings of one model's pods, which groups, headroom and lints share: serve-app.modelSizes, modelPods' keys over them, byModel's
+keys over those. `image` becomes cpu or cuda, `gpus` is added, and device cpu has no compile cache. Args: root, model. */}}
+{{- define "serve-app.modelPods" -}}
+{{- $all := .root.Values.modelPods -}}
+{{- $cuda := eq (dig "device" "cpu" .model) "cuda" -}}
+{{- $sizes := include "serve-app.modelSizes" .model | fromYaml -}}
+{{- $pods := mergeOverwrite (deepCopy (omit $all "byModel")) (deepCopy (index $all.byModel .model.name | default dict)) -}}
+{{- $_ := set $pods "resources" (mergeOverwrite $sizes.resources $pods.resources) -}}
+{{- range $key := list "shmSize" "homeSize" -}}
+{{- $_ := set $pods $key (get $pods $key | default (get $sizes $key)) -}}
+{{- end -}}
+{{- $_ := set $pods "gpus" (dig "gpus_per_replica" 0 .model | int) -}}
+{{- if eq $pods.image "auto" -}}
+{{- $_ := set $pods "image" (ternary "cuda" "cpu" $cuda) -}}
+{{- end -}}
+{{- if not $cuda -}}
+{{- $_ := set $pods.compileCache "existingClaim" "" -}}
+{{- end -}}
+{{ toYaml $pods }}
+{{- end }}
+
+{{- /* What a model's pod needs when values say nothing. values.yaml has the formulas and their reasons. Args: the model. */}}
+{{- define "serve-app.modelSizes" -}}
+{{- $gpus := dig "gpus_per_replica" 0 . | int -}}
+{{- if eq (dig "device" "cpu" .) "cuda" -}}
+resources:
+  requests: {cpu: {{ add $gpus 2 | quote }}, memory: {{ add 4 (mul 8 $gpus) }}Gi}
+  limits: {cpu: {{ add 4 (mul 4 $gpus) | quote }}, memory: {{ add 8 (mul 16 $gpus) }}Gi}
+shmSize: {{ add 2 $gpus }}Gi
+homeSize: {{ ternary "8Gi" "200Gi" (or (hasPrefix "embedded:" .model) (hasPrefix "/" .model)) }}
+{{- else -}}
+resources:
+  requests: {cpu: 500m, memory: 3Gi}
+  limits: {cpu: "2", memory: 6Gi}
+shmSize: 1Gi
+homeSize: 8Gi
+{{- end -}}
+{{- end }}
+
+{{- /* The claim that holds compile caches, or nothing. Args: the settings of any pods of Ray. */}}
+{{- define "serve-app.compileCacheClaim" -}}
+{{- with .compileCache }}{{ .existingClaim }}{{ end -}}
+{{- end }}
+
+{{- /* Where vLLM and the compilers below it keep what they compiled: all on the claim of modelPods.compileCache. */}}
+{{- define "serve-app.compileCacheEnv" -}}
+- {name: VLLM_CACHE_ROOT, value: /var/cache/serve-app/vllm}
+- {name: TRITON_CACHE_DIR, value: /var/cache/serve-app/triton}
+- {name: FLASHINFER_WORKSPACE_BASE, value: /var/cache/serve-app}
+- {name: CUDA_CACHE_PATH, value: /var/cache/serve-app/nv}
+{{- end }}
