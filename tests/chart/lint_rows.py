@@ -17,6 +17,7 @@ FAILURES = "alb.ingress.kubernetes.io/unhealthy-threshold-count"
 EMBEDDED = "smollm2-135m-instruct"
 REDIS = {"enabled": True, "address": "redis://r"}
 DIGEST = {"digest": "sha256:" + "a" * 64}
+SIMULATED = {"profile": "a10g-llama-8b"}
 CACHED = merged(GPU, at("modelPods.compileCache.existingClaim", "c"))
 
 
@@ -24,8 +25,8 @@ def memory(kind: str, amount: Any) -> dict[str, Any]:
     return {"resources": {kind: {"memory": amount}}}
 
 
-def model(path: str) -> dict[str, Any]:
-    return at("config.models", [{"name": "m", "model": path}])
+def model(path: str, **more: Any) -> dict[str, Any]:
+    return at("config.models", [{"name": "m", "model": path, **more}])
 
 
 def weights(*downloads: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -56,6 +57,12 @@ IMAGES: list[Check] = [
         merged(model("/opt/m"), at("modelPods.image", "cpu")),
     ),
     (
+        "a model that computes on cpu in the CUDA image",
+        merged(model("/opt/m"), at("modelPods.image", "cuda")),
+        ("modelPods.image is cuda for config.models[0], which computes on cpu", "set image to auto, or simulate the model"),
+        merged(model("/opt/m", simulated=SIMULATED), at("modelPods.image", "cuda")),
+    ),
+    (
         "a digest without the CUDA image's",
         merged(GPU, {"image": {"tag": "1.2.3", **DIGEST}}),
         (f"image.digest is {DIGEST['digest']} and config.models[0] runs the CUDA image", "1.2.3-cuda", "set cudaImage.digest"),
@@ -63,7 +70,7 @@ IMAGES: list[Check] = [
     ),
     (
         "a digest without the CUDA image's of a model on cpu that tries it",
-        merged(model("/opt/m"), {"image": DIGEST}, at("modelPods.byModel", {"m": {"image": "cuda"}})),
+        merged(model("/opt/m", simulated=SIMULATED), {"image": DIGEST}, at("modelPods.byModel", {"m": {"image": "cuda"}})),
         ("config.models[0] runs the CUDA image, but cudaImage.tag and cudaImage.digest are empty", "or cudaImage.tag"),
         merged(model("/opt/m"), {"image": DIGEST}),
     ),

@@ -16,6 +16,9 @@
 {{- if and (eq $pods.image "cpu") (eq (dig "device" "cpu" $model) "cuda") -}}
 {{- fail (printf "modelPods.image is cpu for config.models[%d], whose device is cuda: the CPU image has no CUDA; set image to auto, or device to cpu" $i) -}}
 {{- end -}}
+{{- if and (eq $pods.image "cuda") (eq (dig "device" "cpu" $model) "cpu") (not $model.simulated) -}}
+{{- fail (printf "modelPods.image is cuda for config.models[%d], which computes on cpu: vLLM in the CUDA image has no kernels for CPUs; set image to auto, or simulate the model" $i) -}}
+{{- end -}}
 {{- if and (eq $pods.image "cuda") (not $.Values.cudaImage.tag) (not $.Values.cudaImage.digest) -}}
 {{- $made := include "serve-app.cudaTag" $ -}}
 {{- with $.Values.image.digest -}}
