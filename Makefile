@@ -159,7 +159,7 @@ clean: ## remove .venv and caches; fetched models stay
 	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"
 
 # The CUDA image's packages beside .venv, of the same Python. pip may know a CPU build of torch by the same version: the hashes refuse it.
-.venv-cuda/.installed: requirements/cuda.lock requirements/dev.lock pyproject.toml
+.venv-cuda/.installed: requirements/cuda.lock requirements/dev.lock pyproject.toml | .venv/.installed
 	@[ -x .venv-cuda/bin/python ] || { echo "making .venv-cuda, 10 GB"; $(BIN)/python -m venv .venv-cuda; }
 	@.venv-cuda/bin/pip install -q --no-deps --require-hashes -r requirements/cuda.lock -r requirements/dev.lock
 	@.venv-cuda/bin/pip install -q --no-deps --no-build-isolation -e .
