@@ -62,7 +62,12 @@ def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint that claims tied embeddings and has an ``lm_head``, and whose attention slides."""
     folder = make_tiny_llama(tmp_path_factory.mktemp("sliding") / "model")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64, "tie_word_embeddings": True}
+    config |= {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 64,
+        "tie_word_embeddings": True,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
