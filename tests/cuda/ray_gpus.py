@@ -1,4 +1,6 @@
-"""Which GPUs Ray gives to the processes of an engine and of an ingress, as JSON on the last line: ``python -m tests.cuda.ray_gpus TEMP_DIR``.
+"""Which GPUs Ray gives to the processes of an engine and of an ingress, as JSON on the last line.
+
+    python -m tests.cuda.ray_gpus TEMP_DIR
 
 Ray is told that the machine has four. It counts GPUs and names them, and asks no driver.
 """
