@@ -136,9 +136,8 @@ class IngressApp:
         try:
             async with held.filling(partial(asyncio.sleep, self._limits.stream_silence_s)):
                 await target(scope, receive, held)
-        except (
-            Exception
-        ):  # vLLM's app raises what it could not tell in a stream that had begun, and what it has answered with 500
+        except Exception:
+            # vLLM's app raises what it could not tell within a stream that had begun, and also what it has answered with 500.
             if not await held.end():
                 raise  # the listener cuts the connection: the client must not take what it has for all
             if verdict.error is None:

@@ -36,8 +36,6 @@ def run(sock: socket.socket) -> None:
             inspect_models_here()
         engine = build_engine(start["engine_args"], sock, end, start["max_frame_bytes"], download_s=time.monotonic() - imported)
         engine.run_busy_loop()
-    except SystemExit:
-        raise
     except BaseException as exc:
         end.send_failure(exc)
         end_own_group(1)

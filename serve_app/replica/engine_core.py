@@ -27,8 +27,10 @@ from serve_app.replica import pipe
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import EngineInput, EngineOutput
 
+_KILLED_S = 5.0  # a worker may be inside a call of the GPU driver that no signal interrupts
 
-class PromptExecutor(MultiprocExecutor):
+
+class ImpatientExecutor(MultiprocExecutor):
     """vLLM's executor of several workers, which does not wait for those that are to end.
 
     When one worker has died, the others wait for it inside a collective operation, where SIGTERM does not reach them. vLLM would give them
@@ -40,7 +42,7 @@ class PromptExecutor(MultiprocExecutor):
         for process in worker_procs:
             process.kill()
         for process in worker_procs:
-            process.join()
+            process.join(_KILLED_S)
 
 
 class PipedEngineCore(EngineCoreProc):
@@ -132,7 +134,7 @@ def build_engine(
     maybe_register_config_serialize_by_value()
     executor = Executor.get_class(vllm_config)
     if executor is MultiprocExecutor:
-        executor = PromptExecutor
+        executor = ImpatientExecutor
     fingerprint = model_fingerprint(vllm_config.model_config)
     return PipedEngineCore(
         vllm_config, executor, sock, end, max_frame_bytes, fingerprint=fingerprint, download_s=download_s, load_began=began

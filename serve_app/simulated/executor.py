@@ -261,7 +261,10 @@ class SimulatedExecutor(Executor):
         return LogprobsLists(ids, values, np.ones(len(step.request_ids), dtype=np.int32))
 
     def _logprobs_of_prompt(self, prompt: Sequence[int], count: int) -> LogprobsTensors:
-        """Return those of every token of the prompt but the first, which is taken for the likeliest there: (len(prompt) - 1, 1 + count)."""
+        """Return the log probabilities of every token of the prompt but the first: arrays of len(prompt) - 1 rows, 1 + ``count`` columns.
+
+        Each token of the prompt counts as the likeliest one at its place.
+        """
         tensors = LogprobsTensors.empty_cpu(len(prompt) - 1, 1 + count)
         tensors.logprob_token_ids.zero_()
         tensors.logprobs.fill_(-np.inf)
