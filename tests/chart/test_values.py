@@ -38,6 +38,7 @@ from tests.chart.stored_rows import REDIS, WEIGHTS
 from tests.chart.test_generated import leaves
 
 DIGEST = "sha256:" + "d" * 64
+SIMULATED = at("config.models", [{"name": "m", "model": "/opt/m", "simulated": {"profile": "a10g-llama-8b"}}])
 AMOUNTS = {"requests": {"cpu": "11m", "memory": "12Mi"}, "limits": {"cpu": "130", "memory": "140Gi"}}
 
 CONFIG: list[Row] = [
@@ -72,7 +73,7 @@ PODS: list[Row] = [
     *resources("ingressPods.resources", lambda r: r.container("ingress")["resources"]),
     *pods("modelPods", MODEL),
     ("modelPods.resources", AMOUNTS, lambda r: r.container(MODEL)["resources"], AMOUNTS, {}),
-    ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "serve-app:0.1.0-cuda", {}),
+    ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "serve-app:0.1.0-cuda", SIMULATED),
     (
         "modelPods.compileCache.existingClaim",
         "c",
