@@ -1,6 +1,7 @@
 # serve-app as two images of one base, one Python and one set of packages, so that one Ray cluster mixes them. Targets:
-#   cpu (the default)   Ray's head, the ingress, CPU and simulated engines, the load generator; holds the embedded model
+#   cpu (the default)   Ray's head, the ingress, CPU and simulated engines, the load generator
 #   cuda                the same with vLLM, torch and NVIDIA's libraries for GPU engines
+# Both hold the embedded model.
 # `make image` and `make image-cuda` build them with pip's configuration of this machine.
 # Where packages come from is pip's configuration, given as a build secret named `pip`: no host and no credential of it stays in
 # the image. Without the secret, PyPI and PyTorch's CPU index are asked. Stages and layers are ordered by how seldom they change, so that
@@ -65,10 +66,11 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ \
  && { [ -f "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] \
       || apt-get install -y --no-install-recommends libpython3.11-dev; } \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
-COPY requirements/cuda.lock /opt/serve-app/
+COPY requirements/cuda.lock requirements/complete-cuda /opt/serve-app/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     awk '/^[a-z]/ {wanted = /^(cuda-|nvidia-|torch==|triton==)/} wanted' /opt/serve-app/cuda.lock > /tmp/first.lock \
  && /opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps --require-hashes -r /tmp/first.lock \
+ && /opt/serve-app/complete-cuda . \
  && find torch/bin -type f ! -name torch_shm_manager -delete && rm -f triton/backends/nvidia/lib/cupti/*.a /tmp/first.lock \
  && python3.11 -m compileall -q -j 0 -x py312_intrinsics --invalidation-mode unchecked-hash .
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
@@ -79,7 +81,8 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
  && find ray vllm llvmlite -type f \( -name '*.so' -o -name raylet -o -name gcs_server \) -exec strip --strip-unneeded {} + \
  && python3.11 -m compileall -q -j 0 -i /tmp/new --invalidation-mode unchecked-hash \
  && rm /tmp/before /tmp/new
-# The NVIDIA runtime mounts the driver by these words. Which GPUs a pod sees is left to Kubernetes: CUDA's own images say `all`.
+# The NVIDIA runtime mounts the driver by these words. NVIDIA_VISIBLE_DEVICES is not set (CUDA's own images set it to `all`): Kubernetes decides
+# which GPUs a pod sees.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     CUDA_HOME=/opt/venv/lib/python3.11/site-packages/nvidia/cu13
 
@@ -118,7 +121,8 @@ FROM cuda-packages AS cuda-sbom
 WORKDIR /src
 COPY --from=sbom-tool /opt/sbom /opt/sbom
 COPY pyproject.toml ./
-RUN python -c 'import cv2, locust, matplotlib.pyplot, ray.dashboard.head, ray.serve, scipy.stats, torchvision, triton, xgrammar' \
+RUN VLLM_TARGET_DEVICE=cpu python -c 'import cv2, locust, matplotlib.pyplot, ray.dashboard.head, ray.serve, scipy.stats, triton, xgrammar, \
+  flashinfer, vllm.entrypoints.openai.api_server, vllm.v1.engine.core' \
  && /opt/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o /sbom.cdx.json /opt/venv/bin/python
 
 # ---- the images: the target `cpu`, which is the default, stands last ----------------------------------------------------------------

@@ -141,7 +141,7 @@ PROCESS_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-"""Environment of the Ray Serve replicas, which are supervisors of engine cores, and ingresses."""
+"""Environment of every process that Ray Serve starts for us: ingresses, and the supervisors of engine cores."""
 
 INGRESS_ENVIRONMENT = {
     **PROCESS_ENVIRONMENT,

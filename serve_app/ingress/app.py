@@ -133,19 +133,20 @@ class IngressApp:
         verdict = admission.Admission()
         token = admission.current.set(verdict)
         held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
+        raised: Exception | None = None
         try:
             async with held.filling(partial(asyncio.sleep, self._limits.stream_silence_s)):
                 await target(scope, receive, held)
-        except Exception:
-            # vLLM's app raises what it could not tell within a stream that had begun, and also what it has answered with 500.
+        except Exception as error:
+            # vLLM's app raises what went wrong after the begin of a stream, because the stream cannot tell it any more. It also raises
+            # what it has answered with 500.
             if not await held.end():
-                raise  # the listener cuts the connection: the client must not take what it has for all
-            if verdict.error is None:
-                logger.exception("%s for the model %r failed", path, front.model.name)
+                raise  # the listener cuts the connection: the client must not take what it has for the whole answer
+            raised = error
         finally:
             admission.current.reset(token)
-            if held.status >= 500 and verdict.error is None:
-                logger.error("%s for the model %r: %d", path, front.model.name, held.status)
+            if (raised or held.status >= 500) and verdict.error is None:
+                logger.error("%s for the model %r failed with status %d", path, front.model.name, held.status, exc_info=raised)
 
     def _generate_app(self, front: FrontEnd) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -27,22 +27,18 @@ from serve_app.replica import pipe
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import EngineInput, EngineOutput
 
-_KILLED_S = 5.0  # a worker may be inside a call of the GPU driver that no signal interrupts
-
 
 class ImpatientExecutor(MultiprocExecutor):
-    """vLLM's executor of several workers, which does not wait for those that are to end.
+    """vLLM's executor of several workers, but it kills workers at once where vLLM waits up to 9 s for them to end by SIGTERM.
 
-    When one worker has died, the others wait for it inside a collective operation, where SIGTERM does not reach them. vLLM would give them
-    up to 9 s, in which the requests of this engine could not go on elsewhere.
+    When one worker has died, the others wait for it inside a collective operation, in which they take no SIGTERM. The requests of this
+    engine go on elsewhere only after its end.
     """
 
     @staticmethod
     def _ensure_worker_termination(worker_procs: list[BaseProcess]) -> None:
         for process in worker_procs:
             process.kill()
-        for process in worker_procs:
-            process.join(_KILLED_S)
 
 
 class PipedEngineCore(EngineCoreProc):

@@ -19,7 +19,7 @@ from serve_app.replica.process_group import end_group
 logger = logging.getLogger(__name__)
 
 _MAX_PIPE_FRAME_BYTES = (1 << 32) - 1
-_STOP_GRACE_S = 5.0
+_STOP_GRACE_S = 7.0  # longer than an engine core gives its workers (process_group.py)
 
 
 class _PipeProtocol(asyncio.Protocol):
@@ -135,12 +135,8 @@ class EngineProcess:
             await asyncio.wait_for(self._process.wait(), _STOP_GRACE_S)
         except TimeoutError:
             logger.warning("engine core %d did not end by itself", self._process.pid)
-        self._kill_group()
-        await self._process.wait()
-
-    def _kill_group(self) -> None:
-        assert self._process is not None
         end_group(self._process.pid)
+        await self._process.wait()
 
     def _message(self, message: pipe.FromEngine) -> None:
         if isinstance(message, pipe.EngineFailed):
@@ -158,5 +154,6 @@ class EngineProcess:
         if not self._ready.done():
             self._ready.set_exception(EngineStartFailed(model="", reason=self._failure))
         elif not self._stopping:
-            self._kill_group()
+            assert self._process is not None
+            end_group(self._process.pid)
             self._on_death(self._failure)

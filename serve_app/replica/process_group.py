@@ -18,25 +18,30 @@ _POLL_S = 0.02
 def end_group(leader: int) -> bool:
     """Kill the group that the engine core process ``leader`` leads, but for the calling process. Return whether anything was left to kill.
 
-    Python's resource tracker is spared, too: it ends by itself after the others, and removes their shared memory.
+    Python's resource tracker is spared, too: it ends by itself after the others, and removes their shared memory. A process that was
+    about to fork when it was killed may have left a child, so this looks again until it finds nobody new.
     """
-    members = [process for process in psutil.process_iter() if _is_to_end(process, leader)]
-    for process in members:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    return bool(members)
+    killed: set[int] = set()
+    while members := [process for process in psutil.process_iter() if process.pid not in killed and _is_to_end(process, leader)]:
+        for process in members:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+            killed.add(process.pid)
+    return bool(killed)
 
 
 def end_own_group(status: int) -> NoReturn:
     """Kill the workers of this engine core process, then end it with ``status``.
 
-    Every end of an engine core process leads here. vLLM's workers watch their engine core only once they have loaded, and a worker that
-    hangs does not watch at all.
+    An engine core process that ends by itself ends here, whatever the reason; after a signal that ends it, its supervisor kills the group.
+    vLLM's workers watch their engine core only once they have loaded, and a worker that hangs does not watch at all.
     """
     deadline = time.monotonic() + _END_S
-    while end_group(os.getpid()) and time.monotonic() < deadline:  # again, because another thread may be starting workers
-        time.sleep(_POLL_S)
-    os._exit(status)
+    try:
+        while end_group(os.getpid()) and time.monotonic() < deadline:  # again, because another thread may be starting workers
+            time.sleep(_POLL_S)
+    finally:
+        os._exit(status)
 
 
 def _is_to_end(process: psutil.Process, leader: int) -> bool:

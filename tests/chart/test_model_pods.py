@@ -52,9 +52,9 @@ def ours(*, cpu: str, cuda: str) -> dict[str, str]:
     return FOREIGN | dict.fromkeys(OF_OTHERS | OF_SIMULATED, cpu) | dict.fromkeys(OF_CUDA, cuda)
 
 
-def sized(given: dict[str, Any], made: Rendered | None = None) -> tuple[Any, Any, str, str]:
+def sized(given: dict[str, Any]) -> tuple[Any, Any, str, str]:
     """Return requests, limits, /dev/shm and home of the first model's pods."""
-    made = made or render(given)
+    made = render(given)
     resources = made.container("model-0")["resources"]
     volumes = {v["name"]: v["emptyDir"]["sizeLimit"] for v in made.pod("model-0")["volumes"] if "emptyDir" in v}
     limits = {name: amount for name, amount in resources["limits"].items() if "/" not in name}

@@ -14,6 +14,7 @@ from vllm.v1.executor.abstract import Executor
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import engine_core_args
+from serve_app.fingerprint import model_fingerprint
 
 
 def main(whose: str, *arguments: str) -> None:
@@ -26,6 +27,7 @@ def main(whose: str, *arguments: str) -> None:
     told = {
         "config": str(config),
         "hash": config.compute_hash(),
+        "fingerprint": model_fingerprint(config.model_config),
         "executor": Executor.get_class(config).__name__,
         "async_scheduling": config.scheduler_config.async_scheduling,
         "max_num_seqs": config.scheduler_config.max_num_seqs,

@@ -15,7 +15,6 @@ from serve_app.replica.process import EngineProcess
 from tests.cuda.conftest import run
 from tests.replica.tensor_parallel import until_gone
 
-TENSOR_PARALLEL = [1, 4]
 VLLM_SERVE = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 """What `vllm serve` sets before it looks at its arguments."""
 
@@ -37,7 +36,7 @@ def test_the_engine_is_configured_as_by_vllm_serve(checkpoint: Path, driver: Map
     assert "device_config=cuda" in ours["config"]
 
 
-@pytest.mark.parametrize("gpus", TENSOR_PARALLEL)
+@pytest.mark.parametrize("gpus", [1, 4])
 def test_an_engine_starts_until_cuda_finds_no_device_and_leaves_nothing(
     checkpoint: Path, driver: Mapping[str, str], gpus: int, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,5 @@
 """An ingress serves models of every device from a machine without a GPU, whichever of the two images it runs."""
 
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +7,8 @@ import pytest
 import yaml
 
 from serve_app.config import ModelSettings
-from serve_app.engine_args import INGRESS_ENVIRONMENT, engine_core_args, engine_environment
-from tests.cuda.conftest import PYTHONS, ROOT, run
-
-_FINGERPRINT = """
-import json, sys
-from vllm.engine.arg_utils import AsyncEngineArgs
-from serve_app.fingerprint import model_fingerprint
-print(model_fingerprint(AsyncEngineArgs(**json.loads(sys.argv[1])).create_engine_config().model_config))
-"""
+from serve_app.engine_args import INGRESS_ENVIRONMENT, engine_environment
+from tests.cuda.conftest import PYTHONS, run
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +41,6 @@ def test_an_engine_of_the_cuda_image_has_the_fingerprint_of_the_cpu_images_ingre
     built: dict[str, Any], models: list[dict[str, Any]], driver: dict[str, str], index: int
 ) -> None:
     model = ModelSettings.model_validate(models[index])
-    arguments = {k: v for k, v in engine_core_args(model, model.model).items() if k != "additional_config"}
-    environment = engine_environment(model, {"PATH": os.environ["PATH"], **(driver if model.device == "cuda" else {})})
-    import json
-
-    command = [PYTHONS["cuda"], "-c", _FINGERPRINT, json.dumps(arguments)]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    assert ended.stdout.splitlines()[-1] == built["cpu"]["models"][model.name]["fingerprint"]
+    environment = engine_environment(model, driver if model.device == "cuda" else {})
+    engine = run("cuda", "tests.cuda.engine_config", "ours", model.model_dump_json(), env=environment)
+    assert engine["fingerprint"] == built["cpu"]["models"][model.name]["fingerprint"]

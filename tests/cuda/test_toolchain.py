@@ -1,7 +1,10 @@
-"""The CUDA compiler among the packages builds kernels with the headers among them, as flashinfer and others do on a GPU's first start."""
+"""The CUDA compiler among the packages builds kernels with the headers and libraries among them, as on a GPU's first start."""
 
+import os
 import subprocess
+import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,18 @@ KERNEL = """
 #include <cub/cub.cuh>
 __global__ void twice(__half *values) { values[threadIdx.x] = values[threadIdx.x] + values[threadIdx.x]; }
 """
+
+
+def test_flashinfers_sampler_builds_links_and_loads(tmp_path: Path, driver: Mapping[str, str]) -> None:
+    """It samples the first request with top_k or top_p. flashinfer expects CUDA's libraries where NVIDIA's installer puts them."""
+    build = "from flashinfer.jit.sampling import gen_sampling_module; gen_sampling_module().build_and_load()"
+    folders = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"  # of ninja
+    settings = {"CUDA_HOME": str(CUDA_HOME), "FLASHINFER_CUDA_ARCH_LIST": "9.0a", "FLASHINFER_WORKSPACE_BASE": str(tmp_path)}
+    environment = {**os.environ, **driver, **settings, "PATH": folders}
+    ended = subprocess.run(
+        [sys.executable, "-c", build], env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert ended.returncode == 0, f"{ended.stdout[-3000:]}{ended.stderr[-3000:]}"
 
 
 @pytest.mark.parametrize("architecture", ["80", "90a", "100a"])

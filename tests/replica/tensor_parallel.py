@@ -20,7 +20,7 @@ from serve_app.replica.process import EngineProcess
 
 ATTEMPT_ID = "r1@1"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
-LIMIT_S = 20.0  # of a busy test machine; `pytest -rP` prints how long each end took
+LIMIT_S = 5.0  # vLLM's own way takes up to 9 s after a lost worker; `pytest -rP` prints how long each end took
 
 
 def living_group(leader: int) -> list[psutil.Process]:
@@ -32,7 +32,7 @@ def until_gone(leader: int) -> None:
     """Wait for the end of every process in an engine core's group, and print how long that took."""
     began = time.monotonic()
     while left := living_group(leader):
-        assert time.monotonic() - began < LIMIT_S, [p.cmdline() for p in left]
+        assert time.monotonic() - began < LIMIT_S, [p.pid for p in left]
         time.sleep(0.05)
     print(f"gone after {time.monotonic() - began:.2f} s")
 

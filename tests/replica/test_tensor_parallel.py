@@ -1,5 +1,6 @@
 """However a tensor-parallel engine ends, none of its processes outlives it: each would hold the memory of a GPU."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -22,6 +23,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.apart]
 NUM_WORKERS = 2
 
 
+def command_line(process: psutil.Process) -> str:
+    """Return a process's command line, nothing once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 @dataclass
 class Engine:
     """A supervisor that runs, and the processes of its engine."""
@@ -34,7 +43,7 @@ class Engine:
         return living_group(self.pid)
 
     def workers(self) -> list[psutil.Process]:
-        return [p for p in self.group() if p.pid != self.pid and "resource_tracker" not in " ".join(p.cmdline())]
+        return [p for p in self.group() if p.pid != self.pid and "resource_tracker" not in command_line(p)]
 
     def hears(self, word: str) -> str:
         """Return the supervisor's next line that begins with ``word``."""
@@ -76,7 +85,8 @@ def engine(arguments: list[str]) -> Iterator[Engine]:
         finally:
             supervisor.kill()
             for process in started.group() if started.pid else ():
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def kill_supervisor(engine: Engine) -> None:

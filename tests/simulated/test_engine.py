@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from serve_app.simulated.vocabulary import source_for
+
 pytestmark = pytest.mark.engine
 
 EOS = 1
@@ -31,6 +33,12 @@ def engine(make_engine: Callable[..., Any]) -> Any:
 @pytest.fixture(scope="module")
 def tight_engine(make_engine: Callable[..., Any]) -> Any:
     return make_engine({"profile": TIGHT}, max_model_len=320, max_num_batched_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def wide_engine(make_engine: Callable[..., Any]) -> Any:
+    """Return one that gives log probabilities of the whole vocabulary."""
+    return make_engine(max_logprobs=-1)
 
 
 def sampling(**kwargs: Any) -> Any:
@@ -163,6 +171,18 @@ def test_the_prompts_own_logprobs_cover_it_whole_chunked_or_not(engine: Any, tig
         assert len(position) == 2
     assert chunked.prompt_logprobs == whole.prompt_logprobs
     assert chunked.outputs[0].token_ids == whole.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 3), (2, 3), (-1, 3), (2, 1)], ids=["none beside", "two", "all", "one token"])
+def test_prompt_logprobs_of_every_number_and_length(wide_engine: Any, count: int, size: int) -> None:
+    (prompt,) = prompts(1, size)
+    asked = sampling(max_tokens=1, prompt_logprobs=count)
+    (output,) = wide_engine.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)
+    first, *others = output.prompt_logprobs
+    assert first is None
+    assert [next(iter(position)) for position in others] == prompt[1:]
+    vocabulary = source_for(wide_engine.get_tokenizer(), 1024, eos_probability=0.0)
+    assert [len(position) for position in others] == [vocabulary.size if count < 0 else max(1, count)] * (size - 1)
 
 
 def test_beam_search_finds_beams_of_falling_probability(engine: Any) -> None:
