@@ -1,7 +1,7 @@
 """What must be equal on both ends of a link for token ids to mean the same: the model's configuration and its tokenizer.
 
-Left out are paths, versions of libraries and all that depends on the device: ingress and replica run on different images. So is the
-maximum length, which a replica may cut to what its memory holds: it is among its capabilities.
+Ingress and replica run different images on different devices, so paths, versions of libraries and all that depends on the device are left
+out. The maximum length is left out, too: a replica may cut it to what its memory holds, and tells it among its capabilities.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ _NOT_PART_OF_THE_MODEL = ("_name_or_path", "transformers_version", "torch_dtype"
 def model_fingerprint(model_config: Any) -> str:
     """Return 16 hex digits for a vLLM ``ModelConfig``; costs one tokenizer load (about 0.1 s) and one read of ``config.json``.
 
-    The configuration is read from the checkpoint anew. ``model_config.hf_config`` would not do: engine arguments change it
-    (``disable_sliding_window``), so does what the checkpoint's weights hold (``lm_head`` where the embeddings are tied), and so do
-    several models of vLLM while they are loaded, which happens only at the replica.
+    The configuration is read from the checkpoint anew, because ``model_config.hf_config`` differs between ingress and replica: engine
+    arguments change it (``disable_sliding_window``), and at the replica the loading of some models does, too, or the weights that
+    it finds (``lm_head`` where the embeddings are tied).
     """
     from vllm.tokenizers import cached_tokenizer_from_config
 

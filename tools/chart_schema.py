@@ -93,7 +93,7 @@ BY_KEY: dict[str, Schema] = {
     "modelPods.resources": _closed(requests=_AMOUNTS, limits=_AMOUNTS),
     **dict.fromkeys(("modelPods.homeSize", "modelPods.shmSize"), _BYTES_OR_EMPTY),
 }
-"""What the value of a key of this name is, wherever it stands; a dotted path is that of one place, and wins."""
+"""Schemas by the name of a key, wherever it stands. A key with dots is the path of one place, whose schema wins over the name's."""
 
 
 def values_schema() -> Schema:

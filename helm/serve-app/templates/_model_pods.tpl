@@ -1,5 +1,6 @@
-{{- /* The settings of one model's pods, which groups, headroom and lints share: serve-app.modelSizes, modelPods' keys over them, byModel's
-keys over those. `image` becomes cpu or cuda, `gpus` is added, and device cpu has no compile cache. Args: root, model. */}}
+{{- /* The settings of one model's pods, which groups, headroom and lints share. Sizes come from serve-app.modelSizes; values of modelPods
+replace them, and values of modelPods.byModel replace both. `image` becomes cpu or cuda, `gpus` is added, and models on cpu have no
+compile cache. Args: root, model. */}}
 {{- define "serve-app.modelPods" -}}
 {{- $all := .root.Values.modelPods -}}
 {{- $cuda := eq (dig "device" "cpu" .model) "cuda" -}}
