@@ -1,6 +1,7 @@
 """Both images have the same packages, so that a Ray cluster mixes them and a fix of one is a fix of the other."""
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,13 @@ def test_the_cuda_compiler_is_of_the_runtimes_release(package: str) -> None:
     cuda = pins("cuda.lock")
     release = cuda["nvidia-cuda-runtime"].split(".")[:2]
     assert cuda[package].split(".")[:2] == release
+
+
+def test_the_build_context_has_what_the_dockerfile_copies() -> None:
+    """CI builds the CPU image alone."""
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    sources = {Path(source) for sources in copies for source in sources.split()}
+    assert Path("requirements/complete-cuda") in sources
+    left_out = [s for s in sources if not any(fnmatch(str(part), kind) for part in (s, *s.parents) for kind in kept)]
+    assert left_out == []
