@@ -103,7 +103,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         pytest.skip(f"it needs both images (`make test-cluster-cuda`) and three nodes of kwok with {GPUS} GPUs each")
     for node in get("nodes")["items"]:
         kind = "gpu" if node["metadata"]["name"] in pretended_nodes() else "cpu"
-        kubectl("label", "node", node["metadata"]["name"], f"serve-app/nodes={kind}", "--overwrite")
+        labels = (f"serve-app/nodes={kind}", "topology.kubernetes.io/zone=z")  # the latter as every cloud does
+        kubectl("label", "node", node["metadata"]["name"], *labels, "--overwrite")
     values = adapted(FILES[request.param], images)
     file = tmp_path_factory.mktemp("values") / "values.yaml"
     file.write_text(yaml.safe_dump(values))
