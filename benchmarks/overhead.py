@@ -46,7 +46,11 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = load_settings(arguments.config).models[0] if arguments.config else simulated(folder, arguments.time_scale)
+        model = (
+            next(iter(load_settings(arguments.config).models.values()))
+            if arguments.config
+            else simulated(folder, arguments.time_scale)
+        )
         with started(model, arguments.targets, folder) as targets:
             report = measure(targets, model, arguments.concurrency, arguments.rounds, folder)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -100,7 +100,7 @@ def fleet_config(model: ModelSettings, replicas: int) -> dict[str, Any]:
     section |= {"replicas": {"min": replicas, "max": replicas}, "replicas_per_node": replicas, "num_cpus": 0.1}
     return {
         "name": f"bench-fleet-{replicas}",
-        "models": [section],
+        "models": {model.name: section},
         "ingress": {"port": BARE_PORT + replicas, "num_cpus": 0.1},
         "timeouts": {"drain_s": 5},
     }

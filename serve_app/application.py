@@ -21,7 +21,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     """
     settings = parse_settings(args)
     values = settings.model_dump(mode="json")
-    replicas = [_replica(settings, m).bind(values, m.name) for m in settings.models]
+    replicas = [_replica(settings, m).bind(values, m.name) for m in settings.models.values()]
     return _ingress(settings).bind(values, *replicas)
 
 

@@ -5,18 +5,19 @@ of refusals in `config_checks.py`. Besides `cli/`, this is the only file that re
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve_app.config_checks import load_yaml, refuse, to_config_error, to_config_errors, wrong
+from serve_app.config_checks import dotted, load_yaml, refuse, to_config_error, to_config_errors, wrong
 from serve_app.config_sections.base import Int, Real, Section
 from serve_app.config_sections.ingress import IngressSettings
 from serve_app.config_sections.links import MembershipSettings, ProtocolSettings, TlsSettings
-from serve_app.config_sections.model import ModelSettings, SimulatedSettings
+from serve_app.config_sections.model import NAME_PATTERN, ModelSettings, SimulatedSettings
 from serve_app.errors import ConfigError
 
 __all__ = [
@@ -65,13 +66,22 @@ class AutoscalingSettings(Section):
     """GPUs that all models together may hold: the cost cap, or what the cluster has. None: only each model's max."""
 
 
+def _named(models: Any) -> Any:
+    """Give each model its key as its name."""
+    if not isinstance(models, Mapping):
+        return models
+    return {str(name): {**model, "name": str(name)} if isinstance(model, Mapping) else model for name, model in models.items()}
+
+
 class Settings(Section):
     """The whole file."""
 
     name: str = Field(default="serve-app", max_length=41, pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$")
     """Name of the application; a DNS label of at most 41 characters, KubeRay's limit."""
-    models: tuple[ModelSettings, ...] = Field(min_length=1)
-    """The served models."""
+    models: Annotated[dict[str, ModelSettings], BeforeValidator(_named)] = Field(
+        min_length=1, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}
+    )
+    """The served models by name, which is the `model` of requests."""
     ingress: IngressSettings = IngressSettings()
     """The HTTP side."""
     protocol: ProtocolSettings = ProtocolSettings()
@@ -91,49 +101,57 @@ class Settings(Section):
     @classmethod
     def _problems_as_written(cls, values: Mapping[Any, Any]) -> Iterator[PydanticCustomError]:
         models = values.get("models")
-        names = [m.get("name") if isinstance(m, Mapping) else None for m in models] if isinstance(models, list | tuple) else []
-        for index, name in enumerate(names):
-            if isinstance(name, str) and (first := names.index(name)) != index:
-                problem = f"is {name!r}, and so is models[{first}].name"
-                yield wrong(f"models[{index}].name", problem, "give each model its own name")
+        if isinstance(models, list | tuple):
+            names = [model.get("name") for model in models if isinstance(model, Mapping)]
+            example = next((name for name in names if isinstance(name, str)), "chat")
+            yield wrong(
+                "models", "is a list, but should be a mapping by name", f"write `{example}:` in place of `- name: {example}`"
+            )
+        for name, model in models.items() if isinstance(models, Mapping) else ():
+            key = dotted(("models", str(name)))
+            if not isinstance(name, str):
+                yield wrong(key, f"the name {name!r} is not a string", "put it in quotes")
+            elif not re.fullmatch(NAME_PATTERN, name):
+                yield wrong(key, f"the name {name!r} does not match {NAME_PATTERN}", "for example my-model")
+            elif isinstance(model, Mapping) and "name" in model:
+                problem = f"is {model['name']!r}, but the key {name!r} is the model's name already"
+                yield wrong(f"{key}.name", problem, "remove it, and rename the key if that is the wrong name")
 
     def _gpu_problems(self) -> Iterator[PydanticCustomError]:
         """The minimums must fit, and every model must be able to have a replica."""
         if (limit := self.autoscaling.max_gpus) is None:
             return
-        if not any(m.gpus_per_replica for m in self.models):
+        if not any(m.gpus_per_replica for m in self.models.values()):
             yield wrong("autoscaling.max_gpus", f"has no effect: it is {limit}, and no model has gpus_per_replica", "remove it")
-        least = sum(max(m.replicas.min, m.replicas.initial or 0) * m.gpus_per_replica for m in self.models)
+        least = sum(max(m.replicas.min, m.replicas.initial or 0) * m.gpus_per_replica for m in self.models.values())
         if least > limit:
             problem = f"is {limit}, and the models' replicas.min (or initial) need {least} GPUs"
             yield wrong("autoscaling.max_gpus", problem, f"set it to {least} or more, or lower a replicas.min")
-        least = sum(m.replicas.min * m.gpus_per_replica for m in self.models)
-        for index, model in enumerate(self.models):
+        least = sum(m.replicas.min * m.gpus_per_replica for m in self.models.values())
+        for name, model in self.models.items():
             for number, window in enumerate(model.replicas.schedule):
                 more = max(0, (window.min or 0) - model.replicas.min) * model.gpus_per_replica
                 if least <= limit < least + more:
-                    key = f"models[{index}].replicas.schedule[{number}].min"
+                    key = f"{dotted(('models', name))}.replicas.schedule[{number}].min"
                     problem = f"is {window.min}, which with the other models' minimums needs {least + more} GPUs of {limit}"
                     yield wrong(key, problem, f"lower it, or set autoscaling.max_gpus to {least + more} or more")
             if model.gpus_per_replica > limit:
                 problem = f"is {model.gpus_per_replica} and autoscaling.max_gpus is {limit}: it could never have a replica"
-                yield wrong(f"models[{index}].gpus_per_replica", problem, "raise autoscaling.max_gpus")
+                yield wrong(dotted(("models", name, "gpus_per_replica")), problem, "raise autoscaling.max_gpus")
             elif model.replicas.min == 0 and least <= limit < least + model.gpus_per_replica:
-                problem = (
-                    f"is {limit}, and the other models' replicas.min take {least}: models[{index}] could never have a replica"
-                )
+                problem = f"is {limit}, and the other models' replicas.min take {least}: {name} could never have a replica"
                 yield wrong("autoscaling.max_gpus", problem, f"set it to {least + model.gpus_per_replica} or more")
 
     def _hold_problems(self) -> Iterator[PydanticCustomError]:
         """Of other cold starts nothing is known before they were measured; the ingress then says the same."""
         hold_s = self.timeouts.no_replica_s
-        for index, model in enumerate(self.models):
+        for name, model in self.models.items():
             delay_s = model.simulated.startup_delay_s if model.simulated else 0.0
             if model.replicas.min == 0 and self.ingress.max_waiting_requests == 0:
-                problem = f"is 0, and models[{index}] starts from zero: who wakes it is always refused"
+                problem = f"is 0, and {name} starts from zero: who wakes it is always refused"
                 yield wrong("ingress.max_waiting_requests", problem, "set it to as many requests as may wait for its start")
             if model.replicas.min == 0 and delay_s >= hold_s:
-                problem = f"is {hold_s:g}, and models[{index}] starts from zero in {delay_s:g} s: who wakes it is always refused"
+                problem = f"is {hold_s:g}, and {name} starts from zero in {delay_s:g} s: who wakes it is always refused"
                 yield wrong("timeouts.no_replica_s", problem, f"set it well above {delay_s:g}")
 
     def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
@@ -142,16 +160,18 @@ class Settings(Section):
             return
         if port == self.ingress.port:
             yield wrong("protocol.port", f"is {port}, and so is ingress.port", "choose another, for example 8020")
-        for index, model in enumerate(self.models):
+        for name, model in self.models.items():
             if model.per_node() != 1:
                 problem = (
                     f"is {model.replicas_per_node} and protocol.port is {port}: two replicas on a node could not both have it"
                 )
                 hint = "set replicas_per_node: 1, or protocol.port: 0"
-                yield wrong(f"models[{index}].replicas_per_node", problem, hint)
+                yield wrong(dotted(("models", name, "replicas_per_node")), problem, hint)
             if len(self.models) > 1 and not model.resources:
                 problem = f"is empty, protocol.port is {port} and there are {len(self.models)} models: two could share a node"
-                yield wrong(f"models[{index}].resources", problem, "give each model a Ray resource, or set protocol.port: 0")
+                yield wrong(
+                    dotted(("models", name, "resources")), problem, "give each model a Ray resource, or set protocol.port: 0"
+                )
 
 
 def problems(values: Mapping[str, Any]) -> list[ConfigError]:

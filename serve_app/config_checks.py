@@ -136,20 +136,25 @@ def to_config_errors(error: ValidationError) -> list[ConfigError]:
         context = detail.get("ctx", {})
         if detail["type"] == "too_short" and detail["input"]:
             continue  # its items are wrong, and reported
+        path = dotted(detail["loc"])
         if detail["type"] == "serve_app":
-            location = (*detail["loc"], *([context["key"]] if context["key"] else []))
+            path = f"{path}.{context['key']}" if path and context["key"] else path + context["key"]
             problem, hint = context["problem"], context["hint"]
         else:
-            location = detail["loc"]
             problem, hint = _plain_words(detail)
-        found.setdefault(dotted(location), ConfigError(dotted(location), problem, hint))
+        found.setdefault(path, ConfigError(path, problem, hint))
     return list(found.values())
 
 
 def dotted(location: Iterable[int | str]) -> str:
-    """`models[0].engine_args` from ("models", 0, "engine_args")."""
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return path.removeprefix(".")
+    """`models["a/b"].schedule[0]` from ("models", "a/b", "schedule", 0)."""
+    return "".join(map(_step, location)).removeprefix(".")
+
+
+def _step(part: int | str) -> str:
+    if isinstance(part, int):
+        return f"[{part}]"
+    return f".{part}" if re.fullmatch(r"[\w-]+", part) else f'["{part}"]'
 
 
 def _plain_words(detail: ErrorDetails) -> tuple[str, str]:

@@ -24,7 +24,7 @@ def replica_deployment(model: ModelSettings) -> str:
 
 def scaled_models(settings: Settings) -> list[ModelSettings]:
     """Return the models whose number of replicas may change."""
-    return [m for m in settings.models if m.replicas.min != m.replicas.max]
+    return [m for m in settings.models.values() if m.replicas.min != m.replicas.max]
 
 
 def is_scaled(settings: Settings) -> bool:
@@ -38,7 +38,7 @@ def rules_of(settings: Settings) -> Rules:
     scaled = scaled_models(settings)
     max_gpus = settings.autoscaling.max_gpus
     if max_gpus is not None:
-        max_gpus -= sum(m.replicas.min * m.gpus_per_replica for m in settings.models if m not in scaled)
+        max_gpus -= sum(m.replicas.min * m.gpus_per_replica for m in settings.models.values() if m not in scaled)
     return Rules(
         models={m.name: _rule(m) for m in scaled},
         target_streams=settings.ingress.replicas.target_streams,

@@ -102,7 +102,7 @@ class DemandPolicy:
         before, memory.targets = memory.targets, {}  # a deployment left out keeps its target
         seen = self._seen(contexts, memory, at)
         memory.observed_at = at
-        names = {m.name: replica_deployment(m) for m in self._settings.models} | {INGRESSES: INGRESS}
+        names = {m.name: replica_deployment(m) for m in self._settings.models.values()} | {INGRESSES: INGRESS}
         self._log = self._log or _open_log(self._settings.name)
         memory.decided = self._log.observe(memory.scaler, seen, time=self._wall())
         for name, decision in memory.decided.items():
@@ -141,7 +141,7 @@ class DemandPolicy:
     def _warn(self, memory: Memory) -> None:
         """Say once of each model what no number of replicas can keep, now that it is measured."""
         assert self._settings is not None
-        for model in self._settings.models:
+        for model in self._settings.models.values():
             decision, itl_slo_s = memory.decided.get(model.name), model.replicas.itl_slo_s
             inputs = decision.inputs if decision is not None else {}
             if inputs.get("itl_batch", 1.0) < 1 and model.name not in memory.warned:

@@ -8,9 +8,8 @@ from serve_app.engine_args import INGRESS_ENVIRONMENT, PROCESS_ENVIRONMENT
 from serve_app.errors import ConfigError
 from serve_app.policy import DemandPolicy
 
-TINY = {"name": "tiny", "model": "/models/tiny"}
+TINY = {"model": "/models/tiny"}
 SCALED = {
-    "name": "big",
     "model": "org/big",
     "device": "cuda",
     "gpus_per_replica": 2,
@@ -46,13 +45,13 @@ def options(deployment: Any) -> dict[str, Any]:
 
 
 def test_every_deployment_drains_longer_than_its_streams_may() -> None:
-    built = deployments({"models": [TINY], "timeouts": {"drain_s": 60}})
+    built = deployments({"models": {"tiny": TINY}, "timeouts": {"drain_s": 60}})
     assert {name: options(d) for name, d in built.items()} == {"ingress": COMMON, "replica-tiny": COMMON}
 
 
 def test_a_replicas_resources_are_its_models() -> None:
     model = {**TINY, "num_cpus": 0.5, "resources": {"zone-a": 1}}
-    built = deployments({"models": [model, SCALED], "ingress": {"num_cpus": 2}})
+    built = deployments({"models": {"tiny": model, "big": SCALED}, "ingress": {"num_cpus": 2}})
     environment = {"runtime_env": {"env_vars": PROCESS_ENVIRONMENT}}
     without_device = {"runtime_env": {"env_vars": INGRESS_ENVIRONMENT}}
     assert {name: d.ray_actor_options for name, d in built.items()} == {
@@ -63,7 +62,7 @@ def test_a_replicas_resources_are_its_models() -> None:
 
 
 def test_only_what_may_scale_is_autoscaled_and_never_by_serves_own_delays() -> None:
-    built = deployments({"models": [{**TINY, "replicas": {"min": 2, "max": 2}}, SCALED]})
+    built = deployments({"models": {"tiny": {**TINY, "replicas": {"min": 2, "max": 2}}, "big": SCALED}})
     fixed, scaled = built["replica-tiny"]._deployment_config, built["replica-big"]._deployment_config
     assert (fixed.num_replicas, fixed.autoscaling_config) == (2, None)
     scaling = scaled.autoscaling_config
@@ -73,21 +72,21 @@ def test_only_what_may_scale_is_autoscaled_and_never_by_serves_own_delays() -> N
 
 
 def test_a_new_ingress_listens_before_an_old_one_stops_and_gpus_are_not_asked_for_twice() -> None:
-    spare = {**TINY, "name": "spare", "replicas": {"surge": 0}}
-    built = deployments({"models": [SCALED, TINY, spare]})
+    spare = {**TINY, "replicas": {"surge": 0}}
+    built = deployments({"models": {"big": SCALED, "tiny": TINY, "spare": spare}})
     surge = {name: d._deployment_config.max_surge_percent for name, d in built.items()}
     assert surge == {"ingress": 100, "replica-big": 0, "replica-tiny": 1, "replica-spare": 0}
 
 
 def test_ingresses_report_for_a_model_that_may_scale_also_where_they_may_not() -> None:
     """Serve collects statistics only of deployments that it autoscales."""
-    built = deployments({"models": [SCALED], "ingress": {"replicas": {"min": 2, "max": 2}}})
+    built = deployments({"models": {"big": SCALED}, "ingress": {"replicas": {"min": 2, "max": 2}}})
     scaling = built["ingress"]._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 2)
 
 
 def test_a_gpu_replica_has_its_node_to_itself_unless_told_otherwise() -> None:
-    built = deployments({"models": [TINY, SCALED]})
+    built = deployments({"models": {"tiny": TINY, "big": SCALED}})
     assert {name: d._replica_config.max_replicas_per_node for name, d in built.items()} == {
         "ingress": None,
         "replica-tiny": None,
@@ -96,26 +95,26 @@ def test_a_gpu_replica_has_its_node_to_itself_unless_told_otherwise() -> None:
 
 
 def test_an_ingress_with_a_resource_has_the_nodes_that_offer_it_to_itself() -> None:
-    ingress = deployments({"models": [TINY], "ingress": {"resources": {"serve_app_ingress": 1}}})["ingress"]
+    ingress = deployments({"models": {"tiny": TINY}, "ingress": {"resources": {"serve_app_ingress": 1}}})["ingress"]
     assert ingress.ray_actor_options["resources"] == {"serve_app_ingress": 1.0}
     assert ingress._replica_config.max_replicas_per_node == 1
 
 
 def test_each_deployment_gets_the_whole_configuration_and_a_replica_its_models_name() -> None:
-    root = build({"models": [TINY]})._bound_deployment
+    root = build({"models": {"tiny": TINY}})._bound_deployment
     (replica,) = root.init_args[1:]
-    whole = parse_settings({"models": [TINY]}).model_dump(mode="json")
+    whole = parse_settings({"models": {"tiny": TINY}}).model_dump(mode="json")
     assert root.init_args[0] == whole
     assert replica._bound_deployment.init_args == (whole, "tiny")
 
 
 def test_a_wrong_configuration_builds_nothing() -> None:
-    with pytest.raises(ConfigError, match=r"^models\[0\]\.modle: unknown key; did you mean model\?"):
-        build({"models": [{**TINY, "modle": "x"}]})
+    with pytest.raises(ConfigError, match=r"^models\.tiny\.modle: unknown key; did you mean model\?"):
+        build({"models": {"tiny": {**TINY, "modle": "x"}}})
 
 
 def test_the_serve_config_is_the_whole_of_what_a_cluster_needs() -> None:
-    settings = parse_settings({"name": "shop", "models": [TINY]})
+    settings = parse_settings({"name": "shop", "models": {"tiny": TINY}})
     assert serve_config(settings) == {
         "proxy_location": "Disabled",
         "applications": [
@@ -131,7 +130,7 @@ def test_the_serve_config_is_the_whole_of_what_a_cluster_needs() -> None:
 
 
 def test_the_policy_gets_the_configuration_where_something_may_scale() -> None:
-    settings = parse_settings({"models": [TINY, SCALED]})
+    settings = parse_settings({"models": {"tiny": TINY, "big": SCALED}})
     policy = {
         "policy_function": "serve_app.policy:DemandPolicy",
         "policy_kwargs": {"settings": settings.model_dump(mode="json")},
@@ -139,4 +138,4 @@ def test_the_policy_gets_the_configuration_where_something_may_scale() -> None:
     assert autoscaling_policy(settings) == policy
     assert serve_config(settings)["applications"][0]["autoscaling_policy"] == policy
     assert DemandPolicy(**policy["policy_kwargs"])({}) == ({}, {})  # type: ignore[arg-type]
-    assert autoscaling_policy(parse_settings({"models": [TINY]})) is None
+    assert autoscaling_policy(parse_settings({"models": {"tiny": TINY}})) is None

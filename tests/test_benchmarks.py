@@ -36,7 +36,7 @@ def test_the_bare_server_gets_the_fleets_engine_arguments() -> None:
 
 def test_the_fleet_serves_the_same_model_on_one_machine() -> None:
     settings = parse_settings(fleet_config(ON_A_GPU, 2))
-    (model,) = settings.models
+    (model,) = settings.models.values()
     assert engine_core_args(model, "org/m") == engine_core_args(ON_A_GPU, "org/m")
     assert (model.frontend_args, model.replicas.min, model.replicas_per_node) == (ON_A_GPU.frontend_args, 2, 2)
     assert settings.ingress.port == 8062

@@ -14,23 +14,24 @@ from pydantic import BaseModel
 
 from serve_app import config, config_checks
 from serve_app.config import Settings, cluster_token, load_settings, parse_settings, settings_json_schema
+from serve_app.config_sections.model import NAME_PATTERN
 from serve_app.errors import ConfigError
 
 EXAMPLES = sorted(Path(__file__, "../../examples").resolve().glob("*.yaml"))
-LLAMA: dict[str, Any] = {"name": "llama", "model": "meta-llama/Llama-3.1-8B-Instruct"}
+LLAMA: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
 ONE_PER_NODE = LLAMA | {"replicas_per_node": 1}
 
 
 def refusal(**sections: Any) -> str:
     """What is said to a file with one good model and ``sections``, which may replace it."""
     with pytest.raises(ConfigError) as refused:
-        parse_settings({"models": [LLAMA], **sections})
+        parse_settings({"models": {"llama": LLAMA}, **sections})
     return str(refused.value)
 
 
 def test_one_model_is_a_complete_file() -> None:
-    settings = parse_settings({"models": [LLAMA]})
-    assert (settings.name, settings.ingress.port, settings.models[0].replicas.max) == ("serve-app", 8010, 1)
+    settings = parse_settings({"models": {"llama": LLAMA}})
+    assert (settings.name, settings.ingress.port, settings.models["llama"].replicas.max) == ("serve-app", 8010, 1)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -40,14 +41,14 @@ def test_each_example_is_valid_and_survives_a_round_trip_as_json(path: Path) -> 
 
 
 def test_a_replicas_port_may_be_fixed_where_a_node_has_one_replica() -> None:
-    models = [ONE_PER_NODE | {"name": name, "resources": {name: 1}} for name in ("a", "b")]
+    models = {name: ONE_PER_NODE | {"resources": {name: 1}} for name in ("a", "b")}
     assert parse_settings({"models": models, "protocol": {"port": 8020}}).protocol.port == 8020
     gpu = LLAMA | {"device": "cuda", "gpus_per_replica": 1}
-    assert parse_settings({"models": [gpu], "protocol": {"port": 8020}}).protocol.port == 8020
+    assert parse_settings({"models": {"llama": gpu}, "protocol": {"port": 8020}}).protocol.port == 8020
 
 
 def test_settings_are_values() -> None:
-    settings = parse_settings({"models": [LLAMA]})
+    settings = parse_settings({"models": {"llama": LLAMA}})
     with pytest.raises(ValueError, match="frozen"):
         settings.ingress.port = 9000  # type: ignore[misc]
 
@@ -68,7 +69,7 @@ def test_settings_are_values() -> None:
 )
 def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(sections: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
-        parse_settings({"models": [LLAMA], **sections})
+        parse_settings({"models": {"llama": LLAMA}, **sections})
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,19 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"models": []}, "models: is [], but should have at least 1 item after validation, not 0"),
-        ({"models": [{"name": "a"}]}, "models[0].model: is missing; add `model:`"),
+        ({"models": {}}, "models: is {}, but should have at least 1 item after validation, not 0"),
+        ({"models": {"a": {}}}, "models.a.model: is missing; add `model:`"),
+        ({"models": {"a/b.c": {}}}, 'models["a/b.c"].model: is missing; add `model:`'),
+        ({"models": {"a": None}}, "models.a: has no value; give it one, or remove the key to get the default"),
+        ({"models": {4: LLAMA}}, "models.4: the name 4 is not a string; put it in quotes"),
+        (
+            {"models": {"-a": LLAMA}},
+            f"models.-a: the name '-a' does not match {NAME_PATTERN}; for example my-model",
+        ),
+        (
+            {"models": [{"name": "llama", "model": "/m"}]},
+            "models: is a list, but should be a mapping by name; write `llama:` in place of `- name: llama`",
+        ),
         ({"ingress": None}, "ingress: has no value; give it one, or remove the key to get the default"),
         ({"ingress": "here"}, "ingress: is 'here', but should be a mapping"),
         ({"ingress": {"port": 80}}, "ingress.port: is 80, but should be greater than or equal to 1024"),
@@ -115,8 +127,9 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
             "protocol.port: is 10999, the port of Ray's worker processes; choose another, for example 8020",
         ),
         (
-            {"models": [LLAMA, LLAMA]},
-            "models[1].name: is 'llama', and so is models[0].name; give each model its own name",
+            {"models": {"llama": LLAMA | {"name": "lama"}}},
+            "models.llama.name: is 'lama', but the key 'llama' is the model's name already; "
+            "remove it, and rename the key if that is the wrong name",
         ),
     ],
 )
@@ -163,12 +176,12 @@ def test_a_wrong_value_is_shown_with_what_is_wanted(sections: Any, said: str) ->
         ),
         (
             {"protocol": {"port": 8020}},
-            "models[0].replicas_per_node: is None and protocol.port is 8020: two replicas on a node could not both have "
+            "models.llama.replicas_per_node: is None and protocol.port is 8020: two replicas on a node could not both have "
             "it; set replicas_per_node: 1, or protocol.port: 0",
         ),
         (
-            {"protocol": {"port": 8020}, "models": [ONE_PER_NODE, ONE_PER_NODE | {"name": "b"}]},
-            "models[0].resources: is empty, protocol.port is 8020 and there are 2 models: two could share a node; "
+            {"protocol": {"port": 8020}, "models": {"a": ONE_PER_NODE, "b": ONE_PER_NODE}},
+            "models.a.resources: is empty, protocol.port is 8020 and there are 2 models: two could share a node; "
             "give each model a Ray resource, or set protocol.port: 0",
         ),
         (
@@ -190,35 +203,36 @@ def test_all_mistakes_of_a_file_are_found_at_once() -> None:
         "modls": [],
         "ingres": {},
         "ingress": {"prot": 1, "port": 80, "num_cpus": "many"},
-        "models": [
-            {"nam": "a", "model": "x", "engine_args": {"max_modl_len": 5, "seed": "one"}, "gpus_per_replica": 2},
-            LLAMA | {"device": "cuda", "kv_cache_gib": 4.0, "engine_args": {"tensor_parallel_size": 2}},
-        ],
+        "models": {
+            "a": {"nam": "a", "model": "x", "engine_args": {"max_modl_len": 5, "seed": "one"}, "gpus_per_replica": 2},
+            "b": LLAMA | {"device": "cuda", "kv_cache_gib": 4.0, "engine_args": {"tensor_parallel_size": 2}},
+        },
         "protocol": {"host": "0.0.0.0", "send_buffer_bytes": 1 << 20},
     }
     assert [problem.path for problem in config.problems(values)] == [
         "modls",
         "ingres",
-        "models[0].nam",
-        "models[0].engine_args.max_modl_len",
-        "models[0].engine_args.seed",
-        "models[1].engine_args.tensor_parallel_size",
-        "models[1].gpus_per_replica",
-        "models[1].kv_cache_gib",
+        "models.a.nam",
+        "models.a.engine_args.max_modl_len",
+        "models.a.engine_args.seed",
+        "models.b.engine_args.tensor_parallel_size",
+        "models.b.gpus_per_replica",
+        "models.b.kv_cache_gib",
         "ingress.prot",
         "ingress.port",
         "ingress.num_cpus",
         "protocol.send_buffer_bytes",
         "protocol.host",
     ]
-    assert config.problems({"models": [LLAMA, LLAMA], "protocol": {"port": 8010}})[0].path == "models[1].name"
+    named = LLAMA | {"name": "x"}
+    assert config.problems({"models": {"a": named}, "protocol": {"port": 8010}})[0].path == "models.a.name"
     wide = {"replicas": {"min": 3, "max": 2}}
-    assert [p.path for p in config.problems({"models": [LLAMA | wide, LLAMA], "ingress": wide})] == [
-        "models[1].name",
-        "models[0].replicas.max",
+    assert [p.path for p in config.problems({"models": {"a": LLAMA | wide, "b": named}, "ingress": wide})] == [
+        "models.b.name",
+        "models.a.replicas.max",
         "ingress.replicas.max",
     ]
-    assert config.problems({"models": [LLAMA]}) == []
+    assert config.problems({"models": {"llama": LLAMA}}) == []
 
 
 @given(
@@ -233,7 +247,10 @@ def test_all_mistakes_of_a_file_are_found_at_once() -> None:
 )
 def test_whatever_the_file_holds_only_a_config_error_comes_out(values: Any) -> None:
     with suppress(ConfigError):
-        parse_settings({"models": [values if isinstance(values, dict) else LLAMA | {"env": values}], "ingress": values})
+        parse_settings({"models": values, "ingress": values})
+    with suppress(ConfigError):
+        model = values if isinstance(values, dict) else LLAMA | {"env": values}
+        parse_settings({"models": {"llama": model}, "ingress": values})
 
 
 @pytest.mark.parametrize(
@@ -247,7 +264,7 @@ def test_whatever_the_file_holds_only_a_config_error_comes_out(values: Any) -> N
             "line 2, column 1: not valid YAML: found character '\\t' that cannot start any token; indent with spaces",
         ),
         ("ingress:\n  port: 1\n  port: 2", "ingress.port: is given twice, in lines 2 and 3; keep one of them"),
-        ("models: [{name: a, name: b}]", "models[0].name: is given twice, in lines 1 and 1; keep one of them"),
+        ("models: {a: {}, a: {}}", "models.a: is given twice, in lines 1 and 1; keep one of them"),
         ("models: *m", "line 1, column 9: not valid YAML: found undefined alias 'm'"),
         ("models: !!python/name:os.system", None),
         ("a: 1\n---\nb: 2", None),
@@ -267,9 +284,9 @@ def test_what_is_not_one_yaml_mapping_is_refused(tmp_path: Path, text: str, said
 @pytest.mark.parametrize("written", ["1e-1", "1E-1", "1.e-1", "+1e-1", "1.0e-1"])
 def test_a_number_with_an_exponent_is_one_as_to_kubernetes(tmp_path: Path, written: str) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text(f"models: [{{name: 1e-1x, model: org/2e5-m}}]\ntimeouts: {{no_replica_s: {written}}}")
+    file.write_text(f"models: {{1e-1x: {{model: org/2e5-m}}}}\ntimeouts: {{no_replica_s: {written}}}")
     settings = load_settings(file)
-    assert (settings.timeouts.no_replica_s, settings.models[0].name, settings.models[0].model) == (0.1, "1e-1x", "org/2e5-m")
+    assert (settings.timeouts.no_replica_s, settings.models["1e-1x"].model) == (0.1, "org/2e5-m")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -282,7 +299,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def settings_with_token(file: Path | None) -> Settings:
     protocol = {} if file is None else {"cluster_token_file": str(file)}
-    return parse_settings({"models": [LLAMA], "protocol": protocol})
+    return parse_settings({"models": {"llama": LLAMA}, "protocol": protocol})
 
 
 def test_the_cluster_token_is_the_file_without_its_newline(tmp_path: Path) -> None:

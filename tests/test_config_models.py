@@ -10,7 +10,7 @@ from tests.test_config import LLAMA, refusal
 
 def model_refusal(**keys: Any) -> str:
     """As `refusal` for keys of the one model, without the leading path."""
-    return refusal(models=[LLAMA | keys]).removeprefix("models[0].")
+    return refusal(models={"llama": LLAMA | keys}).removeprefix("models.llama.")
 
 
 def test_a_size_in_gib_is_converted_too() -> None:
@@ -158,8 +158,8 @@ def test_a_refused_api_key_is_not_printed() -> None:
 
 
 def test_dashes_become_underscores() -> None:
-    settings = parse_settings({"models": [LLAMA | {"engine_args": {"max-model-len": 2048, "--dtype": "float32"}}]})
-    assert settings.models[0].engine_args == {"max_model_len": 2048, "dtype": "float32"}
+    settings = parse_settings({"models": {"llama": LLAMA | {"engine_args": {"max-model-len": 2048, "--dtype": "float32"}}}})
+    assert settings.models["llama"].engine_args == {"max_model_len": 2048, "dtype": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def test_dashes_become_underscores() -> None:
         (
             [(8, 0, 4)],
             4,
-            "models[0].gpus_per_replica: is 8 and autoscaling.max_gpus is 4: it could never have a replica; raise autoscaling.max_gpus",
+            "models.m0.gpus_per_replica: is 8 and autoscaling.max_gpus is 4: it could never have a replica; raise autoscaling.max_gpus",
         ),
     ],
 )
 def test_gpus_that_cannot_suffice(sizes: list[tuple[int, int, int]], max_gpus: int, said: str) -> None:
     """``sizes``: GPUs per replica, minimum and maximum of each model."""
-    models = [
-        LLAMA | {"name": f"m{i}", "device": "cuda", "gpus_per_replica": g, "replicas": {"min": a, "max": b}, "required": a > 0}
+    models = {
+        f"m{i}": LLAMA | {"device": "cuda", "gpus_per_replica": g, "replicas": {"min": a, "max": b}, "required": a > 0}
         for i, (g, a, b) in enumerate(sizes)
-    ]
+    }
     assert refusal(models=models, autoscaling={"max_gpus": max_gpus}) == said
 
 
@@ -191,42 +191,41 @@ GPU_MODEL = LLAMA | {"device": "cuda", "gpus_per_replica": 1}
 
 
 def test_a_model_that_the_others_leave_no_gpu_is_refused() -> None:
-    models = [
-        GPU_MODEL | {"name": "a", "replicas": {"min": 4, "max": 8}},
-        GPU_MODEL | {"name": "b", "replicas": {"min": 0, "max": 4}, "required": False},
-    ]
+    models = {
+        "a": GPU_MODEL | {"replicas": {"min": 4, "max": 8}},
+        "b": GPU_MODEL | {"replicas": {"min": 0, "max": 4}, "required": False},
+    }
     assert refusal(models=models, autoscaling={"max_gpus": 4}) == (
-        "autoscaling.max_gpus: is 4, and the other models' replicas.min take 4: models[1] could never have a replica; "
-        "set it to 5 or more"
+        "autoscaling.max_gpus: is 4, and the other models' replicas.min take 4: b could never have a replica; set it to 5 or more"
     )
     parse_settings({"models": models, "autoscaling": {"max_gpus": 5}})
 
 
 def test_what_a_model_begins_with_is_no_minimum_of_a_schedules_windows() -> None:
-    models = [
-        GPU_MODEL | {"name": "a", "replicas": {"min": 1, "initial": 3, "max": 4}},
-        GPU_MODEL | {"name": "b", "replicas": {"min": 1, "max": 4, "schedule": [{"min": 3}]}},
-    ]
+    models = {
+        "a": GPU_MODEL | {"replicas": {"min": 1, "initial": 3, "max": 4}},
+        "b": GPU_MODEL | {"replicas": {"min": 1, "max": 4, "schedule": [{"min": 3}]}},
+    }
     parse_settings({"models": models, "autoscaling": {"max_gpus": 4}})
 
 
 def test_from_zero_with_a_queue_of_none_is_refused() -> None:
     model = LLAMA | {"replicas": {"min": 0, "max": 1}, "required": False}
-    assert refusal(models=[model], ingress={"max_waiting_requests": 0}) == (
-        "ingress.max_waiting_requests: is 0, and models[0] starts from zero: who wakes it is always refused; "
+    assert refusal(models={"llama": model}, ingress={"max_waiting_requests": 0}) == (
+        "ingress.max_waiting_requests: is 0, and llama starts from zero: who wakes it is always refused; "
         "set it to as many requests as may wait for its start"
     )
 
 
 def test_a_limit_on_gpus_that_nobody_wants_is_refused() -> None:
     said = "autoscaling.max_gpus: has no effect: it is 4, and no model has gpus_per_replica; remove it"
-    assert refusal(models=[LLAMA], autoscaling={"max_gpus": 4}) == said
+    assert refusal(models={"llama": LLAMA}, autoscaling={"max_gpus": 4}) == said
 
 
 def test_a_hold_shorter_than_a_simulated_start_is_refused() -> None:
     simulated = {"profile": "a10g-llama-8b", "startup_delay_s": 40.0}
     model = LLAMA | {"simulated": simulated, "replicas": {"min": 0, "max": 1}, "required": False}
-    assert refusal(models=[model]) == (
-        "timeouts.no_replica_s: is 30, and models[0] starts from zero in 40 s: who wakes it is always refused; set it well above 40"
+    assert refusal(models={"llama": model}) == (
+        "timeouts.no_replica_s: is 30, and llama starts from zero in 40 s: who wakes it is always refused; set it well above 40"
     )
-    parse_settings({"models": [model], "timeouts": {"no_replica_s": 90.0}})
+    parse_settings({"models": {"llama": model}, "timeouts": {"no_replica_s": 90.0}})

@@ -69,8 +69,8 @@ def test_a_retry_time_is_required_where_it_is_promised_and_none_elsewhere() -> N
 
 
 def test_a_config_error_names_the_key_and_the_way_out() -> None:
-    error = ConfigError("models[0].engine_args.max_modl_len", "unknown argument", "did you mean max_model_len?")
-    assert str(error) == "models[0].engine_args.max_modl_len: unknown argument; did you mean max_model_len?"
+    error = ConfigError("models.chat.engine_args.max_modl_len", "unknown argument", "did you mean max_model_len?")
+    assert str(error) == "models.chat.engine_args.max_modl_len: unknown argument; did you mean max_model_len?"
     assert str(ConfigError("", "no such file: fleet.yaml")) == "no such file: fleet.yaml"
 
 

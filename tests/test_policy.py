@@ -41,11 +41,11 @@ class Context:
 
 INGRESS, TINY, BIG, FIXED = (Deployment(n) for n in ("ingress", "replica-tiny", "replica-big", "replica-fixed"))
 SETTINGS: dict[str, Any] = {
-    "models": [
-        {"name": "tiny", "model": "/tiny", "replicas": {"min": 0, "max": 8}, "required": False},
-        {"name": "big", "model": "/big", "replicas": {"min": 1, "max": 2}},
-        {"name": "fixed", "model": "/fixed", "replicas": {"min": 3, "max": 3}},
-    ],
+    "models": {
+        "tiny": {"model": "/tiny", "replicas": {"min": 0, "max": 8}, "required": False},
+        "big": {"model": "/big", "replicas": {"min": 1, "max": 2}},
+        "fixed": {"model": "/fixed", "replicas": {"min": 3, "max": 3}},
+    },
     "ingress": {"replicas": {"min": 1, "max": 4, "target_streams": 10}},
 }
 
@@ -202,8 +202,8 @@ def test_what_is_logged_says_why(controller: Controller, caplog: pytest.LogCaptu
 
 
 def test_a_model_may_have_the_ingress_deployments_name() -> None:
-    model = {"name": "ingress", "model": "/m", "replicas": {"min": 0, "max": 3}, "required": False}
-    controller = Controller({"models": [model]})
+    model = {"model": "/m", "replicas": {"min": 0, "max": 3}, "required": False}
+    controller = Controller({"models": {"ingress": model}})
     named = Deployment("replica-ingress")
     controller.targets, controller.reports = {INGRESS: 1, named: 0}, {INGRESS: {"i1": {}}, named: {}}
     controller.report(INGRESS, "i1", requests__ingress=0.0)
@@ -274,8 +274,8 @@ def test_a_wrong_configuration_scales_nothing_and_is_logged(caplog: pytest.LogCa
 @pytest.mark.parametrize("cold_start_s", [None, 20.0, 300.0])
 def test_a_schedule_raises_the_minimum_a_cold_start_ahead_and_does_not_flap(cold_start_s: float | None) -> None:
     schedule = [{"days": ["mon"], "start": "00:30", "end": "00:31", "min": 3}]
-    model = {"name": "tiny", "model": "/tiny", "replicas": {"min": 0, "max": 8, "schedule": schedule}, "required": False}
-    controller = Controller({"models": [model]})
+    model = {"model": "/tiny", "replicas": {"min": 0, "max": 8, "schedule": schedule}, "required": False}
+    controller = Controller({"models": {"tiny": model}})
     controller.reports = {INGRESS: {"i1": {"streams": 0.0}}, TINY: {}}
     controller.targets = {INGRESS: 1, TINY: 0}
     wanted = []
@@ -295,8 +295,8 @@ def test_a_schedule_raises_the_minimum_a_cold_start_ahead_and_does_not_flap(cold
 
 def test_what_a_schedule_lowers_stays_while_a_member_is_silent(controller: Controller) -> None:
     schedule = [{"start": "00:30", "end": "01:00", "max": 1}]
-    model = {"name": "tiny", "model": "/tiny", "replicas": {"min": 1, "max": 8, "schedule": schedule}}
-    controller.policy = DemandPolicy({"models": [model]}, now=lambda: controller.at, wall=lambda: MONDAY + controller.at)
+    model = {"model": "/tiny", "replicas": {"min": 1, "max": 8, "schedule": schedule}}
+    controller.policy = DemandPolicy({"models": {"tiny": model}}, now=lambda: controller.at, wall=lambda: MONDAY + controller.at)
     controller.targets = {INGRESS: 1, TINY: 4}
     controller.reports[TINY] = {f"t{n}": {"running": 0.0} for n in range(4)}
     controller.reports[INGRESS]["i2"] = {}

@@ -108,25 +108,25 @@ def test_a_window_shorter_than_the_cold_start_is_prepared_for_until_it_ends() ->
     ],
 )
 def test_windows_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
-    model = {"name": "m", "model": "/m", "replicas": {"min": 1, "max": 10, "schedule": [values]}}
+    model = {"model": "/m", "replicas": {"min": 1, "max": 10, "schedule": [values]}}
     with pytest.raises(ConfigError) as refused:
-        parse_settings({"models": [model]})
+        parse_settings({"models": {"m": model}})
     assert message in str(refused.value)
 
 
 def test_a_schedule_of_a_model_that_does_not_scale_is_refused() -> None:
-    model = {"name": "m", "model": "/m", "replicas": {"min": 2, "max": 2, "schedule": [{"min": 2}]}}
+    model = {"model": "/m", "replicas": {"min": 2, "max": 2, "schedule": [{"min": 2}]}}
     with pytest.raises(ConfigError, match=r"replicas\.schedule: has no effect: min and max are 2"):
-        parse_settings({"models": [model]})
+        parse_settings({"models": {"m": model}})
 
 
 def test_a_window_that_needs_more_gpus_than_there_are_is_refused() -> None:
     scaled = {"replicas": {"min": 1, "max": 8, "schedule": [{"min": 3}]}, "gpus_per_replica": 2, "device": "cuda"}
-    models = [{"name": name, "model": "/m", **scaled} for name in ("a", "b")]
+    models = {name: {"model": "/m", **scaled} for name in ("a", "b")}
     with pytest.raises(ConfigError) as refused:
         parse_settings({"models": models, "autoscaling": {"max_gpus": 7}})
     assert str(refused.value) == (
-        "models[0].replicas.schedule[0].min: is 3, which with the other models' minimums needs 8 GPUs of 7; lower it, or set "
+        "models.a.replicas.schedule[0].min: is 3, which with the other models' minimums needs 8 GPUs of 7; lower it, or set "
         "autoscaling.max_gpus to 8 or more"
     )
     parse_settings({"models": models, "autoscaling": {"max_gpus": 8}})

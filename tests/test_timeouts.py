@@ -77,5 +77,5 @@ def test_every_timeout_has_a_rule_and_a_place_where_it_is_set() -> None:
 
 
 def test_the_defaults_of_the_configuration_are_in_order_behind_a_usual_load_balancer() -> None:
-    settings = parse_settings({"models": [{"name": "a", "model": "/a"}]})
+    settings = parse_settings({"models": {"a": {"model": "/a"}}})
     assert list(broken_rules(timeouts_of(settings, client_s=600, load_balancer_idle_s=60))) == []

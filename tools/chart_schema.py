@@ -31,6 +31,13 @@ _CIDRS: Schema = {"type": "array", "items": {"type": "string", "pattern": r"^[0-
 _SOME_CIDRS: Schema = {**_CIDRS, "minItems": 1}
 _NAMESPACE: Schema = {"type": "string", "pattern": r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
 _ADDRESS: Schema = {"type": "string", "pattern": r"^(https?://[^/]+.*)?$"}
+_ORDER: Schema = {
+    "type": "integer",
+    "minimum": 0,
+    "maximum": 999999,
+    "default": 0,
+    "description": "Place of the model's worker group among the others.",
+}
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 
 
@@ -104,8 +111,10 @@ def values_schema() -> Schema:
     del values["config"]
     properties = {key: schema_of(value, (key,), described) for key, value in values.items()}
     pods = properties["modelPods"]["properties"]
-    own = {key: _partial(schema) for key, schema in pods.items() if key != "byModel"}
-    pods["byModel"] |= {"additionalProperties": {"type": "object", "properties": own, "additionalProperties": False}}
+    own = {key: _partial(schema) for key, schema in pods.items()}
+    described_pods = {"type": "object", "description": "Keys of modelPods that differ for this model.", "properties": own}
+    of_models = {"order": _ORDER, "pods": {**described_pods, "additionalProperties": False}}
+    config["$defs"]["ModelSettings"]["properties"] |= of_models
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Values of the chart serve-app",
@@ -149,8 +158,9 @@ def _partial(schema: Schema) -> Schema:
 
 
 def _moved(schema: Schema) -> Schema:
-    """Return the configuration's schema for use below `config`: what it lacks the chart adds, so nothing but models is required."""
-    return {key: value for key, value in schema.items() if key != "$schema"}
+    """Return the configuration's schema for use below `config`: what it lacks the chart adds, so nothing is required."""
+    del schema["properties"]["models"]["minProperties"]
+    return {key: value for key, value in schema.items() if key not in ("$schema", "required")}
 
 
 def descriptions(chart: Path = CHART) -> Iterator[tuple[tuple[str, ...], str]]:

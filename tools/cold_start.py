@@ -54,10 +54,10 @@ def main() -> None:
 
 def _start(tree: Path, model: Path, home: Path) -> list[tuple[str, dict[str, float]]]:
     """Start a fleet of the checkout and end it again; return what each of its processes took."""
-    models = [{"name": "real", **_ENGINE}, {"name": "simulated", "simulated": {"profile": "a10g-llama-8b"}, **_ENGINE}]
+    models = {"real": _ENGINE, "simulated": {"simulated": {"profile": "a10g-llama-8b"}, **_ENGINE}}
     config = {
         "name": "cold-start",
-        "models": [{**section, "model": str(model)} for section in models],
+        "models": {name: {**section, "model": str(model)} for name, section in models.items()},
         "ingress": {"port": _PORT, "num_cpus": 0.1},
         "timeouts": {"drain_s": 5, "no_replica_s": 5},
     }

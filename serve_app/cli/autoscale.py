@@ -144,7 +144,7 @@ def _replay_other(records: "Sequence[Record]", settings: "Settings", label: str)
 
     if records[-1].time - records[0].time < LEAST_S:
         raise DecisionLogError(f"only {_span(records)} is without a gap", f"take a piece of {LEAST_S} s or more")
-    models = {m.name: m for m in settings.models}
+    models = settings.models
     known = measured(records)
     for name in sorted(records[0].seen.models.keys() - known):
         typer.echo(f"left out: model {name!r}, whose replicas were never measured: it had too little load", err=True)

@@ -9,7 +9,7 @@ import typer
 
 from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
 from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
-from serve_app.config_checks import did_you_mean
+from serve_app.config_checks import did_you_mean, dotted
 from serve_app.errors import ConfigError
 from serve_app.timeouts import timeouts_of
 from serve_app.vllm_source import engine_arg_types
@@ -46,7 +46,7 @@ def check(
     known = timeouts_of(settings, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s)
     _refuse(file, [*_unknown_models(settings), *timeout_problems([known])])
     typer.secho(f"{file} is valid.", fg="green")
-    for line in (*map(_model_line, settings.models), *_summary(settings)):
+    for line in (*map(_model_line, settings.models.values()), *_summary(settings)):
         typer.echo(line)
     for note in _notes(settings):
         typer.secho(f"note: {note}", fg="yellow")
@@ -64,11 +64,11 @@ def _refuse(file: Path, wrong: Iterable[ConfigError]) -> None:
 def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
     from serve_app.checkpoints import EMBEDDED
 
-    for index, model in enumerate(settings.models):
+    for model in settings.models.values():
         name = model.model.removeprefix("embedded:")
         if name != model.model and name not in EMBEDDED:
             hint = did_you_mean(name, EMBEDDED)
-            yield ConfigError(path=f"models[{index}].model", problem=f"no embedded model {name!r}", hint=hint)
+            yield ConfigError(path=dotted(("models", model.name, "model")), problem=f"no embedded model {name!r}", hint=hint)
 
 
 def _notes(settings: Settings) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _notes(settings: Settings) -> Iterator[str]:
 
     if not engine_arg_types():
         yield "vLLM is not installed: engine_args and frontend_args are unchecked"
-    for model in settings.models:
+    for model in settings.models.values():
         try:
             source = resolve_model(model.model, default_cache_dir())
         except CheckpointError as exc:
@@ -114,8 +114,8 @@ def _summary(settings: Settings) -> Iterator[str]:
     ingress = settings.ingress
     replicas = _count(ingress.replicas.min, ingress.replicas.max, "replica")
     yield f"  ingress: http://{ingress.host}:{ingress.port}/v1, {replicas} with {ingress.num_cpus:g} CPU"
-    cpus = ingress.num_cpus * ingress.replicas.max + sum(m.num_cpus * m.replicas.max for m in settings.models)
-    gpus = sum(m.gpus_per_replica * m.replicas.max for m in settings.models)
+    cpus = ingress.num_cpus * ingress.replicas.max + sum(m.num_cpus * m.replicas.max for m in settings.models.values())
+    gpus = sum(m.gpus_per_replica * m.replicas.max for m in settings.models.values())
     limit = settings.autoscaling.max_gpus or gpus
     held = f", of {gpus} that all models at their maximum would have" if gpus > limit else ""
     yield f"At full scale Ray reserves {cpus:g} CPU and {min(gpus, limit)} GPU for it{held}."

@@ -21,6 +21,7 @@ from serve_app.cli.demo_client import Client
 from serve_app.cli.startable import refuse_hopeless_start
 from serve_app.cli.up import base_url, running
 from serve_app.config import ModelSettings, Settings, default_cache_dir, load_settings
+from serve_app.config_checks import dotted
 
 QUESTION = "What is the capital of France?"
 STORY = "Tell me a story about a lighthouse keeper and a lost sailor."
@@ -38,7 +39,7 @@ def demo(
 ) -> None:
     """Show a fleet at work: an answer, a replica that dies under a stream, a short load. Exit status 0 if all went well."""
     settings = load_settings(file)
-    for model in settings.models:
+    for model in settings.models.values():
         _fetch(model)
     refuse_hopeless_start(settings)
     console.print(f"Start {file}, ask it, kill an engine while it answers, load it for {LOAD_S:.0f} s, stop: about 3 minutes.")
@@ -69,7 +70,7 @@ def _fetch(model: ModelSettings) -> None:
 async def _show(settings: Settings) -> bool:
     async with Client(settings) as client:
         await client.wait_for_replicas(REPLACED_LIMIT_S)
-        console.print(f"{client.num_replicas} replicas of {settings.models[0].name} behind {base_url(settings)}")
+        console.print(f"{client.num_replicas} replicas of {client.model} behind {base_url(settings)}")
         asked = await _ask(client)
         broken = await _break_a_replica(settings, client)
         loaded = await _load(client)
@@ -85,7 +86,7 @@ async def _ask(client: Client) -> bool:
 async def _break_a_replica(settings: Settings, client: Client) -> bool:
     _heading("2. A replica dies under a stream")
     if client.num_replicas < 2:
-        console.print("skipped: it takes two replicas; set models[0].replicas.min to 2")
+        console.print(f"skipped: it takes two replicas; set {dotted(('models', client.model, 'replicas', 'min'))} to 2")
         return True
     with console.status("asking once undisturbed, to compare with"):
         undisturbed = await client.chat(STORY, max_tokens=STORY_TOKENS)

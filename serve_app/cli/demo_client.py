@@ -23,8 +23,9 @@ class Client:
     """Talks to the first model of a running application."""
 
     def __init__(self, settings: Settings) -> None:
-        self.num_replicas = settings.models[0].replicas.min
-        self._model = settings.models[0].name
+        model = next(iter(settings.models.values()))
+        self.num_replicas = model.replicas.min
+        self.model = model.name
         self._http = httpx.AsyncClient(base_url=base_url(settings), timeout=_ANSWER_LIMIT_S)
 
     async def __aenter__(self) -> Self:
@@ -62,13 +63,13 @@ class Client:
             problem = f"the ingress does not answer: {type(exc).__name__}"
             raise ClusterFailed(problem, hint="serve-app up shows more; its logs stay while it runs") from exc
         samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
-        mine = (s for s in samples if s.name == "serve_app_replica_held" and s.labels["model"] == self._model)
+        mine = (s for s in samples if s.name == "serve_app_replica_held" and s.labels["model"] == self.model)
         return {s.labels["replica"]: s.value for s in mine}
 
     async def chat(self, question: str, *, max_tokens: int, on_text: OnText | None = None) -> Answer:
         """Stream one greedy answer; ``on_text`` gets every piece as it comes. What goes wrong is in the answer."""
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             "messages": [{"role": "user", "content": question}],
             "max_tokens": max_tokens,
             "temperature": 0,

@@ -6,6 +6,7 @@ from pathlib import Path
 from serve_app.checkpoints import resolve_model
 from serve_app.cli.cluster import RunState
 from serve_app.config import IngressSettings, ModelSettings, Settings, default_cache_dir
+from serve_app.config_checks import dotted
 from serve_app.errors import ClusterFailed, ConfigError, ListenFailed
 
 
@@ -19,8 +20,8 @@ def refuse_hopeless_start(settings: Settings) -> None:
         ListenFailed: The port is taken.
     """
     refuse_name_in_use(settings.name)
-    for index, model in enumerate(settings.models):
-        _refuse_missing_checkpoint(index, model)
+    for model in settings.models.values():
+        _refuse_missing_checkpoint(model)
     _refuse_taken_port(settings.ingress)
 
 
@@ -33,11 +34,11 @@ def refuse_name_in_use(name: str) -> None:
         )
 
 
-def _refuse_missing_checkpoint(index: int, model: ModelSettings) -> None:
+def _refuse_missing_checkpoint(model: ModelSettings) -> None:
     path = Path(resolve_model(model.model, default_cache_dir()))
     if path.is_absolute() and not (path / "config.json").is_file():
         problem = f"{path} holds no config.json" if path.is_dir() else f"{path} does not exist"
-        raise ConfigError(f"models[{index}].model", problem, "give the folder of a Hugging Face checkpoint")
+        raise ConfigError(dotted(("models", model.name, "model")), problem, "give the folder of a Hugging Face checkpoint")
 
 
 def _refuse_taken_port(ingress: IngressSettings) -> None:

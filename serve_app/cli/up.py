@@ -73,7 +73,7 @@ def _refuse_too_few_gpus(settings: Settings) -> None:
     """Raise ClusterFailed when the smallest fleet holds more GPUs than Ray's only node has: its replicas would wait for ever."""
     import ray
 
-    needed = sum(m.gpus_per_replica * m.replicas.min for m in settings.models)
+    needed = sum(m.gpus_per_replica * m.replicas.min for m in settings.models.values())
     if needed > (has := ray.cluster_resources().get("GPU", 0.0)):
         raise ClusterFailed(
             problem=f"the smallest fleet of this file needs {needed} GPU and this machine has {has:g}",
@@ -211,13 +211,13 @@ def _counts(deployment: Any) -> str:
 
 def _say_ready(settings: Settings) -> None:
     url = base_url(settings)
-    model = settings.models[0].name
+    model = next(iter(settings.models))
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
     key = " -H 'authorization: Bearer KEY'" if settings.ingress.api_keys_file else ""
     chat = f'{{"model": "{model}", {question}'
     name = "" if settings.name == "serve-app" else f" {settings.name}"
     typer.echo(f"""
-serving {", ".join(m.name for m in settings.models)} at {url}
+serving {", ".join(settings.models)} at {url}
 
 curl {url}/v1/models{key}
 curl {url}/v1/chat/completions{key} -H 'content-type: application/json' \\

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from serve_app.config_checks import (
@@ -23,6 +24,8 @@ from serve_app.vllm_arguments import checked_engine_args, checked_frontend_args,
 from serve_app.vllm_source import engine_arg_types
 
 DEFAULT_KV_CACHE_GIB = 1.0
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}$"
+"""Of the keys of `models`."""
 
 
 class Bounds(Section):
@@ -101,8 +104,8 @@ class SimulatedSettings(Section):
 class ModelSettings(Section):
     """One served model: what the engine loads and where its replicas run."""
 
-    name: str = Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
-    """The `model` of requests. Unique in the file."""
+    name: SkipJsonSchema[str] = Field(exclude=True)
+    """The `model` of requests: the key of this mapping in the file, and not among its own keys."""
     model: str = Field(min_length=1)
     """What to load: `embedded:smollm2-135m-instruct`, an absolute path, or a Hugging Face id."""
     engine_args: Annotated[dict[str, JsonValue], AfterValidator(checked_engine_args)] = Field(default_factory=dict)

@@ -35,7 +35,7 @@ class IngressRuntime:
             ConfigError: A file that the settings name cannot be used.
         """
         keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
-        fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models}
+        fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models.values()}
         metrics.register(front.client.fleet for front in fronts.values())
         limits = AppLimits(settings.ingress.max_body_bytes, stream_silence_s=settings.timeouts.stream_silence_s)
         app = IngressApp(fronts, limits, version=_version(settings), keys=keys)
@@ -76,7 +76,7 @@ def _version(settings: Settings) -> dict[str, Any]:
     """Return what `/version` says. Simulated engines are named: figures measured on them must say so."""
     simulated = {
         model.name: f"{profile if isinstance(profile := s.profile, str) else 'custom profile'}, time_scale {s.time_scale:g}"
-        for model in settings.models
+        for model in settings.models.values()
         if (s := model.simulated) is not None
     }
     return {"version": VLLM_VERSION, "serve_app": VERSION, **({"simulated": simulated} if simulated else {})}

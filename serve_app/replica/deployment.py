@@ -34,7 +34,7 @@ class Replica:
         began = time.monotonic()
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
-        self.model = next(m for m in self.settings.models if m.name == model_name)
+        self.model = self.settings.models[model_name]
         context = serve.get_replica_context()
         self.replica_id = context.replica_id.unique_id
         self._tasks: list[asyncio.Task[Any]] = []

@@ -23,7 +23,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         settings = load_static(arguments.file)
-        cluster = parse_settings({"name": "static-batching", "models": [{"name": settings.name, "model": settings.model}]})
+        cluster = parse_settings({"name": "static-batching", "models": {settings.name: {"model": settings.model}}})
         with local_cluster(cluster):
             _serve(arguments.file, arguments.port)
     except ServingError as exc:

@@ -42,8 +42,8 @@ async def until(holds: Callable[[], object]) -> None:
 
 def settings(**sections: dict[str, Any]) -> Settings:
     """One simulated model; ``sections`` replace those of the file."""
-    model = {"name": MODEL, "model": "/models/tiny", "simulated": {"profile": "a10g-llama-8b"}}
-    return parse_settings({"models": [model], **sections})
+    model = {"model": "/models/tiny", "simulated": {"profile": "a10g-llama-8b"}}
+    return parse_settings({"models": {MODEL: model}, **sections})
 
 
 class Relay:
@@ -163,7 +163,7 @@ class Fleet:
 async def fleet(values: Settings | None = None, *, run: bool = True) -> AsyncIterator[Fleet]:
     """A fleet without replicas. ``run``: the client ticks and pings."""
     values = values or settings()
-    client = FleetClient(values, values.models[0], ingress_id="ingress-1", token=b"", tls=None)
+    client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
     front = FakeFrontEnd(client)
     jobs: list[Awaitable[None]] = [front.run(), *([client.run()] if run else [])]
     tasks = [asyncio.ensure_future(job) for job in jobs]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.chart.places import ALB, CUDA, GPU, HUB, OUTER, S3
-from tests.chart.render import at, merged
+from tests.chart.render import at, merged, models
 
 Check = tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]
 """Name, values that are refused, what the sentence says, and values beside them that are not."""
@@ -14,7 +14,7 @@ NO_KEYS = at("apiKeys.enabled", False)
 SCHEME = {"alb.ingress.kubernetes.io/scheme": "internet-facing"}
 INTERVAL = "alb.ingress.kubernetes.io/healthcheck-interval-seconds"
 FAILURES = "alb.ingress.kubernetes.io/unhealthy-threshold-count"
-EMBEDDED = "smollm2-135m-instruct"
+EMBEDDED = "embedded:smollm2-135m-instruct"
 REDIS = {"enabled": True, "address": "redis://r"}
 DIGEST = {"digest": "sha256:" + "a" * 64}
 SIMULATED = {"profile": "a10g-llama-8b"}
@@ -26,7 +26,7 @@ def memory(kind: str, amount: Any) -> dict[str, Any]:
 
 
 def model(path: str, **more: Any) -> dict[str, Any]:
-    return at("config.models", [{"name": "m", "model": path, **more}])
+    return models({"name": "m", "model": path, **more})
 
 
 def weights(*downloads: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -53,25 +53,25 @@ IMAGES: list[Check] = [
     (
         "a model on cuda in the CPU image",
         merged(GPU, at("modelPods.image", "cpu")),
-        ("modelPods.image is cpu for config.models[0], whose device is cuda", "set image to auto"),
+        ("modelPods.image is cpu for config.models.m, whose device is cuda", "set image to auto"),
         merged(model("/opt/m"), at("modelPods.image", "cpu")),
     ),
     (
         "a model that computes on cpu in the CUDA image",
         merged(model("/opt/m"), at("modelPods.image", "cuda")),
-        ("modelPods.image is cuda for config.models[0], which computes on cpu", "set image to auto, or simulate the model"),
+        ("modelPods.image is cuda for config.models.m, which computes on cpu", "set image to auto, or simulate the model"),
         merged(model("/opt/m", simulated=SIMULATED), at("modelPods.image", "cuda")),
     ),
     (
         "a digest without the CUDA image's",
         merged(GPU, {"image": {"tag": "1.2.3", **DIGEST}}),
-        (f"image.digest is {DIGEST['digest']} and config.models[0] runs the CUDA image", "1.2.3-cuda", "set cudaImage.digest"),
+        (f"image.digest is {DIGEST['digest']} and config.models.m runs the CUDA image", "1.2.3-cuda", "set cudaImage.digest"),
         merged(GPU, {"image": DIGEST, "cudaImage": DIGEST}),
     ),
     (
         "a digest without the CUDA image's of a model on cpu that tries it",
-        merged(model("/opt/m", simulated=SIMULATED), {"image": DIGEST}, at("modelPods.byModel", {"m": {"image": "cuda"}})),
-        ("config.models[0] runs the CUDA image, but cudaImage.tag and cudaImage.digest are empty", "or cudaImage.tag"),
+        merged(model("/opt/m", simulated=SIMULATED, pods={"image": "cuda"}), {"image": DIGEST}),
+        ("config.models.m runs the CUDA image, but cudaImage.tag and cudaImage.digest are empty", "or cudaImage.tag"),
         merged(model("/opt/m"), {"image": DIGEST}),
     ),
     (
@@ -101,23 +101,23 @@ PODS: list[Check] = [
     (
         "a request above the limit that the number of GPUs makes",
         merged(GPU, at("modelPods", memory("requests", "41Gi"))),
-        ("modelPods.resources.requests.memory is 41Gi, but", "limits.memory is 40Gi for config.models[0]"),
+        ("modelPods.resources.requests.memory is 41Gi, but", "limits.memory is 40Gi for config.models.m"),
         merged(GPU, at("modelPods", memory("requests", "40Gi"))),
     ),
     (
         "a limit below the request that the number of GPUs makes",
         merged(GPU, at("modelPods", memory("limits", "19Gi"))),
-        ("modelPods.resources.requests.memory is 20Gi, but", "limits.memory is 19Gi for config.models[0]"),
+        ("modelPods.resources.requests.memory is 20Gi, but", "limits.memory is 19Gi for config.models.m"),
         merged(GPU, at("modelPods", memory("limits", "20Gi"))),
     ),
     (
         "objects that the /dev/shm of a second model cannot hold",
         merged(
-            at("config.models", [CUDA, {"name": "c", "model": "/opt/c"}]),
+            models(CUDA, {"name": "c", "model": "/opt/c"}),
             at("objectStore.bytes", 1073741825),
             *(at(f"{path}.shmSize", "2Gi") for path in ("head", "ingressPods")),
         ),
-        ("objectStore.bytes is 1073741825, but modelPods.shmSize is 1Gi for config.models[1]",),
+        ("objectStore.bytes is 1073741825, but modelPods.shmSize is 1Gi for config.models.c",),
         merged(GPU, at("objectStore.bytes", 1073741825), *(at(f"{path}.shmSize", "2Gi") for path in ("head", "ingressPods"))),
     ),
     *[
@@ -137,9 +137,9 @@ PODS: list[Check] = [
     ),
     (
         "more than the limit of one model",
-        at("modelPods.byModel", {EMBEDDED: memory("requests", "7Gi")}),
-        (f"modelPods.byModel.{EMBEDDED}.resources.requests.memory is 7Gi, but", "limits.memory is 6Gi"),
-        at("modelPods.byModel", {EMBEDDED: memory("limits", "7Gi")}),
+        model(EMBEDDED, pods=memory("requests", "7Gi")),
+        ("config.models.m.pods.resources.requests.memory is 7Gi, but", "limits.memory is 6Gi"),
+        model(EMBEDDED, pods=memory("limits", "7Gi")),
     ),
     (
         "GPUs requested twice",
@@ -206,30 +206,30 @@ SCALING: list[Check] = [
     ),
     (
         "more replicas than a worker group has pods for",
-        at("config.models", [{"name": "m", "model": "/opt/m", "replicas": {"max": 5001}}]),
-        ("config.models[0].replicas.max is 5001, but a worker group has 10000 pods",),
-        at("config.models", [{"name": "m", "model": "/opt/m", "replicas": {"max": 5000}}]),
+        models({"name": "m", "model": "/opt/m", "replicas": {"max": 5001}}),
+        ("config.models.m.replicas.max is 5001, but a worker group has 10000 pods",),
+        models({"name": "m", "model": "/opt/m", "replicas": {"max": 5000}}),
     ),
     (
         "headroom that would not give way",
         SPARE,
         (
-            "modelPods.headroom.pods is 2 for config.models[0]",
+            "modelPods.headroom.pods is 2 for config.models.smollm2-135m-instruct",
             "headroom.priorityClassName is empty and priorityClasses.create is false",
         ),
         merged(SPARE, at("priorityClasses.create", True)),
     ),
     (
         "headroom of one model that would not give way",
-        at("modelPods.byModel", {EMBEDDED: {"headroom": {"pods": 1}}}),
-        ("modelPods.headroom.pods is 1 for config.models[0]", "name a class of a negative value"),
-        merged(at("modelPods.byModel", {EMBEDDED: {"headroom": {"pods": 1}}}), LOW),
+        model(EMBEDDED, pods={"headroom": {"pods": 1}}),
+        ("modelPods.headroom.pods is 1 for config.models.m", "name a class of a negative value"),
+        merged(model(EMBEDDED, pods={"headroom": {"pods": 1}}), LOW),
     ),
     (
         "headroom of the model's own class",
         merged(SPARE, LOW, at("modelPods.priorityClassName", "low")),
         (
-            "modelPods.headroom.priorityClassName is low for config.models[0], and so is modelPods.priorityClassName",
+            "modelPods.headroom.priorityClassName is low for config.models.smollm2-135m-instruct, and so is modelPods.priorityClassName",
             "a lower value",
         ),
         merged(SPARE, LOW, at("modelPods.priorityClassName", "high")),
@@ -312,7 +312,7 @@ WEIGHTS: list[Check] = [
     (
         "weights that pods would not wait for",
         merged(model("/models/m/"), weights(HUB, existingClaim="c")),
-        ("config.models[0].model is /models/m/: write /models/m,",),
+        ("config.models.m.model is /models/m/: write /models/m,",),
         merged(model("/models/m"), weights(HUB, existingClaim="c")),
     ),
     (

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.chart.render import Object, Rendered, at
+from tests.chart.render import Object, Rendered, at, models
 
 Place = Callable[[Rendered], Any]
 Row = tuple[str, Any, Place, Any, dict[str, Any]]
 
 CUDA = {"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
-GPU = at("config.models", [CUDA])
+GPU = models(CUDA)
 FT = at("gcsFaultTolerance.enabled", True)
 OUTSIDE = {"gcsFaultTolerance": {"enabled": True, "address": "rediss://r:6380"}}
 MONITORS = at("monitoring.podMonitors", True)
@@ -29,7 +29,7 @@ TOLERATION = [{"key": "k", "operator": "Exists"}]
 VARIABLE = {"name": "N", "value": "v"}
 MOUNT = {"name": "v", "mountPath": "/v"}
 VOLUME = {"name": "v", "emptyDir": {}}
-MODEL = "model-0"
+MODEL = "model"
 VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 """What every container of ours has that holds no GPU."""
 

@@ -65,10 +65,11 @@ class Rendered:
         return dict(self.serve["applications"][0]["args"])
 
     def group(self, name: str) -> Object:
-        """Return the worker group, or the head's for "head"."""
+        """Return the worker group, the head's for "head", and for "model" that of the only model."""
         if name == "head":
             return dict(self.cluster["headGroupSpec"])
-        return next(g for g in self.cluster["workerGroupSpecs"] if g["groupName"] == name)
+        (group,) = [g for g in self.cluster["workerGroupSpecs"] if name in (g["groupName"], g["groupName"].partition("-")[0])]
+        return dict(group)
 
     def pod(self, group: str) -> Object:
         """Return the pod's spec of a group."""
@@ -136,6 +137,11 @@ def at(path: str, value: Any) -> dict[str, Any]:
     for key in reversed(path.split(".")):
         value = {key: value}
     return dict(value)
+
+
+def models(*several: Values) -> dict[str, Any]:
+    """Return values with these models, each a mapping of the keys that it has there and its name."""
+    return at("config.models", {model["name"]: {k: v for k, v in model.items() if k != "name"} for model in several})
 
 
 def merged(*several: Values) -> dict[str, Any]:

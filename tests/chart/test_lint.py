@@ -8,14 +8,10 @@ from serve_app.config_checks import RESERVED_PORTS
 from serve_app.timeouts import RULES
 from tests.chart.lint_rows import EDGE, EFFECT, IMAGES, PODS, SCALING, WEIGHTS, Check
 from tests.chart.places import ALB
-from tests.chart.render import Refused, at, merged, render
+from tests.chart.render import Refused, at, merged, models, render
 
 MODEL: dict[str, Any] = {"name": "m", "model": "embedded:smollm2-135m-instruct"}
 CUDA = MODEL | {"model": "/opt/model", "device": "cuda", "gpus_per_replica": 2}
-
-
-def models(*several: dict[str, Any]) -> dict[str, Any]:
-    return at("config.models", list(several))
 
 
 TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
@@ -107,14 +103,8 @@ CHECKS: list[Check] = [
     (
         "more replicas than there may be",
         models(MODEL | {"replicas": {"min": 3, "max": 2}}),
-        ("config.models[0].replicas.min is 3, but max is 2", "set max to 3 or more"),
+        ("config.models.m.replicas.min is 3, but max is 2", "set max to 3 or more"),
         models(MODEL | {"replicas": {"min": 3, "max": 3}}),
-    ),
-    (
-        "two models of one name",
-        models(MODEL, MODEL | {"model": "/opt/m"}),
-        ("config.models[1].name is m, and so is config.models[0].name",),
-        models(MODEL, MODEL | {"name": "n"}),
     ),
     (
         "a port of the links that is the API's",
@@ -131,7 +121,7 @@ CHECKS: list[Check] = [
     (
         "scaling from zero of a model that readiness waits for",
         models(MODEL | {"replicas": {"min": 0, "max": 2}}),
-        ("config.models[0].replicas.min is 0 and required is true", "set required to false"),
+        ("config.models.m.replicas.min is 0 and required is true", "set required to false"),
         models(MODEL | {"replicas": {"min": 0, "max": 2}, "required": False}),
     ),
     (
@@ -216,14 +206,14 @@ CHECKS: list[Check] = [
     (
         "a secret in a model's environment",
         models(MODEL | {"env": {"HF_TOKEN": "x"}}),
-        ("config.models[0].env.HF_TOKEN", "secret"),
+        ("config.models.m.env.HF_TOKEN", "secret"),
         models(MODEL | {"env": {"HF_TOKEN_PATH": "x", "TOKENIZERS_PARALLELISM": "false"}}),
     ),
     *[
         (
             f"a secret in {key}",
             models(MODEL | {"engine_args": {key: "x"}}),
-            (f"config.models[0].engine_args.{key} is a secret", "weights.huggingFaceTokenSecret"),
+            (f"config.models.m.engine_args.{key} is a secret", "weights.huggingFaceTokenSecret"),
             models(MODEL | {"engine_args": {key: True}}),
         )
         for key in ("hf_token", "hf-token")
@@ -236,9 +226,9 @@ CHECKS: list[Check] = [
     ),
     (
         "a secret in one model's pods",
-        at("modelPods.byModel", {"smollm2-135m-instruct": {"extraEnv": [{"name": "API_KEY", "value": "x"}]}}),
-        ("extraEnv of modelPods.byModel.smollm2-135m-instruct", "API_KEY"),
-        at("modelPods.byModel", {"smollm2-135m-instruct": {"extraEnv": [{"name": "LEVEL", "value": "x"}]}}),
+        models(MODEL | {"pods": {"extraEnv": [{"name": "API_KEY", "value": "x"}]}}),
+        ("extraEnv of config.models.m.pods", "API_KEY"),
+        models(MODEL | {"pods": {"extraEnv": [{"name": "LEVEL", "value": "x"}]}}),
     ),
     (
         "something that looks like a secret anywhere",
@@ -266,7 +256,7 @@ CHECKS: list[Check] = [
         ('{"x":1}', '{"serve_app_ingress":1}'),
         at("config.ingress.resources", {"serve_app_ingress": 1}),
     ),
-    ("resources of a model", models(MODEL | {"resources": {"x": 1}}), ('{"x":1}', "serve_app_model_0"), models(MODEL)),
+    ("resources of a model", models(MODEL | {"resources": {"x": 1}}), ('{"x":1}', "serve_app_model_m"), models(MODEL)),
     (
         "several replicas in a pod",
         models(MODEL | {"replicas_per_node": 2}),
@@ -275,15 +265,9 @@ CHECKS: list[Check] = [
     ),
     ("a port of the links that nobody knows", at("config.protocol.port", 0), ("port is 0",), at("config.protocol.port", 8021)),
     (
-        "pods of an unknown model",
-        at("modelPods.byModel", {"other": {}}),
-        ('"other"', "smollm2-135m-instruct"),
-        at("modelPods.byModel", {"smollm2-135m-instruct": {}}),
-    ),
-    (
         "a hub's model in pods that reach no hub",
         models(MODEL | {"model": "org/name"}),
-        ("config.models[0].model is org/name", "networkPolicies.enabled is true"),
+        ("config.models.m.model is org/name", "networkPolicies.enabled is true"),
         merged(models(MODEL | {"model": "org/name"}), at("networkPolicies.enabled", False)),
     ),
 ]
@@ -324,7 +308,7 @@ def test_a_release_that_kuberay_would_refuse_is_refused_here(release: str, shown
 
 
 @pytest.mark.parametrize(
-    "path", ["serviceAcounts", "head.resorces", "config.ingress.prot", "modelPods.byModel.m.gpu", "image.tags"]
+    "path", ["serviceAcounts", "head.resorces", "config.ingress.prot", "config.models.m.pods.gpu", "image.tags"]
 )
 def test_a_misspelt_key_is_refused(path: str) -> None:
     with pytest.raises(Refused, match="additional properties"):
@@ -353,7 +337,7 @@ def test_a_null_that_would_drop_a_default_is_refused(path: str) -> None:
         ("head.extraEnv", [{"value": "x"}]),
         ("modelPods.image", "gpu"),
         ("modelPods.resources.limits.cpu", None),
-        ("modelPods.byModel.m.homeSize", "1 Gi"),
+        ("config.models.m.pods.homeSize", "1 Gi"),
     ],
 )
 def test_a_value_of_a_wrong_form_is_refused(path: str, value: Any) -> None:
@@ -369,8 +353,8 @@ def test_an_empty_list_in_a_policy_which_would_mean_everybody_is_refused(key: st
 
 def test_pods_of_a_model_that_is_called_head_are_not_the_heads() -> None:
     model = {"name": "head", "model": "embedded:smollm2-135m-instruct"}
-    pods = {"head": {"priorityClassName": "rare", "nodeSelector": {"gpu": "true"}}}
-    rendered = render(merged(at("config.models", [model]), at("modelPods.byModel", pods)))
+    pods = {"priorityClassName": "rare", "nodeSelector": {"gpu": "true"}}
+    rendered = render(models(model | {"pods": pods}))
     assert rendered.pod("head").get("priorityClassName") != "rare"
     assert "nodeSelector" not in rendered.pod("head")
-    assert rendered.pod("model-0")["priorityClassName"] == "rare"
+    assert rendered.pod("model")["priorityClassName"] == "rare"

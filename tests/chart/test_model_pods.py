@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.chart.places import VOID
-from tests.chart.render import Object, Rendered, at, merged, render
+from tests.chart.render import Object, Rendered, at, merged, models, render
 
 EMBEDDED = "embedded:smollm2-135m-instruct"
 CPU = {"name": "cpu", "model": EMBEDDED}
@@ -16,7 +16,7 @@ DOWNLOADS = [
     {"path": "b", "source": "s3://b/p", "sha256": "b" * 64},
 ]
 MIXED = merged(
-    at("config.models", [CUDA, CPU, SIMULATED]),
+    models(CUDA, CPU, SIMULATED),
     at("weights", {"enabled": True, "downloads": DOWNLOADS}),
     at("gcsFaultTolerance.enabled", True),
     at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"}),
@@ -24,11 +24,11 @@ MIXED = merged(
 """Models of all three kinds, and every kind of pod that the chart makes."""
 FOREIGN = {"redis redis": "docker.io/valkey/valkey:8.1.4-bookworm", "weights sync": "public.ecr.aws/aws-cli/aws-cli:2.31.18"}
 """Containers whose images are not ours."""
-OF_CUDA = {"model-0 ray-worker", "headroom-0 headroom"}
-OF_SIMULATED = {"model-2 ray-worker", "headroom-2 headroom"}
+OF_CUDA = {"model-cuda ray-worker", "headroom-cuda headroom"}
+OF_SIMULATED = {"model-simulated ray-worker", "headroom-simulated headroom"}
 OF_OTHERS = {
-    *("head ray-head", "head autoscaler", "ingress wait-for-weights", "ingress ray-worker", "model-0 wait-for-weights"),
-    *("model-1 ray-worker", "headroom-1 headroom", "test ask", "uninstall uninstall", "weights download", "weights verify"),
+    *("head ray-head", "head autoscaler", "ingress wait-for-weights", "ingress ray-worker", "model-cuda wait-for-weights"),
+    *("model-cpu ray-worker", "headroom-cpu headroom", "test ask", "uninstall uninstall", "weights download", "weights verify"),
 }
 
 
@@ -55,8 +55,8 @@ def ours(*, cpu: str, cuda: str) -> dict[str, str]:
 def sized(given: dict[str, Any]) -> tuple[Any, Any, str, str]:
     """Return requests, limits, /dev/shm and home of the first model's pods."""
     made = render(given)
-    resources = made.container("model-0")["resources"]
-    volumes = {v["name"]: v["emptyDir"]["sizeLimit"] for v in made.pod("model-0")["volumes"] if "emptyDir" in v}
+    resources = made.container("model")["resources"]
+    volumes = {v["name"]: v["emptyDir"]["sizeLimit"] for v in made.pod("model")["volumes"] if "emptyDir" in v}
     limits = {name: amount for name, amount in resources["limits"].items() if "/" not in name}
     return resources["requests"], limits, volumes["shm"], volumes["home"]
 
@@ -66,7 +66,8 @@ def amounts(cpu: Any, memory: str) -> dict[str, Any]:
 
 
 def of_model(model: dict[str, Any], **pods: Any) -> dict[str, Any]:
-    return merged(at("config.models", [model]), at("networkPolicies.enabled", False), at("modelPods", pods))
+    own = model | {"pods": pods.pop("own", {})}
+    return merged(models(own), at("networkPolicies.enabled", False), at("modelPods", pods))
 
 
 def test_only_pods_of_models_on_cuda_and_their_headroom_run_the_cuda_image() -> None:
@@ -93,7 +94,7 @@ def test_the_cuda_image_is_derived_but_for_what_is_given(given: dict[str, Any], 
 
 
 def test_a_simulated_model_may_try_the_cuda_image() -> None:
-    tried = merged(MIXED, at("modelPods.byModel", {"simulated": {"image": "cuda"}}))
+    tried = merged(MIXED, at("config.models.simulated.pods.image", "cuda"))
     assert {name for name, image in images(tried).items() if image.endswith("-cuda")} == OF_CUDA | OF_SIMULATED
 
 
@@ -117,7 +118,7 @@ def test_pods_on_cpu_are_of_one_size(model: dict[str, Any]) -> None:
 def test_pods_on_cuda_are_sized_by_their_gpus(gpus: int, requests: Any, limits: Any, shm: str) -> None:
     model = CUDA | {"model": "/opt/m", "gpus_per_replica": gpus}
     assert sized(of_model(model)) == (requests, limits, shm, "8Gi")
-    assert render(of_model(model)).container("model-0")["resources"]["limits"]["nvidia.com/gpu"] == gpus
+    assert render(of_model(model)).container("model")["resources"]["limits"]["nvidia.com/gpu"] == gpus
 
 
 @pytest.mark.parametrize(("model", "home"), [("org/name", "200Gi"), (EMBEDDED, "8Gi"), ("/opt/m", "8Gi")])
@@ -141,34 +142,32 @@ FOUR = (amounts("6", "36Gi"), amounts("20", "72Gi"), "6Gi", "8Gi")
             {
                 "resources": {"requests": {"cpu": 1}, "limits": {"cpu": 30}},
                 "shmSize": "16Gi",
-                "byModel": {"cuda": {"resources": {"limits": {"cpu": 40}}, "shmSize": ""}},
+                "own": {"resources": {"limits": {"cpu": 40}}, "shmSize": ""},
             },
             *(amounts(1, "36Gi"), amounts(40, "72Gi"), "6Gi", "8Gi"),
         ),
     ],
-    ids=["a limit", "a request", "shm", "home", "by model over all models"],
+    ids=["a limit", "a request", "shm", "home", "its own over all models'"],
 )
 def test_what_is_given_is_laid_over_what_is_computed(pods: Any, requests: Any, limits: Any, shm: str, home: str) -> None:
     assert sized(of_model(LOCAL, **pods)) == (requests, limits, shm, home)
 
 
 def test_a_resource_of_another_name_is_added() -> None:
-    made = render(of_model(LOCAL, resources={"limits": {"rdma/hca": 1}})).container("model-0")["resources"]
+    made = render(of_model(LOCAL, resources={"limits": {"rdma/hca": 1}})).container("model")["resources"]
     assert made["limits"] == amounts("20", "72Gi") | {"nvidia.com/gpu": 4, "rdma/hca": 1}
 
 
 def test_headroom_asks_for_what_the_computed_sizes_of_its_model_are() -> None:
     made = containers(render(MIXED))
-    for index in range(3):
-        assert made[f"headroom-{index} headroom"]["resources"] == made[f"model-{index} ray-worker"]["resources"]
+    for name in ("cpu", "cuda", "simulated"):
+        assert made[f"headroom-{name} headroom"]["resources"] == made[f"model-{name} ray-worker"]["resources"]
 
 
 def test_ray_is_told_how_many_gpus_there_are() -> None:
     made = render(MIXED)
-    told = {
-        group: made.group(group)["rayStartParams"]["num-gpus"] for group in ("head", "ingress", "model-0", "model-1", "model-2")
-    }
-    assert told == {"head": "0", "ingress": "0", "model-0": "4", "model-1": "0", "model-2": "2"}
+    told = {group: made.group(group)["rayStartParams"]["num-gpus"] for group in GROUPS}
+    assert told == {"head": "0", "ingress": "0", "model-cuda": "4", "model-cpu": "0", "model-simulated": "2"}
 
 
 def test_every_container_of_ours_without_a_gpu_sees_none_and_those_with_gpus_are_left_to_the_device_plugin() -> None:
@@ -204,12 +203,14 @@ def on(claim: str) -> list[Any]:
     ]
 
 
-GROUPS = ("head", "ingress", "model-0", "model-1", "model-2")
+GROUPS = ("head", "ingress", "model-cuda", "model-cpu", "model-simulated")
 
 
 def test_compile_caches_of_models_on_cuda_are_on_the_claim_and_of_nobody_else() -> None:
     made = render(merged(MIXED, at("modelPods.compileCache.existingClaim", "c")))
-    assert {group: cached(made, group) for group in GROUPS} == {group: on("c") if group == "model-0" else [] for group in GROUPS}
+    assert {group: cached(made, group) for group in GROUPS} == {
+        group: on("c") if group == "model-cuda" else [] for group in GROUPS
+    }
 
 
 def test_without_a_claim_compile_caches_stay_in_the_home() -> None:
@@ -218,8 +219,7 @@ def test_without_a_claim_compile_caches_stay_in_the_home() -> None:
 
 
 def test_each_model_may_have_a_compile_cache_of_its_own_or_none() -> None:
-    models = [LOCAL | {"name": name} for name in ("a", "b", "c")]
-    by_model = {"b": {"compileCache": {"existingClaim": "777"}}, "c": {"compileCache": {"existingClaim": ""}}}
-    pods = {"compileCache": {"existingClaim": "all"}, "byModel": by_model}
-    made = render(merged(at("config.models", models), at("modelPods", pods)))
-    assert [cached(made, f"model-{index}") for index in range(3)] == [on("all"), on("777"), []]
+    claims = {"b": {"compileCache": {"existingClaim": "777"}}, "c": {"compileCache": {"existingClaim": ""}}}
+    several = models(*(LOCAL | {"name": name, "pods": claims.get(name, {})} for name in ("a", "b", "c")))
+    made = render(merged(several, at("modelPods.compileCache.existingClaim", "all")))
+    assert [cached(made, f"model-{name}") for name in ("a", "b", "c")] == [on("all"), on("777"), []]

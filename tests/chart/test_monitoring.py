@@ -14,7 +14,7 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.ingress.metrics import FleetCollector
 from tests.chart.places import alert
-from tests.chart.render import Rendered, at, merged, render
+from tests.chart.render import Rendered, at, merged, models, render
 
 MONITORED = merged(at("monitoring.podMonitors", True), at("monitoring.prometheusRules", True), at("monitoring.dashboards", True))
 
@@ -73,7 +73,7 @@ def test_every_alert_has_a_severity_and_a_summary() -> None:
 
 def test_pod_monitors_scrape_ports_that_their_pods_have() -> None:
     r = render(MONITORED)
-    ports = {g: {p["name"] for p in r.container(g)["ports"]} for g in ("head", "ingress", "model-0")}
+    ports = {g: {p["name"] for p in r.container(g)["ports"]} for g in ("head", "ingress", "model")}
     assert all("metrics" in found for found in ports.values())
     assert [e["port"] for e in r.of("PodMonitor")["ingress"]["spec"]["podMetricsEndpoints"]] == ["http"]
     assert "http" in ports["ingress"]
@@ -103,9 +103,9 @@ def test_the_outage_of_an_idle_model_shows_in_the_series_of_the_alert() -> None:
 
 def test_a_model_that_may_have_no_replica_is_none_that_misses_one() -> None:
     def rules(*mins: int) -> list[str]:
-        models = [{"name": f"m{i}+.a", "model": "/opt/m", "replicas": {"min": n, "max": 2}} for i, n in enumerate(mins)]
-        optional = [model | {"required": False} for model in models]
-        rendered = render(merged(MONITORED, at("config.models", optional)))
+        common = {"model": "/opt/m", "required": False}
+        optional = [common | {"name": f"m{i}+.a", "replicas": {"min": n, "max": 2}} for i, n in enumerate(mins)]
+        rendered = render(merged(MONITORED, models(*optional)))
         found = rendered.of("PrometheusRule")[""]["spec"]["groups"][0]["rules"]
         return [rule["expr"] for rule in found if rule["alert"] == "ServeAppNoReplica"]
 

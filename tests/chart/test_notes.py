@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.chart.places import CUDA
-from tests.chart.render import CHART, tool
+from tests.chart.render import CHART, models, tool
 
 AWAY = "takes the model away for one load of its engine"
 
@@ -32,7 +32,7 @@ def notes(values: dict[str, Any]) -> str:
     ],
 )
 def test_an_update_that_takes_a_model_away_is_announced(replicas: dict[str, int], said: bool) -> None:
-    assert (AWAY in notes({"config": {"models": [CUDA | {"replicas": replicas}]}})) is said
+    assert (AWAY in notes(models(CUDA | {"replicas": replicas}))) is said
 
 
 def test_a_model_on_cpu_stays_through_an_update() -> None:

@@ -15,7 +15,7 @@ from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
 from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
 from tests.chart.places import ALB, HUB, LOADED, MONITORS, OUTSIDE, S3, TOLERATION, annotations
-from tests.chart.render import CI_FILES, Object, Rendered, at, merged, render, tool
+from tests.chart.render import CI_FILES, Object, Rendered, at, merged, models, render, tool
 from tests.chart.schemas import kubeconform_schemas
 
 ALL = [pytest.param(render_file, id=render_file.stem) for render_file in CI_FILES]
@@ -64,22 +64,41 @@ def test_serve_app_check_finds_nothing_wrong(rendered: Rendered) -> None:
 
 
 def test_every_replica_has_exactly_one_group_of_pods_whose_resource_it_asks_for(rendered: Rendered) -> None:
-    asked = [rendered.config["ingress"]["resources"], *(m["resources"] for m in rendered.config["models"])]
+    asked = [rendered.config["ingress"]["resources"], *(m["resources"] for m in rendered.config["models"].values())]
     groups = rendered.cluster["workerGroupSpecs"]
     assert [_resources(g) for g in groups] == asked
 
 
 def test_any_number_of_pods_may_run_and_serve_decides_how_many() -> None:
     model = MODEL | {"replicas": {"min": 2, "max": 9, "initial": 4}}
-    made = render({"config": {"models": [model], "ingress": {"replicas": {"min": 3, "max": 5}}}})
+    made = render(merged(models(model), at("config.ingress.replicas", {"min": 3, "max": 5})))
     bounds = {g["groupName"]: (g["minReplicas"], g["replicas"], g["maxReplicas"]) for g in made.cluster["workerGroupSpecs"]}
-    assert bounds == {"ingress": (0, 3, 10000), "model-0": (0, 4, 10000)}
+    assert bounds == {"ingress": (0, 3, 10000), "model-m": (0, 4, 10000)}
+
+
+def groups(*several: dict[str, Any]) -> list[Object]:
+    """Return the worker groups of these models, as KubeRay compares them."""
+    return [{k: v for k, v in g.items() if k != "replicas"} for g in render(models(*several)).cluster["workerGroupSpecs"]]
+
+
+def test_a_model_that_comes_or_goes_changes_no_other_models_group() -> None:
+    first, second = MODEL | {"name": "b"}, MODEL | {"name": "c"}
+    alone = groups(first, second)
+    for other in ({"name": "a"}, {"name": "b/b"}, {"name": "B"}, {"name": "d" * 100}):
+        assert [group for group in groups(first, second, MODEL | other) if group not in alone] != []
+        assert [group for group in alone if group not in groups(first, second, MODEL | other)] == []
+
+
+def test_a_model_of_a_higher_order_is_behind_the_others_where_kuberay_adds_it_in_place() -> None:
+    first, second = MODEL | {"name": "b"}, MODEL | {"name": "c"}
+    assert groups(first, second, MODEL | {"name": "a", "order": 1})[:-1] == groups(first, second)
+    assert groups(first, second, MODEL | {"name": "a"})[:-1] != groups(first, second)
 
 
 def test_a_lower_number_of_replicas_takes_no_pod_of_a_running_ray_cluster_away() -> None:
     """KubeRay writes `replicas` into a running cluster when a model is appended, and removes pods by itself only without autoscaling."""
     fixed = {"min": 2, "max": 2}
-    made = render({"config": {"models": [MODEL | {"replicas": fixed}], "ingress": {"replicas": fixed}}})
+    made = render(merged(models(MODEL | {"replicas": fixed}), at("config.ingress.replicas", fixed)))
     assert made.cluster["enableInTreeAutoscaling"] is True
     assert made.cluster["autoscalerOptions"]["version"] == "v2"
 
@@ -123,12 +142,13 @@ def test_the_ray_cluster_is_the_same_when_only_serve_has_to_know() -> None:
         return cluster
 
     base = render(at("config.ingress.replicas", {"min": 1, "max": 2}))
-    model = {key: value for key, value in base.config["models"][0].items() if key != "resources"}
+    ((name, made),) = base.config["models"].items()
+    model = {key: value for key, value in made.items() if key != "resources"} | {"name": name}
     in_place = [
         at("config.ingress.replicas", {"min": 2, "max": 3, "target_streams": 10}),
         at("config.ingress.max_body_bytes", 1000),
-        at("config.models", [model | {"engine_args": {"max_model_len": 1024}}]),
-        at("config.models", [model | {"replicas": {"min": 2, "max": 6}}]),
+        models(model | {"engine_args": {"max_model_len": 1024}}),
+        models(model | {"replicas": {"min": 2, "max": 6}}),
         at("networkPolicies.enabled", False),
         at("monitoring", {"podMonitors": True}),
     ]
@@ -182,7 +202,7 @@ def numbers(value: Any) -> Iterator[Any]:
 
 
 def test_text_that_looks_like_a_number_stays_text() -> None:
-    gpu = at("config.models", [{"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 1}])
+    gpu = models({"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 1})
     downloads = at("weights", {"enabled": True, "downloads": [HUB, S3]})
     on = merged(downloads, MONITORS, gpu, at("ingress.enabled", True), at("image.pullSecrets", ["777"]))
     own = render(merged(on, at("gcsFaultTolerance.enabled", True), *(at(path, "777") for path in NAMES)))
@@ -234,7 +254,7 @@ MODEL = {"name": "m", "model": "/opt/m"}
 LOGS = {"RAY_LOG_TO_STDERR": "1", "RAY_ROTATION_MAX_BYTES": "33554432", "RAY_ROTATION_BACKUP_COUNT": "2"}
 
 
-@pytest.mark.parametrize("group", ["head", "ingress", "model-0"])
+@pytest.mark.parametrize("group", ["head", "ingress", "model"])
 def test_logs_are_kubectls_and_cannot_fill_tmp(group: str) -> None:
     assert render().environment(group).items() >= LOGS.items()
 
@@ -244,9 +264,9 @@ def test_logs_are_kubectls_and_cannot_fill_tmp(group: str) -> None:
 )
 def test_a_drain_leaves_all_but_one_of_the_least(bounds: tuple[int, int], left: int | None) -> None:
     replicas = dict(zip(("min", "max"), bounds, strict=True))
-    made = render({"config": {"models": [MODEL | {"replicas": replicas}], "ingress": {"replicas": replicas}}})
+    made = render(merged(models(MODEL | {"replicas": replicas}), at("config.ingress.replicas", replicas)))
     budgets = {name: budget["spec"]["minAvailable"] for name, budget in made.of("PodDisruptionBudget").items()}
-    assert budgets == ({} if left is None else {"ingress": left, "model-0": left})
+    assert budgets == ({} if left is None else {"ingress": left, "model-m": left})
 
 
 def test_an_aws_load_balancer_takes_the_health_check() -> None:

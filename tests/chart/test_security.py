@@ -112,7 +112,7 @@ def test_every_secret_is_mounted_only_where_it_is_needed() -> None:
     assert found == {
         "Pod demo-test": ["demo-api-keys"],
         "RayService demo ingress": ["demo-api-keys", "demo-cluster-token"],
-        "RayService demo model-0": ["demo-cluster-token"],
+        "RayService demo model-smollm2-135m-instruct": ["demo-cluster-token"],
         "StatefulSet demo-redis": ["demo-redis"],
     }
 

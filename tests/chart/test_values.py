@@ -10,7 +10,6 @@ from tests.chart.places import (
     ALB,
     BOARD,
     CLASSES,
-    CUDA,
     GPU,
     INGRESS,
     LOADED,
@@ -31,18 +30,18 @@ from tests.chart.places import (
     policy,
     resources,
     secrets_of,
-    size_of,
 )
-from tests.chart.render import CHART, at, merged, render
+from tests.chart.render import CHART, at, merged, models, render
 from tests.chart.stored_rows import REDIS, WEIGHTS
 from tests.chart.test_generated import leaves
 
 DIGEST = "sha256:" + "d" * 64
-SIMULATED = at("config.models", [{"name": "m", "model": "/opt/m", "simulated": {"profile": "a10g-llama-8b"}}])
+SIMULATED = models({"name": "m", "model": "/opt/m", "simulated": {"profile": "a10g-llama-8b"}})
+UNNAMED = {"model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
 AMOUNTS = {"requests": {"cpu": "11m", "memory": "12Mi"}, "limits": {"cpu": "130", "memory": "140Gi"}}
 
 CONFIG: list[Row] = [
-    ("config.models", [CUDA, CUDA | {"name": "n"}], lambda r: [m["name"] for m in r.config["models"]], ["m", "n"], {}),
+    ("config.models", {"m": UNNAMED, "n": UNNAMED}, lambda r: [*r.config["models"]], ["m", "n"], {}),
     ("config.ingress.port", 8011, lambda r: r.container("ingress")["ports"][0], {"name": "http", "containerPort": 8011}, {}),
     ("config.ingress.num_cpus", 2.5, lambda r: r.group("ingress")["rayStartParams"]["num-cpus"], "3", {}),
     ("config.ingress.keep_alive_s", 131, lambda r: r.config["ingress"]["keep_alive_s"], 131, {}),
@@ -111,18 +110,17 @@ PODS: list[Row] = [
     (
         "modelPods.headroom.pods",
         2,
-        lambda r: r.of("Deployment")["headroom-0"]["spec"]["replicas"],
+        lambda r: r.of("Deployment")["headroom-smollm2-135m-instruct"]["spec"]["replicas"],
         2,
         at("modelPods.headroom.priorityClassName", "low"),
     ),
     (
         "modelPods.headroom.priorityClassName",
         "low",
-        lambda r: r.of("Deployment")["headroom-0"]["spec"]["template"]["spec"]["priorityClassName"],
+        lambda r: r.of("Deployment")["headroom-smollm2-135m-instruct"]["spec"]["template"]["spec"]["priorityClassName"],
         "low",
         at("modelPods.headroom.pods", 1),
     ),
-    ("modelPods.byModel", {"m": {"tmpSize": "7Mi"}}, size_of(MODEL, "tmp"), "7Mi", GPU),
     ("autoscaler.idleTimeoutSeconds", 9, lambda r: r.cluster["autoscalerOptions"]["idleTimeoutSeconds"], 9, {}),
     ("autoscaler.upscalingMode", "Conservative", lambda r: r.cluster["autoscalerOptions"]["upscalingMode"], "Conservative", {}),
     *resources("autoscaler.resources", lambda r: r.cluster["autoscalerOptions"]["resources"]),

@@ -44,11 +44,11 @@ def rayservice(
 
 
 def pod(name: str, cluster_name: str = "demo-old", *, ready: bool = True, **waiting: Any) -> dict[str, Any]:
-    """A pod of the group `model-0`; ``waiting`` is the state of its container where it does not run."""
+    """A pod of the group `model-chat`; ``waiting`` is the state of its container where it does not run."""
     state: dict[str, Any] = {"waiting": waiting} if waiting else {"running": {}}
     last = {"terminated": {"exitCode": 137}} if waiting.get("reason") == "CrashLoopBackOff" else {}
     return {
-        "metadata": {"name": name, "labels": {"ray.io/cluster": cluster_name, "ray.io/group": "model-0"}},
+        "metadata": {"name": name, "labels": {"ray.io/cluster": cluster_name, "ray.io/group": "model-chat"}},
         "spec": {"nodeName": "node1"},
         "status": {
             "phase": "Pending" if waiting else "Running",
@@ -60,5 +60,5 @@ def pod(name: str, cluster_name: str = "demo-old", *, ready: bool = True, **wait
 
 def unschedulable(name: str, cluster_name: str = "demo-old") -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no GPU"}
-    labels = {"ray.io/cluster": cluster_name, "ray.io/group": "model-0"}
+    labels = {"ray.io/cluster": cluster_name, "ray.io/group": "model-chat"}
     return {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Pending", "conditions": [condition]}}

@@ -118,7 +118,7 @@ def test_replay_decides_the_same_and_says_where_it_does_not(log: Path, tmp_path:
 def test_replay_with_another_policy_compares(log: Path, tmp_path: Path) -> None:
     replicas = {"min": 1, "max": 9, "ttft_slo_s": 5.0, "utilization": 0.4}
     other = tmp_path / "roomy.yaml"
-    other.write_text(yaml.safe_dump({"models": [{"name": "chat", "model": "/m", "replicas": replicas}]}))
+    other.write_text(yaml.safe_dump({"models": {"chat": {"model": "/m", "replicas": replicas}}}))
     result = run("replay", log, "--policy", other)
     rows = [re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines() if line.startswith("chat")]
     assert [row[1] for row in rows] == ["as it ran", "same, simulated", "roomy.yaml, simulated"]
@@ -128,15 +128,15 @@ def test_replay_with_another_policy_compares(log: Path, tmp_path: Path) -> None:
     slow = tmp_path / "slow.jsonl"
     slow.write_text(log.read_text().replace('"steps":', '"late_first_tokens":2.0,"steps":'))
     assert "chat: the simulation is far from what happened" in run("replay", slow, "--policy", other).stdout
-    other.write_text(yaml.safe_dump({"models": [{"name": "talk", "model": "/m"}]}))
+    other.write_text(yaml.safe_dump({"models": {"talk": {"model": "/m"}}}))
     unknown = run("replay", log, "--policy", other)
     assert "roomy.yaml has no model 'chat', and the log has; models of roomy.yaml: talk" in str(unknown.exception)
 
 
 def test_of_two_files_an_error_names_the_one_that_is_wrong(log: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
-    other.write_text("models: [{name: chat, model: /m, replicas: {min: 3, max: 2}}]")
-    assert str(run("replay", log, "--policy", other).exception).startswith(f"{other}: models[0].replicas.max: min is 3")
+    other.write_text("models: {chat: {model: /m, replicas: {min: 3, max: 2}}}")
+    assert str(run("replay", log, "--policy", other).exception).startswith(f"{other}: models.chat.replicas.max: min is 3")
 
 
 def test_names_are_no_markup(log: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_file_is_cut_to_what_is_asked_for(log: Path) -> None:
 def test_of_a_log_with_a_gap_the_longest_stretch_is_simulated(log: Path, tmp_path: Path) -> None:
     lines = log.read_text().splitlines()
     file, policy = tmp_path / "gap.jsonl", tmp_path / "same.yaml"
-    policy.write_text(yaml.safe_dump({"models": [{"name": "chat", "model": "/m", "replicas": {"min": 1, "max": 9}}]}))
+    policy.write_text(yaml.safe_dump({"models": {"chat": {"model": "/m", "replicas": {"min": 1, "max": 9}}}}))
     file.write_text("\n".join([*lines[:400], *lines[500:]]))
     replayed = run("replay", file, "--policy", policy)
     assert "left out: 100 of 500 records, after a gap" in replayed.stderr
@@ -184,7 +184,7 @@ def test_damaged_numbers_end_in_a_sentence(log: Path, tmp_path: Path, old: str, 
     lines = log.read_text().splitlines()
     lines[300] = re.sub(f"{old}[0-9.e-]+", f"{old}{value}", lines[300])
     file, policy = tmp_path / "damaged.jsonl", tmp_path / "same.yaml"
-    policy.write_text(yaml.safe_dump({"models": [{"name": "chat", "model": "/m", "replicas": {"min": 1, "max": 9}}]}))
+    policy.write_text(yaml.safe_dump({"models": {"chat": {"model": "/m", "replicas": {"min": 1, "max": 9}}}}))
     file.write_text("\n".join(lines))
     for arguments in (["log", "-f", file], ["explain", "-f", file], ["replay", file], ["replay", file, "--policy", policy]):
         result = run(*arguments)

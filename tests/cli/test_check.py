@@ -51,7 +51,7 @@ def test_check_imports_neither_vllm_nor_torch_nor_ray() -> None:
     ("text", "said"),
     [
         ("modls: []", "modls: unknown key; did you mean models?"),
-        ("models: [{name: a, model: 'embedded:smollm2-135m'}]", "models[0].model: no embedded model 'smollm2-135m'; "),
+        ("models: {a: {model: 'embedded:smollm2-135m'}}", "models.a.model: no embedded model 'smollm2-135m'; "),
         ("config: {models: []}", "holds values of the Helm chart; check what they render: helm template demo helm/serve-app -f "),
     ],
 )
@@ -79,13 +79,13 @@ def test_empty_standard_input_points_to_the_command_before_the_pipe() -> None:
 
 def test_every_mistake_has_its_line(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("models: [{name: a, model: /a, device: gpu, engine_args: {seed: one}}]\ningress: {prot: 8011}")
+    file.write_text("models: {a: {model: /a, device: gpu, engine_args: {seed: one}}}\ningress: {prot: 8011}")
     code, output = run("check", str(file))
     assert (code, [line.split("; ")[0] for line in output.splitlines()]) == (
         1,
         [
-            f"error: {file}: models[0].engine_args.seed: is 'one', but vLLM takes int",
-            f"error: {file}: models[0].device: is 'gpu', but should be 'cpu' or 'cuda'",
+            f"error: {file}: models.a.engine_args.seed: is 'one', but vLLM takes int",
+            f"error: {file}: models.a.device: is 'gpu', but should be 'cpu' or 'cuda'",
             f"error: {file}: ingress.prot: unknown key",
         ],
     )
@@ -93,7 +93,7 @@ def test_every_mistake_has_its_line(tmp_path: Path) -> None:
 
 def test_timeouts_out_of_order_are_refused_by_the_name_of_the_rule(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    file.write_text("models: [{name: a, model: /a}]\ntimeouts: {drain_s: 20}")
+    file.write_text("models: {a: {model: /a}}\ntimeouts: {drain_s: 20}")
     code, output = run("check", str(file), "--client-timeout-s", "10", "--load-balancer-idle-s", "60")
     assert (code, output.splitlines()) == (
         1,

@@ -16,7 +16,7 @@ def env(**variables: int) -> list[dict[str, str]]:
 
 def service(*, drain_s: int = 600, unready_s: int = 1, grace_s: int = 621, delay_s: int = 660, **pod: Any) -> dict[str, Any]:
     """A RayService whose chain is in order: 600 s of drain, 611 of Serve, 611 of the node, 621 of the pod."""
-    config = {"models": [{"name": "a", "model": "/a"}], "ingress": {"unready_s": unready_s}, "timeouts": {"drain_s": drain_s}}
+    config = {"models": {"a": {"model": "/a"}}, "ingress": {"unready_s": unready_s}, "timeouts": {"drain_s": drain_s}}
     variables = env(RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=611, RAY_gcs_rpc_server_reconnect_timeout_s=700)
     spec = {"terminationGracePeriodSeconds": grace_s, "containers": [{"name": "ray", "env": variables}], **pod}
     head = {"spec": {"containers": [{"name": "ray", "lifecycle": {"preStop": {"sleep": {"seconds": 15}}}}]}}
@@ -93,7 +93,7 @@ def test_the_health_check_of_an_aws_load_balancer_is_in_its_annotations(
 
 def test_the_configuration_inside_is_checked_too(tmp_path: Path) -> None:
     wrong = service()
-    wrong["spec"]["serveConfigV2"] = yaml.safe_dump({"applications": [{"name": "demo", "args": {"models": [], "x": 1}}]})
+    wrong["spec"]["serveConfigV2"] = yaml.safe_dump({"applications": [{"name": "demo", "args": {"models": {}, "x": 1}}]})
     assert checked(tmp_path, wrong) == (1, ["x", "models"])
 
 

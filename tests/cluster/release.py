@@ -21,7 +21,7 @@ CLIENT_NAMESPACE = "serve-app-client"
 MODEL = "sim"
 ANSWERS_END_S = 600.0
 # Where nodes offer GPUs, be they pretended: a replica holds one, and Kubernetes and Ray count them. The accelerator stays simulated.
-GPU_VALUES = ("--set", "config.models[0].gpus_per_replica=1,modelPods.gpusPerNode=0,modelPods.onePerNode=false")
+GPU_VALUES = ("--set", "config.models.sim.gpus_per_replica=1,modelPods.gpusPerNode=0,modelPods.onePerNode=false")
 
 
 @dataclass(frozen=True)

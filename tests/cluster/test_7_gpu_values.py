@@ -72,7 +72,7 @@ def adapted(file: Path, images: Images) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load(filled)
     for key in ("weights", "apiKeys", "clusterToken", "rayToken", "monitoring"):
         values.pop(key, None)
-    (model,) = values["config"]["models"]
+    (model,) = values["config"]["models"].values()
     model["model"] = "embedded:smollm2-135m-instruct"
     model["engine_args"]["max_model_len"] = 2048
     model["frontend_args"]["tool_call_parser"] = "hermes"
@@ -112,7 +112,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     headroom = values["modelPods"].get("headroom", {}).get("pods", 0)
     try:
         run("helm", "install", name, str(CHART), "-n", name, "--create-namespace", "-f", str(file))
-        yield Installed(name, values["config"]["models"][0]["name"], headroom, images)
+        yield Installed(name, next(iter(values["config"]["models"])), headroom, images)
     finally:
         run("helm", "uninstall", name, "-n", name, "--wait", "--timeout", "5m", "--ignore-not-found", limit_s=400)
         kubectl("delete", "namespace", name, "--ignore-not-found", limit_s=400)

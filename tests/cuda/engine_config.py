@@ -1,6 +1,6 @@
 """vLLM's whole configuration of an engine, from our arguments or from the command line of `vllm serve`, as JSON on the last line.
 
-python -m tests.cuda.engine_config ours MODEL_JSON          python -m tests.cuda.engine_config vllm [FLAG ...]
+python -m tests.cuda.engine_config ours NAME MODEL_JSON          python -m tests.cuda.engine_config vllm [FLAG ...]
 """
 
 import json
@@ -19,7 +19,8 @@ from serve_app.fingerprint import model_fingerprint
 
 def main(whose: str, *arguments: str) -> None:
     if whose == "ours":
-        model = ModelSettings.model_validate_json(arguments[0])
+        name, values = arguments
+        model = ModelSettings(name=name, **json.loads(values))
         engine_args = AsyncEngineArgs(**engine_core_args(model, model.model))
     else:
         engine_args = AsyncEngineArgs.from_cli_args(make_arg_parser(FlexibleArgumentParser()).parse_args(list(arguments)))

@@ -27,7 +27,14 @@ def model(checkpoint: Path, gpus: int) -> ModelSettings:
 @pytest.mark.parametrize(("gpus", "executor"), [(1, "UniProcExecutor"), (4, "MultiprocExecutor")])
 def test_the_engine_is_configured_as_by_vllm_serve(checkpoint: Path, driver: Mapping[str, str], gpus: int, executor: str) -> None:
     settings = model(checkpoint, gpus)
-    ours = run("cuda", "tests.cuda.engine_config", "ours", settings.model_dump_json(), env=engine_environment(settings, driver))
+    ours = run(
+        "cuda",
+        "tests.cuda.engine_config",
+        "ours",
+        settings.name,
+        settings.model_dump_json(),
+        env=engine_environment(settings, driver),
+    )
     flags = ["--model", str(checkpoint), "--served-model-name", "tiny", "--tensor-parallel-size", str(gpus)]
     flags += ["--max-model-len", "1024", "--gpu-memory-utilization", "0.8", "--enable-prefix-caching"]
     theirs = run("cuda", "tests.cuda.engine_config", "vllm", *flags, "--mm-processor-cache-gb", "0", env={**driver, **VLLM_SERVE})

@@ -15,7 +15,7 @@ from tests.cuda.conftest import PYTHONS
 from tests.e2e import cases_chat, cases_completions, cases_invalid, cases_responses
 from tests.e2e.answers import differences
 from tests.e2e.conftest import ask_both
-from tests.e2e.fleet import TOOL_PARSER, Pair, environment, fleet_config, serve_app, wait_ready
+from tests.e2e.fleet import MODEL, TOOL_PARSER, Pair, environment, fleet_config, serve_app, wait_ready
 
 ALL_CASES = [*cases_completions.CASES, *cases_chat.CASES, *cases_responses.CASES, *cases_invalid.CASES]
 CASES = [
@@ -27,7 +27,7 @@ PORTS = {"cpu": 8034, "cuda": 8036}
 def configuration(checkpoint: Path, port: int) -> dict[str, Any]:
     tools = {"enable_auto_tool_choice": True, "tool_call_parser": TOOL_PARSER}
     config = fleet_config(checkpoint, port=port, num_replicas=1, frontend_args=tools)
-    model = config["models"][0]
+    model = config["models"][MODEL]
     del model["kv_cache_gib"]
     model["simulated"] = {"profile": "h100-llama-8b", "time_scale": 0.1}
     config["timeouts"]["drain_s"] = 30.0
@@ -57,7 +57,7 @@ def test_check_knows_vllms_arguments_in_the_cuda_image_too(checkpoint: Path, tmp
     config = configuration(checkpoint, PORTS["cuda"])
     file.write_text(yaml.safe_dump(config))
     assert serve_app_command("check", str(file), home=tmp_path).returncode == 0
-    config["models"][0]["engine_args"]["max_num_seq"] = 3
+    config["models"][MODEL]["engine_args"]["max_num_seq"] = 3
     file.write_text(yaml.safe_dump(config))
     refused = serve_app_command("check", str(file), home=tmp_path)
     assert refused.returncode != 0

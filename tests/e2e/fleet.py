@@ -135,9 +135,8 @@ def fleet_config(model: Path, *, port: int, num_replicas: int, frontend_args: Ma
     """Return a configuration with real CPU engines (float32, eager) under a name of its own."""
     return {
         "name": f"e2e-{os.getpid()}-{port}",
-        "models": [
-            {
-                "name": MODEL,
+        "models": {
+            MODEL: {
                 "model": str(model),
                 "num_cpus": 0.1,
                 "kv_cache_gib": KV_CACHE_GIB,
@@ -145,7 +144,7 @@ def fleet_config(model: Path, *, port: int, num_replicas: int, frontend_args: Ma
                 "engine_args": {"max_model_len": MAX_MODEL_LEN},
                 "frontend_args": dict(frontend_args),
             }
-        ],
+        },
         "ingress": {"port": port, "num_cpus": 0.1},
         "timeouts": {"drain_s": 5.0, "no_replica_s": 30.0},
     }

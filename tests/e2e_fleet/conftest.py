@@ -28,7 +28,7 @@ def configure(checkpoint: Path) -> Configure:
     """Return a function that makes a configuration of one tiny model; real engines unless ``simulated`` is given."""
 
     def make(port: int, *, replicas: dict[str, int], timeouts: dict[str, float], **options: Any) -> dict[str, Any]:
-        model = {"name": MODEL, "model": str(checkpoint), "num_cpus": 0.1, "replicas": replicas}
+        model = {"model": str(checkpoint), "num_cpus": 0.1, "replicas": replicas}
         model["engine_args"] = {"max_model_len": 2048, **options.pop("engine_args", {})}
         if (simulated := options.pop("simulated", None)) is not None:
             model["simulated"] = simulated
@@ -36,7 +36,7 @@ def configure(checkpoint: Path) -> Configure:
         assert not options
         ingress = {"port": port, "num_cpus": 0.1, "replicas": {"min": ingresses, "max": ingresses}}
         name = f"fleet-{os.getpid()}-{port}"
-        return {"name": name, "models": [model], "ingress": ingress, "timeouts": timeouts}
+        return {"name": name, "models": {MODEL: model}, "ingress": ingress, "timeouts": timeouts}
 
     return make
 

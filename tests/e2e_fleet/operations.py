@@ -107,7 +107,7 @@ class Fleet:
         """Wait until it answers and every ingress has all replicas that it starts with."""
         wait_ready(self.server, "/readyz")
         num_ingresses = self.config["ingress"].get("replicas", {}).get("min", 1)
-        self.wait_for_replicas(self.config["models"][0]["replicas"]["min"], num_ingresses=num_ingresses)
+        self.wait_for_replicas(self.config["models"][MODEL]["replicas"]["min"], num_ingresses=num_ingresses)
 
     def wait_for_replicas(self, count: int, *, num_ingresses: int = 1, limit_s: float = 180.0) -> None:
         """Wait until every ingress has a link to this many replicas that take requests."""

@@ -70,7 +70,7 @@ def is_healthy(steady: Fleet) -> bool:
 def test_a_new_configuration_replaces_everything_under_running_streams(steady: Fleet, undisturbed: list[Answer]) -> None:
     before = pids(steady)
     changed = copy.deepcopy(steady.config)
-    changed["models"][0]["engine_args"]["max_num_seqs"] = 64
+    changed["models"][MODEL]["engine_args"]["max_num_seqs"] = 64
     short: list[Answer] = []
 
     def update() -> None:

@@ -114,7 +114,7 @@ def test_a_missing_model_is_named_before_anything_starts(configure: Configure, t
     config = copy.deepcopy(config_of(configure, 8047, drain_s=4.0))
     config["models"][0]["model"] = str(tmp_path / "nowhere")
     message = failure(config, tmp_path / "home")
-    assert f"models[0].model: {tmp_path / 'nowhere'} does not exist" in message.replace("\n", " ")
+    assert f"models.{MODEL}.model: {tmp_path / 'nowhere'} does not exist" in message.replace("\n", " ")
     assert "starting Ray" not in message
 
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp
 from serve_app.ingress.frontend import FrontEnd
-from serve_app.testing.fleet import in_loop, settings, until
+from serve_app.testing.fleet import MODEL, in_loop, settings, until
 
 MAX_BODY_BYTES = 1000
 
@@ -65,7 +65,7 @@ class Front:
 
 
 def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool = True) -> FrontEnd:
-    model = settings().models[0].model_copy(update={"name": name, "required": required})
+    model = settings().models[MODEL].model_copy(update={"name": name, "required": required})
     return cast(FrontEnd, Front(model, SimpleNamespace(is_ready=lambda: ready), App(name, asgi)))
 
 

@@ -19,13 +19,12 @@ pytestmark = pytest.mark.engine
 @in_loop
 async def test_routes_follow_the_tasks_that_the_replicas_report(tmp_path: Path) -> None:
     model: Any = {
-        "name": "embedding",
         "model": str(make_tiny_embedding(tmp_path / "model")),
         "engine_args": {"max_model_len": 64},
     }
-    values = parse_settings({"models": [model]})
-    client = FleetClient(values, values.models[0], ingress_id="ingress-1", token=b"", tls=None)
-    front = await build_front_end(values.models[0], model["model"], client)
+    values = parse_settings({"models": {"embedding": model}})
+    client = FleetClient(values, values.models["embedding"], ingress_id="ingress-1", token=b"", tls=None)
+    front = await build_front_end(values.models["embedding"], model["model"], client)
     guessed = await front.app()
     assert serves(guessed, "/v1/embeddings")
 

@@ -69,10 +69,10 @@ class Ingress:
 
 @contextlib.asynccontextmanager
 async def serving(model: Path, *, silence_s: float, **timeouts: float) -> AsyncIterator[Ingress]:
-    tiny = {"name": MODEL, "model": str(model), "simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"max_model_len": 512}}
-    values = parse_settings({"models": [tiny], "timeouts": timeouts, "protocol": {"heartbeat_timeout_s": 100.0}})
-    client = FleetClient(values, values.models[0], ingress_id="ingress-1", token=b"", tls=None)
-    front = await build_front_end(values.models[0], str(model), client)
+    tiny = {"model": str(model), "simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"max_model_len": 512}}
+    values = parse_settings({"models": {MODEL: tiny}, "timeouts": timeouts, "protocol": {"heartbeat_timeout_s": 100.0}})
+    client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
+    front = await build_front_end(values.models[MODEL], str(model), client)
     app = IngressApp({MODEL: front}, AppLimits(100_000, stream_silence_s=silence_s), version={})
     running = asyncio.create_task(client.run())
     try:

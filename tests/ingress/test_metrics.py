@@ -109,7 +109,7 @@ def test_models_share_vllms_collectors(tmp_path: Path, monkeypatch: pytest.Monke
     unregister_vllm_metrics()
     stat_logger = shared_stat_logger()  # the module's own may have made collectors for another test, which are gone now
     for name in ("a", "b"):
-        (model,) = parse_settings({"models": [{"name": name, "model": path}]}).models
+        (model,) = parse_settings({"models": {name: {"model": path}}}).models.values()
         stat_logger(AsyncEngineArgs(**frontend_engine_args(model, path)).create_engine_config(), [0])
     for series in ("vllm:num_requests_running", "vllm:estimated_flops_per_gpu_total"):
         values = [REGISTRY.get_sample_value(series, {"model_name": name, "engine": "0"}) for name in ("a", "b")]

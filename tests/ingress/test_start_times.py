@@ -9,7 +9,7 @@ from serve_app.config import ModelSettings
 from serve_app.core.events import StartMeasured
 from serve_app.ingress.start_times import StartTimes
 from serve_app.membership import Lease
-from serve_app.testing.fleet import settings
+from serve_app.testing.fleet import MODEL, settings
 
 
 def lease(replica_id: str, **load: Any) -> Lease:
@@ -17,7 +17,7 @@ def lease(replica_id: str, **load: Any) -> Lease:
 
 
 def model(least: int) -> ModelSettings:
-    tiny = settings().models[0]
+    tiny = settings().models[MODEL]
     return tiny.model_copy(update={"replicas": tiny.replicas.model_copy(update={"min": least})})
 
 

@@ -118,7 +118,7 @@ def test_external_secrets_makes_the_keys_that_the_chart_mounts() -> None:
 def test_our_values_are_production_on_eks_and_pass_the_check() -> None:
     """Ingresses and models survive the loss of a pod, the head of its own; storage classes are those that are made there."""
     rendered = render(our_values())
-    mins = [dict(model["replicas"])["min"] for model in rendered.config["models"]]
+    mins = [dict(model["replicas"])["min"] for model in rendered.config["models"].values()]
     assert min(mins) >= 2
     assert rendered.config["ingress"]["replicas"]["min"] >= 2
     assert "gcsFaultToleranceOptions" in rendered.cluster
@@ -136,7 +136,7 @@ def test_our_values_are_production_on_eks_and_pass_the_check() -> None:
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
 def test_the_readme_builds_and_pushes_the_images_that_our_values_run() -> None:
     rendered = render(our_values())
-    ours = [rendered.container(group)["image"] for group in ("head", "ingress", "model-0")]
+    ours = [rendered.container(group)["image"] for group in ("head", "ingress", "model")]
     assert ours == ["registry.example.com/serve-app:1.0"] * 2 + ["registry.example.com/serve-app:1.0-cuda"]
     text = Template((K8S / "README.md").read_text()).safe_substitute(FILLED_IN)
     assert re.findall(r"^docker push (\S+)", text, re.MULTILINE) == ours[1:]

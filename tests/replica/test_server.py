@@ -35,8 +35,8 @@ def add(probe: Probe, attempt_id: str) -> None:
 @in_loop
 async def test_a_fixed_port_is_listened_on_and_a_taken_one_is_named() -> None:
     first = await start_replica(settings(), "a")
-    model = {"name": "tiny", "model": "/models/tiny", "replicas_per_node": 1}
-    fixed = parse_settings({"models": [model], "protocol": {"port": first.port}})
+    model = {"model": "/models/tiny", "replicas_per_node": 1}
+    fixed = parse_settings({"models": {"tiny": model}, "protocol": {"port": first.port}})
     with pytest.raises(ListenFailed, match=rf"^cannot listen on 127.0.0.1:{first.port}: .*; set protocol.port to a free one$"):
         await start_replica(fixed, "b")
     await first.close()

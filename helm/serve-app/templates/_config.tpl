@@ -11,10 +11,12 @@
 {{- $_ := set $config "ingress" $ingress -}}
 {{- $token := dict "host" "0.0.0.0" "cluster_token_file" "/etc/serve-app/cluster-token/token" -}}
 {{- $_ := set $config "protocol" (merge $token ($config.protocol | default dict)) -}}
-{{- range $i, $model := $config.models -}}
-{{- $_ := set $model "resources" (dict (printf "serve_app_model_%d" $i) 1) -}}
-{{- $_ := set $model "replicas_per_node" 1 -}}{{- /* to Ray a pod is a node */ -}}
+{{- $models := dict -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- $bound := dict "resources" (dict $model.resource 1) "replicas_per_node" 1 -}}{{- /* to Ray a pod is a node */ -}}
+{{- $_ := set $models $model.name (merge $bound (omit $model "name" "at" "group" "resource" "order" "pods")) -}}
 {{- end -}}
+{{- $_ := set $config "models" $models -}}
 {{ toYaml $config }}
 {{- end }}
 
@@ -22,7 +24,7 @@
 {{- define "serve-app.scales" -}}
 {{- $ingress := dig "ingress" "replicas" dict .Values.config -}}
 {{- $scales := ne (int (dig "min" 1 $ingress)) (int (dig "max" 1 $ingress)) -}}
-{{- range .Values.config.models -}}
+{{- range include "serve-app.models" . | fromYamlArray -}}
 {{- if ne (int (dig "replicas" "min" 1 .)) (int (dig "replicas" "max" 1 .)) -}}{{- $scales = true -}}{{- end -}}
 {{- end -}}
 {{ $scales }}

@@ -53,7 +53,7 @@ volumeMounts:
 {{- end }}
 
 {{- define "serve-app.groupBounds" -}}
-# Serve decides how many there are, by the bounds of config.ingress.replicas and config.models[].replicas. Pods beyond maxReplicas
+# Serve decides how many there are, by the bounds of config.ingress.replicas and config.models.NAME.replicas. Pods beyond maxReplicas
 # would be stopped whatever they do. `replicas` is where a new Ray cluster starts; in a running one it takes no pod away.
 minReplicas: 0
 maxReplicas: 10000
@@ -96,9 +96,8 @@ template:
   {{- include "serve-app.rayPod" $args | nindent 2 }}
 {{- end }}
 
-{{- /* Args: root, index, model. */}}
+{{- /* Args: root, model. */}}
 {{- define "serve-app.modelGroup" -}}
-{{- $group := printf "model-%d" .index -}}
 {{- $pods := include "serve-app.modelPods" . | fromYaml -}}
 {{- $t := include "serve-app.timeouts" .root | fromYaml -}}
 {{- $min := dig "replicas" "min" 1 .model | int -}}
@@ -118,13 +117,13 @@ template:
 {{- end -}}
 {{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" .root "downloads" $mine)) -}}
 {{- end -}}
-groupName: {{ $group }}
+groupName: {{ .model.group }}
 replicas: {{ dig "replicas" "initial" "" .model | default $min | int }}
 {{ include "serve-app.groupBounds" . }}
 rayStartParams:
   num-cpus: {{ dig "num_cpus" 1 .model | ceil | int | max 1 | quote }}
   num-gpus: {{ int $pods.gpus | quote }}
-  resources: '"{\"serve_app_model_{{ .index }}\": 1}"'
+  resources: '"{\"{{ .model.resource }}\": 1}"'
   {{- include "serve-app.rayPorts" .root | nindent 2 }}
 template:
   {{- include "serve-app.rayPod" $args | nindent 2 }}

@@ -40,24 +40,12 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $first := dict -}}
-{{- range $i, $model := .Values.config.models -}}
-{{- if hasKey $first $model.name -}}
-{{- fail (printf "config.models[%d].name is %s, and so is config.models[%d].name: give each model its own name" $i $model.name (get $first $model.name)) -}}
-{{- end -}}
-{{- $_ := set $first $model.name $i -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- if $model.resources -}}
-{{- fail (printf "config.models[%d].resources is %s, but in a cluster it is {\"serve_app_model_%d\":1}: remove it, the chart binds each model to its worker group" $i (toJson $model.resources) $i) -}}
+{{- fail (printf "%s.resources is %s, but in a cluster it is {\"%s\":1}: remove it, the chart binds each model to its worker group" $model.at (toJson $model.resources) $model.resource) -}}
 {{- end -}}
 {{- if gt (dig "replicas_per_node" 1 $model | int) 1 -}}
-{{- fail (printf "config.models[%d].replicas_per_node is %v, but a pod holds 1 replica: remove it, several pods fit on one node" $i $model.replicas_per_node) -}}
-{{- end -}}
-{{- end -}}
-{{- range $name, $pods := .Values.modelPods.byModel -}}
-{{- $names := list -}}
-{{- range $.Values.config.models }}{{ $names = append $names .name }}{{ end -}}
-{{- if not (has $name $names) -}}
-{{- fail (printf "modelPods.byModel has %q, but config.models has %s: use one of those names" $name (join ", " $names)) -}}
+{{- fail (printf "%s.replicas_per_node is %v, but a pod holds 1 replica: remove it, several pods fit on one node" $model.at $model.replicas_per_node) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -87,8 +75,8 @@
 {{- /* What can never scale. */}}
 {{- define "serve-app.lintScaling" -}}
 {{- $parts := list (list "config.ingress.replicas" "target_streams" (dig "ingress" "replicas" dict .Values.config)) -}}
-{{- range $i, $model := .Values.config.models -}}
-{{- $parts = append $parts (list (printf "config.models[%d].replicas" $i) "utilization" ($model.replicas | default dict)) -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- $parts = append $parts (list (printf "%s.replicas" $model.at) "utilization" ($model.replicas | default dict)) -}}
 {{- end -}}
 {{- range $parts -}}
 {{- $path := index . 0 -}}{{- $target := index . 1 -}}{{- $replicas := index . 2 -}}
@@ -103,14 +91,14 @@
 {{- fail (printf "%s.%s is %v, but min is %d and max is %d: it can never scale; raise max, or remove the target" $path $target (index $replicas $target) $min $max) -}}
 {{- end -}}
 {{- end -}}
-{{- range $i, $model := .Values.config.models -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- if and (eq 0 (dig "replicas" "min" 1 $model | int)) (dig "required" true $model) -}}
-{{- fail (printf "config.models[%d].replicas.min is 0 and required is true: without a replica no ingress is ready, and no balancer sends the request that would start one; set required to false, or min to 1" $i) -}}
+{{- fail (printf "%s.replicas.min is 0 and required is true: without a replica no ingress is ready, and no balancer sends the request that would start one; set required to false, or min to 1" $model.at) -}}
 {{- end -}}
 {{- end -}}
 {{- with dig "autoscaling" "max_gpus" nil .Values.config -}}
 {{- $least := 0 -}}
-{{- range $.Values.config.models -}}
+{{- range include "serve-app.models" $ | fromYamlArray -}}
 {{- $least = add $least (mul (dig "replicas" "min" 1 . | int) (dig "gpus_per_replica" 0 . | int)) -}}
 {{- end -}}
 {{- if gt $least (int .) -}}
@@ -120,20 +108,20 @@
 {{- end }}
 
 {{- define "serve-app.lintGpus" -}}
-{{- range $i, $model := .Values.config.models -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- $gpus := int $pods.gpus -}}
 {{- if and $gpus (gt (int $pods.gpusPerNode) 0) -}}
 {{- if ne 0 (mod (int $pods.gpusPerNode) $gpus | int) -}}
-{{- fail (printf "config.models[%d].gpus_per_replica is %d and modelPods.gpusPerNode is %v: it does not divide, GPUs would lie idle; use a divisor, or another node type" $i $gpus $pods.gpusPerNode) -}}
+{{- fail (printf "%s.gpus_per_replica is %d and modelPods.gpusPerNode is %v: it does not divide, GPUs would lie idle; use a divisor, or another node type" $model.at $gpus $pods.gpusPerNode) -}}
 {{- end -}}
 {{- if and $pods.onePerNode (not $pods.affinity.podAntiAffinity) (ne (int $pods.gpusPerNode) $gpus) -}}
-{{- fail (printf "config.models[%d].gpus_per_replica is %d, modelPods.gpusPerNode is %v and modelPods.onePerNode is true: %d GPUs of each node would lie idle; set onePerNode to false, or use nodes of %d GPUs" $i $gpus $pods.gpusPerNode (sub (int $pods.gpusPerNode) $gpus) $gpus) -}}
+{{- fail (printf "%s.gpus_per_replica is %d, modelPods.gpusPerNode is %v and modelPods.onePerNode is true: %d GPUs of each node would lie idle; set onePerNode to false, or use nodes of %d GPUs" $model.at $gpus $pods.gpusPerNode (sub (int $pods.gpusPerNode) $gpus) $gpus) -}}
 {{- end -}}
 {{- end -}}
 {{- range $kind, $amounts := $pods.resources -}}
 {{- if hasKey ($amounts | default dict) $pods.gpuResource -}}
-{{- fail (printf "modelPods.resources.%s has %s %v and config.models[%d].gpus_per_replica is %d: remove the former, the chart sets it" $kind $pods.gpuResource (index $amounts $pods.gpuResource) $i $gpus) -}}
+{{- fail (printf "modelPods.resources.%s has %s %v and %s.gpus_per_replica is %d: remove the former, the chart sets it" $kind $pods.gpuResource (index $amounts $pods.gpuResource) $model.at $gpus) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

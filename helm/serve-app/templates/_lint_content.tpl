@@ -11,21 +11,21 @@
 
 {{- /* Each model's pods get an image that can run it, of the build that the other pods have. */}}
 {{- define "serve-app.lintModelImages" -}}
-{{- range $i, $model := .Values.config.models -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- if and (eq $pods.image "cpu") (eq (dig "device" "cpu" $model) "cuda") -}}
-{{- fail (printf "modelPods.image is cpu for config.models[%d], whose device is cuda: the CPU image has no CUDA; set image to auto, or device to cpu" $i) -}}
+{{- fail (printf "modelPods.image is cpu for %s, whose device is cuda: the CPU image has no CUDA; set image to auto, or device to cpu" $model.at) -}}
 {{- end -}}
 {{- if and (eq $pods.image "cuda") (eq (dig "device" "cpu" $model) "cpu") (not $model.simulated) -}}
-{{- fail (printf "modelPods.image is cuda for config.models[%d], which computes on cpu: vLLM in the CUDA image has no kernels for CPUs; set image to auto, or simulate the model" $i) -}}
+{{- fail (printf "modelPods.image is cuda for %s, which computes on cpu: vLLM in the CUDA image has no kernels for CPUs; set image to auto, or simulate the model" $model.at) -}}
 {{- end -}}
 {{- if and (eq $pods.image "cuda") (not $.Values.cudaImage.tag) (not $.Values.cudaImage.digest) -}}
 {{- $made := include "serve-app.cudaTag" $ -}}
 {{- with $.Values.image.digest -}}
-{{- fail (printf "image.digest is %s and config.models[%d] runs the CUDA image, but cudaImage.tag and cudaImage.digest are empty: the tag %s, made of image.tag, may be of another build; set cudaImage.digest, or cudaImage.tag" . $i $made) -}}
+{{- fail (printf "image.digest is %s and %s runs the CUDA image, but cudaImage.tag and cudaImage.digest are empty: the tag %s, made of image.tag, may be of another build; set cudaImage.digest, or cudaImage.tag" . $model.at $made) -}}
 {{- end -}}
 {{- if hasSuffix "-cuda" $.Values.image.tag -}}
-{{- fail (printf "image.tag is %s and cudaImage.tag is empty: config.models[%d] would run the CUDA image %s, and all other pods an image for CUDA; set image.tag to %s, the CPU image's" $.Values.image.tag $i $made (trimSuffix "-cuda" $.Values.image.tag)) -}}
+{{- fail (printf "image.tag is %s and cudaImage.tag is empty: %s would run the CUDA image %s, and all other pods an image for CUDA; set image.tag to %s, the CPU image's" $.Values.image.tag $model.at $made (trimSuffix "-cuda" $.Values.image.tag)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -34,22 +34,22 @@
 {{- /* Values end up in the release's history, in serveConfigV2 and in dashboards: no place for secrets. */}}
 {{- define "serve-app.lintSecrets" -}}
 {{- $secret := "(?i)(token$|secret|passw|api_?key|credential)" -}}
-{{- range $i, $model := .Values.config.models -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- range $name := list "hf_token" "hf-token" -}}
 {{- $token := get ($model.engine_args | default dict) $name -}}
 {{- if and $token (kindIs "string" $token) -}}
-{{- fail (printf "config.models[%d].engine_args.%s is a secret, and values are no place for one: put it into a Secret and name that in weights.huggingFaceTokenSecret" $i $name) -}}
+{{- fail (printf "%s.engine_args.%s is a secret, and values are no place for one: put it into a Secret and name that in weights.huggingFaceTokenSecret" $model.at $name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $name, $value := $model.env | default dict -}}
 {{- if regexMatch $secret $name -}}
-{{- fail (printf "config.models[%d].env.%s looks like a secret, and values are no place for one: weights.huggingFaceTokenSecret takes the token of a gated model, modelPods.extraVolumes any other file" $i $name) -}}
+{{- fail (printf "%s.env.%s looks like a secret, and values are no place for one: weights.huggingFaceTokenSecret takes the token of a gated model, modelPods.extraVolumes any other file" $model.at $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $all := dict "head" .Values.head "ingressPods" .Values.ingressPods "modelPods" .Values.modelPods -}}
-{{- range $name, $own := .Values.modelPods.byModel -}}
-{{- $_ := set $all (printf "modelPods.byModel.%s" $name) $own -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- $_ := set $all (printf "%s.pods" $model.at) ($model.pods | default dict) -}}
 {{- end -}}
 {{- range $path, $pods := $all -}}
 {{- range $pods.extraEnv -}}
@@ -73,20 +73,20 @@
 {{- $w := .Values.weights -}}
 {{- $paths := list -}}
 {{- range $w.downloads }}{{ $paths = append $paths (printf "/models/%s" .path) }}{{ end -}}
-{{- range $i, $model := .Values.config.models -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- if hasPrefix "/models/" $model.model -}}
 {{- if not $w.enabled -}}
-{{- fail (printf "config.models[%d].model is %s, but weights.enabled is false: enable it, and fetch the weights there or name an existing claim" $i $model.model) -}}
+{{- fail (printf "%s.model is %s, but weights.enabled is false: enable it, and fetch the weights there or name an existing claim" $model.at $model.model) -}}
 {{- end -}}
 {{- if hasSuffix "/" $model.model -}}
-{{- fail (printf "config.models[%d].model is %s: write %s, by which its download is found" $i $model.model (trimSuffix "/" $model.model)) -}}
+{{- fail (printf "%s.model is %s: write %s, by which its download is found" $model.at $model.model (trimSuffix "/" $model.model)) -}}
 {{- end -}}
 {{- if not (or $w.existingClaim (has $model.model $paths)) -}}
-{{- fail (printf "config.models[%d].model is %s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s, or name the claim that has it" $i $model.model (join ", " $paths | default "nothing") (trimPrefix "/models/" $model.model)) -}}
+{{- fail (printf "%s.model is %s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s, or name the claim that has it" $model.at $model.model (join ", " $paths | default "nothing") (trimPrefix "/models/" $model.model)) -}}
 {{- end -}}
 {{- end -}}
 {{- if not (or (hasPrefix "/" $model.model) (hasPrefix "embedded:" $model.model) $open) -}}
-{{- fail (printf "config.models[%d].model is %s, a Hugging Face id, but networkPolicies.enabled is true: serving pods reach no hub; let weights.downloads fetch it and use /models/PATH, or allow the hub in networkPolicies.extraEgress" $i $model.model) -}}
+{{- fail (printf "%s.model is %s, a Hugging Face id, but networkPolicies.enabled is true: serving pods reach no hub; let weights.downloads fetch it and use /models/PATH, or allow the hub in networkPolicies.extraEgress" $model.at $model.model) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $w.downloads (not $w.existingClaim) (eq $w.accessMode "ReadOnlyMany") -}}

@@ -12,10 +12,10 @@
     "gcsFaultTolerance.redis" $v.gcsFaultTolerance.redis "weights" $v.weights "test" $v.test -}}
 {{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" "") -}}
 {{- end -}}
-{{- range $i, $model := $v.config.models -}}
-{{- $path := ternary (printf "modelPods.byModel.%s" $model.name) "modelPods" (hasKey $v.modelPods.byModel $model.name) -}}
+{{- range $model := include "serve-app.models" $ | fromYamlArray -}}
+{{- $path := ternary (printf "%s.pods" $model.at) "modelPods" (hasKey $model "pods") -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
-{{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" (printf " for config.models[%d]" $i)) -}}
+{{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" (printf " for %s" $model.at)) -}}
 {{- end -}}
 {{- end }}
 

@@ -1,11 +1,38 @@
+{{- /* The models, as a YAML list by `order` and name: each with its keys, and `name`; `at`, its path in values; `group`, its worker group;
+`resource`, the Ray resource of that group. Group and resource depend on this name alone, so that no other model's coming or going
+renames them. */}}
+{{- define "serve-app.models" -}}
+{{- $models := .Values.config.models | default (include "serve-app.defaultModels" . | fromYaml) -}}
+{{- $places := dict -}}
+{{- range $name, $model := $models -}}
+{{- $_ := set $places (printf "%06d %s" (dig "order" 0 $model | int) $name) $name -}}
+{{- end -}}
+{{- range keys $places | sortAlpha }}
+{{- $name := index $places . -}}
+{{- $model := index $models $name -}}
+{{- $plain := regexReplaceAll "[^a-z0-9]+" (lower $name) "-" | trimAll "-" -}}
+{{- if or (ne $plain $name) (gt (len $plain) 30) -}}
+{{- $plain = printf "%s-%s" (trunc 23 $plain | trimSuffix "-") (sha256sum $name | trunc 6) -}}
+{{- end -}}
+{{- $at := ternary (printf "config.models.%s" $name) (printf "config.models[%q]" $name) (regexMatch "^[A-Za-z0-9_-]+$" $name) -}}
+{{- $known := dict "name" $name "at" $at "group" (printf "model-%s" $plain) "resource" (printf "serve_app_model_%s" (replace "-" "_" $plain)) }}
+- {{ merge $known $model | toYaml | nindent 2 | trim }}
+{{- end }}
+{{- end }}
+
+{{- define "serve-app.defaultModels" -}}
+smollm2-135m-instruct:
+  model: embedded:smollm2-135m-instruct
+  engine_args: {dtype: float32, max_model_len: 2048, max_num_seqs: 64}
+{{- end }}
+
 {{- /* The settings of one model's pods, which groups, headroom and lints share. Sizes come from serve-app.modelSizes; values of modelPods
-replace them, and values of modelPods.byModel replace both. `image` becomes cpu or cuda, `gpus` is added, and models on cpu have no
+replace them, and values of the model's own `pods` replace both. `image` becomes cpu or cuda, `gpus` is added, and models on cpu have no
 compile cache. Args: root, model. */}}
 {{- define "serve-app.modelPods" -}}
-{{- $all := .root.Values.modelPods -}}
 {{- $cuda := eq (dig "device" "cpu" .model) "cuda" -}}
 {{- $sizes := include "serve-app.modelSizes" .model | fromYaml -}}
-{{- $pods := mergeOverwrite (deepCopy (omit $all "byModel")) (deepCopy (index $all.byModel .model.name | default dict)) -}}
+{{- $pods := mergeOverwrite (deepCopy .root.Values.modelPods) (deepCopy (.model.pods | default dict)) -}}
 {{- $_ := set $pods "resources" (mergeOverwrite $sizes.resources $pods.resources) -}}
 {{- range $key := list "shmSize" "homeSize" -}}
 {{- $_ := set $pods $key (get $pods $key | default (get $sizes $key)) -}}

@@ -1,9 +1,9 @@
-{{- /* What a model's pods ask for and where they go, which its headroom pods share. Args: root, index, model. As YAML: group, labels,
+{{- /* What a model's pods ask for and where they go, which its headroom pods share. Args: root, model. As YAML: group, labels,
 affinity, resources, runtimeClassName of serve-app.rayPod. */}}
 {{- define "serve-app.modelPlacement" -}}
 {{- $pods := include "serve-app.modelPods" . | fromYaml -}}
 {{- $ours := include "serve-app.selectorLabels" .root | fromYaml -}}
-{{- $made := dict "group" (set (deepCopy $ours) "ray.io/group" (printf "model-%d" .index)) "labels" dict
+{{- $made := dict "group" (set (deepCopy $ours) "ray.io/group" .model.group) "labels" dict
     "affinity" $pods.affinity "resources" $pods.resources "runtimeClassName" "" -}}
 {{- with int $pods.gpus -}}
 {{- $_ := set $made "runtimeClassName" $pods.runtimeClassName -}}

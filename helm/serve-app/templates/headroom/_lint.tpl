@@ -1,13 +1,13 @@
 {{- /* Headroom pods that would give way to nobody. */}}
 {{- define "serve-app.lintHeadroom" -}}
-{{- range $i, $model := .Values.config.models -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- $class := $pods.headroom.priorityClassName -}}
 {{- if and $pods.headroom.pods (not $class) (not $.Values.priorityClasses.create) -}}
-{{- fail (printf "modelPods.headroom.pods is %v for config.models[%d], but headroom.priorityClassName is empty and priorityClasses.create is false: the pods would not give way to the model's; name a class of a negative value, or set priorityClasses.create to true" $pods.headroom.pods $i) -}}
+{{- fail (printf "modelPods.headroom.pods is %v for %s, but headroom.priorityClassName is empty and priorityClasses.create is false: the pods would not give way to the model's; name a class of a negative value, or set priorityClasses.create to true" $pods.headroom.pods $model.at) -}}
 {{- end -}}
 {{- if and $pods.headroom.pods $class (eq $class $pods.priorityClassName) -}}
-{{- fail (printf "modelPods.headroom.priorityClassName is %s for config.models[%d], and so is modelPods.priorityClassName: pods give way to a higher priority alone; name a class of a lower value" $class $i) -}}
+{{- fail (printf "modelPods.headroom.priorityClassName is %s for %s, and so is modelPods.priorityClassName: pods give way to a higher priority alone; name a class of a lower value" $class $model.at) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
