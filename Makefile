@@ -44,7 +44,7 @@ check: .venv ## format, lint, types, dependency direction; under a minute
 
 check-cuda: .venv .venv-cuda/.installed ## what of the GPU path needs no GPU, with the CUDA image's packages: 10 GB of disk and gcc; 9 minutes, 13 the first time
 	.venv-cuda/bin/pytest tests/cuda
-	VLLM_TARGET_DEVICE=cpu .venv-cuda/bin/pytest $(WORKERS) tests/contracts tests/ingress tests/replica tests/simulated tests/test_vllm_*.py \
+	VLLM_TARGET_DEVICE=cpu .venv-cuda/bin/pytest $(WORKERS) tests/contracts tests/ingress tests/replica tests/simulated tests/config/test_vllm_*.py \
 	  $(addprefix --ignore tests/,$(ON_CPU_ENGINES))
 
 charts: .venv .venv-charts/.installed ## tests of the Helm charts and of the Dockerfiles without a cluster, under two minutes; wants helm, helm-docs, kubeconform

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.config import ModelSettings, Settings, parse_settings
-from serve_app.config_sections.schedule import bounds_at
+from serve_app.config.schedule import bounds_at
 from serve_app.core.autoscaling import Decision, Observation
 from serve_app.core.fleet_scaling import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter

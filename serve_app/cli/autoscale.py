@@ -138,7 +138,7 @@ def _replay_same(found: "Sequence[Sequence[Record]]") -> None:
 
 
 def _replay_other(records: "Sequence[Record]", settings: "Settings", label: str) -> None:
-    from serve_app.config_sections.schedule import bounds_at
+    from serve_app.config.schedule import bounds_at
     from serve_app.deployments import rules_of
     from serve_app.simulated.replay import again, lived, measured
 

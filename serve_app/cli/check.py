@@ -9,10 +9,10 @@ import typer
 
 from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
 from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
-from serve_app.config_checks import did_you_mean, dotted
+from serve_app.config.checks import did_you_mean, dotted
+from serve_app.config.timeouts import timeouts_of
+from serve_app.config.vllm_source import engine_arg_types
 from serve_app.errors import ConfigError
-from serve_app.timeouts import timeouts_of
-from serve_app.vllm_source import engine_arg_types
 
 
 def check(

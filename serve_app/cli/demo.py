@@ -21,7 +21,7 @@ from serve_app.cli.demo_client import Client
 from serve_app.cli.startable import refuse_hopeless_start
 from serve_app.cli.up import base_url, running
 from serve_app.config import ModelSettings, Settings, default_cache_dir, load_settings
-from serve_app.config_checks import dotted
+from serve_app.config.checks import dotted
 
 QUESTION = "What is the capital of France?"
 STORY = "Tell me a story about a lighthouse keeper and a lost sailor."

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from serve_app.config import parse_settings, problems
-from serve_app.config_checks import load_yaml
+from serve_app.config.checks import load_yaml
+from serve_app.config.timeouts import Timeouts, broken_rules, serve_shutdown_s
 from serve_app.errors import ConfigError
-from serve_app.timeouts import Timeouts, broken_rules, serve_shutdown_s
 
 INGRESS_LABEL = ("app.kubernetes.io/component", "ingress")
 SPOT_NOTICE_S = 120.0  # AWS's; others give less

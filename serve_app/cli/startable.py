@@ -6,7 +6,7 @@ from pathlib import Path
 from serve_app.checkpoints import resolve_model
 from serve_app.cli.cluster import RunState
 from serve_app.config import IngressSettings, ModelSettings, Settings, default_cache_dir
-from serve_app.config_checks import dotted
+from serve_app.config.checks import dotted
 from serve_app.errors import ClusterFailed, ConfigError, ListenFailed
 
 

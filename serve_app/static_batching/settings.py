@@ -7,7 +7,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from serve_app.config import Int, Real, Section, SimulatedSettings
-from serve_app.config_checks import to_config_error, wrong
+from serve_app.config.checks import to_config_error, wrong
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import Profile, profile_from
 from serve_app.static_batching.batches import Form, largest_batch

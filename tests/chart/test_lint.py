@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.config_checks import RESERVED_PORTS
-from serve_app.timeouts import RULES
+from serve_app.config.checks import RESERVED_PORTS
+from serve_app.config.timeouts import RULES
 from tests.chart.lint_rows import EDGE, EFFECT, IMAGES, PODS, SCALING, WEIGHTS, Check
 from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, models, render

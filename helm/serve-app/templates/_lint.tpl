@@ -50,7 +50,7 @@
 {{- end -}}
 {{- end }}
 
-{{- /* The ports of serve_app/config_checks.py, and what else the configuration refuses. */}}
+{{- /* The ports of serve_app/config/checks.py, and what else the configuration refuses. */}}
 {{- define "serve-app.lintPorts" -}}
 {{- $ingress := dig "ingress" "port" 8010 .Values.config | int -}}
 {{- $link := dig "protocol" "port" 0 .Values.config | int -}}

@@ -1,4 +1,4 @@
-{{- /* The rules of serve_app/timeouts.py under the same names: `longer` is at least the sum of `shorter` and `margin`. */}}
+{{- /* The rules of serve_app/config/timeouts.py under the same names: `longer` is at least the sum of `shorter` and `margin`. */}}
 {{- define "serve-app.timeoutRules" -}}
 {{- $t := include "serve-app.timeouts" . | fromYaml -}}
 {{- $v := .Values.timeouts -}}

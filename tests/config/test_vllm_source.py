@@ -6,8 +6,8 @@ from typing import Any, get_args
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs, FrontendArgs
 
-from serve_app.vllm_arguments import RESERVED_ENGINE_ARGS, RESERVED_FRONTEND_ARGS, known_frontend_args
-from serve_app.vllm_source import engine_arg_types, frontend_arg_types, listener_arg_types
+from serve_app.config.vllm_arguments import RESERVED_ENGINE_ARGS, RESERVED_FRONTEND_ARGS, known_frontend_args
+from serve_app.config.vllm_source import engine_arg_types, frontend_arg_types, listener_arg_types
 
 
 def types_of(kind: type) -> dict[str, Any]:

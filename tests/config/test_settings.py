@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from serve_app import config, config_checks
-from serve_app.config import Settings, cluster_token, load_settings, parse_settings, settings_json_schema
-from serve_app.config_sections.model import NAME_PATTERN
+from serve_app import config
+from serve_app.config import Settings, checks, cluster_token, load_settings, parse_settings, settings_json_schema
+from serve_app.config.model import NAME_PATTERN
 from serve_app.errors import ConfigError
 
-EXAMPLES = sorted(Path(__file__, "../../examples").resolve().glob("*.yaml"))
+EXAMPLES = sorted(Path(__file__, "../../../examples").resolve().glob("*.yaml"))
 LLAMA: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
 ONE_PER_NODE = LLAMA | {"replicas_per_node": 1}
 
@@ -321,7 +321,7 @@ def test_a_short_or_absent_token_is_refused_without_being_printed(tmp_path: Path
 
 def test_loopback_is_what_only_this_machine_reaches() -> None:
     hosts = ["127.0.0.1", "127.8.8.8", "::1", "localhost", "0.0.0.0", "::", "10.0.0.1", "example.org", ""]
-    assert [host for host in hosts if config_checks.is_loopback(host)] == ["127.0.0.1", "127.8.8.8", "::1", "localhost"]
+    assert [host for host in hosts if checks.is_loopback(host)] == ["127.0.0.1", "127.8.8.8", "::1", "localhost"]
 
 
 def test_the_cache_directory_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve_app.config_checks import is_loopback, refuse, refuse_port_of_ray, wrong
-from serve_app.config_sections.base import AbsolutePath, Int, Real, Section
+from serve_app.config.base import AbsolutePath, Int, Real, Section
+from serve_app.config.checks import is_loopback, refuse, refuse_port_of_ray, wrong
 
 
 class TlsSettings(Section):

@@ -1,7 +1,7 @@
 """Names and types of vLLM's arguments, read from its source: importing vLLM takes 8 s, `serve-app check` has 2 s.
 
 A type is as much of an annotation as can be told without vLLM's classes: builtin types, unions of them, and `Literal`s, also those
-that its modules give a name. All else counts as `Any`. `tests/test_vllm_source.py` compares the outcome with vLLM's own.
+that its modules give a name. All else counts as `Any`. `tests/config/test_vllm_source.py` compares the outcome with vLLM's own.
 """
 
 import ast

@@ -8,7 +8,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_va
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from serve_app.config_checks import (
+from serve_app.config.base import Int, Real, Section
+from serve_app.config.checks import (
     checked_absolute,
     checked_environment,
     checked_profile,
@@ -16,12 +17,11 @@ from serve_app.config_checks import (
     refuse,
     wrong,
 )
-from serve_app.config_sections.base import Int, Real, Section
-from serve_app.config_sections.schedule import ScheduledBounds
+from serve_app.config.schedule import ScheduledBounds
+from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args, known_frontend_args
+from serve_app.config.vllm_source import engine_arg_types
 from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.timing import StepWork, step_time_s
-from serve_app.vllm_arguments import checked_engine_args, checked_frontend_args, known_frontend_args
-from serve_app.vllm_source import engine_arg_types
 
 DEFAULT_KV_CACHE_GIB = 1.0
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}$"

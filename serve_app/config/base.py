@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from serve_app.config_checks import again, checked_absolute, did_you_mean, wrong
+from serve_app.config.checks import again, checked_absolute, did_you_mean, wrong
 
 # Strict: YAML has numbers, so "10m", "64 MiB" and yes are refused with the unit instead of being guessed at.
 Int = Annotated[int, Field(strict=True)]

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator
 
-from serve_app.config_checks import checked_resources, refuse_port_of_ray
-from serve_app.config_sections.base import AbsolutePath, Int, Real, Section
-from serve_app.config_sections.model import Bounds
+from serve_app.config.base import AbsolutePath, Int, Real, Section
+from serve_app.config.checks import checked_resources, refuse_port_of_ray
+from serve_app.config.model import Bounds
 
 
 class IngressScalingSettings(Bounds):

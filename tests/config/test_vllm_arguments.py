@@ -6,8 +6,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from pydantic.functional_validators import AfterValidator
 
-from serve_app.config_checks import to_config_errors
-from serve_app.vllm_arguments import checked_engine_args, checked_frontend_args
+from serve_app.config.checks import to_config_errors
+from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args
 
 ENGINE: TypeAdapter[Any] = TypeAdapter(Annotated[dict[str, Any], AfterValidator(checked_engine_args)])
 FRONTEND: TypeAdapter[Any] = TypeAdapter(Annotated[dict[str, Any], AfterValidator(checked_frontend_args)])

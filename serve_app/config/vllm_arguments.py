@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from serve_app.config_checks import RAY_PLACES, did_you_mean, number_hint, refuse, wrong
-from serve_app.vllm_source import engine_arg_types, frontend_arg_types, listener_arg_types
+from serve_app.config.checks import RAY_PLACES, did_you_mean, number_hint, refuse, wrong
+from serve_app.config.vllm_source import engine_arg_types, frontend_arg_types, listener_arg_types
 
 _ONE_NODE = "an engine lives inside one node; use gpus_per_replica for tensor parallelism"
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serve_app.config import parse_settings
-from tests.test_config import LLAMA, refusal
+from tests.config.test_settings import LLAMA, refusal
 
 
 def model_refusal(**keys: Any) -> str:

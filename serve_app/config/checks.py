@@ -1,4 +1,4 @@
-"""What `config.py` checks beyond types, and how a refusal is worded: hints, units, duplicate keys."""
+"""What the sections check beyond types, and how a refusal is worded: hints, units, duplicate keys."""
 
 import difflib
 import ipaddress

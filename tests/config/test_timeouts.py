@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from serve_app.config import parse_settings
-from serve_app.timeouts import KEYS, RULES, Broken, Timeouts, broken_rules, timeouts_of
+from serve_app.config.timeouts import KEYS, RULES, Broken, Timeouts, broken_rules, timeouts_of
 
 SOUND = Timeouts(
     drain_s=600,

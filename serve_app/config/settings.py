@@ -1,7 +1,6 @@
-"""The whole configuration: one YAML file, read once at the entry point, then passed down as frozen values.
+"""The whole file: its sections together, what they say of each other, and the ways to read it.
 
-Units are in the names. The sections are in `config_sections/`; checks of vLLM's arguments are in `vllm_arguments.py`, the wording
-of refusals in `config_checks.py`. Besides `cli/`, this is the only file that reads the environment.
+Besides `cli/`, this is the only module that reads the environment.
 """
 
 import os
@@ -13,34 +12,12 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from serve_app.config_checks import dotted, load_yaml, refuse, to_config_error, to_config_errors, wrong
-from serve_app.config_sections.base import Int, Real, Section
-from serve_app.config_sections.ingress import IngressSettings
-from serve_app.config_sections.links import MembershipSettings, ProtocolSettings, TlsSettings
-from serve_app.config_sections.model import NAME_PATTERN, ModelSettings, SimulatedSettings
+from serve_app.config.base import Int, Real, Section
+from serve_app.config.checks import dotted, load_yaml, refuse, to_config_error, to_config_errors, wrong
+from serve_app.config.ingress import IngressSettings
+from serve_app.config.links import MembershipSettings, ProtocolSettings
+from serve_app.config.model import NAME_PATTERN, ModelSettings
 from serve_app.errors import ConfigError
-
-__all__ = [
-    "IngressSettings",
-    "Int",
-    "MembershipSettings",
-    "ModelSettings",
-    "ProtocolSettings",
-    "Real",
-    "Section",
-    "Settings",
-    "SimulatedSettings",
-    "TlsSettings",
-    "cluster_token",
-    "default_cache_dir",
-    "inherited_environment",
-    "load_settings",
-    "mapping_in",
-    "parse_settings",
-    "problems",
-    "read_text",
-    "settings_json_schema",
-]
 
 MIN_TOKEN_BYTES = 16  # 128 bits when random: below that, guessing offline from one captured handshake is feasible
 

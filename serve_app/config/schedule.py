@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from serve_app.config_checks import did_you_mean, wrong
-from serve_app.config_sections.base import Int, Section
+from serve_app.config.base import Int, Section
+from serve_app.config.checks import did_you_mean, wrong
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = get_args(Day)

@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from serve_app.config import parse_settings
-from serve_app.config_sections.schedule import ScheduledBounds, bounds_at
+from serve_app.config.schedule import ScheduledBounds, bounds_at
 from serve_app.errors import ConfigError
 
 BERLIN = "Europe/Berlin"

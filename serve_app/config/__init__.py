@@ -1,0 +1,44 @@
+"""The configuration: one YAML file, read once at the entry point, then passed down as frozen values. Units are in the names.
+
+`settings.py` has the whole, the other modules the sections; `checks.py` words refusals, `vllm_arguments.py` checks vLLM's arguments, and
+`timeouts.py` the order of all timeouts.
+"""
+
+from serve_app.config.base import Int, Real, Section
+from serve_app.config.ingress import IngressSettings
+from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
+from serve_app.config.model import ModelSettings, SimulatedSettings
+from serve_app.config.settings import (
+    Settings,
+    cluster_token,
+    default_cache_dir,
+    inherited_environment,
+    load_settings,
+    mapping_in,
+    parse_settings,
+    problems,
+    read_text,
+    settings_json_schema,
+)
+
+__all__ = [
+    "IngressSettings",
+    "Int",
+    "MembershipSettings",
+    "ModelSettings",
+    "ProtocolSettings",
+    "Real",
+    "Section",
+    "Settings",
+    "SimulatedSettings",
+    "TlsSettings",
+    "cluster_token",
+    "default_cache_dir",
+    "inherited_environment",
+    "load_settings",
+    "mapping_in",
+    "parse_settings",
+    "problems",
+    "read_text",
+    "settings_json_schema",
+]
