@@ -259,6 +259,18 @@ EDGE: list[Check] = [
         for name, value in ((INTERVAL, "30s"), (FAILURES, "two"))
     ],
     (
+        "an AWS load balancer that finds no certificate",
+        merged(ALB, at("ingress.hosts", [])),
+        ("ingress.albCertificateArn and ingress.hosts are empty", "name the certificate"),
+        merged(ALB, at("ingress", {"hosts": [], "albCertificateArn": "arn:aws:acm:eu-west-1:1:certificate/a"})),
+    ),
+    (
+        "a certificate of no host",
+        at("ingress", {"enabled": True, "tlsSecretName": "t"}),
+        ("ingress.tlsSecretName is t, but ingress.hosts is empty", "name the hosts"),
+        at("ingress", {"enabled": True, "tlsSecretName": "t", "hosts": ["h"]}),
+    ),
+    (
         "a route without a gateway",
         at("httpRoute.enabled", True),
         ("httpRoute.enabled is true, but httpRoute.parentRefs is empty", "name yours"),

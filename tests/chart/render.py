@@ -110,22 +110,28 @@ def _with_autoscaler(cluster: Object) -> Object:
 
 
 def render(
-    values: Values | None = None, *, files: tuple[Path, ...] = (), release: str = RELEASE, chart: Path = CHART
+    values: Values | None = None,
+    *,
+    files: tuple[Path, ...] = (),
+    release: str = RELEASE,
+    chart: Path = CHART,
+    kinds: tuple[str, ...] = (),
 ) -> Rendered:
-    """Render with these values over the chart's. Equal calls render once.
+    """Render with these values over the chart's, as for a cluster that has ``kinds``, if any are given. Equal calls render once.
 
     Raises:
         Refused: The schema or a check of the chart refuses the values.
     """
-    return _render(json.dumps(values or {}, sort_keys=True), files, release, chart)
+    return _render(json.dumps(values or {}, sort_keys=True), files, release, chart, kinds)
 
 
 @functools.cache
-def _render(values: str, files: tuple[Path, ...], release: str, chart: Path) -> Rendered:
+def _render(values: str, files: tuple[Path, ...], release: str, chart: Path, kinds: tuple[str, ...]) -> Rendered:
     if (helm := tool("helm")) is None:
         pytest.skip("helm is neither on the PATH nor in $KUBE_TESTBED/bin")
     chosen = [argument for file in files for argument in ("--values", str(file))]
-    command = [helm, "template", release, str(chart), "--namespace", "serving", *chosen, "--values", "-"]
+    known = [argument for kind in kinds for argument in ("--api-versions", kind)]
+    command = [helm, "template", release, str(chart), "--namespace", "serving", *chosen, *known, "--values", "-"]
     done = subprocess.run(command, input=values, capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise Refused(done.stderr)

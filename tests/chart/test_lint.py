@@ -11,6 +11,14 @@ from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, models, render
 
 MODEL: dict[str, Any] = {"name": "m", "model": "embedded:smollm2-135m-instruct"}
+INNOCENT = {
+    "HF_TOKEN_PATH": "abcd1234",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MAX_TOKEN": "123456789",
+    "AWS_WEB_IDENTITY_TOKEN": "none",
+    "AWS_SHARED_CREDENTIALS_FILE": "/var/run/secrets/credentials",
+}
+"""Variables whose names or values resemble a secret's."""
 CUDA = MODEL | {"model": "/opt/model", "device": "cuda", "gpus_per_replica": 2}
 
 
@@ -205,9 +213,9 @@ CHECKS: list[Check] = [
     ),
     (
         "a secret in a model's environment",
-        models(MODEL | {"env": {"HF_TOKEN": "x"}}),
+        models(MODEL | {"env": {"HF_TOKEN": "abcd1234"}}),
         ("config.models.m.env.HF_TOKEN", "secret"),
-        models(MODEL | {"env": {"HF_TOKEN_PATH": "x", "TOKENIZERS_PARALLELISM": "false"}}),
+        models(MODEL | {"env": INNOCENT}),
     ),
     *[
         (
@@ -220,13 +228,13 @@ CHECKS: list[Check] = [
     ],
     (
         "a secret in a pod's environment",
-        at("head.extraEnv", [{"name": "MY_PASSWORD", "value": "x"}]),
+        at("head.extraEnv", [{"name": "MY_PASSWORD", "value": "abcd1234"}]),
         ("extraEnv of head", "MY_PASSWORD"),
         at("head.extraEnv", [{"name": "MY_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]),
     ),
     (
         "a secret in one model's pods",
-        models(MODEL | {"pods": {"extraEnv": [{"name": "API_KEY", "value": "x"}]}}),
+        models(MODEL | {"pods": {"extraEnv": [{"name": "API_KEY", "value": "abcd1234"}]}}),
         ("extraEnv of config.models.m.pods", "API_KEY"),
         models(MODEL | {"pods": {"extraEnv": [{"name": "LEVEL", "value": "x"}]}}),
     ),
@@ -235,6 +243,12 @@ CHECKS: list[Check] = [
         at("service.annotations", {"note": "hf_" + "a" * 34}),
         ("looks like a secret (hf_aaa",),
         at("service.annotations", {"note": "hf_short"}),
+    ),
+    (
+        "a key of OpenAI's anywhere",
+        at("service.annotations", {"note": "Bearer sk-proj-" + "a1" * 12}),
+        ("looks like a secret (sk-pro",),
+        at("service.annotations", {"note": "task-inference-of-the-second-floor"}),
     ),
     (
         "a password in Redis' address",

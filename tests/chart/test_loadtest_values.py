@@ -84,7 +84,7 @@ ROWS: list[Row] = [
     ),
     ("job.workersWaitSeconds", 7, lambda r: arguments("run")(r)["--wait-s"], "7", {}),
     ("job.ttlSecondsAfterFinished", 7, lambda r: [job(r, n)["ttlSecondsAfterFinished"] for n in ("1", "1-workers")], [7, 7], {}),
-    *images("image", lambda r: step(r, "run"), {}, name="serve-app"),
+    *images("image", lambda r: step(r, "run"), {}, name="localhost/serve-app"),
     (
         "image.pullSecrets",
         ["p"],

@@ -71,7 +71,7 @@ def of_model(model: dict[str, Any], **pods: Any) -> dict[str, Any]:
 
 
 def test_only_pods_of_models_on_cuda_and_their_headroom_run_the_cuda_image() -> None:
-    assert images(MIXED) == ours(cpu="serve-app:0.1.0", cuda="serve-app:0.1.0-cuda")
+    assert images(MIXED) == ours(cpu="localhost/serve-app:0.1.0", cuda="localhost/serve-app:0.1.0-cuda")
 
 
 D, E = ("sha256:" + letter * 64 for letter in "de")
@@ -81,11 +81,11 @@ D, E = ("sha256:" + letter * 64 for letter in "de")
     ("given", "cpu", "cuda"),
     [
         ({"image": {"repository": "h/i", "tag": "2"}}, "h/i:2", "h/i:2-cuda"),
-        ({"image": {"tag": "2"}, "cudaImage": {"tag": "3"}}, "serve-app:2", "serve-app:3"),
-        ({"image": {"tag": "2"}, "cudaImage": {"repository": "h/c"}}, "serve-app:2", "h/c:2-cuda"),
-        ({"image": {"digest": D}, "cudaImage": {"digest": E}}, f"serve-app@{D}", f"serve-app@{E}"),
-        ({"image": {"digest": D}, "cudaImage": {"tag": "3"}}, f"serve-app@{D}", "serve-app:3"),
-        ({"image": {"tag": "2"}, "cudaImage": {"digest": E, "tag": "3"}}, "serve-app:2", f"serve-app@{E}"),
+        ({"image": {"tag": "2"}, "cudaImage": {"tag": "3"}}, "localhost/serve-app:2", "localhost/serve-app:3"),
+        ({"image": {"tag": "2"}, "cudaImage": {"repository": "h/c"}}, "localhost/serve-app:2", "h/c:2-cuda"),
+        ({"image": {"digest": D}, "cudaImage": {"digest": E}}, f"localhost/serve-app@{D}", f"localhost/serve-app@{E}"),
+        ({"image": {"digest": D}, "cudaImage": {"tag": "3"}}, f"localhost/serve-app@{D}", "localhost/serve-app:3"),
+        ({"image": {"tag": "2"}, "cudaImage": {"digest": E, "tag": "3"}}, "localhost/serve-app:2", f"localhost/serve-app@{E}"),
     ],
     ids=["derived", "tag", "repository", "digests", "digest and tag", "digest over tag"],
 )
@@ -162,6 +162,20 @@ def test_headroom_asks_for_what_the_computed_sizes_of_its_model_are() -> None:
     made = containers(render(MIXED))
     for name in ("cpu", "cuda", "simulated"):
         assert made[f"headroom-{name} headroom"]["resources"] == made[f"model-{name} ray-worker"]["resources"]
+
+
+def test_pods_of_a_model_wait_for_all_weights_that_the_model_names_and_for_no_others() -> None:
+    folders = ("a", "a-draft", "adapter", "b")
+    downloads = [{"path": path, "source": "hf:o/n", "revision": "a" * 40} for path in folders]
+    arguments = {"speculative_config": {"model": "/models/a-draft"}, "lora_modules": [{"name": "x", "path": "/models/adapter/x"}]}
+    named = CUDA | {"engine_args": arguments, "model": "/models/a"}
+    made = render(merged(models(named, CPU), at("weights", {"enabled": True, "downloads": downloads})))
+
+    def waited(group: str) -> list[str]:
+        return [a for c in made.pod(group).get("initContainers", []) for a in c["args"] if a.startswith("/models/")]
+
+    assert waited("model-cuda") == ["/models/a", "/models/a-draft", "/models/adapter"]
+    assert waited("model-cpu") == []
 
 
 def test_ray_is_told_how_many_gpus_there_are() -> None:

@@ -4,7 +4,9 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from vllm.v1.metrics import loggers
@@ -14,7 +16,7 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.ingress.metrics import FleetCollector
 from tests.chart.places import alert
-from tests.chart.render import Rendered, at, merged, models, render
+from tests.chart.render import Refused, Rendered, at, merged, models, render
 
 MONITORED = merged(at("monitoring.podMonitors", True), at("monitoring.prometheusRules", True), at("monitoring.dashboards", True))
 
@@ -112,3 +114,29 @@ def test_a_model_that_may_have_no_replica_is_none_that_misses_one() -> None:
     (both,) = rules(1, 0, 2)
     assert re.findall(r'model=~"(.*?)"', both) == ["m0[+][.]a|m2[+][.]a"]
     assert rules(0) == []
+
+
+def test_the_dashboards_of_two_releases_are_two_to_grafana() -> None:
+    def uid(release: str) -> str:
+        (board,) = [
+            o for o in render(at("monitoring.dashboards", True), release=release).objects if "-dashboard" in o["metadata"]["name"]
+        ]
+        (text,) = board["data"].values()
+        return str(json.loads(text)["uid"])
+
+    assert uid("demo") != uid("other")
+    assert len(uid("demo")) <= 40  # Grafana's limit
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (at("monitoring.podMonitors", True), "monitoring.coreos.com/v1/PodMonitor"),
+        (at("httpRoute", {"enabled": True, "parentRefs": [{"name": "g"}]}), "gateway.networking.k8s.io/v1/HTTPRoute"),
+    ],
+)
+def test_a_cluster_without_a_kind_is_told_what_to_install(values: dict[str, Any], kind: str) -> None:
+    ray = "ray.io/v1/RayService"
+    with pytest.raises(Refused, match=f"the cluster has no {kind}: install"):
+        render(values, kinds=(ray,))
+    render(values, kinds=(ray, kind))

@@ -204,7 +204,7 @@ def numbers(value: Any) -> Iterator[Any]:
 def test_text_that_looks_like_a_number_stays_text() -> None:
     gpu = models({"name": "m", "model": "/opt/m", "device": "cuda", "gpus_per_replica": 1})
     downloads = at("weights", {"enabled": True, "downloads": [HUB, S3]})
-    on = merged(downloads, MONITORS, gpu, at("ingress.enabled", True), at("image.pullSecrets", ["777"]))
+    on = merged(downloads, MONITORS, gpu, at("ingress", {"enabled": True, "hosts": ["h"]}), at("image.pullSecrets", ["777"]))
     own = render(merged(on, at("gcsFaultTolerance.enabled", True), *(at(path, "777") for path in NAMES)))
     outside = {"enabled": True, "address": "redis://r", "username": "777", "existingSecret": "777", "existingSecretKey": "777"}
     theirs = render(merged(at("gcsFaultTolerance", outside), at("weights", {"enabled": True, "existingClaim": "777"})))
@@ -260,11 +260,24 @@ def test_logs_are_kubectls_and_cannot_fill_tmp(group: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "left"), [((1, 1), None), ((1, 2), 1), ((2, 2), 1), ((2, 8), 1), ((5, 5), 4), ((5, 9), 4)], ids=str
+    ("bounds", "keep", "left"),
+    [
+        *[((1, 1), False, None), ((1, 2), False, None), ((2, 2), False, 1), ((2, 8), False, 1), ((5, 5), False, 4)],
+        *[((1, 1), True, 1), ((1, 2), True, 1), ((2, 8), True, 1), ((5, 9), True, 4)],
+    ],
+    ids=str,
 )
-def test_a_drain_leaves_all_but_one_of_the_least(bounds: tuple[int, int], left: int | None) -> None:
+def test_a_drain_leaves_all_but_one_of_the_least_and_the_last_one_if_asked(
+    bounds: tuple[int, int], keep: bool, left: int | None
+) -> None:
     replicas = dict(zip(("min", "max"), bounds, strict=True))
-    made = render(merged(models(MODEL | {"replicas": replicas}), at("config.ingress.replicas", replicas)))
+    made = render(
+        merged(
+            models(MODEL | {"replicas": replicas}),
+            at("config.ingress.replicas", replicas),
+            at("podDisruptionBudgets.keepLast", keep),
+        )
+    )
     budgets = {name: budget["spec"]["minAvailable"] for name, budget in made.of("PodDisruptionBudget").items()}
     assert budgets == ({} if left is None else {"ingress": left, "model-m": left})
 

@@ -37,6 +37,8 @@ from tests.chart.test_generated import leaves
 
 DIGEST = "sha256:" + "d" * 64
 SIMULATED = models({"name": "m", "model": "/opt/m", "simulated": {"profile": "a10g-llama-8b"}})
+HOST = merged(INGRESS, at("ingress.hosts", ["h"]))
+MODEL_GROUP = "model-smollm2-135m-instruct"
 UNNAMED = {"model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
 AMOUNTS = {"requests": {"cpu": "11m", "memory": "12Mi"}, "limits": {"cpu": "130", "memory": "140Gi"}}
 
@@ -54,7 +56,7 @@ CONFIG: list[Row] = [
 ]
 
 PODS: list[Row] = [
-    *images("image", lambda r: r.container("head"), {}, name="serve-app"),
+    *images("image", lambda r: r.container("head"), {}, name="localhost/serve-app"),
     (
         "image.pullSecrets",
         ["s"],
@@ -63,8 +65,8 @@ PODS: list[Row] = [
         {},
     ),
     ("cudaImage.repository", "h/i", lambda r: r.container(MODEL)["image"], "h/i:0.1.0-cuda", GPU),
-    ("cudaImage.tag", "9.9", lambda r: r.container(MODEL)["image"], "serve-app:9.9", GPU),
-    ("cudaImage.digest", DIGEST, lambda r: r.container(MODEL)["image"], f"serve-app@{DIGEST}", GPU),
+    ("cudaImage.tag", "9.9", lambda r: r.container(MODEL)["image"], "localhost/serve-app:9.9", GPU),
+    ("cudaImage.digest", DIGEST, lambda r: r.container(MODEL)["image"], f"localhost/serve-app@{DIGEST}", GPU),
     ("rayVersion", "2.61.0", lambda r: r.cluster["rayVersion"], "2.61.0", {}),
     *pods("head", "head"),
     *resources("head.resources", lambda r: r.container("head")["resources"]),
@@ -72,7 +74,7 @@ PODS: list[Row] = [
     *resources("ingressPods.resources", lambda r: r.container("ingress")["resources"]),
     *pods("modelPods", MODEL),
     ("modelPods.resources", AMOUNTS, lambda r: r.container(MODEL)["resources"], AMOUNTS, {}),
-    ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "serve-app:0.1.0-cuda", SIMULATED),
+    ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "localhost/serve-app:0.1.0-cuda", SIMULATED),
     (
         "modelPods.compileCache.existingClaim",
         "c",
@@ -98,8 +100,8 @@ PODS: list[Row] = [
     (
         "ingressPods.topologySpread",
         "DoNotSchedule",
-        lambda r: [c["whenUnsatisfiable"] for c in r.pod("ingress")["topologySpreadConstraints"]],
-        ["DoNotSchedule"] * 2,
+        lambda r: [(c["whenUnsatisfiable"], c["nodeTaintsPolicy"]) for c in r.pod("ingress")["topologySpreadConstraints"]],
+        [("DoNotSchedule", "Honor")] * 2,
         {},
     ),
     ("modelPods.topologySpread", "", lambda r: r.pod(MODEL).get("topologySpreadConstraints"), None, {}),
@@ -198,7 +200,7 @@ EDGE: list[Row] = [
         ["a", "b"],
         INGRESS,
     ),
-    ("ingress.tlsSecretName", "t", lambda r: only(r.of("Ingress"))["spec"]["tls"][0]["secretName"], "t", INGRESS),
+    ("ingress.tlsSecretName", "t", lambda r: only(r.of("Ingress"))["spec"]["tls"][0]["secretName"], "t", HOST),
     ("httpRoute.enabled", True, lambda r: len(r.of("HTTPRoute")), 1, at("httpRoute.parentRefs", [{"name": "g"}])),
     ("httpRoute.parentRefs", [{"name": "h"}], lambda r: only(r.of("HTTPRoute"))["spec"]["parentRefs"], [{"name": "h"}], ROUTE),
     ("httpRoute.hostnames", ["a"], lambda r: only(r.of("HTTPRoute"))["spec"]["hostnames"], ["a"], ROUTE),
@@ -254,6 +256,7 @@ POLICIES: list[Row] = [
 ]
 
 CLUSTER: list[Row] = [
+    ("podDisruptionBudgets.keepLast", True, lambda r: [*r.of("PodDisruptionBudget")], ["ingress", MODEL_GROUP], {}),
     (
         "podDisruptionBudgets.enabled",
         False,

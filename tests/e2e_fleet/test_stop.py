@@ -112,7 +112,7 @@ def failure(config: dict[str, Any], home: Path) -> str:
 
 def test_a_missing_model_is_named_before_anything_starts(configure: Configure, tmp_path: Path) -> None:
     config = copy.deepcopy(config_of(configure, 8047, drain_s=4.0))
-    config["models"][0]["model"] = str(tmp_path / "nowhere")
+    config["models"][MODEL]["model"] = str(tmp_path / "nowhere")
     message = failure(config, tmp_path / "home")
     assert f"models.{MODEL}.model: {tmp_path / 'nowhere'} does not exist" in message.replace("\n", " ")
     assert "starting Ray" not in message
@@ -120,7 +120,7 @@ def test_a_missing_model_is_named_before_anything_starts(configure: Configure, t
 
 def test_a_machine_without_the_gpus_is_told_so(configure: Configure, tmp_path: Path) -> None:
     config = copy.deepcopy(config_of(configure, 8047, drain_s=4.0))
-    config["models"][0]["gpus_per_replica"] = 1000
+    config["models"][MODEL]["gpus_per_replica"] = 1000
     assert "needs 1000 GPU and this machine has" in failure(config, tmp_path)
 
 
@@ -134,7 +134,7 @@ def test_a_taken_port_is_named_before_anything_starts(configure: Configure, tmp_
 @pytest.mark.slow
 def test_an_engine_that_cannot_start_gives_its_reason(configure: Configure, tmp_path: Path) -> None:
     config = configure(8048, replicas={"min": 1, "max": 1}, timeouts={"drain_s": 4.0})
-    config["models"][0]["kv_cache_gib"] = 0.0001
+    config["models"][MODEL]["kv_cache_gib"] = 0.0001
     message = failure(config, tmp_path)
     assert "the engine core of 'tiny' did not start: ValueError: No available memory for the cache blocks" in message
     assert "Traceback" not in message

@@ -112,8 +112,9 @@ template:
 {{- $_ := set $args "volumes" (include "serve-app.clusterTokenVolumes" .root | fromYamlArray) -}}
 {{- if .root.Values.weights.enabled -}}
 {{- $mine := list -}}
+{{- $named := toJson $.model -}}{{- /* a draft model or an adapter among the arguments, too */ -}}
 {{- range .root.Values.weights.downloads -}}
-{{- if eq $.model.model (printf "/models/%s" .path) -}}{{- $mine = append $mine . -}}{{- end -}}
+{{- if regexMatch (printf "\"/models/%s[\"/]" (regexQuoteMeta .path)) $named -}}{{- $mine = append $mine . -}}{{- end -}}
 {{- end -}}
 {{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" .root "downloads" $mine)) -}}
 {{- end -}}

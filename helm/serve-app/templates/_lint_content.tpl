@@ -31,9 +31,15 @@
 {{- end -}}
 {{- end }}
 
+{{- /* Whether a variable holds a secret, as "true" or "false": its name says so, and its value is neither short, nor a number, nor the path of a
+file. Args: name, value. */}}
+{{- define "serve-app.isSecret" -}}
+{{- $value := toString .value -}}
+{{- and (regexMatch "(?i)(token$|secret|passw|api_?key|credential)" .name) (ge (len $value) 8) (not (regexMatch "^([0-9.]+|(file:)?/.*)$" $value)) -}}
+{{- end }}
+
 {{- /* Values end up in the release's history, in serveConfigV2 and in dashboards: no place for secrets. */}}
 {{- define "serve-app.lintSecrets" -}}
-{{- $secret := "(?i)(token$|secret|passw|api_?key|credential)" -}}
 {{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- range $name := list "hf_token" "hf-token" -}}
 {{- $token := get ($model.engine_args | default dict) $name -}}
@@ -42,7 +48,7 @@
 {{- end -}}
 {{- end -}}
 {{- range $name, $value := $model.env | default dict -}}
-{{- if regexMatch $secret $name -}}
+{{- if eq (include "serve-app.isSecret" (dict "name" $name "value" $value)) "true" -}}
 {{- fail (printf "%s.env.%s looks like a secret, and values are no place for one: weights.huggingFaceTokenSecret takes the token of a gated model, modelPods.extraVolumes any other file" $model.at $name) -}}
 {{- end -}}
 {{- end -}}
@@ -53,7 +59,7 @@
 {{- end -}}
 {{- range $path, $pods := $all -}}
 {{- range $pods.extraEnv -}}
-{{- if and .value (regexMatch $secret .name) -}}
+{{- if eq (include "serve-app.isSecret" (dict "name" .name "value" (.value | default ""))) "true" -}}
 {{- fail (printf "extraEnv of %s has %s with a value, which looks like a secret, and values are no place for one: use valueFrom.secretKeyRef, or better a file through extraVolumes" $path .name) -}}
 {{- end -}}
 {{- end -}}
@@ -61,7 +67,7 @@
 {{- if regexMatch "://[^/@]*:[^/@]+@" .Values.gcsFaultTolerance.address -}}
 {{- fail "gcsFaultTolerance.address has a password in it, and values are no place for one: put it into a Secret and name that in gcsFaultTolerance.existingSecret" -}}
 {{- end -}}
-{{- $known := "(hf_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|-----BEGIN [A-Z ]*PRIVATE KEY)" -}}
+{{- $known := "(hf_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}|\\bsk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|-----BEGIN [A-Z ]*PRIVATE KEY)" -}}
 {{- with regexFind $known (toJson .Values) -}}
 {{- fail (printf "the values hold something that looks like a secret (%s...), and values are no place for one: put it into a Secret" (trunc 6 .)) -}}
 {{- end -}}

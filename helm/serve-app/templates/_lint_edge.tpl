@@ -44,7 +44,14 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- fail (printf "ingress.annotations has alb.ingress.kubernetes.io/%s: %q, which is no number: write digits alone, for example %q" $name $given "10") -}}
 {{- end -}}
 {{- end -}}
+{{- if and $alb (not $in.albCertificateArn) (not $in.hosts) (not (hasKey $in.annotations "alb.ingress.kubernetes.io/certificate-arn")) (not (hasKey $in.annotations "alb.ingress.kubernetes.io/listen-ports")) -}}
+{{- fail "ingress.alb is true, but ingress.albCertificateArn and ingress.hosts are empty: the AWS controller finds a certificate by either and makes no load balancer without one; name the certificate, or the hosts of one in ACM" -}}
+{{- end -}}
+{{- if and $in.enabled $in.tlsSecretName (not $in.hosts) -}}
+{{- fail (printf "ingress.tlsSecretName is %s, but ingress.hosts is empty: controllers choose a certificate by the host; name the hosts" $in.tlsSecretName) -}}
+{{- end -}}
 {{- include "serve-app.lintOpen" . -}}
+{{- include "serve-app.lintKinds" . -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.enabled is true, but httpRoute.parentRefs is empty: no Gateway would take the route; name yours, for example [{name: gateway, namespace: gateways}]" -}}
 {{- end -}}
@@ -54,6 +61,23 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- range $policies.clients }}{{ if .ipBlock }}{{ $blocks = append $blocks .ipBlock }}{{ end }}{{ end -}}
 {{- if not $blocks -}}
 {{- fail (printf "%s, but networkPolicies.enabled is true and networkPolicies.clients has no ipBlock: the load balancer is no pod and could not reach the ingress; add {ipBlock: {cidr: ...}} of its subnets" (ternary "ingress.alb is true" "service.type is LoadBalancer" $alb)) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Kinds of others that a cluster may lack. Only a cluster tells: `helm template` knows none of them, RayService included. */}}
+{{- define "serve-app.lintKinds" -}}
+{{- $has := .Capabilities.APIVersions -}}
+{{- $rows := list
+  (list "monitoring.podMonitors" .Values.monitoring.podMonitors "monitoring.coreos.com/v1/PodMonitor" "the Prometheus operator")
+  (list "monitoring.prometheusRules" .Values.monitoring.prometheusRules "monitoring.coreos.com/v1/PrometheusRule" "the Prometheus operator")
+  (list "httpRoute.enabled" .Values.httpRoute.enabled "gateway.networking.k8s.io/v1/HTTPRoute" "the Gateway API")
+-}}
+{{- if $has.Has "ray.io/v1/RayService" -}}
+{{- range $rows -}}
+{{- if and (index . 1) (not ($has.Has (index . 2))) -}}
+{{- fail (printf "%s is true, but the cluster has no %s: install %s first, or set it to false" (index . 0) (index . 2) (index . 3)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

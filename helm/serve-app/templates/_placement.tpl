@@ -41,6 +41,7 @@ topologySpreadConstraints:
   - topologyKey: {{ $key }}
     maxSkew: 1
     whenUnsatisfiable: {{ $.pods.topologySpread }}
+    nodeTaintsPolicy: Honor # a node that drains is none that a pod could be spread over
     labelSelector:
       matchLabels:
         {{- toYaml $.group | nindent 8 }}
