@@ -64,10 +64,27 @@ _DOWNLOAD: Schema = {
 }
 
 BY_KEY: dict[str, Schema] = {
-    **dict.fromkeys(("nodeSelector", "annotations", "podAnnotations", "podLabels", "labels", "dashboardLabels"), _STRING_MAP),
+    **dict.fromkeys(
+        (
+            "nodeSelector",
+            "annotations",
+            "podAnnotations",
+            "podLabels",
+            "labels",
+            "dashboardLabels",
+            "commonLabels",
+        ),
+        _STRING_MAP,
+    ),
     **dict.fromkeys(("headAnnotations", "workerAnnotations", "weightsAnnotations"), _STRING_MAP),
     **dict.fromkeys(("tolerations", "parentRefs", "clients", "extraEgress"), _OBJECTS),
-    **dict.fromkeys(("extraEnv", "extraVolumes"), _named("name")),
+    **dict.fromkeys(("extraEnv", "extraVolumes", "extraContainers", "extraInitContainers"), _named("name")),
+    "extraEnvFrom": _OBJECTS,
+    "topologySpreadConstraints": _named("topologyKey"),
+    "tls": _OBJECTS,
+    "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
+    "weightsPorts": {"type": "array", "items": _PORT},
+    "podSecurityContext": {"type": "object"},
     "extraVolumeMounts": _named("name", "mountPath"),
     **dict.fromkeys(("pullSecrets", "hosts", "hostnames"), _STRINGS),
     "loadBalancerSourceRanges": _CIDRS,

@@ -27,6 +27,8 @@ LOADED_S3 = {"weights": {"enabled": True, "downloads": [S3]}}
 MAPPING = {"a/b": "c"}
 TOLERATION = [{"key": "k", "operator": "Exists"}]
 VARIABLE = {"name": "N", "value": "v"}
+SOURCE = {"configMapRef": {"name": "c"}}
+SIDECAR = {"name": "sidecar", "image": "i"}
 MOUNT = {"name": "v", "mountPath": "/v"}
 VOLUME = {"name": "v", "emptyDir": {}}
 MODEL = "model"
@@ -91,12 +93,23 @@ def pods(path: str, group: str) -> Iterator[Row]:
     yield f"{path}.podAnnotations", MAPPING, lambda r: template(r)["annotations"], MAPPING, {}
     yield f"{path}.podLabels", MAPPING, lambda r: template(r)["labels"]["a/b"], "c", {}
     yield f"{path}.extraEnv", [VARIABLE], lambda r: r.environment(group)["N"], "v", {}
+    yield f"{path}.extraEnvFrom", [SOURCE], lambda r: r.container(group)["envFrom"], [SOURCE], {}
+    yield f"{path}.extraContainers", [SIDECAR], lambda r: r.pod(group)["containers"][1:], [SIDECAR], {}
+    yield f"{path}.extraInitContainers", [SIDECAR], lambda r: r.pod(group)["initContainers"][-1], SIDECAR, LOADED
+    yield f"{path}.schedulerName", "s", lambda r: r.pod(group)["schedulerName"], "s", {}
+    if group != "head":
+        spread = {"topologyKey": "rack", "maxSkew": 2}
+        yield f"{path}.topologySpreadConstraints", [spread], spread_of(group, "topologyKey", "maxSkew"), [spread], {}
     yield f"{path}.extraVolumes", [VOLUME], lambda r: r.pod(group)["volumes"][-1], VOLUME, {}
     volume = at(f"{path}.extraVolumes", [VOLUME])
     yield f"{path}.extraVolumeMounts", [MOUNT], lambda r: r.container(group)["volumeMounts"][-1], MOUNT, volume
     yield f"{path}.tmpSize", "3Mi", size_of(group, "tmp"), "3Mi", {}
     yield f"{path}.homeSize", "3Mi", size_of(group, "home"), "3Mi", {}
     yield f"{path}.shmSize", "300Mi", size_of(group, "shm"), "300Mi", {}
+
+
+def spread_of(group: str, *keys: str) -> Place:
+    return lambda r: [{key: constraint[key] for key in keys} for constraint in r.pod(group)["topologySpreadConstraints"]]
 
 
 def images(path: str, place: Place, context: dict[str, Any], *, name: str) -> Iterator[Row]:

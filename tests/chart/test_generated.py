@@ -38,7 +38,7 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
 
 
 def test_every_object_of_the_schema_is_closed_or_a_map_of_one_type() -> None:
-    free = {"global", "affinity"}  # Helm's own, and a large type of Kubernetes
+    free = {"global", "affinity", "podSecurityContext"}  # Helm's own, and large types of Kubernetes
     entries_are_free = {
         "tolerations",
         "extraEnv",

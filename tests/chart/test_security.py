@@ -195,3 +195,15 @@ def test_checkov_would_find_a_pod_that_is_not_hardened(tmp_path: Path) -> None:
     command = [checkov, "-d", str(tmp_path), "--framework", "kubernetes", "--skip-download", "--compact", "-o", "json"]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120).stdout)
     assert report["summary"]["failed"] > 10
+
+
+def test_with_secrets_that_exist_every_rendering_is_the_same() -> None:
+    """Or Argo CD and Flux, which render without a cluster, would see a change each time."""
+    existing = {name: {"existingSecret": "s"} for name in ("apiKeys", "clusterToken", "rayToken")}
+    outside = {"enabled": True, "address": "rediss://r:6380", "existingSecret": "s"}
+    values = merged(existing, at("gcsFaultTolerance", outside))
+    one, other = (
+        render(merged(values, at("commonLabels.render", name))).text.replace(name, "x") for name in ("quagga-1", "quagga-2")
+    )
+    assert one == other
+    assert "kind: Secret\n" not in one

@@ -1,6 +1,7 @@
 """Every value of values.yaml shows where it should: one row per value, and no value without a row."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.chart.places import (
     ALB,
     BOARD,
     CLASSES,
+    FT,
     GPU,
     INGRESS,
     LOADED,
@@ -20,6 +22,7 @@ from tests.chart.places import (
     OUTSIDE,
     ROUTE,
     RULES,
+    TOLERATION,
     Place,
     Row,
     alert,
@@ -31,7 +34,7 @@ from tests.chart.places import (
     resources,
     secrets_of,
 )
-from tests.chart.render import CHART, at, merged, models, render
+from tests.chart.render import CHART, Object, Rendered, at, merged, models, render
 from tests.chart.stored_rows import REDIS, WEIGHTS
 from tests.chart.test_generated import leaves
 
@@ -41,6 +44,21 @@ HOST = merged(INGRESS, at("ingress.hosts", ["h"]))
 MODEL_GROUP = "model-smollm2-135m-instruct"
 UNNAMED = {"model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
 AMOUNTS = {"requests": {"cpu": "11m", "memory": "12Mi"}, "limits": {"cpu": "130", "memory": "140Gi"}}
+
+EVERYTHING = merged(GPU, FT, LOADED, MONITORS, at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"}))
+
+
+def uninstall(r: Rendered) -> Object:
+    return dict(r.of("Job")["uninstall"]["spec"]["template"])
+
+
+def all_labels(r: Rendered) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the labels of all objects and pods."""
+    for o in r.objects:
+        yield f"{o['kind']} {o['metadata']['name']}", o["metadata"]["labels"]
+    for where, template in r.pod_templates():
+        yield f"pod of {where}", template["metadata"]["labels"]
+
 
 CONFIG: list[Row] = [
     ("config.models", {"m": UNNAMED, "n": UNNAMED}, lambda r: [*r.config["models"]], ["m", "n"], {}),
@@ -201,6 +219,13 @@ EDGE: list[Row] = [
         INGRESS,
     ),
     ("ingress.tlsSecretName", "t", lambda r: only(r.of("Ingress"))["spec"]["tls"][0]["secretName"], "t", HOST),
+    (
+        "ingress.tls",
+        [{"hosts": ["a"], "secretName": "t"}],
+        lambda r: only(r.of("Ingress"))["spec"]["tls"][0]["secretName"],
+        "t",
+        HOST,
+    ),
     ("httpRoute.enabled", True, lambda r: len(r.of("HTTPRoute")), 1, at("httpRoute.parentRefs", [{"name": "g"}])),
     ("httpRoute.parentRefs", [{"name": "h"}], lambda r: only(r.of("HTTPRoute"))["spec"]["parentRefs"], [{"name": "h"}], ROUTE),
     ("httpRoute.hostnames", ["a"], lambda r: only(r.of("HTTPRoute"))["spec"]["hostnames"], ["a"], ROUTE),
@@ -252,6 +277,13 @@ POLICIES: list[Row] = [
     ),
     ("networkPolicies.weightsCidrs", RANGE, lambda r: policy("weights")(r)["egress"][0]["to"], PEER, LOADED),
     ("networkPolicies.redisCidrs", RANGE, lambda r: policy("head-to-redis")(r)["egress"][0]["to"], PEER, OUTSIDE),
+    (
+        "networkPolicies.weightsPorts",
+        [3128],
+        lambda r: [p["port"] for p in policy("weights")(r)["egress"][0]["ports"]],
+        [443, 3128],
+        LOADED,
+    ),
     ("networkPolicies.extraEgress", [{"to": PEER}], lambda r: policy("extra-egress")(r)["egress"], [{"to": PEER}], {}),
 ]
 
@@ -297,6 +329,27 @@ CLUSTER: list[Row] = [
     ),
     ("monitoring.waitingRequestsAlert", 77, lambda r: alert(r, "ServeAppRequestsWait")["expr"].endswith("> 77"), True, RULES),
     ("test.apiKeySecret", "s", lambda r: only(r.of("Pod"))["spec"]["volumes"][1]["secret"]["secretName"], "s", {}),
+    ("test.nodeSelector", MAPPING, lambda r: only(r.of("Pod"))["spec"]["nodeSelector"], MAPPING, {}),
+    ("test.tolerations", TOLERATION, lambda r: only(r.of("Pod"))["spec"]["tolerations"], TOLERATION, {}),
+    ("test.podLabels", MAPPING, lambda r: only(r.of("Pod"))["metadata"]["labels"]["a/b"], "c", {}),
+    ("uninstall.nodeSelector", MAPPING, lambda r: uninstall(r)["spec"]["nodeSelector"], MAPPING, FT),
+    ("uninstall.tolerations", TOLERATION, lambda r: uninstall(r)["spec"]["tolerations"], TOLERATION, FT),
+    ("uninstall.podLabels", MAPPING, lambda r: uninstall(r)["metadata"]["labels"]["a/b"], "c", FT),
+    ("commonLabels", MAPPING, lambda r: [where for where, labels in all_labels(r) if labels.get("a/b") != "c"], [], EVERYTHING),
+    (
+        "podSecurityContext",
+        {"runAsNonRoot": True},
+        lambda r: [w for w, template in r.pod_templates() if template["spec"]["securityContext"] != {"runAsNonRoot": True}],
+        [],
+        EVERYTHING,
+    ),
+    (
+        "extraObjects",
+        [{"kind": "A", "metadata": {"name": "demo-a"}}, 'kind: A\nmetadata: {name: "{{ .Release.Name }}-b"}'],
+        lambda r: sorted(r.of("A")),
+        ["a", "b"],
+        {},
+    ),
     ("test.timeoutSeconds", 99, lambda r: only(r.of("Pod"))["spec"]["activeDeadlineSeconds"], 159, {}),
     *resources("test.resources", lambda r: only(r.of("Pod"))["spec"]["containers"][0]["resources"]),
 ]

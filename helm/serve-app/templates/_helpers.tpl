@@ -11,6 +11,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* Labels of a pod but for its component. Args: root, pods (settings with podLabels). */}}
+{{- define "serve-app.podLabels" -}}
+{{ merge (include "serve-app.selectorLabels" .root | fromYaml) (.pods.podLabels | default dict) .root.Values.commonLabels | toYaml }}
 {{- end }}
 
 {{- /* Args: image (repository, tag, digest), default (tag). */}}
@@ -99,12 +107,16 @@ priorityClassName: {{ include "serve-app.priorityClassName" . }}
 {{- end }}
 
 {{- define "serve-app.podSecurityContext" -}}
+{{- with .Values.podSecurityContext -}}
+{{ toYaml . }}
+{{- else -}}
 runAsNonRoot: true
 runAsUser: 10001
 runAsGroup: 10001
 fsGroup: 10001
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
+{{- end -}}
 {{- end }}
 
 {{- define "serve-app.securityContext" -}}

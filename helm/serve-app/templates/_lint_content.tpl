@@ -53,7 +53,7 @@ file. Args: name, value. */}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $all := dict "head" .Values.head "ingressPods" .Values.ingressPods "modelPods" .Values.modelPods -}}
+{{- $all := dict "head" .Values.head "ingressPods" .Values.ingressPods "modelPods" .Values.modelPods "weights" .Values.weights -}}
 {{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- $_ := set $all (printf "%s.pods" $model.at) ($model.pods | default dict) -}}
 {{- end -}}

@@ -35,7 +35,15 @@ tolerations:
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .pods.topologySpread }}
+{{- with .pods.schedulerName }}
+schedulerName: {{ . | quote }}
+{{- end }}
+{{- if .pods.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range .pods.topologySpreadConstraints }}
+  - {{ merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $.group)) | toYaml | nindent 4 | trim }}
+  {{- end }}
+{{- else if .pods.topologySpread }}
 topologySpreadConstraints:
   {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
   - topologyKey: {{ $key }}
@@ -46,5 +54,17 @@ topologySpreadConstraints:
       matchLabels:
         {{- toYaml $.group | nindent 8 }}
   {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Where a pod of a job may go. Args: its settings. */}}
+{{- define "serve-app.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}

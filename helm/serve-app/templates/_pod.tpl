@@ -8,12 +8,9 @@ initContainers (as text), labels, mounts, volumes, runtimeClassName. */}}
 {{- include "serve-app.lintAdditions" (dict "component" .component "pods" .pods "env" ($env | fromYamlArray) "mounts" $mounts "volumes" $volumes) -}}
 metadata:
   labels:
-    {{- include "serve-app.selectorLabels" .root | nindent 4 }}
+    {{- include "serve-app.podLabels" . | nindent 4 }}
     app.kubernetes.io/component: {{ .component }}
     {{- with .labels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-    {{- with .pods.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- with include "serve-app.podAnnotations" .pods }}
@@ -32,9 +29,14 @@ spec:
   {{- with include "serve-app.scheduling" . | trim }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- with .initContainers }}
+  {{- if or .initContainers .pods.extraInitContainers }}
   initContainers:
+    {{- with .initContainers }}
     {{- . | nindent 4 }}
+    {{- end }}
+    {{- with .pods.extraInitContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
   containers:
     - name: {{ .container }}
@@ -47,6 +49,10 @@ spec:
         {{- with .pods.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+      {{- with .pods.extraEnvFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
       ports:
         {{- toYaml .ports | nindent 8 }}
       readinessProbe:
@@ -67,6 +73,9 @@ spec:
         {{- with .pods.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with .pods.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     {{- toYaml $volumes | nindent 4 }}
     {{- with .pods.extraVolumes }}

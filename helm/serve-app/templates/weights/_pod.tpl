@@ -5,7 +5,7 @@
 {{- $s3 := hasPrefix "s3://" .download.source -}}
 metadata:
   labels:
-    {{- include "serve-app.selectorLabels" .root | nindent 4 }}
+    {{- include "serve-app.podLabels" (dict "root" .root "pods" $w) | nindent 4 }}
     app.kubernetes.io/component: weights
 spec:
   serviceAccountName: {{ .root.Release.Name }}-weights
@@ -39,6 +39,9 @@ spec:
         {{- with $w.s3Endpoint }}
         - {name: AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}
         {{- end }}
+        {{- with $w.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       resources:
         {{- toYaml $w.resources | nindent 8 }}
       volumeMounts:
@@ -68,6 +71,9 @@ spec:
         - {name: HF_TOKEN_PATH, value: /etc/serve-app/hugging-face/token}
         {{- end }}
         {{- end }}
+        {{- with $w.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       resources:
         {{- toYaml $w.resources | nindent 8 }}
       volumeMounts:
@@ -89,10 +95,16 @@ spec:
         defaultMode: 0440
         items: [{key: token, path: token}]
     {{- end }}
+    {{- with $w.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end }}
 
 {{- define "serve-app.weightsMounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: home, mountPath: /home/serve-app}
 - {name: weights, mountPath: /models}
+{{- with .root.Values.weights.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
