@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.chart.places import CUDA
-from tests.chart.render import CHART, models, tool
+from tests.chart.render import CHART, at, merged, models, tool
 
 AWAY = "takes the model away for one load of its engine"
 
@@ -37,3 +37,19 @@ def test_an_update_that_takes_a_model_away_is_announced(replicas: dict[str, int]
 
 def test_a_model_on_cpu_stays_through_an_update() -> None:
     assert AWAY not in notes({})
+
+
+@pytest.mark.parametrize(
+    ("ingress", "said"),
+    [
+        ({}, ["no TLS", "buffering"]),
+        ({"className": "traefik", "hosts": ["h"]}, ["buffering"]),
+        ({"className": "nginx", "hosts": ["h"]}, ["no fixes"]),
+        ({"className": "alb", "alb": True, "hosts": ["h"]}, []),
+    ],
+)
+def test_what_an_ingress_controller_must_be_told_is_announced(ingress: dict[str, Any], said: list[str]) -> None:
+    unready = at("config.ingress.unready_s", 15)
+    clients = at("networkPolicies.clients", [{"ipBlock": {"cidr": "10.2.0.0/16"}}])
+    printed = notes(merged(at("ingress", {"enabled": True, **ingress}), unready, clients))
+    assert [words for words in ("no TLS", "buffering", "no fixes") if words in printed] == said
