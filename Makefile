@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start selftest-loadtest manifests image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run demo test test-all check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start selftest-loadtest manifests dist image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -20,6 +20,7 @@ IMAGE ?= localhost/serve-app:$(VERSION)
 CUDA_IMAGE ?= $(IMAGE)-cuda
 REDIS_IMAGE ?= localhost/serve-app-redis:$(VERSION)
 BUILD ?= docker build
+DIST ?= dist/$(VERSION)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,13 +126,21 @@ lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
 	UV_CUSTOM_COMPILE_COMMAND="make lock-charts" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -o requirements/charts.lock requirements/charts.in
 
+dist: .venv ## the files of a release in DIST: wheel, sdist, locks, charts, notes, checksums; wants helm
+	@mkdir -p $(DIST); [ -z "$$(ls $(DIST))" ] || { echo "error: $(DIST) is not empty" >&2; exit 1; }
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build -q --no-build-isolation --python $(BIN)/python -o $(DIST) .
+	for kind in cpu cuda; do cp requirements/$$kind.lock $(DIST)/serve_app-$(VERSION)-$$kind.txt; done
+	PATH="$(CHARTS_PATH)" helm package helm/serve-app helm/loadtest -d $(DIST)
+	awk '/^## /{n++} n==1' CHANGELOG.md > $(DIST)/NOTES.md
+	rm -f $(DIST)/.gitignore; cd $(DIST) && sha256sum -- * > SHA256SUMS
+
 manifests: ## render the chart into k8s/manifests; needs helm
 	@mkdir -p build
 	k8s/manifests/render > build/serve-app.yaml
 	mv build/serve-app.yaml k8s/manifests/serve-app.yaml
 
 clean: ## remove .venv and caches; fetched models stay
-	rm -rf .venv .venv-charts .venv-cuda build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-charts .venv-cuda build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find serve_app loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: .venv
