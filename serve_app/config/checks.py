@@ -23,6 +23,7 @@ RESERVED_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_WORKER_MULTIPROC_METHOD": "workers are always spawned: forked ones would hide the engine's death; remove it",
 }
 
+_MAX_VARIABLE_BYTES = 100_000  # Linux: 131,072 with the name
 _RAYS_OWN_RESOURCES = {"CPU": "set num_cpus", "GPU": "set gpus_per_replica", "memory": "remove it"}
 
 RESERVED_PORTS: Mapping[range, str] = {
@@ -72,12 +73,27 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def checked_environment(env: dict[str, str]) -> dict[str, str]:
-    refuse(
-        wrong(key, f"is {value!r}, but serve-app sets this variable itself", way_out)
-        for key, value in env.items()
-        if (way_out := RESERVED_ENVIRONMENT.get(key))
-    )
+    refuse(problem for key, value in env.items() for problem in _variable_problems(key, value))
     return env
+
+
+def _variable_problems(name: str, value: str) -> Iterator[PydanticCustomError]:
+    if way_out := RESERVED_ENVIRONMENT.get(name):
+        yield wrong(name, f"is {value!r}, but serve-app sets this variable itself", way_out)
+    elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        yield wrong("", f"has {name!r}, which is no name of a variable", "letters, digits and _ are allowed, no digit first")
+    elif "\0" in value or not _is_utf8(value):
+        yield wrong(name, f"is {value[:20]!r}, which no environment can hold", "remove NUL and what is not UTF-8")
+    elif len(value.encode()) > _MAX_VARIABLE_BYTES:
+        yield wrong(name, f"has {len(value.encode())} bytes", f"Linux takes {_MAX_VARIABLE_BYTES} at most; put it into a file")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def checked_resources(resources: dict[str, float]) -> dict[str, float]:
@@ -136,7 +152,7 @@ def to_config_errors(error: ValidationError) -> list[ConfigError]:
         context = detail.get("ctx", {})
         if detail["type"] == "too_short" and detail["input"]:
             continue  # its items are wrong, and reported
-        path = dotted(detail["loc"])
+        path = dotted(part for part in detail["loc"] if part != "[key]")  # pydantic's mark of a key that is wrong itself
         if detail["type"] == "serve_app":
             path = f"{path}.{context['key']}" if path and context["key"] else path + context["key"]
             problem, hint = context["problem"], context["hint"]

@@ -171,6 +171,12 @@ class ModelSettings(Section):
         if self.device == "cuda" and self.simulated is None and self.kv_cache_gib != DEFAULT_KV_CACHE_GIB:
             problem = f"is {self.kv_cache_gib} and device is cuda"
             yield wrong("kv_cache_gib", problem, "remove it; use engine_args.gpu_memory_utilization")
+        backend = self.engine_args.get("distributed_executor_backend")
+        if self.device == "cuda" and backend not in (None, "mp", "uni"):
+            problem = f"is {backend!r}, whose workers would not end with their engine"
+            yield wrong(
+                "engine_args.distributed_executor_backend", problem, "remove it: vLLM takes mp where there are several GPUs"
+            )
         if self.device == "cpu" and (cache := self.engine_args.get("kv_cache_memory_bytes")) is not None:
             problem = f"is {cache!r} and kv_cache_gib is {self.kv_cache_gib}"
             yield wrong("engine_args.kv_cache_memory_bytes", problem, "remove it: on cpu kv_cache_gib sets the cache")

@@ -59,14 +59,14 @@ def known_frontend_args() -> dict[str, Any]:
 
 
 def checked_engine_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """``args`` with underscores in their names.
+    """``args`` with underscores in their names, without those that are null: vLLM's own defaults are not always None.
 
     Raises:
         ValidationError: Names that vLLM does not know, that belong elsewhere, that serve-app sets itself, and values of a wrong type.
     """
     result = _with_underscores(args)
     refuse(problem for name, value in result.items() for problem in _engine_arg_problems(name, value))
-    return result
+    return {name: value for name, value in result.items() if value is not None}
 
 
 def _engine_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustomError]:

@@ -229,3 +229,32 @@ def test_a_hold_shorter_than_a_simulated_start_is_refused() -> None:
         "timeouts.no_replica_s: is 30, and llama starts from zero in 40 s: who wakes it is always refused; set it well above 40"
     )
     parse_settings({"models": {"llama": model}, "timeouts": {"no_replica_s": 90.0}})
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"A=B": "x"}, "env: has 'A=B', which is no name of a variable; letters, digits and _ are allowed, no digit first"),
+        ({"": "x"}, "env: has '', which is no name of a variable; letters, digits and _ are allowed, no digit first"),
+        ({"A": "x\0y"}, "env.A: is 'x\\x00y', which no environment can hold; remove NUL and what is not UTF-8"),
+        ({"A": "\udcff"}, "env.A: is '\\udcff', which no environment can hold; remove NUL and what is not UTF-8"),
+        ({"A": "x" * 100_001}, "env.A: has 100001 bytes; Linux takes 100000 at most; put it into a file"),
+        ({1: "x"}, 'env.1: is 1, but should be a valid string; write "1" in quotes'),
+    ],
+    ids=["equals sign", "empty", "NUL", "no UTF-8", "too long", "no string"],
+)
+def test_a_variable_that_no_process_could_be_given_is_refused(env: dict[Any, str], said: str) -> None:
+    assert refusal(models={"llama": LLAMA | {"env": env}}).removeprefix("models.llama.").replace("[1]", ".1") == said
+
+
+def test_an_engine_argument_of_null_is_as_if_it_were_not_given() -> None:
+    arguments = {"additional_config": None, "hf-overrides": None, "max_model_len": 2048}
+    settings = parse_settings({"models": {"llama": LLAMA | {"engine_args": arguments}}})
+    assert settings.models["llama"].engine_args == {"max_model_len": 2048}
+
+
+def test_an_executor_whose_workers_outlive_their_engine_is_refused() -> None:
+    on = {"device": "cuda", "gpus_per_replica": 2}
+    said = refusal(models={"llama": LLAMA | on | {"engine_args": {"distributed_executor_backend": "ray"}}})
+    assert said.startswith("models.llama.engine_args.distributed_executor_backend: is 'ray', whose workers would not end")
+    parse_settings({"models": {"llama": LLAMA | on | {"engine_args": {"distributed_executor_backend": "mp"}}}})

@@ -52,7 +52,6 @@ def test_values_that_vllm_takes_pass() -> None:
     args = {
         "max_model_len": 2048,
         "gpu_memory_utilization": 1,
-        "enable_prefix_caching": None,
         "dtype": "float32",
         "cpu_offload_params": ["a"],
         "limit_mm_per_prompt": {"image": 2, "video": {"count": 1}},
