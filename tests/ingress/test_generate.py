@@ -54,7 +54,7 @@ def test_the_answer_is_the_prompt_and_what_the_engine_generates(post: Post, engi
 
 
 def test_a_stream_repeats_the_text_so_far_and_ends_with_the_whole_answer(post: Post) -> None:
-    fields = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    fields = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}  # vLLM merges the tokens that a busy machine is late for
     lines = lines_of(post(stream=True, **fields))
     assert len(lines) > 1
     assert all(after[0].startswith(before[0]) for before, after in pairwise(lines))
