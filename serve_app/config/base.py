@@ -51,4 +51,4 @@ class Section(BaseModel):
 
     @classmethod
     def _hint_for(cls, key: str) -> str:
-        return did_you_mean(key, cls.model_fields)
+        return did_you_mean(key, [name for name, field in cls.model_fields.items() if not field.exclude])

@@ -94,7 +94,7 @@ def checked_frontend_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]
         hint = "set tool_call_parser, for example to hermes, or remove enable_auto_tool_choice"
         problems.append(wrong("enable_auto_tool_choice", problem, hint))
     refuse(problems)
-    return result
+    return {name: value for name, value in result.items() if value is not None}
 
 
 def _frontend_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustomError]:

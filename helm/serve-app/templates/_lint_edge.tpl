@@ -44,8 +44,11 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- fail (printf "ingress.annotations has alb.ingress.kubernetes.io/%s: %q, which is no number: write digits alone, for example %q" $name $given "10") -}}
 {{- end -}}
 {{- end -}}
-{{- if and $alb (not $in.albCertificateArn) (not $in.hosts) (not (hasKey $in.annotations "alb.ingress.kubernetes.io/certificate-arn")) (not (hasKey $in.annotations "alb.ingress.kubernetes.io/listen-ports")) -}}
+{{- if and $alb (not $in.albCertificateArn) (not $in.hosts) (not $in.tls) (not (hasKey $in.annotations "alb.ingress.kubernetes.io/certificate-arn")) (not (hasKey $in.annotations "alb.ingress.kubernetes.io/listen-ports")) -}}
 {{- fail "ingress.alb is true, but ingress.albCertificateArn and ingress.hosts are empty: the AWS controller finds a certificate by either and makes no load balancer without one; name the certificate, or the hosts of one in ACM" -}}
+{{- end -}}
+{{- if and $in.tls $in.tlsSecretName -}}
+{{- fail (printf "ingress.tlsSecretName is %s, but ingress.tls has %d entries, which take its place: remove one of the two" $in.tlsSecretName (len $in.tls)) -}}
 {{- end -}}
 {{- if and $in.enabled $in.tlsSecretName (not $in.hosts) -}}
 {{- fail (printf "ingress.tlsSecretName is %s, but ingress.hosts is empty: controllers choose a certificate by the host; name the hosts" $in.tlsSecretName) -}}

@@ -41,7 +41,7 @@ schedulerName: {{ . | quote }}
 {{- if .pods.topologySpreadConstraints }}
 topologySpreadConstraints:
   {{- range .pods.topologySpreadConstraints }}
-  - {{ merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $.group)) | toYaml | nindent 4 | trim }}
+  - {{ ternary . (set (deepCopy .) "labelSelector" (dict "matchLabels" $.group)) (hasKey . "labelSelector") | toYaml | nindent 4 | trim }}
   {{- end }}
 {{- else if .pods.topologySpread }}
 topologySpreadConstraints:
