@@ -1,8 +1,9 @@
-"""Makes helm/serve-app/values.schema.json from values.yaml and from the schema of serve-app's configuration.
+"""Makes of helm/serve-app what follows from values.yaml and from serve-app's configuration: values.schema.json and files/rules.yaml.
 
 Types come from the default values, descriptions from the `# --` comments, and what neither tells (an empty list's entries, bounds,
 choices) from the tables below. Every object is closed and whole, so that a misspelt key fails, and so does a
-null, with which Helm would drop a default and a template read "off". `config` is the configuration's own schema.
+null, with which Helm would drop a default and a template read "off". `config` is the configuration's own schema. rules.yaml holds the
+tables of ports and timeouts by which both `serve-app check` and the chart's templates judge.
 Run as `python -m tools.chart_schema`; tests/chart/test_schema.py fails when the file is not what this makes.
 """
 
@@ -15,6 +16,8 @@ from typing import Any
 import yaml
 
 from serve_app.config import settings_json_schema
+from serve_app.config.checks import RESERVED_PORTS
+from serve_app.config.timeouts import RULES
 
 CHART = Path(__file__).parents[1] / "helm" / "serve-app"
 Schema = dict[str, Any]
@@ -51,10 +54,24 @@ def _named(*keys: str) -> Schema:
     return {"type": "array", "items": {"type": "object", "properties": keyed, "required": list(keys)}}
 
 
+def _named_rules() -> Iterator[str]:
+    """Yield the names of the rules that the chart's templates judge by themselves."""
+    for template in (CHART / "templates").rglob("*.tpl"):
+        yield from re.findall(r'\{\{- list "([a-z-]+)" \(?(?:printf )?"', template.read_text(encoding="utf-8"))
+
+
+def _only(one: str, other: str) -> Schema:
+    """Return the schema of an object that has the key ``one`` and not ``other``."""
+    return {"required": [one], "properties": {other: {"type": "null"}}}  # `false` would be reported as "false schema"
+
+
 _DOWNLOAD: Schema = {
     "type": "object",
     "additionalProperties": False,
     "required": ["path", "source"],
+    "if": {"properties": {"source": {"pattern": "^hf:"}}},
+    "then": _only("revision", "sha256"),
+    "else": _only("sha256", "revision"),
     "properties": {
         "path": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]*$"},
         "source": {"type": "string", "pattern": r"^(hf:[^/@:]+/[^/@:]+|s3://[^/]+/.+)$"},
@@ -80,6 +97,7 @@ BY_KEY: dict[str, Schema] = {
     **dict.fromkeys(("tolerations", "parentRefs", "clients", "extraEgress"), _OBJECTS),
     **dict.fromkeys(("extraEnv", "extraVolumes", "extraContainers", "extraInitContainers"), _named("name")),
     "extraEnvFrom": _OBJECTS,
+    "ignoredRules": {"type": "array", "items": {"enum": sorted({*_named_rules(), *(rule.name for rule in RULES)})}},
     "topologySpreadConstraints": _named("topologyKey"),
     "tls": _OBJECTS,
     "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
@@ -147,6 +165,12 @@ def values_schema() -> Schema:
     }
 
 
+def chart_rules() -> dict[str, Any]:
+    """Return what files/rules.yaml holds."""
+    ports = [{"first": ports[0], "last": ports[-1], "owner": owner} for ports, owner in RESERVED_PORTS.items()]
+    return {"ports": ports, "timeouts": [rule._asdict() | {"shorter": list(rule.shorter)} for rule in RULES]}
+
+
 def schema_of(
     value: Any, path: tuple[str, ...], described: Mapping[tuple[str, ...], str], by_key: Mapping[str, Schema] = BY_KEY
 ) -> Schema:
@@ -201,3 +225,7 @@ def descriptions(chart: Path = CHART) -> Iterator[tuple[tuple[str, ...], str]]:
 
 if __name__ == "__main__":
     (CHART / "values.schema.json").write_text(json.dumps(values_schema(), indent=2) + "\n", encoding="utf-8")
+    made = "# Made by `make chart-files` from serve_app/config/checks.py and timeouts.py.\n"
+    (CHART / "files" / "rules.yaml").write_text(
+        made + yaml.safe_dump(chart_rules(), sort_keys=False, width=1000), encoding="utf-8"
+    )

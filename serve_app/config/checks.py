@@ -36,7 +36,7 @@ RESERVED_PORTS: Mapping[range, str] = {
     range(10002, 11000): "Ray's worker processes",
     range(52365, 52366): "Ray's dashboard agent",
 }
-"""On a cluster as the chart makes it, which refuses the same (helm/serve-app/templates/_lint.tpl)."""
+"""Whose ports these are on a cluster that the chart makes. The chart refuses them by a copy (helm/serve-app/files/rules.yaml)."""
 
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_gib": "GiB", "_tokens": "tokens"}
 _SIZES_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -101,8 +101,17 @@ class SimulatedSettings(Section):
         return self.time_scale * step_time_s(profile_from(self.profile), StepWork(1, 1, 1))
 
 
+_FROM_ZERO: dict[str, JsonValue] = {
+    "if": {"required": ["replicas"], "properties": {"replicas": {"required": ["min"], "properties": {"min": {"const": 0}}}}},
+    "then": {"required": ["required"], "properties": {"required": {"const": False}}},
+}
+"""For the JSON schema, what `ModelSettings._scaling_problems` checks."""
+
+
 class ModelSettings(Section):
     """One served model: what the engine loads and where its replicas run."""
+
+    model_config = ConfigDict(json_schema_extra=_FROM_ZERO)
 
     name: SkipJsonSchema[str] = Field(exclude=True)
     """The `model` of requests: the key of this mapping in the file, and not among its own keys."""

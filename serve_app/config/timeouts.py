@@ -1,7 +1,7 @@
 """The chain of timeouts from the client to the pods: which must outlast which. Pure.
 
-The chart's template checks the same rules under the same names before anything is installed; `serve-app check` checks them in a
-configuration file, or in the manifests that a chart or a person wrote. What is not known (None) is not judged.
+The chart checks these rules before it installs anything, by a copy that tools/chart_schema.py makes (helm/serve-app/files/rules.yaml).
+`serve-app check` checks them in a configuration file, or in manifests. A rule is not judged while one of its times is not known (None).
 """
 
 from collections.abc import Iterator
@@ -33,6 +33,8 @@ class Timeouts:
     """After which clients give an answer up."""
     load_balancer_idle_s: float | None = None
     """Of silence, after which the load balancer closes a connection."""
+    prefill_s: float | None = 30.0
+    """From admission to the first token of the longest prompt; assumed where nothing says how long."""
     node_drain_s: float | None = None
     """RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S of a Ray pod; Ray's own default is 30."""
     pod_grace_s: float | None = None
@@ -94,8 +96,8 @@ RULES = (
     Rule(
         "load-balancer-outlasts-silence",
         "load_balancer_idle_s",
-        ("no_replica_s",),
-        30,  # the longest prompts' prefill
+        ("no_replica_s", "prefill_s"),
+        0,
         "the load balancer would cut requests without stream, which are silent while they wait for a replica and their prefill",
     ),
     Rule(
@@ -178,6 +180,7 @@ KEYS = {
     "serve_shutdown_s": "Serve's graceful_shutdown_timeout_s",
     "client_s": "the clients' timeout",
     "load_balancer_idle_s": "the load balancer's idle timeout",
+    "prefill_s": "the longest prompt's prefill",
     "node_drain_s": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
     "pod_grace_s": "terminationGracePeriodSeconds",
     "prestop_s": "the sleep of preStop",

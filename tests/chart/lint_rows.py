@@ -340,33 +340,9 @@ WEIGHTS: list[Check] = [
         weights(HUB, S3),
     ),
     (
-        "a commit of a bucket",
-        weights(S3 | {"revision": "c" * 40}),
-        ("weights.downloads[0].source is s3://b/p, and revision is ccc", "of hf: alone"),
-        weights(S3),
-    ),
-    (
-        "a checksum of a commit",
-        weights(HUB | {"sha256": "c" * 64}),
-        ("weights.downloads[0].source is hf:o/n, and sha256 is ccc", "of s3:// alone"),
-        weights(HUB),
-    ),
-    (
         "downloads without a volume",
         {"weights": {"downloads": [HUB]}},
         ("hf:o/n", "weights.enabled is false"),
         weights(HUB),
-    ),
-    (
-        "a download without a commit",
-        weights({key: value for key, value in HUB.items() if key != "revision"}),
-        ("hf:o/n", "revision is empty"),
-        weights(HUB),
-    ),
-    (
-        "a download without a checksum",
-        weights({key: value for key, value in S3.items() if key != "sha256"}),
-        ("s3://b/p", "sha256 is empty"),
-        weights(S3),
     ),
 ]

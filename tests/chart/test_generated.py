@@ -11,7 +11,7 @@ import yaml
 
 from serve_app.config import settings_json_schema
 from tests.chart.render import CHART, tool
-from tools.chart_schema import descriptions, values_schema
+from tools.chart_schema import chart_rules, descriptions, values_schema
 
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -27,6 +27,10 @@ def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 def test_the_schema_is_the_one_that_the_values_make() -> None:
     made = json.loads((CHART / "values.schema.json").read_text())
     assert made == values_schema(), "run `make chart-files`"
+
+
+def test_the_chart_judges_ports_and_timeouts_by_the_tables_of_serve_app_check() -> None:
+    assert yaml.safe_load((CHART / "files" / "rules.yaml").read_text()) == chart_rules(), "run `make chart-files`"
 
 
 def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:

@@ -1,5 +1,6 @@
 """Every check across values: one set of values that triggers it, with both values in the sentence, and one beside it that does not."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from serve_app.config.checks import RESERVED_PORTS
 from serve_app.config.timeouts import RULES
 from tests.chart.lint_rows import EDGE, EFFECT, IMAGES, PODS, SCALING, WEIGHTS, Check
-from tests.chart.places import ALB
+from tests.chart.places import ALB, HUB, S3
 from tests.chart.render import Refused, at, merged, models, render
 
 MODEL: dict[str, Any] = {"name": "m", "model": "embedded:smollm2-135m-instruct"}
@@ -91,24 +92,6 @@ CHECKS: list[Check] = [
     *SCALING,
     *WEIGHTS,
     (
-        "a target of a model that cannot scale",
-        models(MODEL | {"replicas": {"min": 2, "max": 2, "utilization": 0.77}}),
-        ("0.77", "min is 2 and max is 2", "can never scale"),
-        models(MODEL | {"replicas": {"min": 2, "max": 3, "utilization": 0.77}}),
-    ),
-    (
-        "a target of an ingress that cannot scale",
-        at("config.ingress.replicas", {"min": 1, "max": 1, "target_streams": 55}),
-        ("55", "min is 1 and max is 1", "can never scale"),
-        at("config.ingress.replicas", {"min": 1, "max": 2, "target_streams": 55}),
-    ),
-    (
-        "fewer GPUs than the minimums need",
-        merged(models(CUDA | {"replicas": {"min": 3, "max": 4}}), at("config.autoscaling", {"max_gpus": 5})),
-        ("max_gpus is 5", "replicas.min need 6 GPUs"),
-        merged(models(CUDA | {"replicas": {"min": 3, "max": 4}}), at("config.autoscaling", {"max_gpus": 6})),
-    ),
-    (
         "more replicas than there may be",
         models(MODEL | {"replicas": {"min": 3, "max": 2}}),
         ("config.models.m.replicas.min is 3, but max is 2", "set max to 3 or more"),
@@ -125,12 +108,6 @@ CHECKS: list[Check] = [
         at("config.protocol.port", 1023),
         ("config.protocol.port is 1023, which belongs to root alone", "for example 8020"),
         at("config.protocol.port", 1024),
-    ),
-    (
-        "scaling from zero of a model that readiness waits for",
-        models(MODEL | {"replicas": {"min": 0, "max": 2}}),
-        ("config.models.m.replicas.min is 0 and required is true", "set required to false"),
-        models(MODEL | {"replicas": {"min": 0, "max": 2}, "required": False}),
     ),
     (
         "GPUs that do not divide",
@@ -299,6 +276,17 @@ def test_wrong_values_are_refused_with_a_sentence_that_names_them(
     render(right)
 
 
+def test_all_broken_rules_are_reported_at_once_and_each_can_be_ignored_by_its_name() -> None:
+    wrong = merged(at("image.tag", "latest"), at("config.ingress.port", 8000), at("timeouts.clientSeconds", 599))
+    with pytest.raises(Refused) as refusal:
+        render(wrong)
+    names = re.findall(r"^  ([a-z-]+): ", str(refusal.value), re.MULTILINE)
+    assert names == ["port-taken", "client-outlasts-drain", "image-latest"]
+    with pytest.raises(Refused, match=r"break 1 of the chart's rules:\n  port-taken: config\.ingress\.port is 8000"):
+        render(wrong | {"ignoredRules": names[1:]})
+    assert render(wrong | {"ignoredRules": names}).config["ingress"]["port"] == 8000
+
+
 @pytest.mark.parametrize("key", ["ingress", "protocol"])
 @pytest.mark.parametrize("ports", RESERVED_PORTS, ids=str)
 def test_the_ports_that_serve_app_check_refuses_are_refused_with_the_same_owner(ports: range, key: str) -> None:
@@ -349,6 +337,13 @@ def test_a_null_that_would_drop_a_default_is_refused(path: str) -> None:
         ("weights.activeDeadlineSeconds", 0),
         ("weights.s3Endpoint", "minio:9000"),
         ("head.extraEnv", [{"value": "x"}]),
+        ("config.models.m", {"replicas": {"min": 0}}),
+        ("config.models.m", {"replicas": {"min": 0}, "required": True}),
+        ("weights.downloads", [HUB | {"sha256": "b" * 64}]),
+        ("weights.downloads", [{key: value for key, value in HUB.items() if key != "revision"}]),
+        ("weights.downloads", [S3 | {"revision": "a" * 40}]),
+        ("weights.downloads", [{key: value for key, value in S3.items() if key != "sha256"}]),
+        ("ignoredRules", ["no-such-rule"]),
         ("modelPods.image", "gpu"),
         ("modelPods.resources.limits.cpu", None),
         ("config.models.m.pods.homeSize", "1 Gi"),

@@ -335,6 +335,13 @@ CLUSTER: list[Row] = [
     ("uninstall.nodeSelector", MAPPING, lambda r: uninstall(r)["spec"]["nodeSelector"], MAPPING, FT),
     ("uninstall.tolerations", TOLERATION, lambda r: uninstall(r)["spec"]["tolerations"], TOLERATION, FT),
     ("uninstall.podLabels", MAPPING, lambda r: uninstall(r)["metadata"]["labels"]["a/b"], "c", FT),
+    (
+        "ignoredRules",
+        ["image-latest"],
+        lambda r: r.container("head")["image"],
+        "localhost/serve-app:latest",
+        at("image.tag", "latest"),
+    ),
     ("commonLabels", MAPPING, lambda r: [where for where, labels in all_labels(r) if labels.get("a/b") != "c"], [], EVERYTHING),
     (
         "podSecurityContext",

@@ -1,10 +1,10 @@
 {{- define "serve-app.lintImages" -}}
 {{- range $path, $image := dict "image" .Values.image "cudaImage" .Values.cudaImage "gcsFaultTolerance.redis.image" .Values.gcsFaultTolerance.redis.image "weights.s3Image" .Values.weights.s3Image -}}
 {{- if and (eq $image.tag "latest") (not $image.digest) -}}
-{{- fail (printf "%s.tag is latest and %s.digest is empty: pods of one release would run different images; give a version or a digest" $path $path) -}}
+{{- list "image-latest" (printf "%s.tag is latest and %s.digest is empty: pods of one release would run different images; give a version or a digest" $path $path) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if regexMatch ":[^/]+$" $image.repository -}}
-{{- fail (printf "%s.repository is %q and %s.tag is %q: put the tag of the former into the latter" $path $image.repository $path $image.tag) -}}
+{{- list "image-tag-in-repository" (printf "%s.repository is %q and %s.tag is %q: put the tag of the former into the latter" $path $image.repository $path $image.tag) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -14,18 +14,18 @@
 {{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- if and (eq $pods.image "cpu") (eq (dig "device" "cpu" $model) "cuda") -}}
-{{- fail (printf "modelPods.image is cpu for %s, whose device is cuda: the CPU image has no CUDA; set image to auto, or device to cpu" $model.at) -}}
+{{- list "cuda-model-in-cpu-image" (printf "modelPods.image is cpu for %s, whose device is cuda: the CPU image has no CUDA; set image to auto, or device to cpu" $model.at) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if and (eq $pods.image "cuda") (eq (dig "device" "cpu" $model) "cpu") (not $model.simulated) -}}
-{{- fail (printf "modelPods.image is cuda for %s, which computes on cpu: vLLM in the CUDA image has no kernels for CPUs; set image to auto, or simulate the model" $model.at) -}}
+{{- list "cpu-model-in-cuda-image" (printf "modelPods.image is cuda for %s, which computes on cpu: vLLM in the CUDA image has no kernels for CPUs; set image to auto, or simulate the model" $model.at) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if and (eq $pods.image "cuda") (not $.Values.cudaImage.tag) (not $.Values.cudaImage.digest) -}}
 {{- $made := include "serve-app.cudaTag" $ -}}
 {{- with $.Values.image.digest -}}
-{{- fail (printf "image.digest is %s and %s runs the CUDA image, but cudaImage.tag and cudaImage.digest are empty: the tag %s, made of image.tag, may be of another build; set cudaImage.digest, or cudaImage.tag" . $model.at $made) -}}
+{{- list "cuda-image-of-another-build" (printf "image.digest is %s and %s runs the CUDA image, but cudaImage.tag and cudaImage.digest are empty: the tag %s, made of image.tag, may be of another build; set cudaImage.digest, or cudaImage.tag" . $model.at $made) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if hasSuffix "-cuda" $.Values.image.tag -}}
-{{- fail (printf "image.tag is %s and cudaImage.tag is empty: %s would run the CUDA image %s, and all other pods an image for CUDA; set image.tag to %s, the CPU image's" $.Values.image.tag $model.at $made (trimSuffix "-cuda" $.Values.image.tag)) -}}
+{{- list "cuda-image-for-all-pods" (printf "image.tag is %s and cudaImage.tag is empty: %s would run the CUDA image %s, and all other pods an image for CUDA; set image.tag to %s, the CPU image's" $.Values.image.tag $model.at $made (trimSuffix "-cuda" $.Values.image.tag)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -44,12 +44,12 @@ file. Args: name, value. */}}
 {{- range $name := list "hf_token" "hf-token" -}}
 {{- $token := get ($model.engine_args | default dict) $name -}}
 {{- if and $token (kindIs "string" $token) -}}
-{{- fail (printf "%s.engine_args.%s is a secret, and values are no place for one: put it into a Secret and name that in weights.huggingFaceTokenSecret" $model.at $name) -}}
+{{- list "secret-in-values" (printf "%s.engine_args.%s is a secret, and values are no place for one: put it into a Secret and name that in weights.huggingFaceTokenSecret" $model.at $name) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- range $name, $value := $model.env | default dict -}}
 {{- if eq (include "serve-app.isSecret" (dict "name" $name "value" $value)) "true" -}}
-{{- fail (printf "%s.env.%s looks like a secret, and values are no place for one: weights.huggingFaceTokenSecret takes the token of a gated model, modelPods.extraVolumes any other file" $model.at $name) -}}
+{{- list "secret-in-values" (printf "%s.env.%s looks like a secret, and values are no place for one: weights.huggingFaceTokenSecret takes the token of a gated model, modelPods.extraVolumes any other file" $model.at $name) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -60,16 +60,16 @@ file. Args: name, value. */}}
 {{- range $path, $pods := $all -}}
 {{- range $pods.extraEnv -}}
 {{- if eq (include "serve-app.isSecret" (dict "name" .name "value" (.value | default ""))) "true" -}}
-{{- fail (printf "extraEnv of %s has %s with a value, which looks like a secret, and values are no place for one: use valueFrom.secretKeyRef, or better a file through extraVolumes" $path .name) -}}
+{{- list "secret-in-values" (printf "extraEnv of %s has %s with a value, which looks like a secret, and values are no place for one: use valueFrom.secretKeyRef, or better a file through extraVolumes" $path .name) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if regexMatch "://[^/@]*:[^/@]+@" .Values.gcsFaultTolerance.address -}}
-{{- fail "gcsFaultTolerance.address has a password in it, and values are no place for one: put it into a Secret and name that in gcsFaultTolerance.existingSecret" -}}
+{{- list "secret-in-values" "gcsFaultTolerance.address has a password in it, and values are no place for one: put it into a Secret and name that in gcsFaultTolerance.existingSecret" | toJson | nindent 0 -}}
 {{- end -}}
 {{- $known := "(hf_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}|\\bsk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|-----BEGIN [A-Z ]*PRIVATE KEY)" -}}
 {{- with regexFind $known (toJson .Values) -}}
-{{- fail (printf "the values hold something that looks like a secret (%s...), and values are no place for one: put it into a Secret" (trunc 6 .)) -}}
+{{- list "secret-in-values" (printf "the values hold something that looks like a secret (%s...), and values are no place for one: put it into a Secret" (trunc 6 .)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end }}
 
@@ -82,40 +82,30 @@ file. Args: name, value. */}}
 {{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- if hasPrefix "/models/" $model.model -}}
 {{- if not $w.enabled -}}
-{{- fail (printf "%s.model is %s, but weights.enabled is false: enable it, and fetch the weights there or name an existing claim" $model.at $model.model) -}}
+{{- list "weights-not-enabled" (printf "%s.model is %s, but weights.enabled is false: enable it, and fetch the weights there or name an existing claim" $model.at $model.model) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if hasSuffix "/" $model.model -}}
-{{- fail (printf "%s.model is %s: write %s, by which its download is found" $model.at $model.model (trimSuffix "/" $model.model)) -}}
+{{- list "weights-path-with-slash" (printf "%s.model is %s: write %s, by which its download is found" $model.at $model.model (trimSuffix "/" $model.model)) | toJson | nindent 0 -}}
 {{- end -}}
-{{- if not (or $w.existingClaim (has $model.model $paths)) -}}
-{{- fail (printf "%s.model is %s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s, or name the claim that has it" $model.at $model.model (join ", " $paths | default "nothing") (trimPrefix "/models/" $model.model)) -}}
+{{- if and $w.enabled (not (or $w.existingClaim (has $model.model $paths))) -}}
+{{- list "weights-not-fetched" (printf "%s.model is %s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s, or name the claim that has it" $model.at $model.model (join ", " $paths | default "nothing") (trimPrefix "/models/" $model.model)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- if not (or (hasPrefix "/" $model.model) (hasPrefix "embedded:" $model.model) $open) -}}
-{{- fail (printf "%s.model is %s, a Hugging Face id, but networkPolicies.enabled is true: serving pods reach no hub; let weights.downloads fetch it and use /models/PATH, or allow the hub in networkPolicies.extraEgress" $model.at $model.model) -}}
+{{- list "hub-out-of-reach" (printf "%s.model is %s, a Hugging Face id, but networkPolicies.enabled is true: serving pods reach no hub; let weights.downloads fetch it and use /models/PATH, or allow the hub in networkPolicies.extraEgress" $model.at $model.model) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- if and $w.downloads (not $w.existingClaim) (eq $w.accessMode "ReadOnlyMany") -}}
-{{- fail (printf "weights.accessMode is ReadOnlyMany, but weights.downloads has %d entries, whose jobs write: set it to ReadWriteMany" (len $w.downloads)) -}}
+{{- list "weights-claim-read-only" (printf "weights.accessMode is ReadOnlyMany, but weights.downloads has %d entries, whose jobs write: set it to ReadWriteMany" (len $w.downloads)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- range $i, $download := $w.downloads -}}
 {{- $from := printf "weights.downloads[%d].source is %s" $i .source -}}
 {{- if not $w.enabled -}}
-{{- fail (printf "%s, but weights.enabled is false: enable it" $from) -}}
+{{- list "weights-not-enabled" (printf "%s, but weights.enabled is false: enable it" $from) | toJson | nindent 0 -}}
 {{- end -}}
 {{- $target := printf "/models/%s" .path -}}
 {{- if has $target (slice $paths 0 $i) -}}
-{{- fail (printf "weights.downloads[%d].path is %s, as of a download before it: give each a path of its own" $i .path) -}}
-{{- end -}}
-{{- $hub := hasPrefix "hf:" .source -}}
-{{- if and $hub (not .revision) -}}
-{{- fail (printf "%s, but revision is empty: give the commit, or the weights change under you" $from) -}}
-{{- end -}}
-{{- if and (not $hub) (not .sha256) -}}
-{{- fail (printf "%s, but sha256 is empty: give the checksum of its SHA256SUMS file" $from) -}}
-{{- end -}}
-{{- if ternary .sha256 .revision $hub -}}
-{{- fail (printf "%s, and %s: remove the latter, which is of %s alone" $from (ternary (printf "sha256 is %v" .sha256) (printf "revision is %v" .revision) $hub) (ternary "s3://" "hf:" $hub)) -}}
+{{- list "weights-path-twice" (printf "weights.downloads[%d].path is %s, as of a download before it: give each a path of its own" $i .path) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

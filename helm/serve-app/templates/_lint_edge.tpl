@@ -23,47 +23,45 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- $idle := .Values.timeouts.loadBalancerIdleSeconds | int -}}
 {{- $alb := eq (include "serve-app.alb" .) "true" -}}
 {{- if and $alb (gt $drain 3600) -}}
-{{- fail (printf "config.timeouts.drain_s is %d, but ingress.alb is true and an AWS load balancer keeps a stopping target for 3600 s at most: it would cut streams; lower drain_s, or use another load balancer" $drain) -}}
+{{- list "alb-cuts-drain" (printf "config.timeouts.drain_s is %d, but ingress.alb is true and an AWS load balancer keeps a stopping target for 3600 s at most: it would cut streams; lower drain_s, or use another load balancer" $drain) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if and $alb (gt $idle 4000) -}}
-{{- fail (printf "timeouts.loadBalancerIdleSeconds is %d, but ingress.alb is true and an AWS load balancer waits 4000 s at most: lower it, or use another load balancer" $idle) -}}
+{{- list "alb-cuts-silence" (printf "timeouts.loadBalancerIdleSeconds is %d, but ingress.alb is true and an AWS load balancer waits 4000 s at most: lower it, or use another load balancer" $idle) | toJson | nindent 0 -}}
 {{- end -}}
 {{- $in := .Values.ingress -}}
 {{- if and $in.enabled (eq $in.className "alb") (not $in.alb) -}}
-{{- fail "ingress.className is alb, but ingress.alb is false: the load balancer would get none of the settings that long streams need; set ingress.alb to true" -}}
+{{- list "alb-without-settings" "ingress.className is alb, but ingress.alb is false: the load balancer would get none of the settings that long streams need; set ingress.alb to true" | toJson | nindent 0 -}}
 {{- end -}}
 {{- if and $in.enabled $in.albCertificateArn (not $in.alb) -}}
-{{- fail (printf "ingress.albCertificateArn is %s, but ingress.alb is false: the certificate would not be used; set ingress.alb to true, or remove it" $in.albCertificateArn) -}}
+{{- list "value-without-effect" (printf "ingress.albCertificateArn is %s, but ingress.alb is false: the certificate would not be used; set ingress.alb to true, or remove it" $in.albCertificateArn) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if and $alb (eq $in.className "nginx") -}}
-{{- fail "ingress.alb is true, but ingress.className is nginx: set it to the class of the AWS controller, most often alb" -}}
+{{- list "alb-of-another-class" "ingress.alb is true, but ingress.className is nginx: set it to the class of the AWS controller, most often alb" | toJson | nindent 0 -}}
 {{- end -}}
 {{- range $name := list "healthcheck-interval-seconds" "unhealthy-threshold-count" -}}
 {{- $given := get $in.annotations (printf "alb.ingress.kubernetes.io/%s" $name) -}}
 {{- if not (regexMatch "^[0-9]*$" $given) -}}
-{{- fail (printf "ingress.annotations has alb.ingress.kubernetes.io/%s: %q, which is no number: write digits alone, for example %q" $name $given "10") -}}
+{{- list "alb-check-not-a-number" (printf "ingress.annotations has alb.ingress.kubernetes.io/%s: %q, which is no number: write digits alone, for example %q" $name $given "10") | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- if and $alb (not $in.albCertificateArn) (not $in.hosts) (not $in.tls) (not (hasKey $in.annotations "alb.ingress.kubernetes.io/certificate-arn")) (not (hasKey $in.annotations "alb.ingress.kubernetes.io/listen-ports")) -}}
-{{- fail "ingress.alb is true, but ingress.albCertificateArn and ingress.hosts are empty: the AWS controller finds a certificate by either and makes no load balancer without one; name the certificate, or the hosts of one in ACM" -}}
+{{- list "alb-without-certificate" "ingress.alb is true, but ingress.albCertificateArn and ingress.hosts are empty: the AWS controller finds a certificate by either and makes no load balancer without one; name the certificate, or the hosts of one in ACM" | toJson | nindent 0 -}}
 {{- end -}}
 {{- if and $in.tls $in.tlsSecretName -}}
-{{- fail (printf "ingress.tlsSecretName is %s, but ingress.tls has %d entries, which take its place: remove one of the two" $in.tlsSecretName (len $in.tls)) -}}
+{{- list "ingress-tls-twice" (printf "ingress.tlsSecretName is %s, but ingress.tls has %d entries, which take its place: remove one of the two" $in.tlsSecretName (len $in.tls)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if and $in.enabled $in.tlsSecretName (not $in.hosts) -}}
-{{- fail (printf "ingress.tlsSecretName is %s, but ingress.hosts is empty: controllers choose a certificate by the host; name the hosts" $in.tlsSecretName) -}}
+{{- list "ingress-tls-without-hosts" (printf "ingress.tlsSecretName is %s, but ingress.hosts is empty: controllers choose a certificate by the host; name the hosts" $in.tlsSecretName) | toJson | nindent 0 -}}
 {{- end -}}
-{{- include "serve-app.lintOpen" . -}}
-{{- include "serve-app.lintKinds" . -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
-{{- fail "httpRoute.enabled is true, but httpRoute.parentRefs is empty: no Gateway would take the route; name yours, for example [{name: gateway, namespace: gateways}]" -}}
+{{- list "route-without-gateway" "httpRoute.enabled is true, but httpRoute.parentRefs is empty: no Gateway would take the route; name yours, for example [{name: gateway, namespace: gateways}]" | toJson | nindent 0 -}}
 {{- end -}}
 {{- $policies := .Values.networkPolicies -}}
 {{- if and $policies.enabled $policies.clients (or $alb (eq .Values.service.type "LoadBalancer")) -}}
 {{- $blocks := list -}}
 {{- range $policies.clients }}{{ if .ipBlock }}{{ $blocks = append $blocks .ipBlock }}{{ end }}{{ end -}}
 {{- if not $blocks -}}
-{{- fail (printf "%s, but networkPolicies.enabled is true and networkPolicies.clients has no ipBlock: the load balancer is no pod and could not reach the ingress; add {ipBlock: {cidr: ...}} of its subnets" (ternary "ingress.alb is true" "service.type is LoadBalancer" $alb)) -}}
+{{- list "balancer-out-of-reach" (printf "%s, but networkPolicies.enabled is true and networkPolicies.clients has no ipBlock: the load balancer is no pod and could not reach the ingress; add {ipBlock: {cidr: ...}} of its subnets" (ternary "ingress.alb is true" "service.type is LoadBalancer" $alb)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -79,7 +77,7 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- if $has.Has "ray.io/v1/RayService" -}}
 {{- range $rows -}}
 {{- if and (index . 1) (not ($has.Has (index . 2))) -}}
-{{- fail (printf "%s is true, but the cluster has no %s: install %s first, or set it to false" (index . 0) (index . 2) (index . 3)) -}}
+{{- list "kind-missing" (printf "%s is true, but the cluster has no %s: install %s first, or set it to false" (index . 0) (index . 2) (index . 3)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -91,10 +89,10 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- $given := get .Values.ingress.annotations "alb.ingress.kubernetes.io/scheme" -}}
 {{- $scheme := $given | default (ternary .Values.ingress.albScheme "" .Values.ingress.alb) -}}
 {{- if and .Values.ingress.enabled (eq $scheme "internet-facing") -}}
-{{- fail (printf "%s is internet-facing, but apiKeys.enabled is false: anybody could use the models; enable the keys, or make it internal" (ternary "alb.ingress.kubernetes.io/scheme in ingress.annotations" "ingress.albScheme" (ne $given ""))) -}}
+{{- list "open-to-everybody" (printf "%s is internet-facing, but apiKeys.enabled is false: anybody could use the models; enable the keys, or make it internal" (ternary "alb.ingress.kubernetes.io/scheme in ingress.annotations" "ingress.albScheme" (ne $given ""))) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if and (eq .Values.service.type "LoadBalancer") (not .Values.service.loadBalancerSourceRanges) -}}
-{{- fail "service.type is LoadBalancer, apiKeys.enabled is false and service.loadBalancerSourceRanges is empty: anybody could use the models; enable the keys, or name the ranges of your clients" -}}
+{{- list "open-to-everybody" "service.type is LoadBalancer, apiKeys.enabled is false and service.loadBalancerSourceRanges is empty: anybody could use the models; enable the keys, or name the ranges of your clients" | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -113,11 +111,11 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 -}}
 {{- range $rows -}}
 {{- if and (index . 1) (not (index . 3)) -}}
-{{- fail (printf "%s is %v, but %s is %s: %s; set the latter, or remove the former" (index . 0) (index . 1) (index . 2) (toString (index . 3) | default "empty") (index . 4)) -}}
+{{- list "value-without-effect" (printf "%s is %v, but %s is %s: %s; set the latter, or remove the former" (index . 0) (index . 1) (index . 2) (toString (index . 3) | default "empty") (index . 4)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.service.loadBalancerSourceRanges (ne .Values.service.type "LoadBalancer") -}}
-{{- fail (printf "service.loadBalancerSourceRanges is %s, but service.type is %s: nothing would be kept out; use networkPolicies.clients, or set type to LoadBalancer" (join ", " .Values.service.loadBalancerSourceRanges) .Values.service.type) -}}
+{{- list "value-without-effect" (printf "service.loadBalancerSourceRanges is %s, but service.type is %s: nothing would be kept out; use networkPolicies.clients, or set type to LoadBalancer" (join ", " .Values.service.loadBalancerSourceRanges) .Values.service.type) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end }}
 
@@ -128,7 +126,7 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- $used := dig "spec" "rayClusterConfig" "gcsFaultToleranceOptions" "redisAddress" "" $live -}}
 {{- $own := include "serve-app.ownRedisAddress" . -}}
 {{- if and (eq $used $own) (ne (include "serve-app.ownRedis" .) "true") -}}
-{{- fail (printf "the running Ray cluster keeps its state in %s, but gcsFaultTolerance.enabled is %v and gcsFaultTolerance.address is %q: this upgrade would delete that Redis under it; install another release with these values and move the clients to it, or uninstall this one first" $own .Values.gcsFaultTolerance.enabled .Values.gcsFaultTolerance.address) -}}
+{{- list "redis-in-use" (printf "the running Ray cluster keeps its state in %s, but gcsFaultTolerance.enabled is %v and gcsFaultTolerance.address is %q: this upgrade would delete that Redis under it; install another release with these values and move the clients to it, or uninstall this one first" $own .Values.gcsFaultTolerance.enabled .Values.gcsFaultTolerance.address) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

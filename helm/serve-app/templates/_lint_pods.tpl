@@ -19,50 +19,67 @@
 {{- end -}}
 {{- end }}
 
-{{- /* Args: root, path, pods (settings), whose (" for config.models[N]", or ""). */}}
+{{- /* Args: root, path, pods (settings), whose (" for config.models.NAME", or ""). */}}
 {{- define "serve-app.lintPod" -}}
 {{- $path := .path -}}{{- $pods := .pods -}}{{- $whose := .whose -}}
 {{- range $name, $request := $pods.resources.requests -}}
 {{- $limit := index ($pods.resources.limits | default dict) $name -}}
 {{- if and $limit (gt (include "serve-app.quantity" $request | float64) (include "serve-app.quantity" $limit | float64)) -}}
-{{- fail (printf "%s.resources.requests.%s is %v, but %s.resources.limits.%s is %v%s: Kubernetes would refuse the pod; raise the latter" $path $name $request $path $name $limit $whose) -}}
+{{- list "request-above-limit" (printf "%s.resources.requests.%s is %v, but %s.resources.limits.%s is %v%s: Kubernetes would refuse the pod; raise the latter" $path $name $request $path $name $limit $whose) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- range $label, $_ := $pods.podLabels -}}
 {{- if regexMatch "^(app[.]kubernetes[.]io/(name|instance|component)$|(ray[.]io|serve-app)/)" $label -}}
-{{- fail (printf "%s.podLabels has %s, by which Services, policies and budgets find the pods: remove it, or use another name" $path $label) -}}
+{{- list "label-of-chart" (printf "%s.podLabels has %s, by which Services, policies and budgets find the pods: remove it, or use another name" $path $label) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- $bytes := .root.Values.objectStore.bytes -}}
 {{- if and $pods.shmSize (gt (float64 $bytes) (include "serve-app.quantity" $pods.shmSize | float64)) -}}
-{{- fail (printf "objectStore.bytes is %d, but %s.shmSize is %v%s: Ray would keep its objects on disk; raise the latter" (int64 $bytes) $path $pods.shmSize $whose) -}}
+{{- list "objects-above-shm" (printf "objectStore.bytes is %d, but %s.shmSize is %v%s: Ray would keep its objects on disk; raise the latter" (int64 $bytes) $path $pods.shmSize $whose) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end }}
 
-{{- /* What values may not add to a container of Ray. Args: component, pods (their settings), env, mounts, volumes (the chart's, lists). */}}
+{{- /* What values added to the pods, judged in the pods that came of it. */}}
 {{- define "serve-app.lintAdditions" -}}
-{{- $path := get (dict "head" "head" "ingress" "ingressPods" "model" "modelPods") .component -}}
-{{- range .pods.extraEnv -}}
-{{- if eq .name "NVIDIA_VISIBLE_DEVICES" -}}
-{{- fail (printf "%s.extraEnv has NVIDIA_VISIBLE_DEVICES, but the device plugin sets it in pods of models with gpus_per_replica, and the chart to void in all others: remove it" $path) -}}
+{{- $pods := dict "head" (include "serve-app.headGroup" . | fromYaml).template "ingressPods" (include "serve-app.ingressGroup" . | fromYaml).template -}}
+{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- $path := ternary (printf "%s.pods" $model.at) "modelPods" (hasKey $model "pods") -}}
+{{- $_ := set $pods $path (include "serve-app.modelGroup" (dict "root" $ "model" $model) | fromYaml).template -}}
+{{- end -}}
+{{- range .Values.weights.downloads -}}
+{{- $_ := set $pods "weights" (include "serve-app.weightsPod" (dict "root" $ "download" .) | fromYaml) -}}
+{{- end -}}
+{{- range $path, $pod := $pods -}}
+{{- include "serve-app.lintPodTemplate" (dict "path" $path "spec" $pod.spec) -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Args: path (of the values), spec (of the pod). */}}
+{{- define "serve-app.lintPodTemplate" -}}
+{{- $path := .path -}}
+{{- $main := first .spec.containers -}}
+{{- $volumes := list -}}
+{{- range .spec.volumes }}{{ $volumes = append $volumes .name }}{{ end -}}
+{{- if ne $path "weights" -}}
+{{- range $main.env -}}
+{{- if and (eq .name "NVIDIA_VISIBLE_DEVICES") (ne (toString .value) "void") -}}
+{{- list "gpu-visibility" (printf "%s.extraEnv has NVIDIA_VISIBLE_DEVICES, but the device plugin sets it in pods of models with gpus_per_replica, and the chart to void in all others: remove it" $path) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
-{{- range list (list "extraEnv" "name" .env) (list "extraVolumes" "name" .volumes) (list "extraVolumeMounts" "mountPath" .mounts) -}}
-{{- $taken := list -}}{{- $key := index . 1 -}}
-{{- range index . 2 }}{{ $taken = append $taken (index . $key) }}{{ end -}}
-{{- $where := index . 0 -}}
-{{- range index $.pods $where -}}
+{{- end -}}
+{{- range list (list "extraEnv" "name" $main.env) (list "extraVolumes" "name" .spec.volumes) (list "extraVolumeMounts" "mountPath" $main.volumeMounts)
+    (list "extraContainers or extraInitContainers" "name" (concat .spec.containers (.spec.initContainers | default list))) -}}
+{{- $taken := list -}}{{- $where := index . 0 -}}{{- $key := index . 1 -}}
+{{- range index . 2 -}}
 {{- if has (index . $key) $taken -}}
-{{- fail (printf "%s.%s has the %s %s, which the chart uses itself, or which is there twice: remove it, or choose another" $path $where $key (index . $key)) -}}
+{{- list "name-twice" (printf "%s.%s has the %s %s, which the chart uses itself, or which is there twice: remove it, or choose another" $path $where $key (index . $key)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- $taken = append $taken (index . $key) -}}
 {{- end -}}
 {{- end -}}
-{{- $names := list -}}
-{{- range concat .volumes .pods.extraVolumes }}{{ $names = append $names .name }}{{ end -}}
-{{- range .pods.extraVolumeMounts -}}
-{{- if not (has .name $names) -}}
-{{- fail (printf "%s.extraVolumeMounts mounts %s at %s, but %s.extraVolumes has no volume of that name: add it there" $path .name .mountPath $path) -}}
+{{- range $main.volumeMounts -}}
+{{- if not (has .name $volumes) -}}
+{{- list "mount-without-volume" (printf "%s.extraVolumeMounts mounts %s at %s, but %s.extraVolumes has no volume of that name: add it there" $path .name .mountPath $path) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -1,60 +1,47 @@
-{{- /* The rules of serve_app/config/timeouts.py under the same names: `longer` is at least the sum of `shorter` and `margin`. */}}
-{{- define "serve-app.timeoutRules" -}}
+{{- /* What values fix of the quantities that files/rules.yaml names: each where it is set, and its whole seconds. */}}
+{{- define "serve-app.knownTimeouts" -}}
 {{- $t := include "serve-app.timeouts" . | fromYaml -}}
 {{- $v := .Values.timeouts -}}
-{{- $drain := dict "config.timeouts.drain_s" $t.drain -}}
-{{- $unready := dict "config.ingress.unready_s" $t.unready -}}
-{{- $wait := dict "config.timeouts.no_replica_s" $t.noReplica -}}
-{{- $serve := dict "Serve's graceful_shutdown_timeout_s" $t.serve -}}
-{{- $idle := dict "timeouts.loadBalancerIdleSeconds" (int $v.loadBalancerIdleSeconds) -}}
-{{- $node := dict "timeouts.rayDrainSeconds" $t.rayDrain -}}
-{{- $rules := list
-  (list "drain-outlasts-wait" $drain $wait 0 "a stopping ingress would cut requests that still wait for a replica")
-  (list "client-outlasts-drain" (dict "timeouts.clientSeconds" (int $v.clientSeconds)) $drain 0
-    "clients would give up answers that are still being made")
-  (list "load-balancer-outlasts-silence" $idle (merge (dict "timeouts.prefillSeconds" (int $v.prefillSeconds)) $wait) 0
-    "the load balancer would cut requests without stream, which are silent while they wait for a replica and their prefill")
-  (list "keep-alive-outlasts-load-balancer" (dict "config.ingress.keep_alive_s" $t.keepAlive) $idle 1
-    "the load balancer would send requests into connections that the ingress is closing, and answer 502")
-  (list "unready-outlasts-probe" $unready (dict "the readiness probe's periods" 4) 1
-    "a stopping ingress would refuse requests before the Service has turned away")
-  (list "node-drain-outlasts-serve" $node $serve 0 "Ray would end the node under replicas that are draining")
-  (list "pod-grace-outlasts-node-drain" (dict "timeouts.terminationGracePeriodSeconds" $t.grace)
-    (merge (dict "timeouts.preStopSleepSeconds" (int $v.preStopSleepSeconds)) $node) 10
-    "Kubernetes would kill the pod while its node is draining")
-  (list "old-cluster-outlasts-drain" (dict "timeouts.rayClusterDeletionDelaySeconds" $t.deletionDelay) $drain 60
-    "an upgrade would delete the old cluster under its streams")
-  (list "gcs-reconnect-outlasts-drain" (dict "timeouts.gcsReconnectSeconds" $t.gcsReconnect) $drain 1
-    "workers would end under their streams when the old cluster's head has gone")
-  (list "head-outlasts-worker-sleep" (dict "head.preStopSleepSeconds" (int .Values.head.preStopSleepSeconds))
-    (dict "timeouts.preStopSleepSeconds" (int $v.preStopSleepSeconds)) 15
-    "the head of a deleted cluster would go before its workers have announced their drain")
--}}
-{{- if eq (include "serve-app.alb" .) "true" -}}
-{{- $rules = append $rules (list "unready-outlasts-health-check" $unready
-  (dict "the load balancer's health check" (include "serve-app.albHealthCheckSeconds" . | int)) 2
-  "a stopping ingress would refuse requests that the load balancer still sends, which answers 502") -}}
-{{- end -}}
-{{- if .Values.ingressPods.spot -}}
-{{- $rules = append $rules (list "spot-notice-outlasts-drain"
-  (dict "ingressPods.spotNoticeSeconds" (int .Values.ingressPods.spotNoticeSeconds)) (merge (dict) $unready $drain) 0
-  "the node would go under the streams of its ingress; put ingresses on on-demand nodes with ingressPods.spot=false") -}}
-{{- end -}}
-{{ toYaml $rules }}
+drain_s: {at: config.timeouts.drain_s, s: {{ $t.drain }}}
+unready_s: {at: config.ingress.unready_s, s: {{ $t.unready }}}
+no_replica_s: {at: config.timeouts.no_replica_s, s: {{ $t.noReplica }}}
+keep_alive_s: {at: config.ingress.keep_alive_s, s: {{ $t.keepAlive }}}
+prefill_s: {at: timeouts.prefillSeconds, s: {{ $v.prefillSeconds }}}
+serve_shutdown_s: {at: Serve's graceful_shutdown_timeout_s, s: {{ $t.serve }}}
+client_s: {at: timeouts.clientSeconds, s: {{ $v.clientSeconds }}}
+load_balancer_idle_s: {at: timeouts.loadBalancerIdleSeconds, s: {{ $v.loadBalancerIdleSeconds }}}
+node_drain_s: {at: timeouts.rayDrainSeconds, s: {{ $t.rayDrain }}}
+pod_grace_s: {at: timeouts.terminationGracePeriodSeconds, s: {{ $t.grace }}}
+prestop_s: {at: timeouts.preStopSleepSeconds, s: {{ $v.preStopSleepSeconds }}}
+head_prestop_s: {at: head.preStopSleepSeconds, s: {{ .Values.head.preStopSleepSeconds }}}
+probe_s: {at: the readiness probe's periods, s: 4}
+old_cluster_s: {at: timeouts.rayClusterDeletionDelaySeconds, s: {{ $t.deletionDelay }}}
+gcs_reconnect_s: {at: timeouts.gcsReconnectSeconds, s: {{ $t.gcsReconnect }}}
+{{- if eq (include "serve-app.alb" .) "true" }}
+health_check_s: {at: the load balancer's health check, s: {{ include "serve-app.albHealthCheckSeconds" . }}}
+{{- end }}
+{{- if .Values.ingressPods.spot }}
+spot_notice_s: {at: ingressPods.spotNoticeSeconds, s: {{ .Values.ingressPods.spotNoticeSeconds }}}
+{{- end }}
 {{- end }}
 
+{{- /* The rules of serve-app check: `longer` is at least the sum of `shorter` and `margin_s`. A quantity that is not known is not judged. */}}
 {{- define "serve-app.lintTimeouts" -}}
-{{- range include "serve-app.timeoutRules" . | fromYamlArray -}}
-{{- $longer := index . 1 -}}
-{{- $least := int (index . 3) -}}
+{{- $known := include "serve-app.knownTimeouts" . | fromYaml -}}
+{{- range $rule := (.Files.Get "files/rules.yaml" | fromYaml).timeouts -}}
+{{- $least := int $rule.margin_s -}}
 {{- $others := list -}}
-{{- range $name, $seconds := index . 2 -}}
-{{- $least = add $least $seconds | int -}}
-{{- $others = append $others (printf "%s is %v" $name $seconds) -}}
+{{- range $rule.shorter -}}
+{{- with get $known . -}}
+{{- $least = add $least .s | int -}}
+{{- $others = append $others (printf "%s is %v" .at .s) -}}
 {{- end -}}
-{{- $name := keys $longer | first -}}
-{{- if lt (index $longer $name | int) $least -}}
-{{- fail (printf "%s: %s is %v and %s: %s; %d or more is needed" (index . 0) $name (index $longer $name) (join " and " $others) (index . 4) $least) -}}
+{{- end -}}
+{{- $longer := get $known $rule.longer -}}
+{{- if and $longer (eq (len $others) (len $rule.shorter)) -}}
+{{- if lt (int $longer.s) $least -}}
+{{- list $rule.name (printf "%s is %v and %s: %s; %d or more is needed" $longer.at $longer.s (join " and " $others) $rule.reason $least) | toJson | nindent 0 -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -5,7 +5,6 @@ initContainers (as text), labels, mounts, volumes, runtimeClassName. */}}
 {{- $env := include "serve-app.rayEnv" . -}}
 {{- $mounts := concat (include "serve-app.scratchMounts" .pods | fromYamlArray) (.mounts | default list) -}}
 {{- $volumes := concat (include "serve-app.scratchVolumes" .pods | fromYamlArray) (.volumes | default list) -}}
-{{- include "serve-app.lintAdditions" (dict "component" .component "pods" .pods "env" ($env | fromYamlArray) "mounts" $mounts "volumes" $volumes) -}}
 metadata:
   labels:
     {{- include "serve-app.podLabels" . | nindent 4 }}
