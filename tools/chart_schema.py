@@ -65,6 +65,19 @@ def _only(one: str, other: str) -> Schema:
     return {"required": [one], "properties": {other: {"type": "null"}}}  # `false` would be reported as "false schema"
 
 
+_SPREAD: Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["maxSkew", "topologyKey", "whenUnsatisfiable"],
+        "properties": {
+            "maxSkew": {"type": "integer", "minimum": 1},
+            "topologyKey": {"type": "string", "minLength": 1},
+            "whenUnsatisfiable": {"enum": ["DoNotSchedule", "ScheduleAnyway"]},
+        },
+    },
+}
+
 _DOWNLOAD: Schema = {
     "type": "object",
     "additionalProperties": False,
@@ -90,15 +103,15 @@ BY_KEY: dict[str, Schema] = {
             "labels",
             "dashboardLabels",
             "commonLabels",
+            "commonAnnotations",
         ),
         _STRING_MAP,
     ),
-    **dict.fromkeys(("headAnnotations", "workerAnnotations", "weightsAnnotations"), _STRING_MAP),
     **dict.fromkeys(("tolerations", "parentRefs", "clients", "extraEgress"), _OBJECTS),
     **dict.fromkeys(("extraEnv", "extraVolumes", "extraContainers", "extraInitContainers"), _named("name")),
     "extraEnvFrom": _OBJECTS,
     "ignoredRules": {"type": "array", "items": {"enum": sorted({*_named_rules(), *(rule.name for rule in RULES)})}},
-    "topologySpreadConstraints": _named("topologyKey"),
+    "topologySpreadConstraints": _SPREAD,
     "tls": _OBJECTS,
     "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
     "weightsPorts": {"type": "array", "items": _PORT},
@@ -117,6 +130,8 @@ BY_KEY: dict[str, Schema] = {
     "apiServerPorts": {"type": "array", "items": _PORT, "minItems": 1},
     "downloads": {"type": "array", "items": _DOWNLOAD},
     "digest": {"type": "string", "pattern": r"^(sha256:[0-9a-f]{64})?$"},
+    "cudaImage.pullPolicy": {"enum": ["", "Always", "IfNotPresent", "Never"]},
+    "imagePullSecrets": _STRINGS,
     "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "topologySpread": {"enum": ["ScheduleAnyway", "DoNotSchedule", ""]},
     "upscalingMode": {"enum": ["Default", "Conservative"]},
@@ -145,6 +160,8 @@ def values_schema() -> Schema:
     config = _moved(settings_json_schema())
     del values["config"]
     properties = {key: schema_of(value, (key,), described) for key, value in values.items()}
+    for account in properties["serviceAccounts"]["properties"].values():
+        account |= {"if": {"properties": {"create": {"const": False}}}, "then": {"properties": {"name": {"minLength": 1}}}}
     pods = properties["modelPods"]["properties"]
     own = {key: _partial(schema) for key, schema in pods.items()}
     described_pods = {"type": "object", "description": "Keys of modelPods that differ for this model.", "properties": own}
@@ -157,8 +174,8 @@ def values_schema() -> Schema:
         "additionalProperties": False,
         "required": ["config", *properties],
         "properties": {
-            "global": {"type": "object", "description": "Helm's own, for parent charts."},
             **properties,
+            "global": {**properties["global"], "additionalProperties": True},  # a parent chart's own
             "config": config,
         },
         "$defs": config.pop("$defs"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.chart.places import ALB, CUDA, GPU, HUB, OUTER, S3
+from tests.chart.places import ALB, CUDA, GPU, HUB, LOADED, OUTER, S3
 from tests.chart.render import at, merged, models
 
 Check = tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]
@@ -149,16 +149,43 @@ PODS: list[Check] = [
     ),
     *[
         (
-            f"a label that selects the pods of {path}",
-            at(path, {"podLabels": {label: "x"}}),
-            (f"{path}.podLabels has {label}", "remove it"),
-            at(path, {"podLabels": {"app.kubernetes.io/part-of": "x"}}),
+            f"a label of the chart in {path}",
+            at(path, {label: "x"}),
+            (f"{path} has {label}", "remove it"),
+            at(path, {"app.kubernetes.io/part-of": "x"}),
         )
         for path, label in (
-            ("head", "app.kubernetes.io/name"),
-            ("ingressPods", "app.kubernetes.io/component"),
-            ("modelPods", "ray.io/group"),
-            ("modelPods", "serve-app/one-per-node"),
+            ("head.podLabels", "app.kubernetes.io/name"),
+            ("ingressPods.podLabels", "app.kubernetes.io/component"),
+            ("modelPods.podLabels", "ray.io/group"),
+            ("modelPods.podLabels", "serve-app/one-per-node"),
+            ("uninstall.podLabels", "app.kubernetes.io/instance"),
+            ("commonLabels", "helm.sh/chart"),
+        )
+    ],
+    *[
+        (
+            f"{what} twice",
+            merged(LOADED, at(path, value)),
+            (f"{path.partition('.')[0]}.{shown}", "or which is there twice"),
+            merged(LOADED, at(path, right)),
+        )
+        for what, path, value, shown, right in (
+            ("a sidecar's name", "head.extraContainers", [{"name": "ray-head"}], "extraContainers", [{"name": "sidecar"}]),
+            (
+                "an init container's name",
+                "modelPods.extraInitContainers",
+                [{"name": "ray-worker"}],
+                "extraContainers or extraInitContainers has the name ray-worker",
+                [{"name": "setup"}],
+            ),
+            (
+                "a volume of the jobs",
+                "weights.extraVolumes",
+                [{"name": "tmp"}],
+                "extraVolumes has the name tmp",
+                [{"name": "ca"}],
+            ),
         )
     ],
     (
@@ -288,7 +315,7 @@ EFFECT: list[Check] = [
         )
         for path, value, other, shown, context in (
             ("gcsFaultTolerance.address", "redis://r", "gcsFaultTolerance.enabled", "false", {"gcsFaultTolerance": REDIS}),
-            ("gcsFaultTolerance.existingSecret", "s", "gcsFaultTolerance.address", "empty", {"gcsFaultTolerance": REDIS}),
+            ("gcsFaultTolerance.existingSecret", "s", "gcsFaultTolerance.enabled", "false", {"gcsFaultTolerance": REDIS}),
             ("gcsFaultTolerance.username", "u", "gcsFaultTolerance.address", "empty", {"gcsFaultTolerance": REDIS}),
             ("weights.existingClaim", "c", "weights.enabled", "false", at("weights.enabled", True)),
             ("monitoring.prometheusRules", True, "monitoring.podMonitors", "false", at("monitoring.podMonitors", True)),

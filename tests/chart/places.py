@@ -65,8 +65,11 @@ def annotations(kind: str, name: str = "") -> Place:
     return lambda r: r.of(kind)[name]["metadata"].get("annotations", {})
 
 
-def resources(path: str, place: Place, context: dict[str, Any] | None = None) -> Iterator[Row]:
-    """Rows of the four amounts of a container, whose resources ``place`` finds."""
+def resources(path: str, place: Place, context: dict[str, Any] | None = None, *, disk: bool = False) -> Iterator[Row]:
+    """Rows of the amounts of a container, whose resources ``place`` finds; with ``disk``, of ephemeral storage, too."""
+    if disk:
+        name = "ephemeral-storage"
+        yield f"{path}.requests.{name}", "13Mi", amount_at(place, "requests", name), "13Mi", context or {}
     for kind, name, amount in (
         ("requests", "cpu", "11m"),
         ("requests", "memory", "12Mi"),
@@ -98,8 +101,8 @@ def pods(path: str, group: str) -> Iterator[Row]:
     yield f"{path}.extraInitContainers", [SIDECAR], lambda r: r.pod(group)["initContainers"][-1], SIDECAR, LOADED
     yield f"{path}.schedulerName", "s", lambda r: r.pod(group)["schedulerName"], "s", {}
     if group != "head":
-        spread = {"topologyKey": "rack", "maxSkew": 2}
-        yield f"{path}.topologySpreadConstraints", [spread], spread_of(group, "topologyKey", "maxSkew"), [spread], {}
+        spread = {"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
+        yield f"{path}.topologySpreadConstraints", [spread], spread_of(group, *spread), [spread], {}
     yield f"{path}.extraVolumes", [VOLUME], lambda r: r.pod(group)["volumes"][-1], VOLUME, {}
     volume = at(f"{path}.extraVolumes", [VOLUME])
     yield f"{path}.extraVolumeMounts", [MOUNT], lambda r: r.container(group)["volumeMounts"][-1], MOUNT, volume
@@ -121,6 +124,11 @@ def images(path: str, place: Place, context: dict[str, Any], *, name: str) -> It
     yield f"{path}.pullPolicy", "Always", lambda r: place(r)["imagePullPolicy"], "Always", context
 
 
+def pull_secrets(r: Rendered) -> dict[str, list[str]]:
+    """Return the names of the Secrets by which each pod pulls."""
+    return {where: [s["name"] for s in pod["spec"].get("imagePullSecrets", [])] for where, pod in r.pod_templates()}
+
+
 def secrets_of(r: Rendered, group: str) -> list[str]:
     return [v["secret"]["secretName"] for v in r.pod(group)["volumes"] if "secret" in v]
 
@@ -139,6 +147,11 @@ def claim(r: Rendered) -> Object:
 
 def variables(container: Object) -> dict[str, str]:
     return {e["name"]: e["value"] for e in container["env"]}
+
+
+def variables_from(container: Object) -> dict[str, Object]:
+    """Return of each variable that a Secret gives its name and key there."""
+    return {e["name"]: e["valueFrom"]["secretKeyRef"] for e in container["env"] if "valueFrom" in e}
 
 
 def alert(r: Rendered, name: str) -> Object:

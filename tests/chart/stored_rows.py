@@ -18,11 +18,13 @@ from tests.chart.places import (
     images,
     job,
     only,
+    pull_secrets,
     redis,
     redis_container,
     redis_password,
     resources,
     variables,
+    variables_from,
     weights_mounts,
 )
 from tests.chart.render import at, merged
@@ -49,15 +51,28 @@ REDIS: list[Row] = [
         {"value": "u"},
         OUTSIDE,
     ),
-    ("gcsFaultTolerance.existingSecret", "s", lambda r: redis_password(r), {"name": "s", "key": "password"}, OUTSIDE),
+    (
+        "gcsFaultTolerance.existingSecret",
+        "s",
+        lambda r: (redis_password(r), variables_from(redis_container(r))["REDIS_PASSWORD"], "redis" in r.of("Secret")),
+        (*[{"name": "s", "key": "password"}] * 2, False),
+        FT,
+    ),
     (
         "gcsFaultTolerance.existingSecretKey",
         "k",
-        lambda r: redis_password(r),
+        redis_password,
         {"name": "s", "key": "k"},
         merged(OUTSIDE, at("gcsFaultTolerance.existingSecret", "s")),
     ),
     *images("gcsFaultTolerance.redis.image", redis_container, FT, name="docker.io/valkey/valkey"),
+    (
+        "gcsFaultTolerance.redis.image.pullSecrets",
+        ["s"],
+        lambda r: [where for where, secrets in pull_secrets(r).items() if secrets == ["s"]],
+        ["StatefulSet demo-redis"],
+        FT,
+    ),
     *resources("gcsFaultTolerance.redis.resources", lambda r: redis_container(r)["resources"], FT),
     (
         "gcsFaultTolerance.redis.priorityClassName",
@@ -174,7 +189,7 @@ WEIGHTS: list[Row] = [
     ),
     ("weights.s3Region", "eu-west-1", lambda r: variables(job(r)["initContainers"][0])["AWS_REGION"], "eu-west-1", LOADED_S3),
     ("weights.activeDeadlineSeconds", 99, lambda r: only(r.of("Job"))["spec"]["activeDeadlineSeconds"], 99, LOADED),
-    *resources("weights.resources", lambda r: job(r)["containers"][0]["resources"], LOADED),
+    *resources("weights.resources", lambda r: job(r)["containers"][0]["resources"], LOADED, disk=True),
     ("weights.nodeSelector", MAPPING, lambda r: job(r)["nodeSelector"], MAPPING, LOADED),
     ("weights.tolerations", TOLERATION, lambda r: job(r)["tolerations"], TOLERATION, LOADED),
 ]

@@ -65,6 +65,10 @@ def amounts(cpu: Any, memory: str) -> dict[str, Any]:
     return {"cpu": cpu, "memory": memory}
 
 
+def asked(cpu: Any, memory: str, disk: str = "8Gi") -> dict[str, Any]:
+    return amounts(cpu, memory) | {"ephemeral-storage": disk}
+
+
 def of_model(model: dict[str, Any], **pods: Any) -> dict[str, Any]:
     own = model | {"pods": pods.pop("own", {})}
     return merged(models(own), at("networkPolicies.enabled", False), at("modelPods", pods))
@@ -104,15 +108,15 @@ def test_the_autoscaler_is_left_to_kuberay_which_gives_it_the_heads_image() -> N
 
 @pytest.mark.parametrize("model", [CPU, SIMULATED, CPU | {"model": "org/name"}], ids=["cpu", "simulated", "hub id"])
 def test_pods_on_cpu_are_of_one_size(model: dict[str, Any]) -> None:
-    assert sized(of_model(model)) == (amounts("500m", "3Gi"), amounts("2", "6Gi"), "1Gi", "8Gi")
+    assert sized(of_model(model)) == (asked("500m", "3Gi", "1Gi"), amounts("2", "6Gi"), "1Gi", "8Gi")
 
 
 @pytest.mark.parametrize(
     ("gpus", "requests", "limits", "shm"),
     [
-        (1, amounts("3", "12Gi"), amounts("8", "24Gi"), "3Gi"),
-        (4, amounts("6", "36Gi"), amounts("20", "72Gi"), "6Gi"),
-        (8, amounts("10", "68Gi"), amounts("36", "136Gi"), "10Gi"),
+        (1, asked("3", "12Gi"), amounts("8", "24Gi"), "3Gi"),
+        (4, asked("6", "36Gi"), amounts("20", "72Gi"), "6Gi"),
+        (8, asked("10", "68Gi"), amounts("36", "136Gi"), "10Gi"),
     ],
 )
 def test_pods_on_cuda_are_sized_by_their_gpus(gpus: int, requests: Any, limits: Any, shm: str) -> None:
@@ -127,7 +131,7 @@ def test_the_home_has_room_for_weights_that_come_from_a_hub(model: str, home: st
 
 
 LOCAL = CUDA | {"model": "/opt/m"}
-FOUR = (amounts("6", "36Gi"), amounts("20", "72Gi"), "6Gi", "8Gi")
+FOUR = (asked("6", "36Gi"), amounts("20", "72Gi"), "6Gi", "8Gi")
 """What four GPUs ask for."""
 
 
@@ -135,7 +139,7 @@ FOUR = (amounts("6", "36Gi"), amounts("20", "72Gi"), "6Gi", "8Gi")
     ("pods", "requests", "limits", "shm", "home"),
     [
         ({"resources": {"limits": {"memory": "99Gi"}}}, FOUR[0], amounts("20", "99Gi"), "6Gi", "8Gi"),
-        ({"resources": {"requests": {"cpu": 1}}}, amounts(1, "36Gi"), FOUR[1], "6Gi", "8Gi"),
+        ({"resources": {"requests": {"cpu": 1}}}, asked(1, "36Gi"), FOUR[1], "6Gi", "8Gi"),
         ({"shmSize": "16Gi"}, *FOUR[:2], "16Gi", "8Gi"),
         ({"homeSize": "40Gi"}, *FOUR[:3], "40Gi"),
         (
@@ -144,7 +148,7 @@ FOUR = (amounts("6", "36Gi"), amounts("20", "72Gi"), "6Gi", "8Gi")
                 "shmSize": "16Gi",
                 "own": {"resources": {"limits": {"cpu": 40}}, "shmSize": ""},
             },
-            *(amounts(1, "36Gi"), amounts(40, "72Gi"), "6Gi", "8Gi"),
+            *(asked(1, "36Gi"), amounts(40, "72Gi"), "6Gi", "8Gi"),
         ),
     ],
     ids=["a limit", "a request", "shm", "home", "its own over all models'"],

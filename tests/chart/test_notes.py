@@ -35,6 +35,12 @@ def test_an_update_that_takes_a_model_away_is_announced(replicas: dict[str, int]
     assert (AWAY in notes(models(CUDA | {"replicas": replicas}))) is said
 
 
+def test_the_model_to_ask_is_one_that_always_has_a_replica() -> None:
+    asleep = {"name": "a", "model": "/opt/a", "replicas": {"min": 0, "max": 1}, "required": False}
+    assert '{"model": "b",' in notes(models(asleep, {"name": "b", "model": "/opt/b"}))
+    assert '{"model": "a",' in notes(models(asleep))
+
+
 def test_a_model_on_cpu_stays_through_an_update() -> None:
     assert AWAY not in notes({})
 

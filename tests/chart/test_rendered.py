@@ -238,7 +238,6 @@ def test_generated_secrets_are_long_and_differ() -> None:
     values = [secrets[name]["stringData"][key] for name, key in SECRETS.items()]
     assert min(map(len, values)) >= 43
     assert len(set(values)) == len(values)
-    assert f"requirepass {secrets['redis']['stringData']['password']}\n" in secrets["redis"]["stringData"]["redis.conf"]
 
 
 def test_renderings_are_equal_when_every_secret_is_given() -> None:
@@ -247,6 +246,8 @@ def test_renderings_are_equal_when_every_secret_is_given() -> None:
     values = merged(given, LOADED, MONITORS, OUTSIDE, at("priorityClasses.create", True), at("modelPods.headroom.pods", 1))
     again = render(merged(values, at("global", {"again": True})))
     assert again.text == render(values).text
+    own = merged(given, at("gcsFaultTolerance", {"enabled": True, "existingSecret": "s"}))
+    assert render(merged(own, at("global", {"again": True}))).text == render(own).text
 
 
 SECRETS = {"cluster-token": "token", "ray-token": "auth_token", "api-keys": "keys", "redis": "password"}

@@ -15,6 +15,7 @@ from tests.chart.places import (
     GPU,
     INGRESS,
     LOADED,
+    LOADED_S3,
     MAPPING,
     MODEL,
     MONITORS,
@@ -31,6 +32,7 @@ from tests.chart.places import (
     only,
     pods,
     policy,
+    pull_secrets,
     resources,
     secrets_of,
 )
@@ -43,13 +45,22 @@ SIMULATED = models({"name": "m", "model": "/opt/m", "simulated": {"profile": "a1
 HOST = merged(INGRESS, at("ingress.hosts", ["h"]))
 MODEL_GROUP = "model-smollm2-135m-instruct"
 UNNAMED = {"model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
-AMOUNTS = {"requests": {"cpu": "11m", "memory": "12Mi"}, "limits": {"cpu": "130", "memory": "140Gi"}}
+AMOUNTS = {"requests": {"cpu": "11m", "memory": "12Mi", "ephemeral-storage": "13Mi"}, "limits": {"cpu": "130", "memory": "140Gi"}}
 
 EVERYTHING = merged(GPU, FT, LOADED, MONITORS, at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"}))
 
 
 def uninstall(r: Rendered) -> Object:
     return dict(r.of("Job")["uninstall"]["spec"]["template"])
+
+
+def containers(spec: Object) -> list[Object]:
+    return [*spec["containers"], *spec.get("initContainers", [])]
+
+
+def accounts(r: Rendered) -> set[str]:
+    """Return the accounts that pods run as."""
+    return {pod["spec"]["serviceAccountName"] for _, pod in r.pod_templates()}
 
 
 def all_labels(r: Rendered) -> Iterator[tuple[str, dict[str, str]]]:
@@ -74,6 +85,38 @@ CONFIG: list[Row] = [
 ]
 
 PODS: list[Row] = [
+    (
+        "global.imageRegistry",
+        "r.example:5000/mirror/",
+        lambda r: sorted({c["image"] for _, pod in r.pod_templates() for c in containers(pod["spec"])}),
+        [
+            f"r.example:5000/mirror/{name}"
+            for name in ("aws-cli/aws-cli:2.31.18", "serve-app:0.1.0", "serve-app:0.1.0-cuda", "valkey/valkey:8.1.4-bookworm")
+        ],
+        merged(EVERYTHING, LOADED_S3),
+    ),
+    ("global.imagePullSecrets", ["s"], lambda r: {*map(tuple, pull_secrets(r).values())}, {("s",)}, EVERYTHING),
+    (
+        "cudaImage.pullPolicy",
+        "Always",
+        lambda r: [r.container(g)["imagePullPolicy"] for g in ("head", MODEL)],
+        ["IfNotPresent", "Always"],
+        GPU,
+    ),
+    (
+        "cudaImage.pullSecrets",
+        ["s"],
+        lambda r: [where for where, secrets in pull_secrets(r).items() if secrets == ["s"]],
+        ["Deployment demo-headroom-m", "RayService demo model-m"],
+        merged(GPU, at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"})),
+    ),
+    (
+        "weights.s3Image.pullSecrets",
+        ["s"],
+        lambda r: [secrets for where, secrets in pull_secrets(r).items() if where.startswith("Job")],
+        [["s"]],
+        LOADED_S3,
+    ),
     *images("image", lambda r: r.container("head"), {}, name="localhost/serve-app"),
     (
         "image.pullSecrets",
@@ -87,9 +130,9 @@ PODS: list[Row] = [
     ("cudaImage.digest", DIGEST, lambda r: r.container(MODEL)["image"], f"localhost/serve-app@{DIGEST}", GPU),
     ("rayVersion", "2.61.0", lambda r: r.cluster["rayVersion"], "2.61.0", {}),
     *pods("head", "head"),
-    *resources("head.resources", lambda r: r.container("head")["resources"]),
+    *resources("head.resources", lambda r: r.container("head")["resources"], disk=True),
     *pods("ingressPods", "ingress"),
-    *resources("ingressPods.resources", lambda r: r.container("ingress")["resources"]),
+    *resources("ingressPods.resources", lambda r: r.container("ingress")["resources"], disk=True),
     *pods("modelPods", MODEL),
     ("modelPods.resources", AMOUNTS, lambda r: r.container(MODEL)["resources"], AMOUNTS, {}),
     ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "localhost/serve-app:0.1.0-cuda", SIMULATED),
@@ -306,9 +349,41 @@ CLUSTER: list[Row] = [
     ),
     ("priorityClasses.headValue", 7, lambda r: r.of("PriorityClass")["head.serving"]["value"], 7, CLASSES),
     ("priorityClasses.workerValue", 7, lambda r: r.of("PriorityClass")["worker.serving"]["value"], 7, CLASSES),
-    ("serviceAccounts.headAnnotations", MAPPING, annotations("ServiceAccount", "head"), MAPPING, {}),
-    ("serviceAccounts.workerAnnotations", MAPPING, annotations("ServiceAccount", "worker"), MAPPING, {}),
-    ("serviceAccounts.weightsAnnotations", MAPPING, annotations("ServiceAccount", "weights"), MAPPING, LOADED),
+    *[
+        row
+        for account in ("head", "worker", "weights")
+        for row in (
+            (f"serviceAccounts.{account}.annotations", MAPPING, annotations("ServiceAccount", account), MAPPING, LOADED),
+            (
+                f"serviceAccounts.{account}.create",
+                False,
+                lambda r, account=account: account in r.of("ServiceAccount"),
+                False,
+                merged(LOADED, at(f"serviceAccounts.{account}.name", "s")),
+            ),
+            (
+                f"serviceAccounts.{account}.name",
+                "s",
+                lambda r, account=account: ("s" in r.of("ServiceAccount"), "s" in accounts(r), f"demo-{account}" in accounts(r)),
+                (True, True, False),
+                EVERYTHING,
+            ),
+        )
+    ],
+    (
+        "fullnameOverride",
+        "demo-x",
+        lambda r: sorted({name.partition("-")[0] for o in r.objects if (name := o["metadata"]["name"].removeprefix("demo-"))}),
+        ["x"],
+        merged(EVERYTHING, CLASSES),
+    ),
+    (
+        "commonAnnotations",
+        MAPPING,
+        lambda r: [o["kind"] for o in r.objects if o["metadata"].get("annotations", {}).get("a/b") != "c"],
+        [],
+        EVERYTHING,
+    ),
     ("monitoring.podMonitors", True, lambda r: sorted(r.of("PodMonitor")), ["ingress", "ray"], {}),
     ("monitoring.prometheusRules", True, lambda r: len(r.of("PrometheusRule")), 1, MONITORS),
     ("monitoring.dashboards", True, lambda r: "dashboard" in r.of("ConfigMap"), True, {}),

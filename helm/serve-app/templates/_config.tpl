@@ -1,7 +1,7 @@
 {{- /* The configuration with what the cluster dictates. `serve-app.lint` has refused contradictions. */}}
 {{- define "serve-app.config" -}}
 {{- $config := deepCopy .Values.config -}}
-{{- $_ := set $config "name" .Release.Name -}}
+{{- $_ := set $config "name" (include "serve-app.fullname" .) -}}
 {{- $ingress := $config.ingress | default dict -}}
 {{- $_ := set $ingress "host" "0.0.0.0" -}}
 {{- $_ := set $ingress "resources" (dict "serve_app_ingress" 1) -}}
@@ -32,7 +32,7 @@
 
 {{- define "serve-app.serveConfig" -}}
 {{- $config := include "serve-app.config" . | fromYaml -}}
-{{- $application := dict "name" .Release.Name "route_prefix" nil "import_path" "serve_app.application:build" "args" $config -}}
+{{- $application := dict "name" (include "serve-app.fullname" .) "route_prefix" nil "import_path" "serve_app.application:build" "args" $config -}}
 {{- if eq (include "serve-app.scales" .) "true" -}}
 {{- $policy := dict "policy_function" "serve_app.policy:DemandPolicy" "policy_kwargs" (dict "settings" $config) -}}
 {{- $_ := set $application "autoscaling_policy" $policy -}}

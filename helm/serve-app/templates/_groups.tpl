@@ -112,7 +112,7 @@ template:
 {{- $_ := set $args "volumes" (include "serve-app.clusterTokenVolumes" .root | fromYamlArray) -}}
 {{- if .root.Values.weights.enabled -}}
 {{- $mine := list -}}
-{{- $named := toJson $.model -}}{{- /* a draft model or an adapter among the arguments, too */ -}}
+{{- $named := toJson $.model -}}{{- /* a draft model among the arguments, too */ -}}
 {{- range .root.Values.weights.downloads -}}
 {{- if regexMatch (printf "\"/models/%s[\"/]" (regexQuoteMeta .path)) $named -}}{{- $mine = append $mine . -}}{{- end -}}
 {{- end -}}

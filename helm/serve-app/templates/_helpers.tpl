@@ -1,4 +1,27 @@
-{{- /* Names, labels and images. Release names have at most 41 characters, so suffixes of up to 22 fit into 63. */}}
+{{- /* Names, labels, secrets and security contexts. */}}
+
+{{- /* What the release's objects are called: this, or this and a suffix. It has at most 41 characters. Names of Services, pods and the values
+of labels have 63 at most, so their suffixes have up to 22; names of other objects may have 253. */}}
+{{- define "serve-app.fullname" -}}
+{{ .Values.fullnameOverride | default .Release.Name }}
+{{- end }}
+
+{{- /* Metadata of an object. Args: root; `name`, its suffix, or `whole`, its name; if any: labels, annotations. */}}
+{{- define "serve-app.metadata" -}}
+{{- $fullname := include "serve-app.fullname" .root -}}
+name: {{ .whole | default (ternary (printf "%s-%s" $fullname .name) $fullname (hasKey . "name")) }}
+labels:
+  {{- merge (include "serve-app.labels" .root | fromYaml) (.labels | default dict) | toYaml | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* The name of an account. Args: root, account (a key of serviceAccounts). */}}
+{{- define "serve-app.account" -}}
+{{ (index .root.Values.serviceAccounts .account).name | default (printf "%s-%s" (include "serve-app.fullname" .root) .account) }}
+{{- end }}
 
 {{- define "serve-app.selectorLabels" -}}
 app.kubernetes.io/name: serve-app
@@ -21,65 +44,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ merge (include "serve-app.selectorLabels" .root | fromYaml) (.pods.podLabels | default dict) .root.Values.commonLabels | toYaml }}
 {{- end }}
 
-{{- /* Args: image (repository, tag, digest), default (tag). */}}
-{{- define "serve-app.imageRef" -}}
-{{- if .image.digest -}}
-{{ .image.repository }}@{{ .image.digest }}
-{{- else -}}
-{{ .image.repository }}:{{ .image.tag | default .default }}
-{{- end -}}
-{{- end }}
-
-{{- /* The CPU image: of every pod but those of models that serve-app.modelPods gives the CUDA image. */}}
-{{- define "serve-app.image" -}}
-{{ include "serve-app.imageRef" (dict "image" .Values.image "default" .Chart.AppVersion) }}
-{{- end }}
-
-{{- /* The tag of the CUDA image of the same build, by the Makefile's convention. */}}
-{{- define "serve-app.cudaTag" -}}
-{{ .Values.image.tag | default .Chart.AppVersion }}-cuda
-{{- end }}
-
-{{- /* The image of pods by their settings; all but a model's have no `image` there. Args: root, pods. */}}
-{{- define "serve-app.podImage" -}}
-{{- if eq (.pods.image | default "cpu") "cuda" -}}
-{{- $v := .root.Values -}}
-{{- $image := set (deepCopy $v.cudaImage) "repository" ($v.cudaImage.repository | default $v.image.repository) -}}
-{{ include "serve-app.imageRef" (dict "image" $image "default" (include "serve-app.cudaTag" .root)) }}
-{{- else -}}
-{{ include "serve-app.image" .root }}
-{{- end -}}
-{{- end }}
-
 {{- /* For containers that hold no GPU. Bases of CUDA say `all`, which a node whose default runtime is NVIDIA's takes at its word. Where a
 GPU is held, its device plugin sets the variable. */}}
 {{- define "serve-app.noGpusEnv" -}}
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- end }}
 
-{{- define "serve-app.pullSecrets" -}}
-{{- with .Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . | quote }}
-  {{- end }}
-{{- end }}
-{{- end }}
-
 {{- define "serve-app.clusterTokenSecret" -}}
-{{ .Values.clusterToken.existingSecret | default (printf "%s-cluster-token" .Release.Name) }}
+{{ .Values.clusterToken.existingSecret | default (printf "%s-cluster-token" (include "serve-app.fullname" .)) }}
 {{- end }}
 
 {{- define "serve-app.rayTokenSecret" -}}
-{{ .Values.rayToken.existingSecret | default (printf "%s-ray-token" .Release.Name) }}
+{{ .Values.rayToken.existingSecret | default (printf "%s-ray-token" (include "serve-app.fullname" .)) }}
 {{- end }}
 
 {{- define "serve-app.apiKeysSecret" -}}
-{{ .Values.apiKeys.existingSecret | default (printf "%s-api-keys" .Release.Name) }}
+{{ .Values.apiKeys.existingSecret | default (printf "%s-api-keys" (include "serve-app.fullname" .)) }}
 {{- end }}
 
 {{- define "serve-app.weightsClaim" -}}
-{{ .Values.weights.existingClaim | default (printf "%s-weights" .Release.Name) }}
+{{ .Values.weights.existingClaim | default (printf "%s-weights" (include "serve-app.fullname" .)) }}
 {{- end }}
 
 {{- /* The value of a generated secret: what is in the cluster, else new. Args: root, name, key, new. */}}
@@ -103,7 +87,7 @@ priorityClassName: {{ include "serve-app.priorityClassName" . }}
 
 {{- /* The chart's own, by a name that no release of another namespace has: it belongs to the whole cluster. Args: root, name. */}}
 {{- define "serve-app.priorityClassName" -}}
-{{ .root.Release.Name }}-{{ .name }}.{{ .root.Release.Namespace }}
+{{ include "serve-app.fullname" .root }}-{{ .name }}.{{ .root.Release.Namespace }}
 {{- end }}
 
 {{- define "serve-app.podSecurityContext" -}}

@@ -24,11 +24,12 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 
 {{- /* What the chart sets itself may be repeated, not contradicted. */}}
 {{- define "serve-app.lintConfig" -}}
-{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" .Release.Name) -}}
-{{- list "release-name" (printf "the release is called %q, which cannot name a RayService: begin with a letter, then letters, digits and dashes" .Release.Name) | toJson | nindent 0 -}}
+{{- $fullname := include "serve-app.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname) -}}
+{{- list "release-name" (printf "the release is called %q, which cannot name a RayService: begin with a letter, then letters, digits and dashes" $fullname) | toJson | nindent 0 -}}
 {{- end -}}
-{{- if gt (len .Release.Name) 41 -}}
-{{- list "release-name" (printf "the release's name %q has %d characters, KubeRay allows 41: choose a shorter one" .Release.Name (len .Release.Name)) | toJson | nindent 0 -}}
+{{- if gt (len $fullname) 41 -}}
+{{- list "release-name" (printf "the release's name %q has %d characters, KubeRay allows 41: choose a shorter one, or set fullnameOverride" $fullname (len $fullname)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- $made := include "serve-app.config" . | fromYaml -}}
 {{- range $path := list "name" "ingress.host" "ingress.resources" "ingress.api_keys_file" "protocol.host" "protocol.cluster_token_file" -}}

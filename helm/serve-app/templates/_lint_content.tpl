@@ -35,7 +35,7 @@
 file. Args: name, value. */}}
 {{- define "serve-app.isSecret" -}}
 {{- $value := toString .value -}}
-{{- and (regexMatch "(?i)(token$|secret|passw|api_?key|credential)" .name) (ge (len $value) 8) (not (regexMatch "^([0-9.]+|(file:)?/.*)$" $value)) -}}
+{{- and (regexMatch "(?i)(token$|secret|passw|api_?key|credential)" .name) (ge (len $value) 8) (not (regexMatch "^([0-9.]+|(file:/*)?(/[A-Za-z0-9._-]+){2,}/?)$" $value)) -}}
 {{- end }}
 
 {{- /* Values end up in the release's history, in serveConfigV2 and in dashboards: no place for secrets. */}}
@@ -64,11 +64,9 @@ file. Args: name, value. */}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if regexMatch "://[^/@]*:[^/@]+@" .Values.gcsFaultTolerance.address -}}
-{{- list "secret-in-values" "gcsFaultTolerance.address has a password in it, and values are no place for one: put it into a Secret and name that in gcsFaultTolerance.existingSecret" | toJson | nindent 0 -}}
-{{- end -}}
-{{- $known := "(hf_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}|\\bsk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|-----BEGIN [A-Z ]*PRIVATE KEY)" -}}
-{{- with regexFind $known (toJson .Values) -}}
+{{- /* In JSON, a new line before a key is a backslash and an n. */ -}}
+{{- $known := "(hf_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}|([^A-Za-z0-9-]|\\\\n)sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\"]+:[^/@\"]+@)" -}}
+{{- with regexFind $known (toJson .Values) | regexFind "[A-Za-z:-].{5,}" -}}
 {{- list "secret-in-values" (printf "the values hold something that looks like a secret (%s...), and values are no place for one: put it into a Secret" (trunc 6 .)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end }}

@@ -102,7 +102,7 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- $redis := .Values.gcsFaultTolerance -}}
 {{- $rows := list
   (list "gcsFaultTolerance.address" $redis.address "gcsFaultTolerance.enabled" $redis.enabled "Ray's head would not use it")
-  (list "gcsFaultTolerance.existingSecret" $redis.existingSecret "gcsFaultTolerance.address" $redis.address "the chart's own Redis has another password")
+  (list "gcsFaultTolerance.existingSecret" $redis.existingSecret "gcsFaultTolerance.enabled" $redis.enabled "no Redis would use it")
   (list "gcsFaultTolerance.username" $redis.username "gcsFaultTolerance.address" $redis.address "the chart's own Redis has no users")
   (list "apiKeys.existingSecret" .Values.apiKeys.existingSecret "apiKeys.enabled" .Values.apiKeys.enabled "nobody would be asked for a key")
   (list "weights.existingClaim" .Values.weights.existingClaim "weights.enabled" .Values.weights.enabled "no pod would mount it")
@@ -122,7 +122,7 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 {{- /* The chart's own Redis goes with the values that ask for it, while the Ray cluster that keeps its state there runs on. */}}
 {{- define "serve-app.lintRedis" -}}
 {{- if .Capabilities.APIVersions.Has "ray.io/v1/RayService" -}}
-{{- $live := lookup "ray.io/v1" "RayService" .Release.Namespace .Release.Name | default dict -}}
+{{- $live := lookup "ray.io/v1" "RayService" .Release.Namespace (include "serve-app.fullname" .) | default dict -}}
 {{- $used := dig "spec" "rayClusterConfig" "gcsFaultToleranceOptions" "redisAddress" "" $live -}}
 {{- $own := include "serve-app.ownRedisAddress" . -}}
 {{- if and (eq $used $own) (ne (include "serve-app.ownRedis" .) "true") -}}

@@ -12,10 +12,21 @@
     "gcsFaultTolerance.redis" $v.gcsFaultTolerance.redis "weights" $v.weights "test" $v.test -}}
 {{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" "") -}}
 {{- end -}}
+{{- $labels := dict "commonLabels" $v.commonLabels "head.podLabels" $v.head.podLabels "ingressPods.podLabels" $v.ingressPods.podLabels
+    "gcsFaultTolerance.redis.podLabels" $v.gcsFaultTolerance.redis.podLabels "weights.podLabels" $v.weights.podLabels
+    "test.podLabels" $v.test.podLabels "uninstall.podLabels" $v.uninstall.podLabels -}}
 {{- range $model := include "serve-app.models" $ | fromYamlArray -}}
 {{- $path := ternary (printf "%s.pods" $model.at) "modelPods" (hasKey $model "pods") -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" (printf " for %s" $model.at)) -}}
+{{- $_ := set $labels (printf "%s.podLabels" $path) $pods.podLabels -}}
+{{- end -}}
+{{- range $path, $given := $labels -}}
+{{- range $label, $_ := $given -}}
+{{- if regexMatch "^((app[.]kubernetes|helm)[.](io|sh)/(name|instance|component|version|managed-by|chart)$|(ray[.]io|serve-app)/)" $label -}}
+{{- list "label-of-chart" (printf "%s has %s, which the chart sets, and by which Services, policies and budgets find the pods: remove it, or use another name" $path $label) | toJson | nindent 0 -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 
@@ -26,11 +37,6 @@
 {{- $limit := index ($pods.resources.limits | default dict) $name -}}
 {{- if and $limit (gt (include "serve-app.quantity" $request | float64) (include "serve-app.quantity" $limit | float64)) -}}
 {{- list "request-above-limit" (printf "%s.resources.requests.%s is %v, but %s.resources.limits.%s is %v%s: Kubernetes would refuse the pod; raise the latter" $path $name $request $path $name $limit $whose) | toJson | nindent 0 -}}
-{{- end -}}
-{{- end -}}
-{{- range $label, $_ := $pods.podLabels -}}
-{{- if regexMatch "^(app[.]kubernetes[.]io/(name|instance|component)$|(ray[.]io|serve-app)/)" $label -}}
-{{- list "label-of-chart" (printf "%s.podLabels has %s, by which Services, policies and budgets find the pods: remove it, or use another name" $path $label) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- $bytes := .root.Values.objectStore.bytes -}}

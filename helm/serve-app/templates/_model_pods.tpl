@@ -1,6 +1,6 @@
 {{- /* The models, as a YAML list by `order` and name: each with its keys, and `name`; `at`, its path in values; `group`, its worker group;
-`resource`, the Ray resource of that group. Group and resource depend on this name alone, so that no other model's coming or going
-renames them. */}}
+`resource`, the Ray resource of that group. Group and resource depend on the model's own name alone, so that they stay when other models
+come or go. */}}
 {{- define "serve-app.models" -}}
 {{- $models := .Values.config.models | default (include "serve-app.defaultModels" . | fromYaml) -}}
 {{- $places := dict -}}
@@ -18,6 +18,16 @@ renames them. */}}
 {{- $known := dict "name" $name "at" $at "group" (printf "model-%s" $plain) "resource" (printf "serve_app_model_%s" (replace "-" "_" $plain)) }}
 - {{ merge $known $model | toYaml | nindent 2 | trim }}
 {{- end }}
+{{- end }}
+
+{{- /* The name of the model that `helm test` asks: the first that always has a replica, else the first. */}}
+{{- define "serve-app.askedModel" -}}
+{{- $names := list -}}{{- $always := list -}}
+{{- range include "serve-app.models" . | fromYamlArray -}}
+{{- $names = append $names .name -}}
+{{- if dig "replicas" "min" 1 . | int }}{{ $always = append $always .name }}{{ end -}}
+{{- end -}}
+{{ first (concat $always $names) }}
 {{- end }}
 
 {{- define "serve-app.defaultModels" -}}
@@ -52,13 +62,13 @@ compile cache. Args: root, model. */}}
 {{- $gpus := dig "gpus_per_replica" 0 . | int -}}
 {{- if eq (dig "device" "cpu" .) "cuda" -}}
 resources:
-  requests: {cpu: {{ add $gpus 2 | quote }}, memory: {{ add 4 (mul 8 $gpus) }}Gi}
+  requests: {cpu: {{ add $gpus 2 | quote }}, memory: {{ add 4 (mul 8 $gpus) }}Gi, ephemeral-storage: 8Gi}
   limits: {cpu: {{ add 4 (mul 4 $gpus) | quote }}, memory: {{ add 8 (mul 16 $gpus) }}Gi}
 shmSize: {{ add 2 $gpus }}Gi
 homeSize: {{ ternary "8Gi" "200Gi" (or (hasPrefix "embedded:" .model) (hasPrefix "/" .model)) }}
 {{- else -}}
 resources:
-  requests: {cpu: 500m, memory: 3Gi}
+  requests: {cpu: 500m, memory: 3Gi, ephemeral-storage: 1Gi}
   limits: {cpu: "2", memory: 6Gi}
 shmSize: 1Gi
 homeSize: 8Gi

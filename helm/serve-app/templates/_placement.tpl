@@ -49,7 +49,7 @@ topologySpreadConstraints:
   - topologyKey: {{ $key }}
     maxSkew: 1
     whenUnsatisfiable: {{ $.pods.topologySpread }}
-    nodeTaintsPolicy: Honor # a node that drains is none that a pod could be spread over
+    nodeTaintsPolicy: Honor # a node that is being drained does not count as one that has too few pods
     labelSelector:
       matchLabels:
         {{- toYaml $.group | nindent 8 }}

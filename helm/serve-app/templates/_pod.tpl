@@ -17,12 +17,12 @@ metadata:
     {{- trim . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ .root.Release.Name }}-{{ .account }}
+  serviceAccountName: {{ include "serve-app.account" . }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   securityContext:
     {{- include "serve-app.podSecurityContext" .root | nindent 4 }}
-  {{- include "serve-app.pullSecrets" .root | nindent 2 }}
+  {{- include "serve-app.pullSecrets" (dict "root" .root "images" (ternary (list .root.Values.cudaImage) list (eq (.pods.image | default "") "cuda"))) | nindent 2 }}
   {{- include "serve-app.priorityClass" (dict "root" .root "name" .priority "override" .pods.priorityClassName) | nindent 2 }}
   terminationGracePeriodSeconds: {{ .grace }}
   {{- with include "serve-app.scheduling" . | trim }}
@@ -39,8 +39,7 @@ spec:
   {{- end }}
   containers:
     - name: {{ .container }}
-      image: {{ include "serve-app.podImage" . }}
-      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+      {{- include "serve-app.podImage" . | nindent 6 }}
       securityContext:
         {{- include "serve-app.securityContext" .root | nindent 8 }}
       env:

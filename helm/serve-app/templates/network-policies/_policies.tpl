@@ -1,10 +1,3 @@
-{{- /* Metadata of a policy. Args: root, name. */}}
-{{- define "serve-app.policyMetadata" -}}
-name: {{ .root.Release.Name }}-{{ .name }}
-labels:
-  {{- include "serve-app.labels" .root | nindent 2 }}
-{{- end }}
-
 {{- /* A selector of the release's pods of these components. Args: root, components (list). */}}
 {{- define "serve-app.podsOf" -}}
 matchLabels:

@@ -3,30 +3,33 @@
 {{- end }}
 
 {{- define "serve-app.redisName" -}}
-{{ .Release.Name }}-redis
+{{ include "serve-app.fullname" . }}-redis
 {{- end }}
 
 {{- define "serve-app.ownRedisAddress" -}}
 redis://{{ include "serve-app.redisName" . }}.{{ .Release.Namespace }}.svc:6379
 {{- end }}
 
+{{- /* Where the password is, of either Redis, or nothing. */}}
+{{- define "serve-app.redisPassword" -}}
+{{- $ft := .Values.gcsFaultTolerance -}}
+{{- if $ft.existingSecret -}}
+secretKeyRef: {name: {{ $ft.existingSecret | quote }}, key: {{ $ft.existingSecretKey | quote }}}
+{{- else if eq (include "serve-app.ownRedis" .) "true" -}}
+secretKeyRef: {name: {{ include "serve-app.redisName" . }}, key: password}
+{{- end -}}
+{{- end }}
+
 {{- /* gcsFaultToleranceOptions. The storage namespace stays KubeRay's own, the RayCluster's UID: two clusters live during an upgrade. */}}
 {{- define "serve-app.redisOptions" -}}
 {{- $ft := .Values.gcsFaultTolerance -}}
-{{- if eq (include "serve-app.ownRedis" .) "true" -}}
-redisAddress: {{ include "serve-app.ownRedisAddress" . }}
-redisPassword:
-  valueFrom:
-    secretKeyRef: {name: {{ include "serve-app.redisName" . }}, key: password}
-{{- else -}}
-redisAddress: {{ $ft.address | quote }}
+redisAddress: {{ $ft.address | default (include "serve-app.ownRedisAddress" .) | quote }}
 {{- with $ft.username }}
 redisUsername: {value: {{ . | quote }}}
 {{- end }}
-{{- with $ft.existingSecret }}
+{{- with include "serve-app.redisPassword" . }}
 redisPassword:
   valueFrom:
-    secretKeyRef: {name: {{ . | quote }}, key: {{ $ft.existingSecretKey | quote }}}
+    {{- . | nindent 4 }}
 {{- end }}
-{{- end -}}
 {{- end }}

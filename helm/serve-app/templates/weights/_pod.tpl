@@ -8,25 +8,18 @@ metadata:
     {{- include "serve-app.podLabels" (dict "root" .root "pods" $w) | nindent 4 }}
     app.kubernetes.io/component: weights
 spec:
-  serviceAccountName: {{ .root.Release.Name }}-weights
+  serviceAccountName: {{ include "serve-app.account" (dict "root" .root "account" "weights") }}
   automountServiceAccountToken: false # Pod Identity and IRSA project a token of their own
   enableServiceLinks: false
   restartPolicy: Never
   securityContext:
     {{- include "serve-app.podSecurityContext" .root | nindent 4 }}
-  {{- include "serve-app.pullSecrets" .root | nindent 2 }}
-  {{- with $w.nodeSelector }}
-  nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $w.tolerations }}
-  tolerations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "serve-app.pullSecrets" (dict "root" .root "images" (ternary (list $w.s3Image) list $s3)) | nindent 2 }}
+  {{- include "serve-app.placement" $w | nindent 2 }}
   {{- if $s3 }}
   initContainers:
     - name: fetch
-      image: {{ include "serve-app.imageRef" (dict "image" $w.s3Image) }}
+      image: {{ include "serve-app.imageRef" (dict "root" .root "image" $w.s3Image) }}
       imagePullPolicy: {{ $w.s3Image.pullPolicy }}
       securityContext:
         {{- include "serve-app.securityContext" .root | nindent 8 }}
