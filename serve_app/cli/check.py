@@ -1,7 +1,7 @@
 """`serve-app check FILE`: refuse a wrong configuration in under 2 s, and show what a right one asks for."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,7 @@ import typer
 from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
 from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
 from serve_app.config.checks import did_you_mean, dotted
-from serve_app.config.timeouts import timeouts_of
+from serve_app.config.timeouts import RULES, timeouts_of
 from serve_app.config.vllm_source import engine_arg_types
 from serve_app.errors import ConfigError
 
@@ -21,17 +21,22 @@ def check(
     ],
     client_timeout_s: Annotated[float | None, typer.Option(help="After which clients give an answer up.")] = None,
     load_balancer_idle_s: Annotated[float | None, typer.Option(help="Silence after which the load balancer closes.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Name of a rule of the timeouts that is broken on purpose; may be repeated.")
+    ] = None,
 ) -> None:
     """Check a configuration file, or manifests of a cluster, without starting anything.
 
     Exit status 0: it can be used. 1: each line names a wrong key, or a timeout that ends before another one that it must outlast.
     """
+    ignored = _known_rules(ignore or [])
     text = read_text(file)
     if str(file) == "-" and not text.strip():
         raise ConfigError("standard input", "is empty", "the command before the pipe failed; its message says why")
     try:
         if are_manifests(text):
-            _refuse(file, manifest_problems(text, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s))
+            found = manifest_problems(text, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s)
+            _refuse(file, (problem for problem in found if problem.path.rpartition(": ")[2] not in ignored))
             typer.secho(f"{file} is valid: serve-app's configuration, and the order of the timeouts.", fg="green")
             typer.echo("The rest is checked by Kubernetes: kubectl apply --dry-run=server -f FILE")
             return
@@ -44,12 +49,26 @@ def check(
     _refuse(file, problems(values))
     settings = parse_settings(values)
     known = timeouts_of(settings, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s)
-    _refuse(file, [*_unknown_models(settings), *timeout_problems([known])])
+    wrong_timeouts = (problem for problem in timeout_problems([known]) if problem.path not in ignored)
+    _refuse(file, [*_unknown_models(settings), *wrong_timeouts])
     typer.secho(f"{file} is valid.", fg="green")
     for line in (*map(_model_line, settings.models.values()), *_summary(settings)):
         typer.echo(line)
     for note in _notes(settings):
         typer.secho(f"note: {note}", fg="yellow")
+
+
+def _known_rules(names: Collection[str]) -> frozenset[str]:
+    """Return the names of rules to ignore.
+
+    Raises:
+        ConfigError: A name is no rule's.
+    """
+    rules = [rule.name for rule in RULES]
+    for name in names:
+        if name not in rules:
+            raise ConfigError("--ignore", f"{name!r} is no rule of the timeouts", did_you_mean(name, rules))
+    return frozenset(names)
 
 
 def _refuse(file: Path, wrong: Iterable[ConfigError]) -> None:

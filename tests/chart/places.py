@@ -45,8 +45,13 @@ def size_of(group: str, volume: str) -> Place:
     return lambda r: next(v for v in r.pod(group)["volumes"] if v["name"] == volume)["emptyDir"]["sizeLimit"]
 
 
+def weights_job(r: Rendered) -> Object:
+    """Return the only job that downloads."""
+    return dict(only({name: job for name, job in r.of("Job").items() if name.startswith("weights-")})["spec"])
+
+
 def job(r: Rendered) -> Object:
-    return dict(only(r.of("Job"))["spec"]["template"]["spec"])
+    return dict(weights_job(r)["template"]["spec"])
 
 
 def redis(r: Rendered) -> Object:

@@ -17,7 +17,6 @@ from tests.chart.places import (
     claim,
     images,
     job,
-    only,
     pull_secrets,
     redis,
     redis_container,
@@ -25,6 +24,7 @@ from tests.chart.places import (
     resources,
     variables,
     variables_from,
+    weights_job,
     weights_mounts,
 )
 from tests.chart.render import at, merged
@@ -129,7 +129,7 @@ WEIGHTS: list[Row] = [
     (
         "weights.podLabels",
         MAPPING,
-        lambda r: only(r.of("Job"))["spec"]["template"]["metadata"]["labels"]["a/b"],
+        lambda r: weights_job(r)["template"]["metadata"]["labels"]["a/b"],
         "c",
         LOADED,
     ),
@@ -188,7 +188,7 @@ WEIGHTS: list[Row] = [
         LOADED_S3,
     ),
     ("weights.s3Region", "eu-west-1", lambda r: variables(job(r)["initContainers"][0])["AWS_REGION"], "eu-west-1", LOADED_S3),
-    ("weights.activeDeadlineSeconds", 99, lambda r: only(r.of("Job"))["spec"]["activeDeadlineSeconds"], 99, LOADED),
+    ("weights.activeDeadlineSeconds", 99, lambda r: weights_job(r)["activeDeadlineSeconds"], 99, LOADED),
     *resources("weights.resources", lambda r: job(r)["containers"][0]["resources"], LOADED, disk=True),
     ("weights.nodeSelector", MAPPING, lambda r: job(r)["nodeSelector"], MAPPING, LOADED),
     ("weights.tolerations", TOLERATION, lambda r: job(r)["tolerations"], TOLERATION, LOADED),

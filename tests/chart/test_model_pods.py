@@ -28,7 +28,15 @@ OF_CUDA = {"model-cuda ray-worker", "headroom-cuda headroom"}
 OF_SIMULATED = {"model-simulated ray-worker", "headroom-simulated headroom"}
 OF_OTHERS = {
     *("head ray-head", "head autoscaler", "ingress wait-for-weights", "ingress ray-worker", "model-cuda wait-for-weights"),
-    *("model-cpu ray-worker", "headroom-cpu headroom", "test ask", "uninstall uninstall", "weights download", "weights verify"),
+    *(
+        "model-cpu ray-worker",
+        "headroom-cpu headroom",
+        "test ask",
+        "check check",
+        "uninstall uninstall",
+        "weights download",
+        "weights verify",
+    ),
 }
 
 

@@ -26,7 +26,7 @@ EVERYTHING = merged(
     {"weights": {"enabled": True, "downloads": DOWNLOADS}},
     at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"}),
 )
-NUM_PODS = {"default": 4, "eks-gpu": 6, "production": 6, "simulated": 4, "everything": 9}
+NUM_PODS = {"default": 5, "eks-gpu": 7, "production": 7, "simulated": 5, "everything": 10}
 NUM_CHECKS_PASSED = 2400
 """Of checkov, over all that it audits below: a renderer or a scanner that looks at less must not look like a success."""
 

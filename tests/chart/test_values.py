@@ -54,6 +54,10 @@ def uninstall(r: Rendered) -> Object:
     return dict(r.of("Job")["uninstall"]["spec"]["template"])
 
 
+def checked(r: Rendered) -> Object:
+    return dict(r.of("Job")["check"]["spec"]["template"])
+
+
 def containers(spec: Object) -> list[Object]:
     return [*spec["containers"], *spec.get("initContainers", [])]
 
@@ -113,7 +117,7 @@ PODS: list[Row] = [
     (
         "weights.s3Image.pullSecrets",
         ["s"],
-        lambda r: [secrets for where, secrets in pull_secrets(r).items() if where.startswith("Job")],
+        lambda r: [secrets for where, secrets in pull_secrets(r).items() if where.startswith("Job demo-weights")],
         [["s"]],
         LOADED_S3,
     ),
@@ -122,7 +126,7 @@ PODS: list[Row] = [
         "image.pullSecrets",
         ["s"],
         lambda r: [p["spec"]["imagePullSecrets"] for _, p in r.pod_templates()],
-        [[{"name": "s"}]] * 4,
+        [[{"name": "s"}]] * 5,
         {},
     ),
     ("cudaImage.repository", "h/i", lambda r: r.container(MODEL)["image"], "h/i:0.1.0-cuda", GPU),
@@ -410,6 +414,12 @@ CLUSTER: list[Row] = [
     ("uninstall.nodeSelector", MAPPING, lambda r: uninstall(r)["spec"]["nodeSelector"], MAPPING, FT),
     ("uninstall.tolerations", TOLERATION, lambda r: uninstall(r)["spec"]["tolerations"], TOLERATION, FT),
     ("uninstall.podLabels", MAPPING, lambda r: uninstall(r)["metadata"]["labels"]["a/b"], "c", FT),
+    ("check.enabled", False, lambda r: "check" in r.of("Job"), False, {}),
+    ("check.timeoutSeconds", 99, lambda r: r.of("Job")["check"]["spec"]["activeDeadlineSeconds"], 99, {}),
+    ("check.nodeSelector", MAPPING, lambda r: checked(r)["spec"]["nodeSelector"], MAPPING, {}),
+    ("check.tolerations", TOLERATION, lambda r: checked(r)["spec"]["tolerations"], TOLERATION, {}),
+    ("check.podLabels", MAPPING, lambda r: checked(r)["metadata"]["labels"]["a/b"], "c", {}),
+    *resources("check.resources", lambda r: checked(r)["spec"]["containers"][0]["resources"]),
     (
         "ignoredRules",
         ["image-latest"],

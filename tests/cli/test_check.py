@@ -106,6 +106,28 @@ def test_timeouts_out_of_order_are_refused_by_the_name_of_the_rule(tmp_path: Pat
     )
 
 
+def test_a_rule_of_the_timeouts_can_be_broken_on_purpose_and_no_other_name_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("models: {a: {model: /a}}\ntimeouts: {drain_s: 20}")
+    code, output = run("check", str(file), "--client-timeout-s", "10", "--ignore", "drain-outlasts-wait")
+    assert (code, output.count("error:")) == (1, 1)
+    assert "client-outlasts-drain" in output
+    both = ("--ignore", "drain-outlasts-wait", "--ignore", "client-outlasts-drain")
+    assert run("check", str(file), "--client-timeout-s", "10", *both)[0] == 0
+
+
+def test_a_rule_that_does_not_exist_is_refused_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["serve-app", "check", str(EXAMPLES / "cpu.yaml"), "--ignore", "drain-outlast-wait"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert (
+        "--ignore: 'drain-outlast-wait' is no rule of the timeouts; did you mean drain-outlasts-wait?" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
 def test_the_examples_timeouts_are_in_order(file: Path) -> None:
     code, output = run("check", str(file))

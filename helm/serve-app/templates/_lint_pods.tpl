@@ -9,12 +9,12 @@
 {{- define "serve-app.lintPods" -}}
 {{- $v := .Values -}}
 {{- range $path, $pods := dict "head" $v.head "ingressPods" $v.ingressPods "autoscaler" $v.autoscaler
-    "gcsFaultTolerance.redis" $v.gcsFaultTolerance.redis "weights" $v.weights "test" $v.test -}}
+    "gcsFaultTolerance.redis" $v.gcsFaultTolerance.redis "weights" $v.weights "test" $v.test "check" $v.check -}}
 {{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" "") -}}
 {{- end -}}
 {{- $labels := dict "commonLabels" $v.commonLabels "head.podLabels" $v.head.podLabels "ingressPods.podLabels" $v.ingressPods.podLabels
     "gcsFaultTolerance.redis.podLabels" $v.gcsFaultTolerance.redis.podLabels "weights.podLabels" $v.weights.podLabels
-    "test.podLabels" $v.test.podLabels "uninstall.podLabels" $v.uninstall.podLabels -}}
+    "test.podLabels" $v.test.podLabels "check.podLabels" $v.check.podLabels "uninstall.podLabels" $v.uninstall.podLabels -}}
 {{- range $model := include "serve-app.models" $ | fromYamlArray -}}
 {{- $path := ternary (printf "%s.pods" $model.at) "modelPods" (hasKey $model "pods") -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
