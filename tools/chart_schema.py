@@ -4,7 +4,7 @@ Types come from the default values, descriptions from the `# --` comments, and w
 choices) from the tables below. Every object is closed and whole, so that a misspelt key fails, and so does a
 null, with which Helm would drop a default and a template read "off". `config` is the configuration's own schema. rules.yaml holds the
 tables of ports and timeouts by which both `serve-app check` and the chart's templates judge.
-Run as `python -m tools.chart_schema`; tests/chart/test_schema.py fails when the file is not what this makes.
+Run as `python -m tools.chart_schema`; tests/chart/test_generated.py fails when the file is not what this makes.
 """
 
 import json
@@ -28,6 +28,12 @@ _CPUS: Schema = {**_QUANTITY, "pattern": r"^[0-9]+(\.[0-9]+)?m?$"}
 _BYTES: Schema = {**_QUANTITY, "pattern": r"^[0-9]+(\.[0-9]+)?(k|Ki|M|Mi|G|Gi|T|Ti)?$"}
 _BYTES_OR_EMPTY: Schema = {**_BYTES, "pattern": rf"^$|{_BYTES['pattern']}"}
 _AMOUNTS: Schema = {"type": "object", "properties": {"cpu": _CPUS, "memory": _BYTES}, "additionalProperties": _QUANTITY}
+_LABELS: Schema = {
+    "type": "object",
+    "additionalProperties": {"type": "string", "maxLength": 63, "pattern": "^(([A-Za-z0-9][A-Za-z0-9_.-]*)?[A-Za-z0-9])?$"},
+}
+_ACCOUNT: Schema = {"type": "string", "pattern": "^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$"}
+_REPOSITORY = r"[a-z0-9._-]+(:[0-9]+)?(/[a-z0-9._-]+)*"
 _OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
 _STRINGS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 _CIDRS: Schema = {"type": "array", "items": {"type": "string", "pattern": r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$"}}
@@ -51,13 +57,25 @@ def _closed(**properties: Schema) -> Schema:
 def _named(*keys: str) -> Schema:
     """Return the schema of a list of Kubernetes' objects that have these keys."""
     keyed: Schema = {key: {"type": "string", "minLength": 1} for key in keys}
-    return {"type": "array", "items": {"type": "object", "properties": keyed, "required": list(keys)}}
+    return {
+        "type": "array",
+        "items": {"type": "object", "properties": keyed | {"value": {"type": "string"}}, "required": list(keys)},
+    }
 
 
-def _named_rules() -> Iterator[str]:
-    """Yield the names of the rules that the chart's templates judge by themselves."""
-    for template in (CHART / "templates").rglob("*.tpl"):
-        yield from re.findall(r'\{\{- list "([a-z-]+)" \(?(?:printf )?"', template.read_text(encoding="utf-8"))
+_NEVER_IGNORED = {
+    *("release-name", "set-by-chart", "port-taken", "min-above-max", "config-too-large"),
+    *("label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
+    *("weights-path-twice", "alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain"),
+}
+"""Rules whose breaking no release survives: Kubernetes, Helm or serve-app itself would refuse it, or the chart cannot do what is asked."""
+
+
+def rule_names() -> set[str]:
+    """Return the names of all rules: those that the chart's templates judge by themselves, and those of the timeouts."""
+    templates = [template.read_text(encoding="utf-8") for template in (CHART / "templates").rglob("*.tpl")]
+    own = {name for text in templates for name in re.findall(r'\{\{- list "([a-z-]+)" \(?(?:printf )?"', text)}
+    return own | {rule.name for rule in RULES}
 
 
 def _only(one: str, other: str) -> Schema:
@@ -95,22 +113,14 @@ _DOWNLOAD: Schema = {
 
 BY_KEY: dict[str, Schema] = {
     **dict.fromkeys(
-        (
-            "nodeSelector",
-            "annotations",
-            "podAnnotations",
-            "podLabels",
-            "labels",
-            "dashboardLabels",
-            "commonLabels",
-            "commonAnnotations",
-        ),
+        ("annotations", "podAnnotations", "commonAnnotations"),
         _STRING_MAP,
     ),
+    **dict.fromkeys(("nodeSelector", "podLabels", "labels", "dashboardLabels", "commonLabels"), _LABELS),
     **dict.fromkeys(("tolerations", "parentRefs", "clients", "extraEgress"), _OBJECTS),
     **dict.fromkeys(("extraEnv", "extraVolumes", "extraContainers", "extraInitContainers"), _named("name")),
     "extraEnvFrom": _OBJECTS,
-    "ignoredRules": {"type": "array", "items": {"enum": sorted({*_named_rules(), *(rule.name for rule in RULES)})}},
+    "ignoredRules": {"type": "array", "items": {"enum": sorted(rule_names() - _NEVER_IGNORED)}},
     "topologySpreadConstraints": _SPREAD,
     "tls": _OBJECTS,
     "extraObjects": {"type": "array", "items": {"type": ["object", "string"]}},
@@ -131,7 +141,10 @@ BY_KEY: dict[str, Schema] = {
     "downloads": {"type": "array", "items": _DOWNLOAD},
     "digest": {"type": "string", "pattern": r"^(sha256:[0-9a-f]{64})?$"},
     "cudaImage.pullPolicy": {"enum": ["", "Always", "IfNotPresent", "Never"]},
-    "imagePullSecrets": _STRINGS,
+    "imagePullSecrets": {"type": ["array", "null"], "items": {"type": ["string", "object"]}},
+    "imageRegistry": {"type": ["string", "null"], "pattern": f"^({_REPOSITORY}/?)?$"},
+    **dict.fromkeys((f"serviceAccounts.{account}.name" for account in ("head", "worker", "weights")), _ACCOUNT),
+    "check.timeoutSeconds": {"type": "integer", "minimum": 1},
     "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "topologySpread": {"enum": ["ScheduleAnyway", "DoNotSchedule", ""]},
     "upscalingMode": {"enum": ["Default", "Conservative"]},
@@ -144,8 +157,10 @@ BY_KEY: dict[str, Schema] = {
     "prefillSeconds": {"type": "integer", "minimum": 30},
     "activeDeadlineSeconds": {"type": "integer", "minimum": 1},
     "rayVersion": {"type": "string", "pattern": r"^\d+\.\d+\.\d+$"},
-    "repository": {"type": "string", "minLength": 1},
-    "cudaImage.repository": {"type": "string"},
+    # Also those with a tag or a digest at the end, which the chart refuses with the way out.
+    "repository": {"type": "string", "pattern": f"^{_REPOSITORY}([:@][A-Za-z0-9._:-]+)?$"},
+    "cudaImage.repository": {"type": "string", "pattern": f"^({_REPOSITORY}([:@][A-Za-z0-9._:-]+)?)?$"},
+    "tag": {"type": "string", "pattern": "^[A-Za-z0-9._-]*$"},
     "modelPods.image": {"enum": ["auto", "cpu", "cuda"]},
     "modelPods.resources": _closed(requests=_AMOUNTS, limits=_AMOUNTS),
     **dict.fromkeys(("modelPods.homeSize", "modelPods.shmSize"), _BYTES_OR_EMPTY),
@@ -175,6 +190,7 @@ def values_schema() -> Schema:
         "required": ["config", *properties],
         "properties": {
             **properties,
+            "enabled": {"type": "boolean", "description": "Read by a parent chart alone, as the `condition` of this one."},
             "global": {**properties["global"], "additionalProperties": True},  # a parent chart's own
             "config": config,
         },

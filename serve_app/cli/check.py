@@ -35,8 +35,8 @@ def check(
         raise ConfigError("standard input", "is empty", "the command before the pipe failed; its message says why")
     try:
         if are_manifests(text):
-            found = manifest_problems(text, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s)
-            _refuse(file, (problem for problem in found if problem.path.rpartition(": ")[2] not in ignored))
+            edge_s = {"client_s": client_timeout_s, "load_balancer_idle_s": load_balancer_idle_s}
+            _refuse(file, manifest_problems(text, **edge_s, ignored=ignored))
             typer.secho(f"{file} is valid: serve-app's configuration, and the order of the timeouts.", fg="green")
             typer.echo("The rest is checked by Kubernetes: kubectl apply --dry-run=server -f FILE")
             return
@@ -49,8 +49,7 @@ def check(
     _refuse(file, problems(values))
     settings = parse_settings(values)
     known = timeouts_of(settings, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s)
-    wrong_timeouts = (problem for problem in timeout_problems([known]) if problem.path not in ignored)
-    _refuse(file, [*_unknown_models(settings), *wrong_timeouts])
+    _refuse(file, [*_unknown_models(settings), *timeout_problems([known], ignored)])
     typer.secho(f"{file} is valid.", fg="green")
     for line in (*map(_model_line, settings.models.values()), *_summary(settings)):
         typer.echo(line)

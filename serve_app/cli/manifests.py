@@ -1,7 +1,7 @@
 """What Kubernetes manifests say of serve-app: the configuration inside a RayService and the timeouts around it."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -28,8 +28,16 @@ def are_manifests(text: str) -> bool:
     return re.search(r"^kind: ", text, re.MULTILINE) is not None
 
 
-def manifest_problems(text: str, *, client_s: float | None, load_balancer_idle_s: float | None) -> Iterator[ConfigError]:
+def manifest_problems(
+    text: str, *, client_s: float | None, load_balancer_idle_s: float | None, ignored: Collection[str] = ()
+) -> Iterator[ConfigError]:
     """Yield what is wrong in the RayServices of ``text``; the path is the manifest's kind and name, and the key.
+
+    Args:
+        text: Manifests, as YAML documents.
+        client_s: After which clients give an answer up.
+        load_balancer_idle_s: Silence after which the load balancer closes; None: what the manifests ask for.
+        ignored: Names of rules of the timeouts that are not judged.
 
     Raises:
         ConfigError: Not YAML, or no RayService in it.
@@ -46,18 +54,21 @@ def manifest_problems(text: str, *, client_s: float | None, load_balancer_idle_s
     for service in services:
         where = f"RayService {service['metadata']['name']}"
         try:
-            for problem in _service_problems(service["spec"], edge):
+            for problem in _service_problems(service["spec"], edge, ignored):
                 yield ConfigError(f"{where}: {problem.path}" if problem.path else where, problem.problem, problem.hint)
         except KeyError as exc:
             yield ConfigError(where, f"has no {exc.args[0]}", "validate it against KubeRay's schema first")
 
 
-def timeout_problems(known: Iterable[Timeouts]) -> list[ConfigError]:
-    """Return the rules that do not hold, each sentence once; the path is the rule's name."""
-    return [ConfigError(*broken) for broken in dict.fromkeys(b for timeouts in known for b in broken_rules(timeouts))]
+def timeout_problems(known: Iterable[Timeouts], ignored: Collection[str] = ()) -> list[ConfigError]:
+    """Return the rules that do not hold and are not ignored, each sentence once; the path is the rule's name."""
+    broken = dict.fromkeys(b for timeouts in known for b in broken_rules(timeouts))
+    return [ConfigError(*b) for b in broken if b.rule not in ignored]
 
 
-def _service_problems(spec: Mapping[str, Any], edge: Mapping[str, float | None]) -> Iterator[ConfigError]:
+def _service_problems(
+    spec: Mapping[str, Any], edge: Mapping[str, float | None], ignored: Collection[str]
+) -> Iterator[ConfigError]:
     """Yield what is wrong in one RayService; ``edge`` has the timeouts of what stands before it."""
     for application in load_yaml(spec["serveConfigV2"])["applications"]:
         arguments = application.get("args") or {}
@@ -77,7 +88,7 @@ def _service_problems(spec: Mapping[str, Any], edge: Mapping[str, float | None])
         cluster = spec["rayClusterConfig"]
         common["head_prestop_s"] = _prestop_s(cluster["headGroupSpec"]["template"])
         groups = cluster.get("workerGroupSpecs") or []
-        yield from timeout_problems(Timeouts(**common, **_pod_timeouts(group["template"])) for group in groups)
+        yield from timeout_problems((Timeouts(**common, **_pod_timeouts(group["template"])) for group in groups), ignored)
 
 
 def _pod_timeouts(template: Mapping[str, Any]) -> dict[str, float | None]:

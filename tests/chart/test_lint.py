@@ -10,6 +10,7 @@ from serve_app.config.timeouts import RULES
 from tests.chart.lint_rows import EDGE, EFFECT, IMAGES, PODS, SCALING, WEIGHTS, Check
 from tests.chart.places import ALB, HUB, S3
 from tests.chart.render import Refused, at, merged, models, render
+from tools.chart_schema import rule_names
 
 MODEL: dict[str, Any] = {"name": "m", "model": "embedded:smollm2-135m-instruct"}
 INNOCENT = {
@@ -206,13 +207,61 @@ CHECKS: list[Check] = [
     (
         "a secret in a pod's environment",
         at("head.extraEnv", [{"name": "MY_PASSWORD", "value": "abcd1234"}]),
-        ("extraEnv of head", "MY_PASSWORD"),
+        ("head gives a container MY_PASSWORD with a value",),
         at("head.extraEnv", [{"name": "MY_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]),
+    ),
+    (
+        "a secret of a sidecar",
+        at("head.extraContainers", [{"name": "s", "env": [{"name": "DB_PASSWORD", "value": "abcd1234"}]}]),
+        ("head gives a container DB_PASSWORD",),
+        at("head.extraContainers", [{"name": "s", "env": [{"name": "DB_PASSWORD", "value": "$(OTHER_PASSWORD)"}]}]),
+    ),
+    (
+        "a Secret with its data",
+        at("extraObjects", [{"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"a": "b"}}]),
+        ("extraObjects has a Secret with its data",),
+        at("extraObjects", [{"kind": "ExternalSecret", "metadata": {"name": "s"}}]),
+    ),
+    (
+        "one account for the head and the workers",
+        at("serviceAccounts", {"head": {"name": "a"}, "worker": {"name": "a"}}),
+        ("serviceAccounts.head and serviceAccounts.worker are both a",),
+        at("serviceAccounts", {"head": {"name": "a"}, "worker": {"name": "b"}}),
+    ),
+    (
+        "annotations that are Helm's",
+        at("commonAnnotations", {"helm.sh/hook": "pre-install"}),
+        ("commonAnnotations has helm.sh/hook",),
+        at("commonAnnotations", {"example.com/hook": "pre-install"}),
+    ),
+    (
+        "the Secret that the chart itself makes",
+        at("gcsFaultTolerance", {"enabled": True, "existingSecret": "demo-redis"}),
+        ("gcsFaultTolerance.existingSecret is demo-redis, which the chart makes",),
+        at("gcsFaultTolerance", {"enabled": True, "existingSecret": "mine"}),
+    ),
+    (
+        "a digest in the repository",
+        at("image.repository", "host/app@sha256:" + "a" * 64),
+        ("put what follows the @ into image.digest",),
+        at("image.digest", "sha256:" + "a" * 64),
+    ),
+    (
+        "a keep-alive that is half a second too short",
+        at("config.ingress.keep_alive_s", 120.5),
+        ("config.ingress.keep_alive_s is 120.5 and", "121 or more"),
+        at("config.ingress.keep_alive_s", 121.5),
+    ),
+    (
+        "a configuration that no annotation holds",
+        models(MODEL | {"engine_args": {"chat_template": "x" * 250_000}}),
+        ("the configuration has 250", "set check.enabled to false"),
+        merged(models(MODEL | {"engine_args": {"chat_template": "x" * 250_000}}), at("check.enabled", False)),
     ),
     (
         "a secret in one model's pods",
         models(MODEL | {"pods": {"extraEnv": [{"name": "API_KEY", "value": "abcd1234"}]}}),
-        ("extraEnv of config.models.m.pods", "API_KEY"),
+        ("config.models.m.pods gives a container API_KEY with a value",),
         models(MODEL | {"pods": {"extraEnv": [{"name": "LEVEL", "value": "x"}]}}),
     ),
     (
@@ -284,19 +333,20 @@ def test_wrong_values_are_refused_with_a_sentence_that_names_them(
         render(wrong)
     message = str(refusal.value)
     assert "execution error at" in message, "a check of the chart, not an accident of its templates"
+    assert {*re.findall(r"^  ([a-z-]+): ", message, re.MULTILINE)} <= rule_names()
     assert [text for text in shown if text not in message] == []
     render(right)
 
 
 def test_all_broken_rules_are_reported_at_once_and_each_can_be_ignored_by_its_name() -> None:
-    wrong = merged(at("image.tag", "latest"), at("config.ingress.port", 8000), at("timeouts.clientSeconds", 599))
+    wrong = merged(at("image.tag", "latest"), at("service.type", "LoadBalancer"), at("timeouts.clientSeconds", 599))
     with pytest.raises(Refused) as refusal:
         render(wrong)
     names = re.findall(r"^  ([a-z-]+): ", str(refusal.value), re.MULTILINE)
-    assert names == ["port-taken", "client-outlasts-drain", "image-latest"]
-    with pytest.raises(Refused, match=r"break 1 of the chart's rules:\n  port-taken: config\.ingress\.port is 8000"):
+    assert names == ["client-outlasts-drain", "balancer-out-of-reach", "image-latest"]
+    with pytest.raises(Refused, match=r"break 1 of the chart's rules:\n  client-outlasts-drain: timeouts\.clientSeconds is 599"):
         render(wrong | {"ignoredRules": names[1:]})
-    assert render(wrong | {"ignoredRules": names}).config["ingress"]["port"] == 8000
+    assert render(wrong | {"ignoredRules": names}).of("Service")[""]["spec"]["type"] == "LoadBalancer"
 
 
 @pytest.mark.parametrize("key", ["ingress", "protocol"])
@@ -356,6 +406,13 @@ def test_a_null_that_would_drop_a_default_is_refused(path: str) -> None:
         ("weights.downloads", [S3 | {"revision": "a" * 40}]),
         ("weights.downloads", [{key: value for key, value in S3.items() if key != "sha256"}]),
         ("ignoredRules", ["no-such-rule"]),
+        ("ignoredRules", ["port-taken"]),
+        ("global.imageRegistry", "https://r.example"),
+        ("image.repository", "https://r.example/app"),
+        ("serviceAccounts.worker.name", "My_Account"),
+        ("commonLabels", {"a": "b c"}),
+        ("head.extraEnv", [{"name": "N", "value": 1}]),
+        ("check.timeoutSeconds", 0),
         ("serviceAccounts.head", {"create": False}),
         ("ingressPods.topologySpreadConstraints", [{"topologyKey": "rack"}]),
         ("modelPods.image", "gpu"),

@@ -14,7 +14,7 @@ from serve_app.application import serve_config
 from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
 from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
-from tests.chart.places import ALB, HUB, LOADED, MONITORS, OUTSIDE, S3, TOLERATION, annotations
+from tests.chart.places import ALB, HUB, LOADED, MONITORS, OUTSIDE, ROUTE, S3, TOLERATION, annotations
 from tests.chart.render import CI_FILES, Object, Rendered, at, merged, models, render, tool
 from tests.chart.schemas import kubeconform_schemas
 
@@ -289,3 +289,19 @@ def test_an_aws_load_balancer_takes_the_health_check() -> None:
     interval, timeout = (int(found[f"alb.ingress.kubernetes.io/healthcheck-{name}-seconds"]) for name in ("interval", "timeout"))
     assert 2 <= timeout < interval == 5
     assert found["alb.ingress.kubernetes.io/healthcheck-path"] == "/readyz"
+
+
+def test_two_releases_under_one_parent_select_their_own_pods_by_their_own_names() -> None:
+    made = [render(at("fullnameOverride", name)) for name in ("chat", "true")]
+    assert [r.objects[-1]["metadata"]["labels"]["app.kubernetes.io/instance"] for r in made] == ["chat", "true"]
+    selectors = [o["spec"]["selector"] for r in made for o in r.objects if o["kind"] == "Service"]
+    assert [s["app.kubernetes.io/instance"] for s in selectors] == ["chat", "true"]
+
+
+def test_a_large_number_of_seconds_is_written_without_an_exponent() -> None:
+    assert "e+0" not in render(merged(ROUTE, at("timeouts.clientSeconds", 1_000_000))).text
+
+
+def test_pull_secrets_of_a_parent_chart_may_be_written_as_kubernetes_does() -> None:
+    secrets = [{"name": "a"}, "b"]
+    assert render(at("global.imagePullSecrets", secrets)).pod("head")["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]

@@ -6,10 +6,11 @@ of labels have 63 at most, so their suffixes have up to 22; names of other objec
 {{ .Values.fullnameOverride | default .Release.Name }}
 {{- end }}
 
-{{- /* Metadata of an object. Args: root; `name`, its suffix, or `whole`, its name; if any: labels, annotations. */}}
+{{- /* Metadata of an object. Args: root; for a name other than the release's, either `name`, a suffix to it, or `whole`, all of it; if any:
+labels, annotations. */}}
 {{- define "serve-app.metadata" -}}
 {{- $fullname := include "serve-app.fullname" .root -}}
-name: {{ .whole | default (ternary (printf "%s-%s" $fullname .name) $fullname (hasKey . "name")) }}
+name: {{ .whole | default (ternary (printf "%s-%s" $fullname .name) $fullname (hasKey . "name")) | quote }}
 labels:
   {{- merge (include "serve-app.labels" .root | fromYaml) (.labels | default dict) | toYaml | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
@@ -25,7 +26,7 @@ annotations:
 
 {{- define "serve-app.selectorLabels" -}}
 app.kubernetes.io/name: serve-app
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ include "serve-app.fullname" . | quote }}
 {{- end }}
 
 {{- /* Labels of objects. Pods get only selectorLabels: a chart version there would make a new Ray cluster of each upgrade. */}}

@@ -35,9 +35,13 @@ imagePullPolicy: {{ $v.image.pullPolicy }}
 {{- end -}}
 {{- end }}
 
-{{- /* Those of all pods, and of the other images that a pod has. Args: root; if any, images (list). */}}
+{{- /* The Secrets by which a pod pulls: those for all pods, and those of its other images. Args: root; if any, images (list). */}}
 {{- define "serve-app.pullSecrets" -}}
-{{- $names := concat (.root.Values.global.imagePullSecrets | default list) .root.Values.image.pullSecrets -}}
+{{- $names := list -}}
+{{- range .root.Values.global.imagePullSecrets -}}{{- /* a parent chart may write `{name: ...}`, as Kubernetes does */ -}}
+{{- $names = append $names (kindIs "string" . | ternary . (get (kindIs "map" . | ternary . dict) "name")) -}}
+{{- end -}}
+{{- $names = concat $names .root.Values.image.pullSecrets -}}
 {{- range .images }}{{ $names = concat $names .pullSecrets }}{{ end -}}
 {{- with uniq $names }}
 imagePullSecrets:

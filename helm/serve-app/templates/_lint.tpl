@@ -3,7 +3,7 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 {{- define "serve-app.lint" -}}
 {{- $problems := include "serve-app.lintConfig" . -}}
 {{- if not $problems -}}{{- /* the other checks read names and configuration that these refuse */ -}}
-{{- range list "Ports" "Timeouts" "Edge" "Open" "Kinds" "Scaling" "Gpus" "Headroom" "Pods" "Additions" "Images" "ModelImages" "Secrets"
+{{- range list "Ports" "ConfigSize" "Accounts" "Timeouts" "Edge" "Open" "Kinds" "Scaling" "Gpus" "Headroom" "Pods" "Additions" "Images" "ModelImages" "Secrets"
     "Weights" "Effect" "Redis" -}}
 {{- $problems = printf "%s\n%s" $problems (include (printf "serve-app.lint%s" .) $) -}}
 {{- end -}}
@@ -25,11 +25,13 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 {{- /* What the chart sets itself may be repeated, not contradicted. */}}
 {{- define "serve-app.lintConfig" -}}
 {{- $fullname := include "serve-app.fullname" . -}}
+{{- $called := ternary "fullnameOverride is" "the release is called" (ne .Values.fullnameOverride "") -}}
+{{- $way := ternary "choose another" "choose another name, or set fullnameOverride" (ne .Values.fullnameOverride "") -}}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname) -}}
-{{- list "release-name" (printf "the release is called %q, which cannot name a RayService: begin with a letter, then letters, digits and dashes" $fullname) | toJson | nindent 0 -}}
+{{- list "release-name" (printf "%s %q, which cannot name a RayService: begin with a small letter, then small letters, digits and dashes; %s" $called $fullname $way) | toJson | nindent 0 -}}
 {{- end -}}
 {{- if gt (len $fullname) 41 -}}
-{{- list "release-name" (printf "the release's name %q has %d characters, KubeRay allows 41: choose a shorter one, or set fullnameOverride" $fullname (len $fullname)) | toJson | nindent 0 -}}
+{{- list "release-name" (printf "%s %q, which has %d characters, KubeRay allows 41: %s" $called $fullname (len $fullname) $way) | toJson | nindent 0 -}}
 {{- end -}}
 {{- $made := include "serve-app.config" . | fromYaml -}}
 {{- range $path := list "name" "ingress.host" "ingress.resources" "ingress.api_keys_file" "protocol.host" "protocol.cluster_token_file" -}}
@@ -74,6 +76,14 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 {{- list "port-taken" (printf "%s is %d, which belongs to %s: choose another, for example %s" $path $port .owner (ternary "8020" "8010" (eq $path "config.protocol.port"))) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The job that checks the configuration has it in an annotation; Kubernetes takes 262144 bytes of all together. */}}
+{{- define "serve-app.lintConfigSize" -}}
+{{- $size := len (include "serve-app.config" .) -}}
+{{- if and .Values.check.enabled (gt $size 250000) -}}
+{{- list "config-too-large" (printf "the configuration has %d bytes, the job that checks it takes 250000: put chat templates into a file that modelPods.extraVolumes mounts, or set check.enabled to false" $size) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end }}
 

@@ -3,7 +3,9 @@
 {{- if and (eq $image.tag "latest") (not $image.digest) -}}
 {{- list "image-latest" (printf "%s.tag is latest and %s.digest is empty: pods of one release would run different images; give a version or a digest" $path $path) | toJson | nindent 0 -}}
 {{- end -}}
-{{- if regexMatch ":[^/]+$" $image.repository -}}
+{{- if contains "@" $image.repository -}}
+{{- list "image-tag-in-repository" (printf "%s.repository is %q: put what follows the @ into %s.digest" $path $image.repository $path) | toJson | nindent 0 -}}
+{{- else if regexMatch ":[^/]+$" $image.repository -}}
 {{- list "image-tag-in-repository" (printf "%s.repository is %q and %s.tag is %q: put the tag of the former into the latter" $path $image.repository $path $image.tag) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
@@ -32,10 +34,10 @@
 {{- end }}
 
 {{- /* Whether a variable holds a secret, as "true" or "false": its name says so, and its value is neither short, nor a number, nor the path of a
-file. Args: name, value. */}}
+file, nor another variable. Args: name, value. */}}
 {{- define "serve-app.isSecret" -}}
 {{- $value := toString .value -}}
-{{- and (regexMatch "(?i)(token$|secret|passw|api_?key|credential)" .name) (ge (len $value) 8) (not (regexMatch "^([0-9.]+|(file:/*)?(/[A-Za-z0-9._-]+){2,}/?)$" $value)) -}}
+{{- and (regexMatch "(?i)(token$|secret|passw|api_?key|credential)" .name) (ge (len $value) 8) (not (regexMatch "^([0-9.]+|(file:/*)?(/[A-Za-z0-9._-]+)+/?|[$][(].*[)])$" $value)) -}}
 {{- end }}
 
 {{- /* Values end up in the release's history, in serveConfigV2 and in dashboards: no place for secrets. */}}
@@ -58,14 +60,23 @@ file. Args: name, value. */}}
 {{- $_ := set $all (printf "%s.pods" $model.at) ($model.pods | default dict) -}}
 {{- end -}}
 {{- range $path, $pods := $all -}}
-{{- range $pods.extraEnv -}}
+{{- $env := $pods.extraEnv | default list -}}
+{{- range concat ($pods.extraContainers | default list) ($pods.extraInitContainers | default list) }}{{ $env = concat $env (.env | default list) }}{{ end -}}
+{{- range $env -}}
 {{- if eq (include "serve-app.isSecret" (dict "name" .name "value" (.value | default ""))) "true" -}}
-{{- list "secret-in-values" (printf "extraEnv of %s has %s with a value, which looks like a secret, and values are no place for one: use valueFrom.secretKeyRef, or better a file through extraVolumes" $path .name) | toJson | nindent 0 -}}
+{{- list "secret-in-values" (printf "%s gives a container %s with a value, which looks like a secret, and values are no place for one: use valueFrom.secretKeyRef, or better a file through extraVolumes" $path .name) | toJson | nindent 0 -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraObjects -}}
+{{- if kindIs "map" . -}}
+{{- if and (eq (get . "kind" | toString) "Secret") (or .data .stringData) -}}
+{{- list "secret-in-values" "extraObjects has a Secret with its data, and values are no place for one: make it outside of the chart, or by an ExternalSecret" | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- /* In JSON, a new line before a key is a backslash and an n. */ -}}
-{{- $known := "(hf_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}|([^A-Za-z0-9-]|\\\\n)sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\"]+:[^/@\"]+@)" -}}
+{{- $known := "(hf_[A-Za-z0-9]{30,}|AKIA[0-9A-Z]{16}|([^A-Za-z0-9-]|\\\\n)sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{20,}|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\"\\s]*:[^/@\"\\s]+@)" -}}
 {{- with regexFind $known (toJson .Values) | regexFind "[A-Za-z:-].{5,}" -}}
 {{- list "secret-in-values" (printf "the values hold something that looks like a secret (%s...), and values are no place for one: put it into a Secret" (trunc 6 .)) | toJson | nindent 0 -}}
 {{- end -}}

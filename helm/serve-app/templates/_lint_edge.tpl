@@ -121,10 +121,18 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
 
 {{- /* The chart's own Redis goes with the values that ask for it, while the Ray cluster that keeps its state there runs on. */}}
 {{- define "serve-app.lintRedis" -}}
+{{- if and (eq (include "serve-app.ownRedis" .) "true") (eq .Values.gcsFaultTolerance.existingSecret (include "serve-app.redisName" .)) -}}
+{{- list "redis-secret-of-chart" (printf "gcsFaultTolerance.existingSecret is %s, which the chart makes where the value is empty, and would delete now: give yours another name" .Values.gcsFaultTolerance.existingSecret) | toJson | nindent 0 -}}
+{{- end -}}
 {{- if .Capabilities.APIVersions.Has "ray.io/v1/RayService" -}}
 {{- $live := lookup "ray.io/v1" "RayService" .Release.Namespace (include "serve-app.fullname" .) | default dict -}}
 {{- $used := dig "spec" "rayClusterConfig" "gcsFaultToleranceOptions" "redisAddress" "" $live -}}
 {{- $own := include "serve-app.ownRedisAddress" . -}}
+{{- $held := dig "spec" "rayClusterConfig" "gcsFaultToleranceOptions" "redisPassword" "valueFrom" "secretKeyRef" "name" "" $live -}}
+{{- $asked := .Values.gcsFaultTolerance.existingSecret | default (include "serve-app.redisName" .) -}}
+{{- if and (eq $used $own) (eq (include "serve-app.ownRedis" .) "true") (ne $held $asked) -}}
+{{- list "redis-in-use" (printf "the running Ray cluster has the password of Secret %s, and gcsFaultTolerance.existingSecret would give its Redis that of %s: copy the former into the latter and put redis-in-use into ignoredRules, or leave the Secret as it is" $held $asked) | toJson | nindent 0 -}}
+{{- end -}}
 {{- if and (eq $used $own) (ne (include "serve-app.ownRedis" .) "true") -}}
 {{- list "redis-in-use" (printf "the running Ray cluster keeps its state in %s, but gcsFaultTolerance.enabled is %v and gcsFaultTolerance.address is %q: this upgrade would delete that Redis under it; install another release with these values and move the clients to it, or uninstall this one first" $own .Values.gcsFaultTolerance.enabled .Values.gcsFaultTolerance.address) | toJson | nindent 0 -}}
 {{- end -}}

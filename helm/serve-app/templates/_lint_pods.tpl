@@ -21,6 +21,11 @@
 {{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" (printf " for %s" $model.at)) -}}
 {{- $_ := set $labels (printf "%s.podLabels" $path) $pods.podLabels -}}
 {{- end -}}
+{{- range $name, $_ := $v.commonAnnotations -}}
+{{- if regexMatch "^(meta[.])?helm[.]sh/" $name -}}
+{{- list "annotation-of-helm" (printf "commonAnnotations has %s, which would change what Helm does with every object: remove it" $name) | toJson | nindent 0 -}}
+{{- end -}}
+{{- end -}}
 {{- range $path, $given := $labels -}}
 {{- range $label, $_ := $given -}}
 {{- if regexMatch "^((app[.]kubernetes|helm)[.](io|sh)/(name|instance|component|version|managed-by|chart)$|(ray[.]io|serve-app)/)" $label -}}
@@ -42,6 +47,17 @@
 {{- $bytes := .root.Values.objectStore.bytes -}}
 {{- if and $pods.shmSize (gt (float64 $bytes) (include "serve-app.quantity" $pods.shmSize | float64)) -}}
 {{- list "objects-above-shm" (printf "objectStore.bytes is %d, but %s.shmSize is %v%s: Ray would keep its objects on disk; raise the latter" (int64 $bytes) $path $pods.shmSize $whose) | toJson | nindent 0 -}}
+{{- end -}}
+{{- end }}
+
+{{- define "serve-app.lintAccounts" -}}
+{{- $taken := dict -}}
+{{- range $account, $_ := .Values.serviceAccounts -}}
+{{- $name := include "serve-app.account" (dict "root" $ "account" $account) -}}
+{{- with get $taken $name -}}
+{{- list "account-twice" (printf "serviceAccounts.%s and serviceAccounts.%s are both %s, and KubeRay binds the rights of its autoscaler to the head's: give each a name of its own" . $account $name) | toJson | nindent 0 -}}
+{{- end -}}
+{{- $_ := set $taken $name $account -}}
 {{- end -}}
 {{- end }}
 

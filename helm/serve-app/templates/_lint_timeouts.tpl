@@ -1,11 +1,12 @@
-{{- /* What values fix of the quantities that files/rules.yaml names: each where it is set, and its whole seconds. */}}
+{{- /* What values fix of the quantities that files/rules.yaml names: each where it is set, and its seconds. */}}
 {{- define "serve-app.knownTimeouts" -}}
 {{- $t := include "serve-app.timeouts" . | fromYaml -}}
 {{- $v := .Values.timeouts -}}
-drain_s: {at: config.timeouts.drain_s, s: {{ $t.drain }}}
-unready_s: {at: config.ingress.unready_s, s: {{ $t.unready }}}
-no_replica_s: {at: config.timeouts.no_replica_s, s: {{ $t.noReplica }}}
-keep_alive_s: {at: config.ingress.keep_alive_s, s: {{ $t.keepAlive }}}
+{{- $c := .Values.config -}}
+drain_s: {at: config.timeouts.drain_s, s: {{ $c.timeouts.drain_s }}}
+unready_s: {at: config.ingress.unready_s, s: {{ $c.ingress.unready_s }}}
+no_replica_s: {at: config.timeouts.no_replica_s, s: {{ $c.timeouts.no_replica_s }}}
+keep_alive_s: {at: config.ingress.keep_alive_s, s: {{ $c.ingress.keep_alive_s }}}
 prefill_s: {at: timeouts.prefillSeconds, s: {{ $v.prefillSeconds }}}
 serve_shutdown_s: {at: Serve's graceful_shutdown_timeout_s, s: {{ $t.serve }}}
 client_s: {at: timeouts.clientSeconds, s: {{ $v.clientSeconds }}}
@@ -29,19 +30,24 @@ spot_notice_s: {at: ingressPods.spotNoticeSeconds, s: {{ .Values.ingressPods.spo
 {{- define "serve-app.lintTimeouts" -}}
 {{- $known := include "serve-app.knownTimeouts" . | fromYaml -}}
 {{- range $rule := (.Files.Get "files/rules.yaml" | fromYaml).timeouts -}}
-{{- $least := int $rule.margin_s -}}
+{{- $least := $rule.margin_s -}}
 {{- $others := list -}}
 {{- range $rule.shorter -}}
 {{- with get $known . -}}
-{{- $least = add $least .s | int -}}
-{{- $others = append $others (printf "%s is %v" .at .s) -}}
+{{- $least = addf $least .s -}}
+{{- $others = append $others (printf "%s is %s" .at (include "serve-app.seconds" .s)) -}}
 {{- end -}}
 {{- end -}}
 {{- $longer := get $known $rule.longer -}}
 {{- if and $longer (eq (len $others) (len $rule.shorter)) -}}
-{{- if lt (int $longer.s) $least -}}
-{{- list $rule.name (printf "%s is %v and %s: %s; %d or more is needed" $longer.at $longer.s (join " and " $others) $rule.reason $least) | toJson | nindent 0 -}}
+{{- if lt (float64 $longer.s) (float64 $least) -}}
+{{- list $rule.name (printf "%s is %s and %s: %s; %s or more is needed" $longer.at (include "serve-app.seconds" $longer.s) (join " and " $others) $rule.reason (include "serve-app.seconds" $least)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- end }}
+
+{{- /* Without an exponent, which Go gives to a million. */}}
+{{- define "serve-app.seconds" -}}
+{{ if eq (float64 .) (floor .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}

@@ -17,7 +17,7 @@ metadata:
     {{- trim . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "serve-app.account" . }}
+  serviceAccountName: {{ include "serve-app.account" . | quote }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   securityContext:

@@ -8,7 +8,7 @@ metadata:
     {{- include "serve-app.podLabels" (dict "root" .root "pods" $w) | nindent 4 }}
     app.kubernetes.io/component: weights
 spec:
-  serviceAccountName: {{ include "serve-app.account" (dict "root" .root "account" "weights") }}
+  serviceAccountName: {{ include "serve-app.account" (dict "root" .root "account" "weights") | quote }}
   automountServiceAccountToken: false # Pod Identity and IRSA project a token of their own
   enableServiceLinks: false
   restartPolicy: Never
