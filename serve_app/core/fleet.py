@@ -1,4 +1,4 @@
-"""The fleet of one model as one ingress sees it: who holds which request, and what happens when a replica goes.
+"""The fleet of one model as one ingress sees it: who holds which request, who waits, and who starts where.
 
 Pure: events in, instructions out, time is a number. State has one door, ``handle``, and one ``validate``. The adapter is
 ``ingress/fleet_client.py``. Each request ends exactly once: a delivered output with a finish reason, a ``FailRequest``, or the
@@ -22,12 +22,13 @@ from serve_app.core.events import (
     StartMeasured,
     Ticked,
 )
+from serve_app.core.failover import Failover
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, Instruction, StartAttempt
-from serve_app.core.request import EngineOutput, RequestState, Resume
+from serve_app.core.request import EngineOutput, RequestState
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState, RoutingPolicy
 from serve_app.core.signals import Tally
-from serve_app.errors import NoReplica, QueueFull, ReplicaLost, ResumeDiverged
+from serve_app.errors import NoReplica, QueueFull, ResumeDiverged, ServingError
 
 _ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}
 """Finish reasons, as vLLM prints them, of answers that the engine gave up -> outcome."""
@@ -45,8 +46,7 @@ class FleetState:
         self.outcomes: Counter[str] = Counter()
         """Requests that ended, by how, since the start: feeds the metrics."""
         self.tally = Tally()
-        self.resumptions = 0
-        """How often a request that lost its replica was queued again, since the start."""
+        self.failover = Failover(settings)
         self._routing = routing or LeastOutstandingTokens()
         self._cold_starts = ColdStarts()
         self._attempts: dict[str, RequestState] = {}
@@ -89,9 +89,7 @@ class FleetState:
             assert replica.outstanding_tokens == sum(r.outstanding_tokens for r in replica.held.values()) >= 0
             assert all(r.replica_id == replica.replica_id for r in replica.held.values())
             assert len(replica.held) <= replica.credit
-        for request in self.requests.values():
-            assert 0 <= request.to_swallow <= len(request.emitted_ids)
-            assert 0 <= request.losses < self.settings.max_attempts
+        self.failover.validate(self.requests.values())
         if self.waiting:
             assert not any(r.has_room() for r in self.replicas.values())
 
@@ -173,31 +171,14 @@ class FleetState:
         replica = self.replicas.pop(event.replica_id, None)
         if replica is None:
             return []
-        failed: list[Instruction] = []
-        back_in_line = []
         for request in replica.held.values():
             del self._attempts[request.attempt_id]
-            request.replica_id, request.outstanding_tokens = None, 0
-            if self._may_resume(request):
-                self.resumptions += 1
-                request.losses += 1
-                request.waiting_since = now
-                back_in_line.append(request)
-            else:
-                failed.append(self._fail_lost(request, event))
-        self._put_in_front(back_in_line)
-        return failed
-
-    def _may_resume(self, request: RequestState) -> bool:
-        if request.losses + 1 >= self.settings.max_attempts:
-            return False
-        return not (request.resume is Resume.NEVER and request.emitted_ids)
-
-    def _fail_lost(self, request: RequestState, event: LinkLost) -> FailRequest:
-        del self.requests[request.request_id]
-        self.outcomes["failed"] += 1
-        cause = f"replica {event.replica_id}: {event.cause}"
-        return FailRequest(request.request_id, ReplicaLost(request=request.request_id, cause=cause))
+        going_on, failed = self.failover.take_back(replica.held.values(), event, now=now)
+        for failure in failed:
+            del self.requests[failure.request_id]
+            self.outcomes["failed"] += 1
+        self._put_in_front(going_on)
+        return [*failed]
 
     def _on_attempt_unsendable(self, event: AttemptUnsendable, *, now: float) -> list[Instruction]:
         request = self.requests.get(event.request_id)
@@ -224,16 +205,17 @@ class FleetState:
             if request is None or request.replica_id != event.replica_id:
                 continue  # an attempt that was aborted or moved while this frame was under way
             if request.attempt:
-                verdict = self._on_resumed_output(request, output)
-                if isinstance(verdict, list):
-                    others += verdict
+                try:
+                    count = self.failover.swallow(request, output)
+                except ResumeDiverged as diverged:
+                    others += self._give_up(replica, request, diverged)
                     freed = True
                     continue
-                if verdict:
+                if count:
                     if not output.new_token_ids:
                         self._count_emitted(replica, request, ())
                         continue
-                    swallowed.append((len(deliver), verdict))
+                    swallowed.append((len(deliver), count))
             output.request_id = request.request_id
             if output.new_token_ids:
                 if not request.emitted_ids:
@@ -260,29 +242,12 @@ class FleetState:
         replica.outstanding_tokens += left - request.outstanding_tokens
         request.outstanding_tokens = left
 
-    def _on_resumed_output(self, request: RequestState, output: EngineOutput) -> int | list[Instruction]:
-        """Return how many leading tokens were swallowed, or the instructions that end a replay that went another way."""
-        if request.emitted_ids:
-            # The first attempt's came with its first token; a second QUEUED event would give vLLM a negative queue time.
-            output.events = output.prefill_stats = None
-        ids = output.new_token_ids
-        if not request.to_swallow or not ids:
-            return 0  # an end without a token is the engine's own failure, which the front end reports
-        count = min(request.to_swallow, len(ids))
-        position = request.first_difference(ids, ended=output.finish_reason is not None)
-        if position is not None:
-            attempt_id, replica_id = request.attempt_id, request.replica_id
-            assert replica_id is not None
-            self._release(request)
-            del self.requests[request.request_id]
-            self.outcomes["failed"] += 1
-            return [
-                AbortAttempts(replica_id, (attempt_id,)),
-                FailRequest(request.request_id, ResumeDiverged(position=position)),
-            ]
-        request.to_swallow -= count
-        output.new_token_ids = ids[count:]
-        return count
+    def _give_up(self, replica: ReplicaState, request: RequestState, error: ServingError) -> list[Instruction]:
+        attempt_id = request.attempt_id
+        self._release(request)
+        del self.requests[request.request_id]
+        self.outcomes["failed"] += 1
+        return [AbortAttempts(replica.replica_id, (attempt_id,)), FailRequest(request.request_id, error)]
 
     def _on_start_measured(self, event: StartMeasured, *, now: float) -> list[Instruction]:
         self._cold_starts.add(event.replica_id, event.start_s)
@@ -342,13 +307,11 @@ class FleetState:
         request.attempt += 1
         request.replica_id = replica.replica_id
         request.outstanding_tokens = request.tokens_left()
-        continues = request.resume in (Resume.CONTINUE, Resume.NEVER)
-        request.to_swallow = 0 if continues else len(request.emitted_ids)
+        prefix = self.failover.begin(request)
         replica.held[request.request_id] = request
         replica.outstanding_tokens += request.outstanding_tokens
         self._routing.changed(replica.replica_id)
         self._attempts[request.attempt_id] = request
-        prefix = tuple(request.emitted_ids) if continues else ()
         return StartAttempt(request.request_id, request.attempt_id, replica.replica_id, prefix, emitted=len(request.emitted_ids))
 
     def _finish(self, request: RequestState, reason: object) -> None:
@@ -389,7 +352,7 @@ class FleetState:
             "waiting": len(self.waiting),
             "outstanding_tokens": self.outstanding_tokens(),
             "outcomes": dict(self.outcomes),
-            "resumptions": self.resumptions,
+            "resumptions": self.failover.resumptions,
             "cold_start_s": self._cold_starts.p90_s(),
             "replicas": {r.replica_id: r.describe() for r in self.replicas.values()},
         }

@@ -80,7 +80,7 @@ def test_a_lost_link_resumes_after_the_last_emitted_token() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r"), outputs("a", Output("r@0", [7, 8])), LinkOpened("b", 8))
     assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b", (7, 8), emitted=2)]
-    assert (fleet.outcomes, fleet.resumptions) == ({}, 1)
+    assert (fleet.outcomes, fleet.failover.resumptions) == ({}, 1)
 
 
 def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
@@ -93,7 +93,7 @@ def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
     assert seam == Output("r", [10])
     after = Output("r@1", [11], finish_reason="length")
     assert run(fleet, outputs("b", after)) == [DeliverOutputs([after])]
-    assert (fleet.outcomes, fleet.resumptions) == ({"complete": 1}, 1)
+    assert (fleet.outcomes, fleet.failover.resumptions) == ({"complete": 1}, 1)
 
 
 def test_swallowed_is_told_by_the_index_among_the_delivered_outputs() -> None:
@@ -160,7 +160,7 @@ def test_a_request_that_lost_as_many_replicas_as_allowed_ends() -> None:
     (failure,) = run(fleet, LinkLost("a", "crash"))
     assert isinstance(failure, FailRequest)
     assert same(failure.error, ReplicaLost(request="r", cause="replica a: crash"))
-    assert (fleet.outcomes, fleet.resumptions) == ({"failed": 1}, 1)
+    assert (fleet.outcomes, fleet.failover.resumptions) == ({"failed": 1}, 1)
 
 
 def test_resumed_requests_go_before_waiting_ones_oldest_first() -> None:
@@ -305,7 +305,7 @@ def test_the_wait_of_a_resumed_request_counts_from_the_loss() -> None:
     run(fleet, LinkLost("a", "reset"), now=40.0)
     assert run(fleet, Ticked(), now=70.0) == []
     assert len(run(fleet, Ticked(), now=71.0)) == 1
-    assert (fleet.outcomes, fleet.resumptions) == ({"failed": 1}, 1)
+    assert (fleet.outcomes, fleet.failover.resumptions) == ({"failed": 1}, 1)
 
 
 @pytest.mark.parametrize("resume", [Resume.CONTINUE, Resume.REPLAY])
