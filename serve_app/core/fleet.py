@@ -6,7 +6,7 @@ front end's own abort. Cost: one dict lookup and one list extend per token; wait
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from serve_app.core.cold_starts import ColdStarts
@@ -50,21 +50,29 @@ class FleetState:
         self._routing = routing or LeastOutstandingTokens()
         self._cold_starts = ColdStarts()
         self._attempts: dict[str, RequestState] = {}
-        self._handlers: dict[type, Callable[..., list[Instruction]]] = {
-            RequestArrived: self._on_request_arrived,
-            RequestsAborted: self._on_requests_aborted,
-            LinkOpened: self._on_link_opened,
-            HeartbeatArrived: self._on_heartbeat_arrived,
-            LinkLost: self._on_link_lost,
-            AttemptUnsendable: self._on_attempt_unsendable,
-            OutputsArrived: self._on_outputs_arrived,
-            StartMeasured: self._on_start_measured,
-            Ticked: self._on_ticked,
-        }
 
     def handle(self, event: Event, *, now: float) -> list[Instruction]:
         """Take one event in and return what to do about it, in order."""
-        return self._handlers[type(event)](event, now=now)
+        match event:
+            case OutputsArrived():
+                return self._on_outputs_arrived(event, now=now)
+            case RequestArrived():
+                return self._on_request_arrived(event, now=now)
+            case RequestsAborted():
+                return self._on_requests_aborted(event)
+            case HeartbeatArrived():
+                return self._on_heartbeat_arrived(event, now=now)
+            case LinkOpened():
+                return self._on_link_opened(event, now=now)
+            case LinkLost():
+                return self._forget_replica(event, now=now) + self._dispatch()
+            case AttemptUnsendable():
+                return self._on_attempt_unsendable(event)
+            case StartMeasured():
+                self._cold_starts.add(event.replica_id, event.start_s)
+                return []
+            case Ticked():
+                return self._eject_silent(now) + self._end_long_waits(now)
 
     def outstanding_tokens(self) -> int:
         """Return the tokens that unfinished requests, waiting ones included, may still cost."""
@@ -110,7 +118,7 @@ class FleetState:
         self.waiting[request.request_id] = request
         return self._dispatch()
 
-    def _on_requests_aborted(self, event: RequestsAborted, *, now: float) -> list[Instruction]:
+    def _on_requests_aborted(self, event: RequestsAborted) -> list[Instruction]:
         by_replica: dict[str, list[str]] = {}
         for request_id in event.request_ids:
             request = self.requests.pop(request_id, None)
@@ -163,9 +171,6 @@ class FleetState:
         self._routing.changed(event.replica_id)
         return self._dispatch()
 
-    def _on_link_lost(self, event: LinkLost, *, now: float) -> list[Instruction]:
-        return self._forget_replica(event, now=now) + self._dispatch()
-
     def _forget_replica(self, event: LinkLost, *, now: float) -> list[Instruction]:
         """What the replica held goes to the front of the queue, oldest first. A second LinkLost finds nothing."""
         replica = self.replicas.pop(event.replica_id, None)
@@ -180,7 +185,7 @@ class FleetState:
         self._put_in_front(going_on)
         return [*failed]
 
-    def _on_attempt_unsendable(self, event: AttemptUnsendable, *, now: float) -> list[Instruction]:
+    def _on_attempt_unsendable(self, event: AttemptUnsendable) -> list[Instruction]:
         request = self.requests.get(event.request_id)
         if request is None or request.replica_id is None:
             return []
@@ -248,13 +253,6 @@ class FleetState:
         del self.requests[request.request_id]
         self.outcomes["failed"] += 1
         return [AbortAttempts(replica.replica_id, (attempt_id,)), FailRequest(request.request_id, error)]
-
-    def _on_start_measured(self, event: StartMeasured, *, now: float) -> list[Instruction]:
-        self._cold_starts.add(event.replica_id, event.start_s)
-        return []
-
-    def _on_ticked(self, event: Ticked, *, now: float) -> list[Instruction]:
-        return self._eject_silent(now) + self._end_long_waits(now)
 
     def _eject_silent(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
