@@ -7,8 +7,6 @@ ProtocolError and leaves the link as it was; what the peer does wrong raises one
 """
 
 import enum
-import hashlib
-import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -16,19 +14,25 @@ from typing import ClassVar
 import msgspec
 
 from serve_app.protocol.errors import (
-    AuthenticationFailed,
     CreditExceeded,
     DuplicateAttempt,
-    FingerprintMismatch,
     FrameTooLarge,
     MalformedMessage,
     PeerClosed,
     ProtocolError,
     UnexpectedMessage,
-    VersionMismatch,
-    WrongModel,
 )
 from serve_app.protocol.frames import FrameDecoder, encode_frame
+from serve_app.protocol.handshake import (
+    INGRESS_ROLE,
+    MAX_HANDSHAKE_FRAME_BYTES,
+    REPLICA_ROLE,
+    check_peer,
+    check_proof,
+    check_protocol,
+    proof,
+    transcript,
+)
 from serve_app.protocol.messages import (
     MAX_ATTEMPTS_PER_ABORT,
     MAX_ERROR_CHARS,
@@ -52,15 +56,8 @@ from serve_app.protocol.messages import (
     add_message,
     decode_message,
     encode_message,
-    opening_version,
     readable,
 )
-
-MAX_HANDSHAKE_FRAME_BYTES = 64 * 1024
-"""Limit until the link is open. The longest Challenge has 23 KiB; a peer that has proved nothing gets no 64 MiB."""
-
-_REPLICA_ROLE = b"serve-app replica 1\0"
-_INGRESS_ROLE = b"serve-app ingress 1\0"
 
 
 class State(enum.StrEnum):
@@ -168,7 +165,7 @@ class _Connection:
                 messages.append(message)
                 return
         else:
-            self._check_protocol(body)
+            check_protocol(body)
             message = decode_message(body)
         if isinstance(message, Goodbye):
             raise PeerClosed(message.code, message.reason)
@@ -182,24 +179,8 @@ class _Connection:
     def _unexpected(self, message: Message) -> UnexpectedMessage:
         return UnexpectedMessage(type(message).__name__, self.state.value)
 
-    def _check_protocol(self, body: bytes) -> None:
-        """Before decoding: the fields of another version's handshake may be others."""
-        theirs = opening_version(body)
-        if theirs is not None and theirs != PROTOCOL_VERSION:
-            raise VersionMismatch(ours=str(PROTOCOL_VERSION), theirs=str(theirs), what="protocol")
-
     def _check_peer(self, peer: Hello | Challenge) -> None:
-        if peer.vllm_version != self.vllm_version:
-            raise VersionMismatch(ours=self.vllm_version, theirs=peer.vllm_version, what="vllm")
-        if peer.model != self.model:
-            raise WrongModel(ours=self.model, theirs=peer.model)
-        if peer.fingerprint != self.fingerprint:
-            raise FingerprintMismatch(model=self.model, ours=self.fingerprint, theirs=peer.fingerprint)
-
-    def _proof(self, role: bytes, hello: bytes, challenge: Challenge) -> bytes:
-        """Return the MAC of the handshake so far. Frames, not bodies: each part's length is part of what is signed."""
-        unsigned = encode_message(msgspec.structs.replace(challenge, proof=b""))
-        return hmac.digest(self.token, role + encode_frame(hello) + encode_frame(unsigned), hashlib.sha256)
+        check_peer(peer, vllm_version=self.vllm_version, model=self.model, fingerprint=self.fingerprint)
 
     def _check_attempt(self, attempt_id: str) -> None:
         """Both ends refuse the same adds: the ingress before it sends one, the replica when one comes."""
@@ -207,10 +188,6 @@ class _Connection:
             raise DuplicateAttempt(attempt_id)
         if len(self.attempts) >= self._credit_limit():
             raise CreditExceeded(self._credit_limit())
-
-    def _check_proof(self, theirs: bytes, ours: bytes, peer: str) -> None:
-        if not hmac.compare_digest(theirs, ours):
-            raise AuthenticationFailed(peer)
 
     def _open(self) -> None:
         self.state = State.OPEN
@@ -307,11 +284,11 @@ class IngressConnection(_Connection):
     def _receive_handshake(self, message: Message, body: bytes) -> None:
         if not isinstance(message, Challenge) or not self._hello:
             raise self._unexpected(message)
-        expected = self._proof(_REPLICA_ROLE, self._hello, message)
+        said = transcript(self._hello, message)
         # The proof first: what an impostor says of its versions is not worth a report.
-        self._check_proof(message.proof, expected, f"replica {message.replica_id!r}")
+        check_proof(message.proof, proof(self.token, REPLICA_ROLE, said), f"replica {message.replica_id!r}")
         self._check_peer(message)
-        self._queue(Proof(self._proof(_INGRESS_ROLE, self._hello, message)))
+        self._queue(Proof(proof(self.token, INGRESS_ROLE, said)))
         self.peer = message
         self._open()
 
@@ -358,11 +335,11 @@ class ReplicaConnection(_Connection):
             self._check_peer(message)
             self._hello = message
             challenge = self._unsigned_challenge()
-            self._expected_proof = self._proof(_INGRESS_ROLE, body, challenge)
-            proof = self._proof(_REPLICA_ROLE, body, challenge)
-            self._queue(msgspec.structs.replace(challenge, proof=proof))
+            said = transcript(body, challenge)
+            self._expected_proof = proof(self.token, INGRESS_ROLE, said)
+            self._queue(msgspec.structs.replace(challenge, proof=proof(self.token, REPLICA_ROLE, said)))
         elif isinstance(message, Proof) and self._hello is not None:
-            self._check_proof(message.proof, self._expected_proof, f"ingress {self._hello.ingress_id!r}")
+            check_proof(message.proof, self._expected_proof, f"ingress {self._hello.ingress_id!r}")
             self.peer = self._hello
             self._open()
         else:

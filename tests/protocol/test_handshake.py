@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.protocol.connection import MAX_HANDSHAKE_FRAME_BYTES, IngressConnection, ReplicaConnection, State
+from serve_app.protocol.connection import IngressConnection, ReplicaConnection, State
 from serve_app.protocol.errors import (
     AuthenticationFailed,
     FingerprintMismatch,
@@ -19,6 +19,7 @@ from serve_app.protocol.errors import (
     WrongModel,
 )
 from serve_app.protocol.frames import encode_frame
+from serve_app.protocol.handshake import MAX_HANDSHAKE_FRAME_BYTES
 from serve_app.protocol.messages import Add, Challenge, Goodbye, Hello, Message, Ping, Proof, encode_message
 from tests.protocol.helpers import (
     CAPABILITIES,
@@ -155,12 +156,13 @@ def test_a_wrong_token_is_refused_by_the_ingress_before_it_proves_anything(token
     assert isinstance(refusal(ingress, replica.data_to_send()), AuthenticationFailed)
 
 
-def test_a_wrong_token_is_refused_by_the_replica() -> None:
+def test_a_wrong_token_is_refused_by_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = make_replica()
     impostor = make_ingress(token=b"guessed")
-    impostor._check_proof = lambda *_: None  # type: ignore[method-assign]
     replica.receive_data(impostor.initiate())
-    impostor.receive_data(replica.data_to_send())
+    with monkeypatch.context() as patch:
+        patch.setattr("serve_app.protocol.connection.check_proof", lambda *_: None)
+        impostor.receive_data(replica.data_to_send())
     assert isinstance(refusal(replica, impostor.data_to_send()), AuthenticationFailed)
 
 
