@@ -6,12 +6,10 @@ It decides nothing: what vLLM and the links do becomes events, instructions beco
 import asyncio
 import contextlib
 import logging
-import os
 import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,14 +44,13 @@ from serve_app.errors import CallFailed, NoReplica
 from serve_app.ingress import admission
 from serve_app.ingress.attempts import attempt_request, drop_swallowed_logprobs, resume_of, why_unsendable
 from serve_app.ingress.calls import PendingCalls
-from serve_app.ingress.dialer import Dialer
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.link import ReplicaLink
+from serve_app.ingress.links import ReplicaLinks
 from serve_app.ingress.metrics import LoadGauges
 from serve_app.ingress.start_times import StartTimes
 from serve_app.membership import Lease
-from serve_app.protocol.connection import IngressConnection
-from serve_app.protocol.messages import Capabilities, Heartbeat, Message, Outputs, Result
+from serve_app.protocol.messages import Heartbeat, Message, Outputs, Result
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +76,8 @@ class FleetClient(EngineCoreClient):
                 ttft_s=model.replicas.ttft_slo_s,
             )
         )
-        self.capabilities: Capabilities | None = None
         self._settings = settings
-        self._ingress_id = ingress_id
-        self._token = token
-        self._fingerprint = ""
-        self._vllm_version = ""
         self._vllm_config: Any = None
-        self._max_model_len = 0  # as configured
         self._output_processor: Any = None
         # Unbounded, as vLLM's own: nothing in it may be dropped, and a link that is not read looks silent and is ejected. What it
         # holds is bounded by what requests may still put out (each frame has a token of one), and the reader waits for nothing else.
@@ -95,8 +86,16 @@ class FleetClient(EngineCoreClient):
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self._requests: dict[str, EngineCoreRequest] = {}
         self._admissions: dict[str, admission.Admission] = {}
-        self._links: dict[str, ReplicaLink] = {}
-        self._dialer = Dialer(self._new_link, self._links.__contains__, timeout_s=settings.protocol.handshake_timeout_s, tls=tls)
+        self.links = ReplicaLinks(
+            settings.protocol,
+            ingress_id=ingress_id,
+            model=model.name,
+            token=token,
+            tls=tls,
+            on_open=self._link_opened,
+            on_message=self._message,
+            on_lost=self._link_lost,
+        )
         self._gauges = LoadGauges(self.fleet)
         self._start_times = StartTimes(model, no_replica_s=settings.timeouts.no_replica_s)
         self._to_do: deque[Instruction] = deque()
@@ -113,8 +112,7 @@ class FleetClient(EngineCoreClient):
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
         """Tell the client what exists only after ``AsyncLLM`` was built around it."""
         self._vllm_config, self._output_processor = vllm_config, output_processor
-        self._fingerprint, self._vllm_version = fingerprint, vllm_version
-        self._max_model_len = vllm_config.model_config.max_model_len
+        self.links.bind(vllm_config=vllm_config, fingerprint=fingerprint, vllm_version=vllm_version)
 
     async def run(self) -> None:
         """Tick and ping until cancelled; links and dials end with it."""
@@ -127,14 +125,9 @@ class FleetClient(EngineCoreClient):
                 self._show_load()
                 if now >= ping_at:
                     ping_at = now + self._settings.protocol.heartbeat_interval_s
-                    for link in self._links.values():
-                        if link.is_open():
-                            link.write(link.connection.ping())
+                    self.links.ping()
         finally:
-            dials = self._dialer.stop()
-            for link in list(self._links.values()):
-                link.close("ingress_stopped", "the ingress stopped")
-            await dials
+            await self.links.stop()
 
     def _show_load(self) -> None:
         # Not behind others: vLLM reads only from its first request on, and each step shows the load itself.
@@ -146,64 +139,20 @@ class FleetClient(EngineCoreClient):
         return any(not r.draining for r in self.fleet.replicas.values())
 
     def set_members(self, leases: Iterable[Lease]) -> None:
-        """Dial replicas that are new. One whose lease is gone keeps its link as long as it talks: links tell the truth."""
+        """Take in who is in the fleet: replicas of every model."""
         mine = [lease for lease in leases if lease.model == self.model.name]
-        self._dialer.set_members(mine)
+        self.links.set_members(mine)
         for event in self._start_times.events(mine):
             self._handle(event)
 
-    def _new_link(self, replica_id: str) -> ReplicaLink:
-        connection = IngressConnection(
-            ingress_id=self._ingress_id,
-            model=self.model.name,
-            fingerprint=self._fingerprint,
-            vllm_version=self._vllm_version,
-            token=self._token,
-            nonce=os.urandom(32),
-            max_frame_bytes=self._settings.protocol.max_frame_bytes,
-        )
-        return ReplicaLink(
-            connection,
-            on_open=partial(self._link_opened, replica_id),
-            on_message=self._message,
-            on_lost=self._link_lost,
-            send_buffer_bytes=self._settings.protocol.send_buffer_bytes,
-        )
-
-    def _link_opened(self, expected: str, link: ReplicaLink) -> None:
+    def _link_opened(self, link: ReplicaLink) -> None:
         peer = link.connection.peer
         assert peer is not None
-        if link.replica_id != expected:  # a lease outlived its replica, and another one has got its port
-            link.close("wrong_replica", f"replica {expected} was expected here")
-            return
-        if (old := self._links.pop(link.replica_id, None)) is not None:
-            old.abort("replaced by a new link")
-        self._links[link.replica_id] = link
-        self._apply_capabilities()
-        logger.info("replica %s of %s joined", link.replica_id, self.model.name)
         self._handle(LinkOpened(link.replica_id, peer.credit))
 
-    def _apply_capabilities(self) -> None:
-        """Take what depends on the device from the replicas that are linked; the ingress's own platform knows nothing of it."""
-        linked = [peer.capabilities for link in self._links.values() if (peer := link.connection.peer) is not None]
-        if not linked:
-            return  # the last ones known are a better guess than none
-        self.capabilities = linked[-1]
-        config = self._vllm_config
-        # Each time from the configured length: a short replica must not outlive itself.
-        config.model_config.max_model_len = min(self._max_model_len, *(c.max_model_len for c in linked))
-        config.cache_config.block_size = linked[-1].block_size
-        config.cache_config.num_gpu_blocks = linked[-1].num_kv_blocks
-
     def _link_lost(self, link: ReplicaLink, cause: str) -> None:
-        if self._links.get(link.replica_id) is not link:
-            return
-        del self._links[link.replica_id]
-        self._apply_capabilities()
         self._calls.link_lost(link, cause)
-        logger.warning("replica %s of %s lost: %s", link.replica_id, self.model.name, cause)
         self._handle(LinkLost(link.replica_id, cause))
-        self._dialer.dial_missing()
 
     def _message(self, link: ReplicaLink, message: Message) -> None:
         if isinstance(message, Outputs):
@@ -274,22 +223,18 @@ class FleetClient(EngineCoreClient):
     def _start_attempt(self, start: StartAttempt) -> None:
         if (original := self._requests.get(start.request_id)) is None:
             return  # its sibling's end has just ended it
-        if not (link := self._links[start.replica_id]).is_open():
+        if not (link := self.links[start.replica_id]).is_open():
             return  # the link is about to be lost, and with that the request resumes
         request = attempt_request(original, start)
         link.write(link.connection.send_add(start.attempt_id, self._encoder.encode(request)))
 
     def _abort_attempts(self, abort: AbortAttempts) -> None:
-        if (link := self._links.get(abort.replica_id)) is not None and link.is_open():
+        if (link := self.links.get(abort.replica_id)) is not None and link.is_open():
             link.write(link.connection.send_abort(list(abort.attempt_ids)))
 
     def _close_link(self, close: CloseLink) -> None:
-        if (link := self._links.pop(close.replica_id, None)) is not None:
-            self._apply_capabilities()
+        if (link := self.links.eject(close.replica_id, close.reason)) is not None:
             self._calls.link_lost(link, close.reason)
-            logger.warning("replica %s of %s ejected: %s", close.replica_id, self.model.name, close.reason)
-            link.abort(close.reason)
-            self._dialer.dial_missing()
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
@@ -355,8 +300,8 @@ class FleetClient(EngineCoreClient):
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
         """Return the replicas' tasks, or before the first one joins what the model's runner type implies."""
-        if self.capabilities is not None:
-            return tuple(self.capabilities.tasks)
+        if self.links.capabilities is not None:
+            return tuple(self.links.capabilities.tasks)
         return ("embed",) if self._vllm_config.model_config.runner_type == "pooling" else ("generate",)
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
@@ -365,17 +310,17 @@ class FleetClient(EngineCoreClient):
         Raises:
             FleetError: There is no replica, or one of them refused or did not answer.
         """
-        if not self._links:
+        if not (links := list(self.links)):
             raise FleetError(NoReplica(model=self.model.name, waited_s=0.0, retry_after_s=self.fleet.retry_after_s()))
         payload = msgspec.msgpack.encode(args)
-        calls = [self._calls.call(link, method, payload) for link in self._links.values()]
+        calls = [self._calls.call(link, method, payload) for link in links]
         try:
             return list(await asyncio.gather(*calls))
         except CallFailed as exc:
             raise FleetError(exc) from exc
 
     async def reset_mm_cache_async(self) -> None:
-        if self._links:
+        if list(self.links):
             await self.call_all("reset_mm_cache")
 
     async def reset_encoder_cache_async(self) -> None:
@@ -391,6 +336,5 @@ class FleetClient(EngineCoreClient):
         return True
 
     def shutdown(self, timeout: float | None = None) -> None:
-        for link in list(self._links.values()):
-            with contextlib.suppress(RuntimeError):
-                link.close("ingress_stopped", "the ingress stopped")
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every link
+            self.links.close()

@@ -42,7 +42,7 @@ async def test_a_request_is_answered_by_the_replica_that_joined() -> None:
         f.replicas["a"].engine.step(2)
         await until(lambda: stream.finished)
         assert stream.token_ids == answer(PROMPT, 3)
-        assert f.client.capabilities == CAPABILITIES
+        assert f.client.links.capabilities == CAPABILITIES
         config = f.front.vllm_config
         assert (config.model_config.max_model_len, config.cache_config.block_size) == (2048, 128)
         assert f.client.fleet.outcomes == {"complete": 1}

@@ -28,10 +28,10 @@ async def test_routes_follow_the_tasks_that_the_replicas_report(tmp_path: Path) 
     guessed = await front.app()
     assert serves(guessed, "/v1/embeddings")
 
-    client.capabilities = msgspec.structs.replace(CAPABILITIES, tasks=("token_classify",))
+    client.links.capabilities = msgspec.structs.replace(CAPABILITIES, tasks=("token_classify",))
     assert not serves(await front.app(), "/v1/embeddings")
 
-    client.capabilities = msgspec.structs.replace(CAPABILITIES, tasks=("embed",))
+    client.links.capabilities = msgspec.structs.replace(CAPABILITIES, tasks=("embed",))
     again = await front.app()
     assert serves(again, "/v1/embeddings")
     assert again is not guessed
