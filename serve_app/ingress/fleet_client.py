@@ -9,7 +9,7 @@ import logging
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,12 +102,6 @@ class FleetClient(EngineCoreClient):
         self._carrying_out = False
         self._calls = PendingCalls()
         self._replays_seeded = model.device == "cpu" and model.simulated is None
-        self._do: dict[type, Callable[[Any], None]] = {
-            StartAttempt: self._start_attempt,
-            AbortAttempts: self._abort_attempts,
-            FailRequest: self._fail_request,
-            CloseLink: self._close_link,
-        }
 
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
         """Tell the client what exists only after ``AsyncLLM`` was built around it."""
@@ -155,13 +149,14 @@ class FleetClient(EngineCoreClient):
         self._handle(LinkLost(link.replica_id, cause))
 
     def _message(self, link: ReplicaLink, message: Message) -> None:
-        if isinstance(message, Outputs):
-            self._outputs_arrived(link, message)
-        elif isinstance(message, Heartbeat):
-            load = (message.step, message.running, message.waiting, message.kv_usage)
-            self._handle(HeartbeatArrived(link.replica_id, *load, draining=message.draining))
-        elif isinstance(message, Result):
-            self._calls.settle(link, message)
+        match message:
+            case Outputs():
+                self._outputs_arrived(link, message)
+            case Heartbeat():
+                load = (message.step, message.running, message.waiting, message.kv_usage)
+                self._handle(HeartbeatArrived(link.replica_id, *load, draining=message.draining))
+            case Result():
+                self._calls.settle(link, message)
 
     def _outputs_arrived(self, link: ReplicaLink, message: Outputs) -> None:
         try:
@@ -212,7 +207,17 @@ class FleetClient(EngineCoreClient):
     def _carry_out_one(self, instruction: Instruction) -> None:
         """Raises nothing: the instructions behind this one are other clients' requests."""
         try:
-            self._do[type(instruction)](instruction)
+            match instruction:
+                case StartAttempt():
+                    self._start_attempt(instruction)
+                case AbortAttempts():
+                    self._abort_attempts(instruction)
+                case FailRequest():
+                    self._fail_request(instruction)
+                case CloseLink():
+                    self._close_link(instruction)
+                case DeliverOutputs():
+                    raise AssertionError("comes first, and only from OutputsArrived")
         except Exception as exc:  # of StartAttempt also whatever vLLM's encoder raises at what it took from the client
             if isinstance(instruction, StartAttempt):
                 reason = why_unsendable(self._requests[instruction.request_id], exc, self._encoder.encode)

@@ -323,12 +323,13 @@ class ReplicaConnection(_Connection):
         return self.credit
 
     def _on_message(self, message: Message) -> None:
-        if isinstance(message, Add):
-            self._check_attempt(message.attempt_id)
-            self.attempts.add(message.attempt_id)
-        elif isinstance(message, Abort):
-            # Here and not when the engine has stopped them: the ingress counts them as gone and may add as many.
-            self.attempts.difference_update(message.attempt_ids)
+        match message:
+            case Add():
+                self._check_attempt(message.attempt_id)
+                self.attempts.add(message.attempt_id)
+            case Abort():
+                # Here and not when the engine has stopped them: the ingress counts them as gone and may add as many.
+                self.attempts.difference_update(message.attempt_ids)
 
     def _receive_handshake(self, message: Message, body: bytes) -> None:
         if isinstance(message, Hello) and self._hello is None:

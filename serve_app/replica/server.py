@@ -125,19 +125,24 @@ class ReplicaServer:
 
     def on_engine_message(self, message: pipe.FromEngine) -> None:
         """Pass on what the engine core said; messages for links that are gone are dropped."""
-        if isinstance(message, pipe.StepOutputs):
-            load = self.load
-            load.step, load.busy_s, load.running = message.step, message.busy_s, message.running
-            load.waiting, load.kv_usage = message.waiting, message.kv_usage
-            if link := self._links.get(message.slot):
-                link.pass_on(message)
-                if message.num_outputs:
-                    self.first_output.set()
-        elif isinstance(message, pipe.CallResult):
-            if link := self._links.get(message.slot):
-                link.send_result(message)
-        elif isinstance(message, pipe.AttemptRefused) and (link := self._links.get(message.slot)):
-            link.say_goodbye("malformed_message", f"attempt {message.attempt_id}: {message.problem}")
+        match message:
+            case pipe.StepOutputs():
+                self._on_step(message)
+            case pipe.CallResult():
+                if link := self._links.get(message.slot):
+                    link.send_result(message)
+            case pipe.AttemptRefused():
+                if link := self._links.get(message.slot):
+                    link.say_goodbye("malformed_message", f"attempt {message.attempt_id}: {message.problem}")
+
+    def _on_step(self, step: pipe.StepOutputs) -> None:
+        load = self.load
+        load.step, load.busy_s, load.running = step.step, step.busy_s, step.running
+        load.waiting, load.kv_usage = step.waiting, step.kv_usage
+        if link := self._links.get(step.slot):
+            link.pass_on(step)
+            if step.num_outputs:
+                self.first_output.set()
 
     def admit(self, link: "_Link") -> None:
         """Let a connection begin its handshake; one too many drops the one that has been at it the longest.
@@ -292,12 +297,13 @@ class _Link(asyncio.Protocol):
         self.say_goodbye(exc.code, str(exc))
 
     def _take(self, message: Message) -> None:
-        if isinstance(message, Add):
-            self._server.engine.send(pipe.AddToEngine(self._slot, message.attempt_id, message.buffers))
-        elif isinstance(message, Abort):
-            self._server.engine.send(pipe.AbortInEngine(message.attempt_ids))
-        elif isinstance(message, Call):
-            self._call(message)
+        match message:
+            case Add():
+                self._server.engine.send(pipe.AddToEngine(self._slot, message.attempt_id, message.buffers))
+            case Abort():
+                self._server.engine.send(pipe.AbortInEngine(message.attempt_ids))
+            case Call():
+                self._call(message)
 
     def _call(self, call: Call) -> None:
         if call.method in CALLABLE_METHODS:
