@@ -187,15 +187,18 @@ class QueueFull(ServingError):
 
 @dataclass(eq=False)
 class ReplicaLost(ServingError):
-    """The replica that held the request failed, and the request cannot go on elsewhere."""
+    """The replica that held the request failed, and the request cannot go on elsewhere.
+
+    ``reason`` is in our own words: what the replica said last may quote another client's request.
+    """
 
     http_status: ClassVar[int] = 502
     code: ClassVar[str] = "replica_lost"
     request: str
-    cause: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"the replica was lost while it held request {self.request}: {self.cause}"
+        return f"the replica was lost while it held request {self.request}: {self.reason}"
 
 
 @dataclass(eq=False)

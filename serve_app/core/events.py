@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from serve_app.core.request import EngineOutput, Resume
 from serve_app.errors import ServingError
@@ -44,12 +45,28 @@ class HeartbeatArrived:
     draining: bool
 
 
+class LinkEnd(Enum):
+    """Why a link to a replica ended. The values are what a client may be told: our words, never the peer's."""
+
+    ENGINE_DIED = "its engine died"
+    """The replica said so as its last word."""
+    BROKE_OFF = "the connection to it broke off"
+    """Without a word: the replica was killed, or the network failed. Which of the two shows when the replica is linked again."""
+    MISUNDERSTOOD = "what was said on the link to it broke the protocol"
+    """One side refused a message of the other: a bug or damage, or output of this very request that cannot be read."""
+    UNRESPONSIVE = "it stopped answering"
+    """It was silent, or read nothing, for longer than allowed; perhaps this ingress itself stood still."""
+    SAID_GOODBYE = "it stopped serving"
+    """The replica ended the link by a decision of its own, such as the end of its drain."""
+    ENDED_HERE = "this ingress closed the link to it"
+
+
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The link to a replica ended, for whatever reason; a second one finds nothing."""
+    """The link to a replica ended; a second one finds nothing."""
 
     replica_id: str
-    cause: str
+    end: LinkEnd
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ Pure. Only ``FleetState`` calls this module: it knows who holds what and who wai
 
 from collections.abc import Iterable
 
-from serve_app.core.events import LinkLost
+from serve_app.core.events import LinkEnd
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import FailRequest
 from serve_app.core.request import EngineOutput, RequestState, Resume
+from serve_app.core.routing import ReplicaState
 from serve_app.errors import ReplicaLost, ResumeDiverged
 
 
@@ -20,28 +21,50 @@ class Failover:
         """How often a request that lost its replica was queued again, since the start."""
         self._settings = settings
 
-    def take_back(
-        self, held: Iterable[RequestState], lost: LinkLost, *, now: float
-    ) -> tuple[list[RequestState], list[FailRequest]]:
-        """Return which requests of a lost replica go on, in the order of ``held``, and the ends of the others."""
+    def take_back(self, replica: ReplicaState, end: LinkEnd, *, now: float) -> tuple[list[RequestState], list[FailRequest]]:
+        """Return which requests of a lost replica go on, in the order of their starts, and the ends of the others."""
         going_on: list[RequestState] = []
         failed: list[FailRequest] = []
-        for request in held:
+        for request in replica.held.values():
             request.replica_id, request.outstanding_tokens = None, 0
-            if self._may_resume(request):
+            self._blame(request, replica.replica_id, end)
+            if (reason := self._why_not_again(request, now)) is None:
                 self.resumptions += 1
-                request.losses += 1
                 request.waiting_since = now
+                request.lost_at = now if request.lost_at is None else request.lost_at
                 going_on.append(request)
             else:
-                error = ReplicaLost(request=request.request_id, cause=f"replica {lost.replica_id}: {lost.cause}")
+                error = ReplicaLost(request=request.request_id, reason=f"{end.value}; {reason}")
                 failed.append(FailRequest(request.request_id, error))
         return going_on, failed
 
-    def _may_resume(self, request: RequestState) -> bool:
-        if request.losses + 1 >= self._settings.max_attempts:
-            return False
-        return not (request.resume is Resume.NEVER and request.emitted_ids)
+    def _blame(self, request: RequestState, replica_id: str, end: LinkEnd) -> None:
+        """Count the loss if the request may have caused it: else a drain or a deaf network would end what they only move."""
+        match end:
+            case LinkEnd.ENGINE_DIED | LinkEnd.MISUNDERSTOOD:
+                request.deaths += 1
+            case LinkEnd.BROKE_OFF:
+                request.broken_off |= {replica_id}
+
+    def linked_again(self, replica_id: str, requests: Iterable[RequestState]) -> None:
+        """The replica is alive: its connection broke off for another reason than its death."""
+        for request in requests:
+            if replica_id in request.broken_off:
+                request.broken_off -= {replica_id}
+
+    def _why_not_again(self, request: RequestState, now: float) -> str | None:
+        if request.resume is Resume.NEVER and request.emitted_ids:
+            return "an answer like this one cannot be continued elsewhere"
+        if (deaths := request.deaths + len(request.broken_off)) >= self._settings.max_deaths:
+            return f"{deaths} replicas died, or seemed to, while they held the request"
+        return self.standstill(request, now)
+
+    def standstill(self, request: RequestState, now: float) -> str | None:
+        """Return why the request is not tried any longer; None while it is."""
+        limit_s = self._settings.max_standstill_s
+        if request.lost_at is None or now - request.lost_at <= limit_s:
+            return None
+        return f"no replica could go on with it for {now - request.lost_at:.1f} s, limit {limit_s:g} s"
 
     def begin(self, request: RequestState) -> tuple[int, ...]:
         """Set how much the next attempt has to repeat; return the emitted ids that it continues from."""
@@ -59,18 +82,24 @@ class Failover:
             # The first attempt's came with its first token; a second QUEUED event would give vLLM a negative queue time.
             output.events = output.prefill_stats = None
         ids = output.new_token_ids
-        if not request.to_swallow or not ids:
+        if not ids:
             return 0  # an end without a token is the engine's own failure, which the front end reports
+        if not request.to_swallow:
+            request.lost_at = None
+            return 0
         position = request.first_difference(ids, ended=output.finish_reason is not None)
         if position is not None:
             raise ResumeDiverged(position=position)
         count = min(request.to_swallow, len(ids))
         request.to_swallow -= count
         output.new_token_ids = ids[count:]
+        if output.new_token_ids:
+            request.lost_at = None
         return count
 
     def validate(self, requests: Iterable[RequestState]) -> None:
         """Assert the invariants of what this module keeps in requests."""
         for request in requests:
             assert 0 <= request.to_swallow <= len(request.emitted_ids)
-            assert 0 <= request.losses < self._settings.max_attempts
+            assert 0 <= request.deaths + len(request.broken_off) < self._settings.max_deaths
+            assert request.lost_at is None or request.lost_at <= request.waiting_since

@@ -14,6 +14,7 @@ from serve_app.core.events import (
     AttemptUnsendable,
     Event,
     HeartbeatArrived,
+    LinkEnd,
     LinkLost,
     LinkOpened,
     OutputsArrived,
@@ -28,7 +29,7 @@ from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs
 from serve_app.core.request import EngineOutput, RequestState
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState, RoutingPolicy
 from serve_app.core.signals import Tally
-from serve_app.errors import NoReplica, QueueFull, ResumeDiverged, ServingError
+from serve_app.errors import NoReplica, QueueFull, ReplicaLost, ResumeDiverged, ServingError
 
 _ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}
 """Finish reasons, as vLLM prints them, of answers that the engine gave up -> outcome."""
@@ -65,7 +66,7 @@ class FleetState:
             case LinkOpened():
                 return self._on_link_opened(event, now=now)
             case LinkLost():
-                return self._forget_replica(event, now=now) + self._dispatch()
+                return self._forget_replica(event.replica_id, event.end, now=now) + self._dispatch()
             case AttemptUnsendable():
                 return self._on_attempt_unsendable(event)
             case StartMeasured():
@@ -137,7 +138,8 @@ class FleetState:
 
     def _on_link_opened(self, event: LinkOpened, *, now: float) -> list[Instruction]:
         is_new = event.replica_id not in self.replicas
-        failed = self._forget_replica(LinkLost(event.replica_id, "replaced by a new link"), now=now)
+        failed = self._forget_replica(event.replica_id, LinkEnd.ENDED_HERE, now=now)
+        self.failover.linked_again(event.replica_id, self.requests.values())
         self.replicas[event.replica_id] = ReplicaState(event.replica_id, event.credit, heard_at=now)
         self._routing.changed(event.replica_id)
         return failed + (self._take_back_queued(event.credit, now) if is_new else []) + self._dispatch()
@@ -171,14 +173,14 @@ class FleetState:
         self._routing.changed(event.replica_id)
         return self._dispatch()
 
-    def _forget_replica(self, event: LinkLost, *, now: float) -> list[Instruction]:
+    def _forget_replica(self, replica_id: str, end: LinkEnd, *, now: float) -> list[Instruction]:
         """What the replica held goes to the front of the queue, oldest first. A second LinkLost finds nothing."""
-        replica = self.replicas.pop(event.replica_id, None)
+        replica = self.replicas.pop(replica_id, None)
         if replica is None:
             return []
         for request in replica.held.values():
             del self._attempts[request.attempt_id]
-        going_on, failed = self.failover.take_back(replica.held.values(), event, now=now)
+        going_on, failed = self.failover.take_back(replica, end, now=now)
         for failure in failed:
             del self.requests[failure.request_id]
             self.outcomes["failed"] += 1
@@ -261,21 +263,27 @@ class FleetState:
         for replica in [r for r in self.replicas.values() if now - r.heard_at > limit_s]:
             reason = f"silent for {now - replica.heard_at:.1f} s, limit {limit_s:g} s"
             instructions.append(CloseLink(replica.replica_id, reason))
-            instructions += self._forget_replica(LinkLost(replica.replica_id, reason), now=now)
+            instructions += self._forget_replica(replica.replica_id, LinkEnd.UNRESPONSIVE, now=now)
         return instructions + self._dispatch() if instructions else []
 
     def _end_long_waits(self, now: float) -> list[Instruction]:
-        settings = self.settings
         failed: list[Instruction] = []
-        for request in [r for r in self.waiting.values() if now - r.waiting_since > settings.no_replica_s]:
+        for request in list(self.waiting.values()):
+            if (error := self._waits_too_long(request, now)) is None:
+                continue
             del self.waiting[request.request_id], self.requests[request.request_id]
             if request.attempt < 0:
                 self._reject()
             else:
                 self.outcomes["failed"] += 1
-            waited_s = now - request.waiting_since
-            failed.append(FailRequest(request.request_id, self._no_replica(waited_s)))
+            failed.append(FailRequest(request.request_id, error))
         return failed
+
+    def _waits_too_long(self, request: RequestState, now: float) -> ServingError | None:
+        if (waited_s := now - request.waiting_since) > self.settings.no_replica_s:
+            return self._no_replica(waited_s)
+        reason = self.failover.standstill(request, now)
+        return None if reason is None else ReplicaLost(request=request.request_id, reason=reason)
 
     def _no_replica(self, waited_s: float) -> NoReplica:
         replicas = self.replicas.values()

@@ -40,8 +40,9 @@ class RequestState:
     """One unfinished request.
 
     ``prompt_tokens`` and ``max_tokens`` (output tokens still allowed) are counts; ``emitted_ids`` is what the front end has been
-    given so far; ``to_swallow`` is how many of those a replay has still to repeat; ``losses`` counts attempts that their replica
-    took with it.
+    given so far. ``Failover`` keeps the last four fields: ``to_swallow`` is how many of ``emitted_ids`` a replay has still to repeat,
+    ``deaths`` counts engines that died while they held the request, ``broken_off`` names replicas whose connection broke off
+    meanwhile, and ``lost_at`` is the time of the first loss after the latest new token.
     """
 
     request_id: str
@@ -50,12 +51,14 @@ class RequestState:
     resume: Resume
     emitted_ids: list[int] = field(default_factory=list)
     attempt: int = -1
-    losses: int = 0
     replica_id: str | None = None
-    to_swallow: int = 0
     arrived_at: float = 0.0
     waiting_since: float = 0.0
     outstanding_tokens: int = 0
+    to_swallow: int = 0
+    deaths: int = 0
+    broken_off: frozenset[str] = frozenset()
+    lost_at: float | None = None
 
     @property
     def attempt_id(self) -> str:

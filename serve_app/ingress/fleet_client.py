@@ -23,6 +23,7 @@ from serve_app.core.events import (
     AttemptUnsendable,
     Event,
     HeartbeatArrived,
+    LinkEnd,
     LinkLost,
     LinkOpened,
     OutputsArrived,
@@ -72,6 +73,7 @@ class FleetClient(EngineCoreClient):
                 model=model.name,
                 max_waiting_requests=settings.ingress.max_waiting_requests,
                 no_replica_s=settings.timeouts.no_replica_s,
+                max_standstill_s=2 * settings.timeouts.no_replica_s,  # one whole wait for a replica, and a prefill
                 heartbeat_timeout_s=settings.protocol.heartbeat_timeout_s,
                 ttft_s=model.replicas.ttft_slo_s,
             )
@@ -144,9 +146,9 @@ class FleetClient(EngineCoreClient):
         assert peer is not None
         self._handle(LinkOpened(link.replica_id, peer.credit))
 
-    def _link_lost(self, link: ReplicaLink, cause: str) -> None:
+    def _link_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
         self._calls.link_lost(link, cause)
-        self._handle(LinkLost(link.replica_id, cause))
+        self._handle(LinkLost(link.replica_id, end))
 
     def _message(self, link: ReplicaLink, message: Message) -> None:
         match message:
@@ -162,7 +164,7 @@ class FleetClient(EngineCoreClient):
         try:
             frame = self._decoder.decode(message.buffers)
         except Exception as exc:  # whatever vLLM's decoder raises: the replica speaks another language
-            link.close("malformed_message", f"outputs: {type(exc).__name__}: {exc}")
+            link.close("malformed_message", f"outputs: {type(exc).__name__}: {exc}", LinkEnd.MISUNDERSTOOD)
             return
         now = time.monotonic()
         for output in frame.outputs:

@@ -6,15 +6,16 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
+from serve_app.core.events import LinkEnd
 from serve_app.protocol.connection import IngressConnection, State
-from serve_app.protocol.errors import HandshakeTimeout, ProtocolError
-from serve_app.protocol.messages import Message
+from serve_app.protocol.errors import CODES, HandshakeTimeout, PeerClosed, ProtocolError
+from serve_app.protocol.messages import ENGINE_LOST, Message
 
 logger = logging.getLogger(__name__)
 
 
 class ReplicaLink(asyncio.Protocol):
-    """The ingress's end. ``on_message`` is called for each message once open, ``on_lost`` once, with the cause."""
+    """The ingress's end. ``on_message`` is called for each message once open, ``on_lost`` once, with the cause as text for the log."""
 
     def __init__(
         self,
@@ -22,7 +23,7 @@ class ReplicaLink(asyncio.Protocol):
         *,
         on_open: Callable[["ReplicaLink"], None],
         on_message: Callable[["ReplicaLink", Message], None],
-        on_lost: Callable[["ReplicaLink", str], None],
+        on_lost: Callable[["ReplicaLink", LinkEnd, str], None],
         send_buffer_bytes: int,
     ) -> None:
         self.connection = connection
@@ -31,6 +32,7 @@ class ReplicaLink(asyncio.Protocol):
         self._on_lost = on_lost
         self._send_buffer_bytes = send_buffer_bytes
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end = LinkEnd.BROKE_OFF
         self._cause = "the connection was closed"
         self._transport: asyncio.Transport
 
@@ -86,13 +88,13 @@ class ReplicaLink(asyncio.Protocol):
             self._fail(exc)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if exc is not None:
+        if exc is not None and self._end is LinkEnd.BROKE_OFF:
             self._cause = str(exc)
         if not self._opened.done():
             self._opened.set_exception(ConnectionError(self._cause))
             self._opened.exception()  # read here: a dial that was cancelled reads it no more
         elif self._opened.exception() is None:
-            self._on_lost(self, self._cause)
+            self._on_lost(self, self._end, self._cause)
 
     def write(self, data: bytes) -> None:
         """Write, or drop what nobody will read; a replica that reads too slowly is cut off: its requests resume elsewhere."""
@@ -100,27 +102,33 @@ class ReplicaLink(asyncio.Protocol):
             return
         self._transport.write(data)
         if (size := self._transport.get_write_buffer_size()) > self._send_buffer_bytes:
-            self.abort(f"{size} bytes unread, limit {self._send_buffer_bytes}")
+            self.abort(f"{size} bytes unread, limit {self._send_buffer_bytes}", LinkEnd.UNRESPONSIVE)
 
-    def close(self, code: str, reason: str) -> None:
+    def close(self, code: str, reason: str, end: LinkEnd = LinkEnd.ENDED_HERE) -> None:
         """Say goodbye and close; ``on_lost`` follows if the link was open."""
-        self._cause = reason
+        self._end, self._cause = end, reason
         if self.connection.state is not State.CLOSED:
             self._transport.write(self.connection.close(code, reason))
         self._transport.close()
 
-    def abort(self, cause: str) -> None:
+    def abort(self, cause: str, end: LinkEnd = LinkEnd.ENDED_HERE) -> None:
         """Drop the connection of a peer that does not read any more."""
-        self._cause = cause
+        self._end, self._cause = end, cause
         self._transport.abort()
 
     def _fail(self, exc: ProtocolError) -> None:
-        self._cause = str(exc)
+        self._end, self._cause = _end_by(exc), str(exc)
         if not self._opened.done():
             self._opened.set_exception(exc)
             self._opened.exception()
         self._transport.write(self.connection.data_to_send())
         self._transport.close()
+
+
+def _end_by(error: ProtocolError) -> LinkEnd:
+    if not isinstance(error, PeerClosed) or error.peer_code in CODES:
+        return LinkEnd.MISUNDERSTOOD
+    return LinkEnd.ENGINE_DIED if error.peer_code in ENGINE_LOST else LinkEnd.SAID_GOODBYE
 
 
 async def dial(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from serve_app.config import ProtocolSettings
+from serve_app.core.events import LinkEnd
 from serve_app.ingress.dialer import Dialer
 from serve_app.ingress.link import ReplicaLink
 from serve_app.membership import Lease
@@ -30,7 +31,7 @@ class ReplicaLinks:
         tls: ssl.SSLContext | None,
         on_open: Callable[[ReplicaLink], None],
         on_message: Callable[[ReplicaLink, Message], None],
-        on_lost: Callable[[ReplicaLink, str], None],
+        on_lost: Callable[[ReplicaLink, LinkEnd, str], None],
     ) -> None:
         self.capabilities: Capabilities | None = None
         """Of a linked replica; of the last one that was linked while there is none."""
@@ -119,13 +120,13 @@ class ReplicaLinks:
         logger.info("replica %s of %s joined", link.replica_id, self._model)
         self._on_open(link)
 
-    def _link_lost(self, link: ReplicaLink, cause: str) -> None:
+    def _link_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
         if self._links.get(link.replica_id) is not link:
             return
         del self._links[link.replica_id]
         self._apply_capabilities()
         logger.warning("replica %s of %s lost: %s", link.replica_id, self._model, cause)
-        self._on_lost(link, cause)
+        self._on_lost(link, end, cause)
         self._dialer.dial_missing()
 
     def _apply_capabilities(self) -> None:

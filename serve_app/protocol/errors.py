@@ -124,6 +124,10 @@ class SlotsExhausted(ProtocolError):
     limit: int
 
 
+CODES = frozenset(kind.code for kind in ProtocolError.__subclasses__())
+"""With these codes in its Goodbye a peer says that it found an error; any other word is a reason of its own to stop."""
+
+
 @dataclass(eq=False)
 class PeerClosed(ProtocolError):
     """The peer said Goodbye: ``peer_code`` is the code of the error it found in us, or of its own reason to stop."""

@@ -16,6 +16,9 @@ PROTOCOL_VERSION = 1
 """From the first release on, raised with any change of a message. The number and first field of Hello and Challenge and
 all of Goodbye stay as they are, so that two versions can still tell each other why they part."""
 
+ENGINE_LOST = frozenset({"engine_dead", "engine_stopped", "engine_silent", "step_too_long"})
+"""The words of a replica's Goodbye when its engine core has died or was killed; any other word says that the engine lived."""
+
 NONCE_BYTES = 32
 MAX_ID_CHARS = 256
 MAX_ATTEMPTS_PER_ABORT = 10_000

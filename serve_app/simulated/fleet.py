@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from serve_app.core.autoscaling import Observation
-from serve_app.core.events import HeartbeatArrived, LinkLost, LinkOpened, OutputsArrived, RequestArrived, Ticked
+from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, OutputsArrived, RequestArrived, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, FailRequest, Instruction, StartAttempt
@@ -247,7 +247,7 @@ class SimulatedFleet:
         self._gone.busy_s += member.replica.busy_s
         del self._members[member.replica.replica_id]
         if member.serving:
-            self._carry_out(self.fleet.handle(LinkLost(member.replica.replica_id, "drained"), now=at), at)
+            self._carry_out(self.fleet.handle(LinkLost(member.replica.replica_id, LinkEnd.SAID_GOODBYE), now=at), at)
 
     def _observe(self, at: float) -> Observation | None:
         """One second has passed: members report, the policy sees what they reported a second ago."""

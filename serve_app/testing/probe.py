@@ -5,6 +5,7 @@ import os
 import ssl
 from typing import Any
 
+from serve_app.core.events import LinkEnd
 from serve_app.ingress.link import ReplicaLink, dial
 from serve_app.protocol.connection import IngressConnection
 from serve_app.protocol.messages import Message
@@ -12,7 +13,7 @@ from serve_app.testing.fake_engine import FINGERPRINT, VLLM_VERSION
 
 
 class Probe:
-    """``link`` is there once ``connect`` has started; ``lost`` has the cause of its end."""
+    """``link`` is there once ``connect`` has started; ``lost`` has the cause of its end, ``ended`` its kind."""
 
     link: ReplicaLink
 
@@ -20,6 +21,7 @@ class Probe:
         self.opened = 0
         self.messages: list[Message] = []
         self.lost: list[str] = []
+        self.ended: list[LinkEnd] = []
         self._send_buffer_bytes = send_buffer_bytes
         self._connection: dict[str, Any] = {
             "ingress_id": "probe",
@@ -48,10 +50,14 @@ class Probe:
             self.new_connection(),
             on_open=self._on_open,
             on_message=lambda _, message: self.messages.append(message),
-            on_lost=lambda _, cause: self.lost.append(cause),
+            on_lost=self._on_lost,
             send_buffer_bytes=self._send_buffer_bytes,
         )
         return self.link
+
+    def _on_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
+        self.lost.append(cause)
+        self.ended.append(end)
 
     def _on_open(self, link: ReplicaLink) -> None:
         self.opened += 1

@@ -5,6 +5,7 @@ from serve_app.core.events import (
     AttemptUnsendable,
     Event,
     HeartbeatArrived,
+    LinkEnd,
     LinkLost,
     LinkOpened,
     RequestsAborted,
@@ -79,14 +80,14 @@ def test_an_id_in_use_is_the_callers_fault() -> None:
 def test_a_lost_link_resumes_after_the_last_emitted_token() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r"), outputs("a", Output("r@0", [7, 8])), LinkOpened("b", 8))
-    assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b", (7, 8), emitted=2)]
+    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b", (7, 8), emitted=2)]
     assert (fleet.outcomes, fleet.failover.resumptions) == ({}, 1)
 
 
 def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r", Resume.REPLAY), outputs("a", Output("r@0", [7, 8, 9])), LinkOpened("b", 8))
-    assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b", emitted=3)]
+    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b", emitted=3)]
     assert run(fleet, outputs("b", Output("r@1", [7, 8], events=["queued"]))) == []
     seam = Output("r@1", [9, 10])
     assert run(fleet, outputs("b", seam)) == [DeliverOutputs([seam], ((0, 1),))]
@@ -99,7 +100,7 @@ def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
 def test_swallowed_is_told_by_the_index_among_the_delivered_outputs() -> None:
     fleet = fleet_of("a")
     run(fleet, *(arrived(i, Resume.REPLAY) for i in ("r0", "r1", "r2")))
-    run(fleet, outputs("a", *(Output(f"r{i}@0", [1, 2]) for i in range(3))), LinkOpened("b", 8), LinkLost("a", "reset"))
+    run(fleet, outputs("a", *(Output(f"r{i}@0", [1, 2]) for i in range(3))), LinkOpened("b", 8), LinkLost("a", LinkEnd.BROKE_OFF))
     whole, gone, seam = Output("new@0", [5]), Output("r0@1", [1, 2]), Output("r1@1", [1, 2, 3])
     run(fleet, arrived("new"))
     assert run(fleet, outputs("b", whole, gone, seam)) == [DeliverOutputs([whole, seam], ((1, 2),))]
@@ -111,7 +112,7 @@ def test_swallowed_is_told_by_the_index_among_the_delivered_outputs() -> None:
 )
 def test_a_replay_that_goes_another_way_ends_with_one_error(ids: list[int], finish: str | None, position: int) -> None:
     fleet = fleet_of("a", credit=1)
-    run(fleet, arrived("r", Resume.REPLAY), outputs("a", Output("r@0", [7, 8])), LinkLost("a", "reset"))
+    run(fleet, arrived("r", Resume.REPLAY), outputs("a", Output("r@0", [7, 8])), LinkLost("a", LinkEnd.BROKE_OFF))
     run(fleet, LinkOpened("a", 1), arrived("next"))
     abort, failure, begun = run(fleet, outputs("a", Output("r@1", ids, finish)))
     assert (abort, begun) == (AbortAttempts("a", ("r@1",)), start("next", 0, "a"))
@@ -121,7 +122,13 @@ def test_a_replay_that_goes_another_way_ends_with_one_error(ids: list[int], fini
 
 def test_an_engine_error_during_a_replay_reaches_the_front_end_as_it_is() -> None:
     fleet = fleet_of("a")
-    run(fleet, arrived("r", Resume.REPLAY), outputs("a", Output("r@0", [7, 8])), LinkLost("a", "reset"), LinkOpened("a", 8))
+    run(
+        fleet,
+        arrived("r", Resume.REPLAY),
+        outputs("a", Output("r@0", [7, 8])),
+        LinkLost("a", LinkEnd.BROKE_OFF),
+        LinkOpened("a", 8),
+    )
     failed = Output("r@1", [], finish_reason="error")
     assert run(fleet, outputs("a", failed)) == [DeliverOutputs([failed])]
     assert fleet.requests == {}
@@ -129,9 +136,9 @@ def test_an_engine_error_during_a_replay_reaches_the_front_end_as_it_is() -> Non
 
 def test_events_of_a_first_token_are_kept_whichever_attempt_gives_it() -> None:
     fleet = fleet_of("a", "b")
-    run(fleet, arrived("r"), LinkLost("a", "reset"))
+    run(fleet, arrived("r"), LinkLost("a", LinkEnd.BROKE_OFF))
     first = Output("r@1", [7], events=["queued"], prefill_stats="cached")
-    run(fleet, outputs("b", first), LinkOpened("c", 8), LinkLost("b", "reset"))
+    run(fleet, outputs("b", first), LinkOpened("c", 8), LinkLost("b", LinkEnd.BROKE_OFF))
     second = Output("r@2", [8], events=["queued"], prefill_stats="cached")
     run(fleet, outputs("c", second))
     assert first == Output("r", [7], events=["queued"], prefill_stats="cached")
@@ -141,31 +148,95 @@ def test_events_of_a_first_token_are_kept_whichever_attempt_gives_it() -> None:
 def test_a_pooling_request_starts_again() -> None:
     fleet = fleet_of("a", "b")
     run(fleet, arrived("r", Resume.RESTART, max_tokens=0))
-    assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b")]
+    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b")]
 
 
 def test_a_request_that_cannot_resume_starts_again_as_long_as_nothing_was_sent() -> None:
     fleet = fleet_of("a", "b")
     run(fleet, arrived("r", Resume.NEVER))
-    assert run(fleet, LinkLost("a", "reset")) == [start("r", 1, "b")]
+    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b")]
     run(fleet, outputs("b", Output("r@1", [7])), LinkOpened("a", 8))
-    (failure,) = run(fleet, LinkLost("b", "killed"))
+    (failure,) = run(fleet, LinkLost("b", LinkEnd.ENGINE_DIED))
     assert isinstance(failure, FailRequest)
-    assert same(failure.error, ReplicaLost(request="r", cause="replica b: killed"))
+    assert same(
+        failure.error, ReplicaLost(request="r", reason="its engine died; an answer like this one cannot be continued elsewhere")
+    )
 
 
-def test_a_request_that_lost_as_many_replicas_as_allowed_ends() -> None:
-    fleet = fleet_of("a", max_attempts=2)
-    assert run(fleet, arrived("r"), LinkLost("a", "crash"), LinkOpened("a", 8)) == [start("r", 1, "a")]
-    (failure,) = run(fleet, LinkLost("a", "crash"))
+@pytest.mark.parametrize("end", [LinkEnd.ENGINE_DIED, LinkEnd.MISUNDERSTOOD])
+def test_a_request_under_which_as_many_engines_died_as_may_ends(end: LinkEnd) -> None:
+    fleet = fleet_of("a", max_deaths=2)
+    assert run(fleet, arrived("r"), LinkLost("a", end), LinkOpened("a", 8)) == [start("r", 1, "a")]
+    (failure,) = run(fleet, LinkLost("a", end))
     assert isinstance(failure, FailRequest)
-    assert same(failure.error, ReplicaLost(request="r", cause="replica a: crash"))
+    reason = f"{end.value}; 2 replicas died, or seemed to, while they held the request"
+    assert same(failure.error, ReplicaLost(request="r", reason=reason))
     assert (fleet.outcomes, fleet.failover.resumptions) == ({"failed": 1}, 1)
+
+
+@pytest.mark.parametrize("end", [LinkEnd.UNRESPONSIVE, LinkEnd.SAID_GOODBYE, LinkEnd.ENDED_HERE])
+def test_a_request_whose_replicas_went_for_other_reasons_goes_on_however_often(end: LinkEnd) -> None:
+    fleet = fleet_of(max_deaths=1)
+    run(fleet, arrived("r"))
+    for attempt in range(9):
+        assert run(fleet, LinkOpened(f"{attempt}", 8)) == [start("r", attempt, f"{attempt}")]
+        assert run(fleet, LinkLost(f"{attempt}", end)) == []
+    assert (fleet.outcomes, fleet.failover.resumptions) == ({}, 9)
+
+
+def test_silence_costs_a_request_nothing_but_time() -> None:
+    fleet = fleet_of("a", max_deaths=1, heartbeat_timeout_s=5.0)
+    run(fleet, arrived("r"))
+    run(fleet, Ticked(), now=6.0)
+    assert run(fleet, LinkOpened("a", 8), now=6.0) == [start("r", 1, "a")]
+
+
+def test_a_connection_that_broke_off_counts_as_a_death_until_its_replica_is_linked_again() -> None:
+    fleet = fleet_of("a", "b", max_deaths=2)
+    run(fleet, arrived("r"))
+    for attempt in range(1, 9):
+        lost, other = ("a", "b") if attempt % 2 else ("b", "a")
+        assert run(fleet, LinkLost(lost, LinkEnd.BROKE_OFF)) == [start("r", attempt, other)]
+        assert run(fleet, LinkOpened(lost, 8)) == []
+    run(fleet, LinkLost("a", LinkEnd.BROKE_OFF))
+    (failure,) = run(fleet, LinkLost("b", LinkEnd.BROKE_OFF))
+    assert isinstance(failure, FailRequest)
+    assert isinstance(failure.error, ReplicaLost)
+
+
+def test_the_time_that_a_request_stands_still_has_a_limit_however_many_replicas_it_loses_meanwhile() -> None:
+    fleet = fleet_of("a", no_replica_s=30.0, max_standstill_s=60.0, heartbeat_timeout_s=1000.0)
+    run(fleet, arrived("r"), outputs("a", Output("r@0", [7])))
+    for now in (100.0, 120.0, 140.0, 159.0):
+        run(fleet, LinkLost("a", LinkEnd.SAID_GOODBYE), LinkOpened("a", 8), now=now)
+    assert run(fleet, LinkLost("a", LinkEnd.SAID_GOODBYE), now=159.0) == []
+    assert run(fleet, Ticked(), now=160.0) == []
+    (failure,) = run(fleet, Ticked(), now=161.0)
+    assert isinstance(failure, FailRequest)
+    assert same(failure.error, ReplicaLost(request="r", reason="no replica could go on with it for 61.0 s, limit 60 s"))
+    assert fleet.outcomes == {"failed": 1}
+
+
+@pytest.mark.parametrize("resume", [Resume.CONTINUE, Resume.REPLAY])
+def test_a_new_token_ends_a_standstill_and_one_that_was_sent_before_does_not(resume: Resume) -> None:
+    fleet = fleet_of("a", max_standstill_s=60.0, heartbeat_timeout_s=1000.0)
+    run(fleet, arrived("r", resume), outputs("a", Output("r@0", [7])))
+    run(fleet, LinkLost("a", LinkEnd.SAID_GOODBYE), LinkOpened("a", 8), now=100.0)
+    new = [7, 8] if resume is Resume.REPLAY else [8]
+    run(fleet, outputs("a", Output("r@1", new)), now=150.0)
+    run(fleet, LinkLost("a", LinkEnd.SAID_GOODBYE), LinkOpened("a", 8), now=200.0)
+    assert fleet.requests.keys() == {"r"}
+    if resume is Resume.REPLAY:
+        run(fleet, outputs("a", Output("r@2", [7])), now=250.0)
+    (failure,) = run(fleet, LinkLost("a", LinkEnd.SAID_GOODBYE), now=261.0)
+    assert isinstance(failure, FailRequest)
+    reason = "it stopped serving; no replica could go on with it for 61.0 s, limit 60 s"
+    assert same(failure.error, ReplicaLost(request="r", reason=reason))
 
 
 def test_resumed_requests_go_before_waiting_ones_oldest_first() -> None:
     fleet = fleet_of("a", credit=2)
-    run(fleet, arrived("r0"), arrived("r1"), arrived("r2"), LinkLost("a", "reset"))
+    run(fleet, arrived("r0"), arrived("r1"), arrived("r2"), LinkLost("a", LinkEnd.BROKE_OFF))
     assert run(fleet, LinkOpened("b", 8)) == [start("r0", 1, "b"), start("r1", 1, "b"), start("r2", 0, "b")]
 
 
@@ -177,7 +248,7 @@ def test_a_second_link_to_a_replica_replaces_the_first_and_what_it_held_may_go_t
 
 def test_outputs_of_an_attempt_that_was_moved_or_aborted_are_dropped() -> None:
     fleet = fleet_of("a", "b")
-    run(fleet, arrived("r"), arrived("gone"), LinkLost("a", "reset"), LinkOpened("a", 8), RequestsAborted(["gone"]))
+    run(fleet, arrived("r"), arrived("gone"), LinkLost("a", LinkEnd.BROKE_OFF), LinkOpened("a", 8), RequestsAborted(["gone"]))
     late = [Output("r@0", [7]), Output("gone@0", [7]), Output("r@1", [7])]
     assert run(fleet, outputs("a", *late)) == []
     assert run(fleet, outputs("unknown", Output("r@1", [7]))) == []
@@ -302,7 +373,7 @@ def test_an_answer_that_the_engine_gave_up_is_not_counted_as_complete(reason: Fi
 def test_the_wait_of_a_resumed_request_counts_from_the_loss() -> None:
     fleet = fleet_of("a", no_replica_s=30.0, heartbeat_timeout_s=100.0)
     run(fleet, arrived("r"))
-    run(fleet, LinkLost("a", "reset"), now=40.0)
+    run(fleet, LinkLost("a", LinkEnd.BROKE_OFF), now=40.0)
     assert run(fleet, Ticked(), now=70.0) == []
     assert len(run(fleet, Ticked(), now=71.0)) == 1
     assert (fleet.outcomes, fleet.failover.resumptions) == ({"failed": 1}, 1)
@@ -316,7 +387,7 @@ def test_outstanding_tokens_follow_a_request_through_prefill_decode_loss_and_res
         arrived("r", resume, prompt_tokens=10, max_tokens=4),
         outputs("a", Output("r@0", [7])),
         outputs("a", Output("r@0", [8])),
-        LinkLost("a", "reset"),
+        LinkLost("a", LinkEnd.BROKE_OFF),
         LinkOpened("a", 8),
         outputs("a", Output("r@1", [7] if resume is Resume.REPLAY else [9])),
     ):
@@ -347,13 +418,13 @@ def test_of_a_queue_that_has_grown_since_its_heartbeat_more_may_be_taken_than_th
 
 
 def test_what_was_moved_from_queue_to_queue_has_lost_no_replica() -> None:
-    fleet = fleet_of("a", max_attempts=2)
+    fleet = fleet_of("a", max_deaths=2)
     run(fleet, arrived("r"))
     for name in "bcd":
         beats = [HeartbeatArrived(r, 9, 0, 1, 0.9, draining=False) for r in fleet.replicas]
         run(fleet, *beats, LinkOpened(name, 8))
     (holder,) = (r.replica_id for r in fleet.replicas.values() if r.held)
-    ((again,),) = ([i for i in run(fleet, LinkLost(holder, "reset")) if isinstance(i, StartAttempt)],)
+    ((again,),) = ([i for i in run(fleet, LinkLost(holder, LinkEnd.ENGINE_DIED)) if isinstance(i, StartAttempt)],)
     assert again.request_id == "r"
 
 
@@ -362,7 +433,7 @@ def test_the_tally_counts_demand_work_and_first_tokens() -> None:
     run(fleet, arrived("r0", prompt_tokens=10), arrived("r1", prompt_tokens=30), arrived("r2", Resume.RESTART, prompt_tokens=5))
     run(fleet, outputs("a", Output("r0@0", [1])), now=1.0)
     run(fleet, outputs("a", Output("r0@0", [2], finish_reason="stop"), Output("r1@0", [1, 2])), now=2.5)
-    run(fleet, outputs("a", Output("r2@0", [], finish_reason="stop")), LinkLost("a", "reset"), now=3.0)
+    run(fleet, outputs("a", Output("r2@0", [], finish_reason="stop")), LinkLost("a", LinkEnd.BROKE_OFF), now=3.0)
     run(fleet, arrived("r3", prompt_tokens=100))
     assert fleet.tally == Tally(
         requests=4,

@@ -13,6 +13,7 @@ from serve_app.core.events import (
     AttemptUnsendable,
     Event,
     HeartbeatArrived,
+    LinkEnd,
     LinkLost,
     LinkOpened,
     RequestArrived,
@@ -28,9 +29,10 @@ from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestTooLarge,
 from tests.core.helpers import Compared, Output, outputs
 
 MAX_WAITING = 4
-MAX_ATTEMPTS = 3
+MAX_DEATHS = 3
 TIMEOUT_S = 5.0
 NO_REPLICA_S = 12.0
+STANDSTILL_S = 20.0
 REPLICAS = ("a", "b", "c")
 
 
@@ -48,6 +50,11 @@ class Request:
     sendable: bool
     delivered: list[int] = field(default_factory=list)
     losses: int = 0
+    deaths: int = 0
+    broken_off: set[str] = field(default_factory=set)
+    """Replicas that may have died."""
+    lost_at: float | None = None
+    """When the client's present wait for a replica to go on began."""
     moves: int = 0
     """Times it came back from an engine's queue."""
     outcomes: list[str] = field(default_factory=list)
@@ -73,7 +80,7 @@ class Link:
 class FleetMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        limits: dict[str, Any] = {"max_waiting_requests": MAX_WAITING, "max_attempts": MAX_ATTEMPTS}
+        limits: dict[str, Any] = {"max_waiting_requests": MAX_WAITING, "max_deaths": MAX_DEATHS, "max_standstill_s": STANDSTILL_S}
         of_fleet = FleetSettings(model="m", no_replica_s=NO_REPLICA_S, heartbeat_timeout_s=TIMEOUT_S, **limits)
         self.fleet = FleetState(of_fleet, Compared())
         self.now = 0.0
@@ -115,17 +122,19 @@ class FleetMachine(RuleBasedStateMachine):
     def open_link(self, replica_id: str, credit: int) -> None:
         """Of a replica that has one, it replaces the first."""
         is_new = replica_id not in self.links
-        self.forget(replica_id)
+        self.forget(replica_id, LinkEnd.ENDED_HERE)
+        for request in self.requests.values():
+            request.broken_off.discard(replica_id)
         self.links[replica_id] = Link(credit, self.now)
         if is_new:
             self.take_back(credit)
         self.handle(LinkOpened(replica_id, credit))
 
     @precondition(lambda self: self.links)
-    @rule(replica_id=st.sampled_from(REPLICAS))
-    def lose_link(self, replica_id: str) -> None:
-        self.forget(replica_id)
-        self.handle(LinkLost(replica_id, "reset"))
+    @rule(replica_id=st.sampled_from(REPLICAS), end=st.sampled_from(LinkEnd))
+    def lose_link(self, replica_id: str, end: LinkEnd) -> None:
+        self.forget(replica_id, end)
+        self.handle(LinkLost(replica_id, end))
 
     @precondition(lambda self: self.links)
     @rule(data=st.data(), draining=st.booleans(), waiting=st.sampled_from([0, 0, 1, 2]))
@@ -180,10 +189,10 @@ class FleetMachine(RuleBasedStateMachine):
         self.now += seconds
         silent = [i for i, k in self.links.items() if self.now - k.heard_at > TIMEOUT_S]
         for replica_id in silent:
-            self.forget(replica_id)
+            self.forget(replica_id, LinkEnd.UNRESPONSIVE)
         instructions = self.handle(Ticked())
         assert [i.replica_id for i in instructions if isinstance(i, CloseLink)] == silent
-        assert all(self.now - self.waiting_since[i] <= NO_REPLICA_S for i in self.queue)
+        assert all(self.now - self.waiting_since[i] <= NO_REPLICA_S and not self.stands_still(i) for i in self.queue)
 
     # The engines.
 
@@ -207,7 +216,11 @@ class FleetMachine(RuleBasedStateMachine):
             del link.running[attempt_id]
         return Output(attempt_id, new, finish_reason="stop" if finished else None)
 
-    def forget(self, replica_id: str) -> None:
+    def stands_still(self, request_id: str) -> bool:
+        lost_at = self.requests[request_id].lost_at
+        return lost_at is not None and self.now - lost_at > STANDSTILL_S
+
+    def forget(self, replica_id: str, end: LinkEnd) -> None:
         """The link is gone: what it held waits first, oldest first, or ends."""
         if (link := self.links.pop(replica_id, None)) is None:
             return
@@ -216,10 +229,19 @@ class FleetMachine(RuleBasedStateMachine):
         for request_id in link.held:
             request = self.requests[request_id]
             request.losses += 1
-            if request.losses < MAX_ATTEMPTS and not (request.resume is Resume.NEVER and request.delivered):
+            request.deaths += end in (LinkEnd.ENGINE_DIED, LinkEnd.MISUNDERSTOOD)
+            request.broken_off |= {replica_id} if end is LinkEnd.BROKE_OFF else set()
+            if not (self.is_suspect(request) or self.stands_still(request_id) or self.is_stuck(request)):
                 back.append(request_id)
                 self.waiting_since[request_id] = self.now
+                request.lost_at = self.now if request.lost_at is None else request.lost_at
         self.queue[:0] = back
+
+    def is_suspect(self, request: Request) -> bool:
+        return request.deaths + len(request.broken_off) == MAX_DEATHS
+
+    def is_stuck(self, request: Request) -> bool:
+        return bool(request.resume is Resume.NEVER and request.delivered)
 
     def take_back(self, limit: int) -> None:
         """What only waits in engines comes to the front of the queue, in the order of arrival."""
@@ -283,7 +305,10 @@ class FleetMachine(RuleBasedStateMachine):
         return None
 
     def deliver(self, output: Output) -> None:
-        self.requests[output.request_id].delivered += output.new_token_ids
+        request = self.requests[output.request_id]
+        request.delivered += output.new_token_ids
+        if output.new_token_ids:
+            request.lost_at = None
         if output.finish_reason is not None:
             self.end(output.request_id, "finish")
 
@@ -293,7 +318,7 @@ class FleetMachine(RuleBasedStateMachine):
             must_start = self.start_s and all(k.draining for k in self.links.values())
             assert error.retry_after_s == (max(self.start_s.values()) if must_start else 5.0)
         if isinstance(error, ReplicaLost):
-            assert request.losses == MAX_ATTEMPTS or (request.resume is Resume.NEVER and request.delivered)
+            assert self.is_suspect(request) or self.is_stuck(request) or self.stands_still(request_id)
         elif isinstance(error, ResumeDiverged):
             assert request.resume is Resume.REPLAY
             assert 0 <= error.position < len(request.delivered)
@@ -347,7 +372,7 @@ class FleetMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With one good replica every request that is left comes to its end."""
         for replica_id in list(self.links):
-            self.lose_link(replica_id)
+            self.lose_link(replica_id, LinkEnd.SAID_GOODBYE)
         self.open_link("last", 100)
         link = self.links["last"]
         for _ in range(20):

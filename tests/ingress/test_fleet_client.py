@@ -114,6 +114,46 @@ async def test_a_silent_replica_is_ejected_and_its_request_goes_on_elsewhere() -
 
 
 @in_loop
+async def test_a_stream_outlives_any_number_of_drained_replicas() -> None:
+    async with fleet() as f:
+        stream = await f.front.add("r", PROMPT, max_tokens=7)
+        for attempt in range(6):
+            name = f"replica-{attempt}"
+            await f.join(name)
+            await until(partial(is_running, f, name, f"r@{attempt}"))
+            f.replicas[name].engine.step()
+            await until(lambda given=attempt + 1: len(stream.token_ids) == given)  # type: ignore[misc]
+            await f.replicas[name].server.close("drained", "the replica stopped")
+        await f.join("last")
+        await until(lambda: f.running("last") == ["r@6"])
+        f.replicas["last"].engine.step()
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 7)
+        assert f.client.fleet.outcomes == {"complete": 1}
+
+
+@in_loop
+async def test_an_engines_last_words_go_to_the_log_and_no_client_reads_them(caplog: pytest.LogCaptureFixture) -> None:
+    grammar: dict[str, Any] = {"structured_outputs": structured("x"), "temperature": 1.0}
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("r", PROMPT, **grammar)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step()
+        await until(lambda: stream.token_ids)
+        await f.replicas["a"].server.close("engine_dead", "ValueError: another client's prompt")
+        await until(lambda: stream.error)
+        told = str(error_of(stream))
+        assert told == (
+            "the replica was lost while it held request r: its engine died; an answer like this one cannot be continued elsewhere"
+        )
+        assert (
+            'replica a of tiny lost: the peer closed the link (engine_dead): "ValueError: another client\'s prompt"'
+            in caplog.text
+        )
+
+
+@in_loop
 async def test_what_came_in_one_piece_with_a_goodbye_is_delivered() -> None:
     async with fleet() as f:
         await f.join("a")

@@ -3,10 +3,12 @@ from typing import Any
 
 import pytest
 
+from serve_app.core.events import LinkEnd
 from serve_app.errors import ServingError
 from serve_app.protocol.connection import State
 from serve_app.protocol.errors import AuthenticationFailed, HandshakeTimeout, PeerClosed
 from serve_app.protocol.messages import Heartbeat
+from serve_app.replica import pipe
 from serve_app.testing.fake_engine import CAPABILITIES
 from serve_app.testing.fleet import in_loop, settings, start_replica, until
 from serve_app.testing.probe import Probe, port_of, silent_listener
@@ -27,7 +29,7 @@ async def test_a_dial_ends_with_an_open_link_that_knows_its_peer() -> None:
     link.close("test_over", "enough")
     await until(lambda: probe.lost)
     await until(lambda: not list(replica.server.open_links()))
-    assert probe.lost == ["enough"]
+    assert (probe.lost, probe.ended) == (["enough"], [LinkEnd.ENDED_HERE])
     await replica.close()
 
 
@@ -134,6 +136,7 @@ async def test_a_replica_that_does_not_read_is_cut_off_at_the_limit() -> None:
         sent += 1
         await asyncio.sleep(0)
     assert probe.lost[0].endswith("bytes unread, limit 1048576")
+    assert probe.ended == [LinkEnd.UNRESPONSIVE]
     await replica.close()
 
 
@@ -147,7 +150,44 @@ async def test_an_error_of_the_replica_ends_an_open_link_once_with_its_reason() 
     await replica.server.close("engine_dead", "out of memory")
     await until(lambda: probe.lost)
     assert probe.lost == ["the peer closed the link (engine_dead): 'out of memory'"]
+    assert probe.ended == [LinkEnd.ENGINE_DIED]
     assert not link.is_open()
     assert [type(m).__name__ for m in probe.messages] == ["Heartbeat", "Outputs"]
     link.write(b"dropped")
+    await replica.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        ("drained", LinkEnd.SAID_GOODBYE),
+        ("silent_peer", LinkEnd.SAID_GOODBYE),
+        ("engine_dead", LinkEnd.ENGINE_DIED),
+        ("malformed_message", LinkEnd.MISUNDERSTOOD),
+    ],
+)
+@in_loop
+async def test_the_word_of_a_goodbye_tells_whether_the_engine_died(code: str, end: LinkEnd) -> None:
+    replica = await start_replica(settings(), "a")
+    probe = Probe()
+    await probe.connect(replica.lease.port)
+    await until(lambda: probe.messages)
+    await replica.server.close(code, "")
+    await until(lambda: probe.lost)
+    assert probe.ended == [end]
+    await replica.close()
+
+
+@in_loop
+async def test_bytes_that_are_no_message_end_the_link_as_misunderstood_and_a_cut_one_has_broken_off() -> None:
+    replica = await start_replica(settings(), "a")
+    garbled, cut = Probe(), Probe()
+    for probe in (garbled, cut):
+        await probe.connect(replica.lease.port)
+        await until(lambda probe=probe: probe.messages)  # type: ignore[misc]
+    replica.server.on_engine_message(pipe.StepOutputs(0, 1, 0.0, 0, 0, 0.0, [], b"\0\0\0\1\xc1", 1))
+    await until(lambda: garbled.lost)
+    replica.relay.cut()
+    await until(lambda: cut.lost)
+    assert (garbled.ended, cut.ended) == ([LinkEnd.MISUNDERSTOOD], [LinkEnd.BROKE_OFF])
     await replica.close()
