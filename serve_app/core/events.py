@@ -27,10 +27,11 @@ class RequestsAborted:
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress."""
+    """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress, if it is not draining."""
 
     replica_id: str
     credit: int
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,9 +140,10 @@ class FleetState:
         is_new = event.replica_id not in self.replicas
         failed = self._forget_replica(event.replica_id, LinkEnd.ENDED_HERE, now=now)
         self.failover.linked_again(event.replica_id, self.requests.values())
-        self.replicas[event.replica_id] = ReplicaState(event.replica_id, event.credit, heard_at=now)
+        self.replicas[event.replica_id] = ReplicaState(event.replica_id, event.credit, heard_at=now, draining=event.draining)
         self._routing.changed(event.replica_id)
-        return failed + (self._take_back_queued(event.credit, now) if is_new else []) + self._dispatch()
+        taken_back = self._take_back_queued(event.credit, now) if is_new and not event.draining else []
+        return failed + taken_back + self._dispatch()
 
     def _take_back_queued(self, limit: int, now: float) -> list[Instruction]:
         """Requests that only wait in the queue of an engine come back: a new replica must get its part of them."""

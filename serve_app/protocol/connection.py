@@ -303,6 +303,8 @@ class ReplicaConnection(_Connection):
     credit: int
     """How many unfinished attempts the ingress may have on this link."""
     capabilities: Capabilities
+    draining: bool = False
+    """Whether the Challenge says so; the adapter may set it until the Hello has come."""
     peer: Hello | None = field(default=None, init=False)
     """What the ingress said of itself; None until the link is open, because it is not proved before."""
 
@@ -356,5 +358,6 @@ class ReplicaConnection(_Connection):
             nonce=self.nonce,
             proof=b"",
             credit=self.credit,
+            draining=self.draining,
             capabilities=self.capabilities,
         )

@@ -69,7 +69,8 @@ class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, ta
 class Challenge(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=1):
     """Replica to ingress: what I am, with the proof that I have the token.
 
-    ``credit`` is how many unfinished attempts the ingress may have on this link.
+    ``credit`` is how many unfinished attempts the ingress may have on this link. ``draining``: send nothing new; the first Heartbeat
+    would say so too late, because the ingress may send as soon as it has checked this message.
     """
 
     protocol: Count
@@ -80,6 +81,7 @@ class Challenge(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
     nonce: Nonce
     proof: Mac
     credit: Annotated[int, Meta(ge=1, le=1_000_000)]
+    draining: bool
     capabilities: Capabilities
 
 

@@ -114,6 +114,8 @@ class ReplicaServer:
     def start_drain(self) -> None:
         """Tell every ingress at once to send nothing new; what runs goes on."""
         self.draining = True
+        for link in self._unproved:
+            link.start_drain()
         self.send_heartbeats()
 
     async def close(self, code: str, reason: str) -> None:
@@ -208,6 +210,7 @@ class _Link(asyncio.Protocol):
             token=server.token,
             nonce=os.urandom(32),
             credit=settings.credit,
+            draining=server.draining,
             capabilities=server.ready.capabilities,
             max_frame_bytes=settings.max_frame_bytes,
         )
@@ -261,6 +264,10 @@ class _Link(asyncio.Protocol):
             return
         self._transport.write(step.frame)
         self._check_buffer()
+
+    def start_drain(self) -> None:
+        """Of a link whose handshake is under way: a Challenge that is still to come says it."""
+        self._connection.draining = True
 
     def send_heartbeat(self) -> None:
         load, server = self._server.load, self._server

@@ -278,6 +278,13 @@ def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has() -> None:
     assert fleet.num_on_draining() == 0
 
 
+def test_a_replica_that_drains_when_its_link_opens_gets_nothing_and_others_keep_their_queues() -> None:
+    fleet = fleet_of("a", credit=2)
+    run(fleet, arrived("r0"), arrived("r1"), arrived("r2"), HeartbeatArrived("a", 9, 1, 1, 0.9, draining=False))
+    assert run(fleet, LinkOpened("b", 8, draining=True)) == []
+    assert run(fleet, heartbeat("b")) == [start("r2", 0, "b")]
+
+
 def test_an_attempt_that_cannot_be_sent_ends_only_its_own_request() -> None:
     fleet = fleet_of("a", credit=1)
     run(fleet, arrived("big"), arrived("r"))

@@ -118,17 +118,17 @@ class FleetMachine(RuleBasedStateMachine):
         self.waiting_since[request_id] = self.now
         self.handle(RequestArrived(request_id, 1, max_tokens, resume))
 
-    @rule(replica_id=st.sampled_from(REPLICAS), credit=st.integers(1, 3))
-    def open_link(self, replica_id: str, credit: int) -> None:
+    @rule(replica_id=st.sampled_from(REPLICAS), credit=st.integers(1, 3), draining=st.sampled_from([False] * 5 + [True]))
+    def open_link(self, replica_id: str, credit: int, draining: bool) -> None:
         """Of a replica that has one, it replaces the first."""
         is_new = replica_id not in self.links
         self.forget(replica_id, LinkEnd.ENDED_HERE)
         for request in self.requests.values():
             request.broken_off.discard(replica_id)
-        self.links[replica_id] = Link(credit, self.now)
-        if is_new:
+        self.links[replica_id] = Link(credit, self.now, draining)
+        if is_new and not draining:
             self.take_back(credit)
-        self.handle(LinkOpened(replica_id, credit))
+        self.handle(LinkOpened(replica_id, credit, draining))
 
     @precondition(lambda self: self.links)
     @rule(replica_id=st.sampled_from(REPLICAS), end=st.sampled_from(LinkEnd))
@@ -373,7 +373,7 @@ class FleetMachine(RuleBasedStateMachine):
         """With one good replica every request that is left comes to its end."""
         for replica_id in list(self.links):
             self.lose_link(replica_id, LinkEnd.SAID_GOODBYE)
-        self.open_link("last", 100)
+        self.open_link("last", 100, False)
         link = self.links["last"]
         for _ in range(20):
             if link.running:

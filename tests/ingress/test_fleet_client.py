@@ -12,7 +12,7 @@ from serve_app.ingress import admission
 from serve_app.ingress.error_answers import FleetError
 from serve_app.membership import Lease
 from serve_app.testing.fake_engine import CAPABILITIES, FakeEngine, answer
-from serve_app.testing.fleet import MODEL, Fleet, fleet, in_loop, settings, until
+from serve_app.testing.fleet import MODEL, Fleet, fleet, in_loop, settings, start_replica, until
 
 PROMPT = [1, 2, 3]
 STARTS: list[tuple[str, str, dict[str, Any]]] = [
@@ -206,6 +206,19 @@ async def test_a_draining_replica_finishes_what_it_has_and_gets_nothing_new() ->
         await f.join("b")
         await until(lambda: f.running("b") == ["r1@0"])
         assert f.replicas["a"].server.num_attempts() == 0
+
+
+@in_loop
+async def test_a_replica_that_drains_gets_nothing_through_a_link_that_has_just_opened() -> None:
+    async with fleet() as f:
+        await f.front.add("r", PROMPT)
+        draining = f.replicas["a"] = await start_replica(f.settings, "a")
+        draining.server.start_drain()
+        f.client.set_members([draining.lease])
+        await until(lambda: f.client.fleet.replicas)
+        await f.join("b")
+        await until(lambda: f.running("b") == ["r@0"])
+        assert draining.engine.added == []
 
 
 @in_loop

@@ -162,6 +162,7 @@ messages_of_the_handshake = st.one_of(
         replica_id=ids,
         proof=nonces,
         credit=st.integers(1, 1_000_000),
+        draining=st.booleans(),
         capabilities=capabilities,
         **opening,
     ),

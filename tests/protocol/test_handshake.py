@@ -77,7 +77,7 @@ def test_both_sides_know_each_other_once_the_link_is_open() -> None:
     assert replica.peer == Hello(1, "0.32.0", "ingress-1", "tiny", "f" * 64, b"i" * 32)
     assert ingress.peer is not None
     assert msgspec.structs.replace(ingress.peer, proof=b"") == Challenge(
-        1, "0.32.0", "replica-1", "tiny", "f" * 64, b"r" * 32, b"", 8, CAPABILITIES
+        1, "0.32.0", "replica-1", "tiny", "f" * 64, b"r" * 32, b"", 8, False, CAPABILITIES
     )
 
 
@@ -191,6 +191,7 @@ CHANGES = {
     "nonce": b"x" * 32,
     "proof": b"x" * 32,
     "credit": 9,
+    "draining": True,
     "capabilities": msgspec.structs.replace(CAPABILITIES, block_size=64),
 }
 

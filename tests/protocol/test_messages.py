@@ -27,7 +27,7 @@ from tests.protocol import helpers
 from tests.protocol.helpers import CAPABILITIES
 
 HELLO = Hello(1, "0.32.0", "ingress-1", "tiny", "ff", b"i" * 32)
-CHALLENGE = Challenge(1, "0.32.0", "replica-1", "tiny", "ff", b"r" * 32, b"p" * 32, 8, CAPABILITIES)
+CHALLENGE = Challenge(1, "0.32.0", "replica-1", "tiny", "ff", b"r" * 32, b"p" * 32, 8, False, CAPABILITIES)
 HEARTBEAT = Heartbeat(1, 2, 3, 0.5, False)
 
 

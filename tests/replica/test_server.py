@@ -207,6 +207,21 @@ async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
 
 
 @in_loop
+async def test_a_drain_that_begins_between_connection_and_hello_is_in_the_challenge() -> None:
+    replica = await start_replica(settings(), "a")
+    reader, writer = await asyncio.open_connection("127.0.0.1", replica.port)
+    await until(lambda: replica.server._unproved)
+    replica.server.start_drain()
+    ingress = Probe().new_connection()
+    writer.write(ingress.initiate())
+    while ingress.peer is None:
+        ingress.receive_data(await reader.read(1 << 16))
+    assert ingress.peer.draining
+    writer.close()
+    await replica.close()
+
+
+@in_loop
 async def test_the_first_output_is_one_with_tokens_that_goes_to_an_ingress() -> None:
     replica = await start_replica(settings(), "a")
     await linked(replica)
