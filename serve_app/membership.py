@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 _POLL_S = 10.0
 _RETRY_S = 0.5
 
+_AWAY = (ray.exceptions.RayError, OSError, ValueError)
+"""What a call raises while the board or Ray's control store is away. OSError has TimeoutError in it, and Ray's own failures to connect;
+a ValueError says that no actor has that name any more. Nothing of it may end a member's task: Serve would replace a healthy replica."""
+
 
 @dataclass(frozen=True)
 class Lease:
@@ -139,11 +143,11 @@ class Membership:
             try:
                 await self._call("renew", lease(), timeout_s=self._settings.renew_s)
                 failing = False
-            except (ray.exceptions.RayError, TimeoutError, ValueError) as exc:
+            except _AWAY as exc:
                 if not failing:
                     logger.warning("lease not renewed: %s: %s", type(exc).__name__, exc)
                 failing = True
-                if isinstance(exc, ray.exceptions.RayActorError | ValueError):
+                if not isinstance(exc, TimeoutError):  # after a late answer the handle is still good
                     self._board = None
                     await asyncio.sleep(_RETRY_S)
                     continue
@@ -153,7 +157,7 @@ class Membership:
         """Give the lease up; a dead board forgets it by itself."""
         try:
             await self._call("release", replica_id, timeout_s=self._settings.renew_s)
-        except (ray.exceptions.RayError, TimeoutError, ValueError) as exc:
+        except _AWAY as exc:
             logger.info("lease not released: %s", exc)
 
     async def watch(self, on_members: Callable[[list[Lease]], Awaitable[None] | None]) -> None:
@@ -162,7 +166,7 @@ class Membership:
         while True:
             try:
                 seen, members = await self._call("wait", seen, _POLL_S, timeout_s=_POLL_S + self._settings.expiry_s)
-            except (ray.exceptions.RayError, TimeoutError, ValueError) as exc:
+            except _AWAY as exc:
                 logger.info("lease board does not answer: %s: %s", type(exc).__name__, exc)
                 self._board = None
                 await asyncio.sleep(_RETRY_S)

@@ -3,9 +3,16 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
-from serve_app.membership import Lease, LeaseBoard, board_name
-from serve_app.testing.fleet import in_loop
+import pytest
+import ray
+
+from serve_app import membership
+from serve_app.config import MembershipSettings
+from serve_app.membership import Lease, LeaseBoard, Membership, board_name
+from serve_app.testing.fleet import in_loop, until
 
 A = Lease("a", "replica", "tiny", "10.0.0.1", 4000, epoch=1, pid=11)
 B = Lease("b", "ingress", "", "10.0.0.2", 8010, epoch=2, pid=12)
@@ -129,6 +136,58 @@ async def test_a_poll_that_is_cancelled_leaves_the_board_as_it_was() -> None:
     await asyncio.gather(poll, return_exceptions=True)
     assert poll.cancelled()
     assert await leases.wait(seen, 0.0) == (seen, [])
+
+
+class Handle:
+    """Ray's handle of a board; the first calls raise what is in ``failures``, in their order."""
+
+    def __init__(self, board: LeaseBoard, failures: list[Exception]) -> None:
+        self._board = board
+        self._failures = failures
+
+    def __getattr__(self, method: str) -> Any:
+        async def remote(*args: Any) -> Any:
+            if self._failures:
+                raise self._failures.pop(0)
+            result = getattr(self._board, method)(*args)
+            return await result if asyncio.iscoroutine(result) else result
+
+        return SimpleNamespace(remote=remote)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError("Failed to connect to GCS"),
+        ConnectionError("refused"),
+        TimeoutError(),
+        ray.exceptions.RaySystemError("away"),
+        ValueError("no such actor"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+@in_loop
+async def test_no_failure_of_rays_control_plane_ends_a_members_tasks(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases, failures, handles_refused = board(Clock(), expiry_s=FOREVER_S), [failure] * 4, [failure] * 2
+
+    def handle(*_: object) -> Handle:
+        if handles_refused:
+            raise handles_refused.pop()
+        return Handle(leases, failures)
+
+    monkeypatch.setattr(membership, "lease_board", handle)
+    monkeypatch.setattr(membership, "_RETRY_S", 0.0)
+    settings = MembershipSettings(renew_s=0.01, expiry_s=0.1)
+    seen: list[list[Lease]] = []
+    member = Membership("app", settings)
+    tasks = [asyncio.create_task(member.keep(lambda: A)), asyncio.create_task(member.watch(seen.append))]
+    await until(lambda: [A] in seen or any(task.done() for task in tasks))
+    assert ([task.done() for task in tasks], failures) == ([False, False], [])
+    failures.append(failure)
+    await member.release("a")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def test_two_applications_have_two_boards() -> None:
