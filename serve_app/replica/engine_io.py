@@ -81,7 +81,10 @@ class EngineInput:
                 raise ValueError(f"request id {request.request_id!r} inside attempt {message.attempt_id!r}")
         except Exception as exc:  # whatever vLLM's decoder raises for bytes that are no request
             problem = readable(f"{type(exc).__name__}: {exc}", MAX_REASON_CHARS)
-            self._send(pipe.AttemptRefused(message.slot, message.attempt_id, problem))
+            logger.warning("attempt %r holds no request: %s", message.attempt_id, problem)
+            # Not the end of its link: that would move every other request there to another replica, and this one after them.
+            ended = EngineCoreOutput(message.attempt_id, [], finish_reason=FinishReason.ERROR)
+            core.output_queue.put_nowait((message.slot, EngineCoreOutputs(outputs=[ended])))
             return
         request.client_index = message.slot
         try:

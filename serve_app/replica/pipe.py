@@ -72,14 +72,6 @@ class CallResult(msgspec.Struct, tag=12, array_like=True, frozen=True):
     value: bytes
 
 
-class AttemptRefused(msgspec.Struct, tag=13, array_like=True, frozen=True):
-    """The buffers of an ``AddToEngine`` are not a request: the peer that sent them is broken."""
-
-    slot: int
-    attempt_id: str
-    problem: str
-
-
 class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The last message of an engine that could not start or cannot go on."""
 
@@ -87,7 +79,7 @@ class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
 
 
 ToEngine = AddToEngine | AbortInEngine | CallEngine
-FromEngine = EngineReady | StepOutputs | CallResult | AttemptRefused | EngineFailed
+FromEngine = EngineReady | StepOutputs | CallResult | EngineFailed
 
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -133,9 +133,6 @@ class ReplicaServer:
             case pipe.CallResult():
                 if link := self._links.get(message.slot):
                     link.send_result(message)
-            case pipe.AttemptRefused():
-                if link := self._links.get(message.slot):
-                    link.say_goodbye("malformed_message", f"attempt {message.attempt_id}: {message.problem}")
 
     def _on_step(self, step: pipe.StepOutputs) -> None:
         load = self.load

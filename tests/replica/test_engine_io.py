@@ -114,12 +114,18 @@ def test_arguments_that_are_none_are_answered_and_the_next_message_is_read(args:
         (add("r@0", "x" * 20_000), "ValueError: request id 'xxx"),
     ],
 )
-def test_a_request_that_is_none_is_refused_and_the_next_message_is_read(message: pipe.AddToEngine, problem: str) -> None:
+def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is_read(
+    message: pipe.AddToEngine, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
     core = FakeCore()
-    (refused,) = read(core, message, add("s@0"), pipe.AbortInEngine(["s@0"]))
-    assert isinstance(refused, pipe.AttemptRefused)
-    assert refused.problem.startswith(problem)
-    assert len(refused.problem) <= 1000
+    assert read(core, message, add("s@0"), pipe.AbortInEngine(["s@0"])) == []
+    (told,) = write(core)
+    assert isinstance(told, pipe.StepOutputs)
+    assert told.slot == 5
+    assert arrived([told]) == [("r@0", FinishReason.ERROR)]
+    (line,) = caplog.messages
+    assert line.startswith(f"attempt 'r@0' holds no request: {problem}")
+    assert len(line) < 1100
     (kind, taken_in), abort = taken(core)
     assert (kind, taken_in.request_id, taken_in.client_index) == (EngineCoreRequestType.ADD, "s@0", 5)
     assert abort == (EngineCoreRequestType.ABORT, ["s@0"])

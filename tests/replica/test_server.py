@@ -134,33 +134,6 @@ async def test_a_call_that_is_not_allowed_never_reaches_the_engine() -> None:
 
 
 @in_loop
-async def test_a_request_that_is_none_closes_only_the_link_it_came_on() -> None:
-    replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
-        guilty, other = await linked(replica), await linked(replica)
-        add(guilty, "r@0")
-        await until(lambda: told)
-    replica.server.on_engine_message(pipe.AttemptRefused(0, "r@0", "ValidationError: no request"))
-    await until(lambda: guilty.lost)
-    assert guilty.lost == ["the peer closed the link (malformed_message): 'attempt r@0: ValidationError: no request'"]
-    assert (other.lost, other.link.is_open()) == ([], True)
-    await replica.close()
-
-
-@in_loop
-async def test_a_long_reason_to_refuse_a_request_is_cut() -> None:
-    replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
-        guilty = await linked(replica)
-        add(guilty, "r@0")
-        await until(lambda: told)
-    replica.server.on_engine_message(pipe.AttemptRefused(0, "r@0", "x" * 200_000))
-    await until(lambda: guilty.lost)
-    assert guilty.lost == [f"the peer closed the link (malformed_message): {'attempt r@0: ' + 'x' * 987!r}"]
-    await replica.close()
-
-
-@in_loop
 async def test_a_result_too_large_for_the_link_is_an_error_of_its_call() -> None:
     replica = await start_replica(settings(protocol={"max_frame_bytes": 1 << 20}), "a")
     probe = await linked(replica)
