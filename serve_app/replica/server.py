@@ -222,6 +222,11 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         was_open = self.is_open()
         messages = self._guarded(lambda: self._connection.receive_data(data))
+        if was_open and not self.is_open():
+            # Its aborts have taken effect on the connection, so the link's end would not abort these attempts again.
+            for message in self._connection.undelivered:
+                if isinstance(message, Abort):
+                    self._take(message)
         if not self.is_open() or not (was_open or self._begin()):
             return
         for message in messages:

@@ -162,6 +162,23 @@ async def test_an_ingress_that_breaks_the_rules_of_attempts_is_cut_off(second: s
     await replica.close()
 
 
+@pytest.mark.parametrize("fault", [b"", b"\0\0\0\1\xc1"], ids=["goodbye", "protocol-error"])
+@in_loop
+async def test_an_abort_that_came_in_one_piece_with_the_links_end_reaches_the_engine(fault: bytes) -> None:
+    replica = await start_replica(settings(), "a")
+    with recorded(replica) as told:
+        probe = await linked(replica)
+        for attempt_id in ("aborted@0", "left@0"):
+            add(probe, attempt_id)
+        await until(lambda: len(told) == 2)
+        connection = probe.link.connection
+        abort = connection.send_abort(["aborted@0"])
+        probe.link.write(abort + (fault or connection.close("ingress_stopped", "")))
+        await until(lambda: not replica.server._links)
+        assert told[2:] == [pipe.AbortInEngine(["aborted@0"]), pipe.AbortInEngine(["left@0"])]
+    await replica.close()
+
+
 @in_loop
 async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
     replica = await start_replica(settings(), "a")
