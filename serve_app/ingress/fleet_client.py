@@ -81,8 +81,8 @@ class FleetClient(EngineCoreClient):
         self._settings = settings
         self._vllm_config: Any = None
         self._output_processor: Any = None
-        # Unbounded, as vLLM's own: nothing in it may be dropped, and a link that is not read looks silent and is ejected. What it
-        # holds is bounded by what requests may still put out (each frame has a token of one), and the reader waits for nothing else.
+        # Unbounded, as vLLM's own: nothing in it may be dropped, and a link that is not read looks silent and is ejected. Each frame
+        # holds a token of some request or the counters of an engine step, and vLLM's reader waits for nothing else.
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
@@ -126,7 +126,7 @@ class FleetClient(EngineCoreClient):
             await self.links.stop()
 
     def _show_load(self) -> None:
-        # Not behind others: vLLM reads only from its first request on, and each step shows the load itself.
+        # Gauges are queued only when nothing else is: an engine step that is queued shows the load itself.
         if self._outputs.empty() and (stats := self._gauges.changes()) is not None:
             self._outputs.put_nowait(EngineCoreOutputs(scheduler_stats=stats))
 
@@ -175,13 +175,15 @@ class FleetClient(EngineCoreClient):
         # Engine-host monotonic times mean nothing here: vLLM subtracts them from the ingress's.
         frame.timestamp, frame.engine_index = now, 0
         instructions = self.fleet.handle(OutputsArrived(link.replica_id, frame.outputs), now=now)
+        frame.outputs = []
         if instructions and isinstance(deliver := instructions[0], DeliverOutputs):
             del instructions[0]
             drop_swallowed_logprobs(deliver)
             frame.outputs = list(deliver.outputs)
             self._forget_finished(frame.outputs)
-            if frame.scheduler_stats is not None:
-                self._gauges.show(frame.scheduler_stats)
+        if frame.scheduler_stats is not None:
+            self._gauges.show(frame.scheduler_stats)
+        if frame.outputs or frame.scheduler_stats is not None:  # a step in the middle of a long prompt has only counters
             self._outputs.put_nowait(frame)
         self._carry_out(instructions)
 

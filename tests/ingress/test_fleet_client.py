@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
+from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import CallFailed, NoReplica, QueueFull, ReplicaLost
 from serve_app.ingress import admission
@@ -278,6 +281,29 @@ async def test_outputs_that_are_none_of_vllms_close_the_link_and_the_request_goe
         await until(lambda: f.running("a") == ["r@0"])
         f.replicas["a"].engine.emit_outputs(0, [b"\xc1 is no MessagePack"])
         await until(lambda: f.running("b") == ["r@1"])
+
+
+@in_loop
+async def test_counters_of_steps_that_give_no_token_reach_vllms_metrics() -> None:
+    async with fleet() as f:
+        await f.join("a", "b")
+        stream = await f.front.add("r", PROMPT, max_tokens=6, frequency_penalty=0.5)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.emit_outputs(0, step_of(queries=128))  # in the middle of a prompt
+        f.replicas["a"].engine.step(2)
+        await until(lambda: len(stream.token_ids) == 2)
+        f.replicas["a"].stop_listening()
+        await until(lambda: f.running("b") == ["r@1"])
+        repeated = EngineCoreOutput("r@1", answer(PROMPT, 1))
+        f.replicas["b"].engine.emit_outputs(0, step_of(repeated, queries=64))
+        await until(lambda: [s.prefix_cache_stats.queries for s in f.front.stats if s.prefix_cache_stats.queries] == [128, 64])
+        assert len(stream.token_ids) == 2
+
+
+def step_of(*outputs: EngineCoreOutput, queries: int) -> list[bytes]:
+    """Return the buffers of a step that asked the prefix cache for so many tokens."""
+    stats = SchedulerStats(prefix_cache_stats=PrefixCacheStats(requests=1, queries=queries))
+    return [bytes(b) for b in MsgpackEncoder().encode(EngineCoreOutputs(outputs=list(outputs), scheduler_stats=stats))]
 
 
 @in_loop
