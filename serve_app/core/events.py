@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from serve_app.core.request import EngineOutput, Resume
 from serve_app.errors import ServingError
@@ -20,9 +21,14 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestsAborted:
-    """The front end wants no more of these requests (client gone, stop string found). Unknown ids are ignored."""
+    """The front end wants no more of these requests. Unknown ids are ignored.
+
+    ``outcome`` is "aborted" where the client has gone, "complete" where a stop string has ended the answer, and "failed" where another
+    choice of the same n>1 has failed.
+    """
 
     request_ids: Sequence[str]
+    outcome: Literal["aborted", "complete", "failed"] = "aborted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,8 @@ class FleetState:
             request = self.requests.pop(request_id, None)
             if request is None:
                 continue
-            self.outcomes["aborted"] += 1
-            if request.emitted_ids:
+            self.outcomes[event.outcome] += 1
+            if request.emitted_ids and event.outcome != "failed":
                 self._count_finished(request)
             if request.replica_id is None:
                 del self.waiting[request_id]

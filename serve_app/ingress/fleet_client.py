@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -86,7 +86,9 @@ class FleetClient(EngineCoreClient):
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self._reader: asyncio.Task[Any] | None = None  # vLLM's output handler
         self._requests: dict[str, EngineCoreRequest] = {}
+        self._failed_siblings: set[str] = set()  # unfinished requests of an n>1 of which another choice has failed
         self._admissions: dict[str, admission.Admission] = {}
         self.links = ReplicaLinks(
             settings.protocol,
@@ -190,8 +192,18 @@ class FleetClient(EngineCoreClient):
     def _forget_finished(self, outputs: list[Any]) -> None:
         for output in outputs:
             if output.finish_reason is not None:
-                self._requests.pop(output.request_id, None)
-                self._admissions.pop(output.request_id, None)
+                self._forget(output.request_id)
+                if output.finish_reason == FinishReason.ERROR:
+                    self._failed_siblings |= self._siblings(output.request_id) & self._requests.keys()
+
+    def _forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self._admissions.pop(request_id, None)
+        self._failed_siblings.discard(request_id)
+
+    def _siblings(self, request_id: str) -> set[str]:
+        state = self._output_processor.request_states.get(request_id)
+        return set() if state is None or state.parent_req is None else state.parent_req.child_requests
 
     def _handle(self, event: Event) -> None:
         self._carry_out(self.fleet.handle(event, now=time.monotonic()))
@@ -247,9 +259,9 @@ class FleetClient(EngineCoreClient):
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
-        self._requests.pop(fail.request_id, None)
-        if (verdict := self._admissions.pop(fail.request_id, None)) is not None:
+        if (verdict := self._admissions.get(fail.request_id)) is not None:
             verdict.error = fail.error
+        self._forget(fail.request_id)
         state = self._output_processor.request_states.get(fail.request_id)
         if state is None:
             return
@@ -257,14 +269,13 @@ class FleetClient(EngineCoreClient):
         whole = fail.request_id if parent is None else parent.request_id
         others = self._output_processor.abort_requests([whole], internal=True)
         queue.put(FleetError(fail.error))
-        self._abort([i for i in others if i != fail.request_id])
+        self._abort([i for i in others if i != fail.request_id], "failed")
 
-    def _abort(self, request_ids: list[str]) -> None:
+    def _abort(self, request_ids: list[str], outcome: Literal["aborted", "complete", "failed"]) -> None:
         for request_id in request_ids:
-            self._requests.pop(request_id, None)
-            self._admissions.pop(request_id, None)
+            self._forget(request_id)
         if request_ids:
-            self._handle(RequestsAborted(request_ids))
+            self._handle(RequestsAborted(request_ids, outcome))
 
     # What AsyncLLM calls.
 
@@ -301,10 +312,20 @@ class FleetClient(EngineCoreClient):
         return min(params.max_tokens or 1, room)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        self._abort(request_ids)
+        """Stop these requests in their engines.
+
+        vLLM asks for that when a client has gone, when it closes a generation of which one choice failed, and, from its output
+        handler only, when its detokenizer has found a stop string.
+        """
+        if asyncio.current_task() is self._reader:
+            self._abort(request_ids, "complete")
+            return
+        self._abort([i for i in request_ids if i in self._failed_siblings], "failed")
+        self._abort([i for i in request_ids if i in self._requests], "aborted")
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Never raises: vLLM's output handler would fail all requests and end."""
+        self._reader = asyncio.current_task()
         return await self._outputs.get()
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ class Stream:
     error: Exception | None = None
     finished: bool = False
     parent_req: Any = None
+    stop_after: int | None = None
+    """With so many tokens the detokenizer finds a stop string."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -40,6 +42,8 @@ class FakeFrontEnd:
     def __init__(self, client: FleetClient) -> None:
         self.client = client
         self.request_states: dict[str, Stream] = {}
+        self.parents: dict[str, SimpleNamespace] = {}
+        """The requests of n>1, with ``child_requests`` that have not ended."""
         self.stats: list[SchedulerStats] = []
         """What vLLM's gauges would be set from, oldest first."""
         self.vllm_config = SimpleNamespace(
@@ -56,10 +60,15 @@ class FakeFrontEnd:
             for output in frame.outputs:
                 if (stream := self.request_states.get(output.request_id)) is not None:
                     stream.token_ids += output.new_token_ids
-                    stream.finished = output.finish_reason is not None
+                    stopped = stream.stop_after is not None and len(stream.token_ids) >= stream.stop_after
+                    stream.finished = stopped or output.finish_reason is not None
                     stream.changed.set()
                     if stream.finished:
                         del self.request_states[output.request_id]
+                        if stream.parent_req is not None:
+                            stream.parent_req.child_requests.discard(output.request_id)
+                    if stopped and output.finish_reason is None:
+                        await self.client.abort_requests_async([output.request_id])
 
     def abort_requests(self, request_ids: Iterable[str], internal: bool) -> list[str]:
         """As vLLM's: takes ids of requests or of parents of n>1, forgets them, and returns the ids of the engine's requests."""
@@ -69,9 +78,21 @@ class FakeFrontEnd:
             del self.request_states[request_id]
         return ended
 
-    async def add(self, request_id: str, prompt: list[int], *, max_tokens: int = 8, parent: str = "", **params: Any) -> Stream:
+    async def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        *,
+        max_tokens: int = 8,
+        parent: str = "",
+        stop_after: int | None = None,
+        **params: Any,
+    ) -> Stream:
         """Add a request for ``max_tokens`` tokens; ``parent`` makes it a child of n>1."""
-        stream = Stream(parent_req=SimpleNamespace(request_id=parent) if parent else None)
+        stream = Stream(stop_after=stop_after)
+        if parent:
+            stream.parent_req = self.parents.setdefault(parent, SimpleNamespace(request_id=parent, child_requests=set()))
+            stream.parent_req.child_requests.add(request_id)
         self.request_states[request_id] = stream
         request = EngineCoreRequest(
             request_id=request_id,

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,12 @@ def test_the_fleet_client_is_asked_for_nothing_else() -> None:
 def _members_of_ours(cls: type) -> set[str]:
     source = ast.walk(ast.parse(inspect.getsource(cls)))
     return set(vars(cls)) | {n.attr for n in source if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+
+
+def test_the_output_handler_aborts_what_a_stop_string_ended_and_nothing_else() -> None:
+    handler = ast.parse(textwrap.dedent(inspect.getsource(async_llm.AsyncLLM._run_output_handler)))
+    calls = [ast.unparse(n) for n in ast.walk(handler) if isinstance(n, ast.Call) and "abort" in ast.unparse(n.func)]
+    assert calls == ["engine_core.abort_requests_async(processed_outputs.reqs_to_abort)"], "FleetClient counts these as complete"
 
 
 def test_the_engine_client_is_made_by_names_only() -> None:

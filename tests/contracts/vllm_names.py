@@ -114,7 +114,7 @@ USED = {
     "vllm.v1.engine.core": {"EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue vllm_config"},
     "vllm.v1.engine.core_client": {"EngineCoreClient": ""},
     "vllm.v1.engine.output_processor": {"OutputProcessor": "request_states", "RequestState": "parent_req queue"},
-    "vllm.v1.engine.parallel_sampling": {"ParentRequest": "request_id"},
+    "vllm.v1.engine.parallel_sampling": {"ParentRequest": "child_requests request_id"},
     "vllm.v1.engine.utils": {"EngineZmqAddresses": "inputs outputs"},
     "vllm.v1.executor.abstract": {
         "Executor": "cache_config lora_config model_config parallel_config scheduler_config speculative_config vllm_config"

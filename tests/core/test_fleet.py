@@ -266,6 +266,14 @@ def test_aborts_go_to_the_replicas_that_hold_the_attempts_and_unknown_ids_mean_n
     assert fleet.outcomes == {"aborted": 3}
 
 
+def test_aborted_requests_are_counted_by_the_reason_that_the_front_end_gives() -> None:
+    fleet = fleet_of("a")
+    run(fleet, *(arrived(f"r{i}") for i in range(3)), outputs("a", *(Output(f"r{i}@0", [7]) for i in range(3))))
+    run(fleet, RequestsAborted(["r0"]), RequestsAborted(["r1"], "complete"), RequestsAborted(["r2"], "failed"))
+    assert fleet.outcomes == {"aborted": 1, "complete": 1, "failed": 1}
+    assert (fleet.tally.finished, fleet.tally.finished_tokens) == (2, 2)
+
+
 def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r0"))

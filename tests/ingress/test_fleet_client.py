@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
@@ -183,6 +183,33 @@ async def test_an_abort_reaches_the_engine_and_frees_the_credit() -> None:
 
 
 @in_loop
+async def test_an_answer_that_a_stop_string_ended_is_complete_and_its_engine_stops() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("r", PROMPT, stop_after=2)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(2)
+        await until(lambda: f.replicas["a"].engine.aborted == ["r@0"])
+        assert stream.finished
+        assert f.client.fleet.outcomes == {"complete": 1}
+        assert f.client.fleet.tally.finished_tokens == 2
+
+
+@in_loop
+async def test_choices_that_vllm_aborts_because_another_one_failed_have_failed_too() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        streams = [await f.front.add(f"{i}_r", PROMPT, parent="r") for i in range(3)]
+        await f.front.add("other", PROMPT)
+        await until(lambda: len(f.running("a")) == 4)
+        failed = EngineCoreOutput("1_r@0", [], finish_reason=FinishReason.ERROR)
+        f.replicas["a"].engine.emit_outputs(0, step_of(failed, queries=0), finished=["1_r@0"])
+        await until(lambda: streams[1].finished)
+        await f.client.abort_requests_async([*f.front.abort_requests(["r"], internal=True), "other"])
+        assert f.client.fleet.outcomes == {"failed": 3, "aborted": 1}
+
+
+@in_loop
 async def test_requests_beyond_the_credit_wait_at_the_ingress() -> None:
     async with fleet(settings(protocol={"credit": 1})) as f:
         await f.join("a")
@@ -242,6 +269,7 @@ async def test_a_lost_sibling_that_cannot_resume_ends_the_others_and_nobody_else
         await until(lambda: f.running("b") == ["next@0", "other@1"])
         assert isinstance(error_of(first), ReplicaLost)
         assert f.client.fleet.requests.keys() == {"next", "other"}
+        assert f.client.fleet.outcomes == {"failed": 2}
 
 
 @in_loop
