@@ -66,12 +66,15 @@ def attempt_request(request: Any, start: StartAttempt) -> Any:
     return attempt
 
 
-def drop_swallowed_logprobs(deliver: DeliverOutputs) -> None:
-    """Drop the log probabilities of tokens that a replay swallowed, as the fleet dropped the tokens."""
+def drop_what_belongs_to_swallowed(deliver: DeliverOutputs) -> None:
+    """Drop the log probabilities and sampling masks of tokens that a replay swallowed, as the fleet dropped the tokens."""
     for index, count in deliver.swallowed:
         output: Any = deliver.outputs[index]
-        if (lists := output.new_logprobs) is not None:
-            output.new_logprobs = type(lists)(*(part[count:] for part in lists[:3]))
+        num_left = len(output.new_token_ids)
+        if output.new_logprobs is not None:
+            output.new_logprobs = output.new_logprobs.slice_request(count, num_left)
+        if output.new_sampling_mask is not None:
+            output.new_sampling_mask = output.new_sampling_mask.slice_request(count, num_left)
 
 
 def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]) -> ServingError:

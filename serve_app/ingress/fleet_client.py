@@ -43,7 +43,7 @@ from serve_app.core.instructions import (
 )
 from serve_app.errors import CallFailed, NoReplica
 from serve_app.ingress import admission
-from serve_app.ingress.attempts import attempt_request, drop_swallowed_logprobs, resume_of, why_unsendable
+from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, resume_of, why_unsendable
 from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.link import ReplicaLink
@@ -180,7 +180,7 @@ class FleetClient(EngineCoreClient):
         frame.outputs = []
         if instructions and isinstance(deliver := instructions[0], DeliverOutputs):
             del instructions[0]
-            drop_swallowed_logprobs(deliver)
+            drop_what_belongs_to_swallowed(deliver)
             frame.outputs = list(deliver.outputs)
             self._forget_finished(frame.outputs)
         if frame.scheduler_stats is not None:

@@ -59,6 +59,9 @@ CALLED = {
     "vllm.v1.metrics.loggers": """
         PrometheusStatLogger.__init__(self, vllm_config, engine_indexes=)
         unregister_vllm_metrics()""",
+    "vllm.v1.outputs": """
+        LogprobsLists.slice_request(self, req_idx, num_positions)
+        SamplingMaskLists.slice_request(self, req_idx, num_positions)""",
     "vllm.v1.serial_utils": """
         MsgpackDecoder.__init__(self, t=, share_mem=, oob_tensor_provider=)
         MsgpackDecoder.decode(self, bufs)
@@ -159,6 +162,7 @@ EXACT = {
     "vllm.v1.engine.FinishReason": "STOP LENGTH ABORT ERROR REPETITION",
     "vllm.v1.engine.UtilityOutput": "call_id failure_message result",
     "vllm.v1.outputs.LogprobsLists": "logprob_token_ids logprobs sampled_token_ranks cu_num_generated_tokens",
+    "vllm.v1.outputs.SamplingMaskLists": "token_ids offsets cu_num_generated_tokens",
 }
 
 # Of the engine core client: what AsyncLLM asks of it and FleetClient leaves out. No route of ours leads there.

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
 from serve_app.core.request import Resume
-from serve_app.ingress.attempts import attempt_request, drop_swallowed_logprobs, resume_of
+from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, resume_of
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED: dict[str, Any] = {"seed": 7}
@@ -107,11 +107,22 @@ def test_a_restarted_pooling_request_is_the_request_again() -> None:
 
 def test_log_probabilities_of_swallowed_tokens_are_dropped_with_them() -> None:
     lists = LogprobsLists(np.arange(6).reshape(3, 2), np.arange(6.0).reshape(3, 2), np.arange(3))
-    whole = EngineCoreOutput("a", [4], new_logprobs=lists)
+    whole = EngineCoreOutput("a", [4, 5, 6], new_logprobs=lists)
     seam = EngineCoreOutput("b", [6], new_logprobs=lists)
     plain = EngineCoreOutput("c", [7])
-    drop_swallowed_logprobs(DeliverOutputs([whole, seam, plain], ((1, 2), (2, 1))))
+    drop_what_belongs_to_swallowed(DeliverOutputs([whole, seam, plain], ((1, 2), (2, 1))))
     assert whole.new_logprobs is lists
     assert seam.new_logprobs is not None
     assert [part.tolist() for part in seam.new_logprobs[:3]] == [[[4, 5]], [[4.0, 5.0]], [2]]
     assert plain.new_logprobs is None
+
+
+def test_sampling_masks_of_swallowed_tokens_are_dropped_with_them() -> None:
+    mask = SamplingMaskLists(np.array([10, 11, 20, 30, 31, 32]), np.array([0, 2, 3, 6]))
+    assert mask.to_nested_list() == [[10, 11], [20], [30, 31, 32]]
+    two_left = EngineCoreOutput("a", [5, 6], new_sampling_mask=mask)
+    one_left = EngineCoreOutput("b", [6], new_sampling_mask=mask)
+    whole = EngineCoreOutput("c", [4, 5, 6], new_sampling_mask=mask)
+    drop_what_belongs_to_swallowed(DeliverOutputs([two_left, one_left, whole], ((0, 1), (1, 2))))
+    kept = [o.new_sampling_mask.to_nested_list() for o in (two_left, one_left, whole) if o.new_sampling_mask is not None]
+    assert kept == [[[20], [30, 31, 32]], [[30, 31, 32]], [[10, 11], [20], [30, 31, 32]]]
