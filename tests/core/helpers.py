@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.core.events import Event, LinkOpened, OutputsArrived, RequestArrived
+from serve_app.core.events import Event, HeartbeatArrived, LinkOpened, OutputsArrived, RequestArrived
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
 from serve_app.core.request import EngineOutput, RequestState, Resume
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState
+from serve_app.errors import ServingError
 
 
 class Compared(LeastOutstandingTokens):
@@ -62,3 +63,12 @@ def run(fleet: FleetState, *events: Event, now: float = 0.0) -> list[Instruction
         instructions = fleet.handle(event, now=now)
         fleet.validate()
     return instructions
+
+
+def same(error: ServingError, expected: ServingError) -> bool:
+    """Errors compare by identity; here by everything they say."""
+    return repr(error) == repr(expected) and type(error) is type(expected)
+
+
+def heartbeat(replica_id: str, *, draining: bool = False) -> HeartbeatArrived:
+    return HeartbeatArrived(replica_id, step=1, running=0, waiting=0, kv_usage=0.0, draining=draining)
