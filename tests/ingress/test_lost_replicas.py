@@ -1,0 +1,180 @@
+"""Requests whose replica goes, over real links on the loopback interface; engines are fake and compute only when a test says so."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from serve_app.errors import ReplicaLost
+from serve_app.testing.fake_engine import answer
+from serve_app.testing.fleet import fleet, in_loop, settings, until
+from tests.ingress.helpers import PROMPT, error_of, is_running
+
+
+@in_loop
+async def test_a_replica_that_dies_in_a_stream_is_followed_by_another_after_prompt_and_emitted() -> None:
+    async with fleet() as f:
+        await f.join("a", "b")
+        stream = await f.front.add("r", PROMPT, max_tokens=6)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(2)
+        await until(lambda: len(stream.token_ids) == 2)
+        f.replicas["a"].stop_listening()
+        await until(lambda: f.running("b") == ["r@1"])
+        (resumed,) = f.replicas["b"].engine.added
+        assert resumed.prompt_token_ids == PROMPT + answer(PROMPT, 2)
+        assert resumed.sampling_params.max_tokens == 4
+        f.replicas["b"].engine.step(9)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 6)
+        await until(lambda: f.replicas["a"].engine.aborted == ["r@0"])
+
+
+@in_loop
+async def test_a_request_whose_history_matters_is_replayed_without_a_seam() -> None:
+    async with fleet() as f:
+        await f.join("a", "b")
+        stream = await f.front.add("r", PROMPT, max_tokens=6, frequency_penalty=0.5)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(2)
+        await until(lambda: len(stream.token_ids) == 2)
+        f.replicas["a"].stop_listening()
+        await until(lambda: f.running("b") == ["r@1"])
+        assert f.replicas["b"].engine.added[0].prompt_token_ids == PROMPT
+        for count in (1, 2, 3):
+            f.replicas["b"].engine.step(count)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 6)
+
+
+@in_loop
+async def test_a_link_that_was_cut_is_dialed_again_and_the_request_goes_on_there() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("r", PROMPT, max_tokens=3)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(1)
+        await until(lambda: len(stream.token_ids) == 1)
+        f.replicas["a"].relay.cut()
+        await until(lambda: f.running("a") == ["r@1"])
+        f.replicas["a"].engine.step(2)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 3)
+
+
+@in_loop
+async def test_a_silent_replica_is_ejected_and_its_request_goes_on_elsewhere() -> None:
+    limits = {"heartbeat_interval_s": 0.02, "heartbeat_timeout_s": 3.0}
+    async with fleet(settings(protocol=limits)) as f:
+        await f.join("a")
+        await f.front.add("r", PROMPT)
+        await until(lambda: f.running("a") == ["r@0"])
+        await f.join("b")
+        heartbeats = asyncio.create_task(f.replicas["b"].server.heartbeats())
+        f.replicas["a"].relay.freeze()
+        await until(lambda: f.running("b") == ["r@1"])
+        heartbeats.cancel()
+
+
+@in_loop
+async def test_a_stream_outlives_any_number_of_drained_replicas() -> None:
+    async with fleet() as f:
+        stream = await f.front.add("r", PROMPT, max_tokens=7)
+        for attempt in range(6):
+            name = f"replica-{attempt}"
+            await f.join(name)
+            await until(partial(is_running, f, name, f"r@{attempt}"))
+            f.replicas[name].engine.step()
+            await until(lambda given=attempt + 1: len(stream.token_ids) == given)  # type: ignore[misc]
+            await f.replicas[name].server.close("drained", "the replica stopped")
+        await f.join("last")
+        await until(lambda: f.running("last") == ["r@6"])
+        f.replicas["last"].engine.step()
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 7)
+        assert f.client.fleet.outcomes == {"complete": 1}
+
+
+@in_loop
+async def test_an_engines_last_words_go_to_the_log_and_no_client_reads_them(caplog: pytest.LogCaptureFixture) -> None:
+    grammar: dict[str, Any] = {"structured_outputs": structured("x"), "temperature": 1.0}
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("r", PROMPT, **grammar)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step()
+        await until(lambda: stream.token_ids)
+        await f.replicas["a"].server.close("engine_dead", "ValueError: another client's prompt")
+        await until(lambda: stream.error)
+        told = str(error_of(stream))
+        assert told == (
+            "the replica was lost while it held request r: its engine died; an answer like this one cannot be continued elsewhere"
+        )
+        assert (
+            'replica a of tiny lost: the peer closed the link (engine_dead): "ValueError: another client\'s prompt"'
+            in caplog.text
+        )
+
+
+@in_loop
+async def test_what_came_in_one_piece_with_a_goodbye_is_delivered() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("r", PROMPT, max_tokens=2)
+        await until(lambda: f.running("a") == ["r@0"])
+        f.replicas["a"].engine.step(2)  # no await between the two: the relay reads both at once
+        await f.replicas["a"].server.close("drained", "")
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 2)
+        assert f.client.fleet.outcomes == {"complete": 1}
+
+
+@in_loop
+async def test_a_lost_sibling_that_cannot_resume_ends_the_others_and_nobody_else() -> None:
+    grammar: dict[str, Any] = {"structured_outputs": structured("x"), "temperature": 1.0}
+    async with fleet(settings(protocol={"credit": 2})) as f:
+        await f.join("a")
+        first = await f.front.add("0_r", PROMPT, parent="r", **grammar)
+        other = await f.front.add("other", PROMPT)
+        await f.front.add("1_r", PROMPT, parent="r", **grammar)
+        await f.front.add("next", PROMPT)
+        await until(lambda: f.running("a") == ["0_r@0", "other@0"])
+        f.replicas["a"].engine.step()
+        await until(lambda: len(other.token_ids) == len(first.token_ids) == 1)
+        await f.join("b")  # takes "1_r" and "next"; with "a" gone "other" waits for one of them to end
+        await until(lambda: f.running("b") == ["1_r@0", "next@0"])
+        f.replicas["a"].stop_listening()
+        await until(lambda: f.running("b") == ["next@0", "other@1"])
+        assert isinstance(error_of(first), ReplicaLost)
+        assert f.client.fleet.requests.keys() == {"next", "other"}
+        assert f.client.fleet.outcomes == {"failed": 2}
+
+
+@in_loop
+async def test_a_sibling_that_would_start_after_the_failure_does_not() -> None:
+    grammar: dict[str, Any] = {"structured_outputs": structured("x"), "temperature": 1.0}
+    async with fleet(settings(protocol={"credit": 1})) as f:
+        await f.join("a")
+        first = await f.front.add("0_r", PROMPT, parent="r", **grammar)
+        await until(lambda: f.running("a") == ["0_r@0"])
+        f.replicas["a"].engine.step()
+        await until(lambda: len(first.token_ids) == 1)
+        await f.join("b")
+        await f.front.add("busy", PROMPT, max_tokens=1)
+        await f.front.add("1_r", PROMPT, parent="r", **grammar)
+        await f.front.add("next", PROMPT)
+        await until(lambda: f.running("b") == ["busy@0"])
+        f.replicas["b"].server.start_drain()
+        await until(lambda: f.client.fleet.replicas["b"].draining)
+        f.replicas["a"].relay.cut()
+        # The link comes back, and with it the room for "1_r", which its sibling's failure has ended meanwhile.
+        await until(lambda: f.running("a") == ["next@0"])
+        assert isinstance(error_of(first), ReplicaLost)
+        assert f.client.fleet.requests.keys() == {"busy", "next"}
+
+
+def structured(choice: str) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(choice=[choice])
