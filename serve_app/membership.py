@@ -29,7 +29,11 @@ a ValueError says that no actor has that name any more. Nothing of it may end a 
 
 @dataclass(frozen=True)
 class Lease:
-    """One member. ``load`` is for people (``serve-app status``); all that is decided by it is Retry-After, by ``start_s``."""
+    """One member. ``load`` is for people (``serve-app status``); all that is decided by it is Retry-After, by ``start_s``.
+
+    ``epoch`` is for people, too: when the member began to serve, in nanoseconds of Unix time. `serve-app status --json` shows it, and
+    tools/cold_start.py and tests measure starts by it.
+    """
 
     replica_id: str
     role: Literal["replica", "ingress"]
