@@ -63,8 +63,8 @@ class LinkEnd(Enum):
     """One side refused a message of the other: a bug or damage, or output of this very request that cannot be read."""
     UNRESPONSIVE = "it stopped answering"
     """It was silent, or read nothing, for longer than allowed; perhaps this ingress itself stood still."""
-    SAID_GOODBYE = "it stopped serving"
-    """The replica ended the link by a decision of its own, such as the end of its drain."""
+    SAID_GOODBYE = "it closed its link"
+    """By a decision of its own, such as the end of its drain, or because it had heard nothing from this ingress."""
     ENDED_HERE = "this ingress closed the link to it"
 
 

@@ -162,7 +162,7 @@ def test_a_new_token_ends_a_standstill_and_one_that_was_sent_before_does_not(res
         run(fleet, outputs("a", Output("r@2", [7])), now=250.0)
     (failure,) = run(fleet, LinkLost("a", LinkEnd.SAID_GOODBYE), now=261.0)
     assert isinstance(failure, FailRequest)
-    reason = "it stopped serving; no replica could go on with it for 61.0 s, limit 60 s"
+    reason = "it closed its link; no replica could go on with it for 61.0 s, limit 60 s"
     assert same(failure.error, ReplicaLost(request="r", reason=reason))
 
 
