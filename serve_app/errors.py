@@ -15,6 +15,12 @@
       SendFailed                 500  send_failed             our own fault while a request was put on the wire
       CallFailed                 502  call_failed
       EngineStartFailed          500  engine_start_failed     never over HTTP: the replica does not come up
+      EngineLost                 500  engine_lost             never over HTTP: why a replica ended its links; its requests resume elsewhere
+        EngineDied               500  engine_dead
+        EngineHung               500  engine_hung             its supervisor killed it
+          EngineStopped          500  engine_stopped
+          EngineSilent           500  engine_silent
+          StepTooLong            500  step_too_long
       ListenFailed               500  listen_failed           never over HTTP: an ingress or a replica does not come up
       CheckpointError            500  checkpoint_error        never over HTTP: a model's files
       DecisionLogError           500  decision_log_error      never over HTTP: a log of the autoscaler
@@ -261,6 +267,64 @@ class EngineStartFailed(ServingError):
 
     def __str__(self) -> str:
         return f"the engine core of {self.model!r} did not start: {self.reason}"
+
+
+class EngineLost(ServingError):
+    """A replica has no engine any more and ends its own process."""
+
+    code: ClassVar[str] = "engine_lost"
+
+
+@dataclass(eq=False)
+class EngineDied(EngineLost):
+    """The engine core process ended by itself; ``reason`` is its last word, where it had one."""
+
+    code: ClassVar[str] = "engine_dead"
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the engine core died: {self.reason}"
+
+
+@dataclass(eq=False)
+class EngineHung(EngineLost):
+    """The engine was there and made no progress, so its supervisor killed it."""
+
+    code: ClassVar[str] = "engine_hung"
+    after_s: float
+
+    def __str__(self) -> str:
+        return f"the engine hung for {self.after_s} s"
+
+
+@dataclass(eq=False)
+class EngineStopped(EngineHung):
+    """A process of the engine was stopped, as by SIGSTOP."""
+
+    code: ClassVar[str] = "engine_stopped"
+
+    def __str__(self) -> str:
+        return f"a process of the engine was stopped for {self.after_s} s"
+
+
+@dataclass(eq=False)
+class EngineSilent(EngineHung):
+    """No step, no answer to a probe, and no CPU time used: a deadlock."""
+
+    code: ClassVar[str] = "engine_silent"
+
+    def __str__(self) -> str:
+        return f"the engine made no step, answered no probe and used no CPU for {self.after_s} s"
+
+
+@dataclass(eq=False)
+class StepTooLong(EngineHung):
+    """The engine used CPU time and came to no end of a step."""
+
+    code: ClassVar[str] = "step_too_long"
+
+    def __str__(self) -> str:
+        return f"a step of the engine lasted {self.after_s} s"
 
 
 @dataclass(eq=False)

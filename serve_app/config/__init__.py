@@ -5,6 +5,7 @@
 """
 
 from serve_app.config.base import Int, Real, Section
+from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
 from serve_app.config.model import ModelSettings, SimulatedSettings
@@ -22,6 +23,7 @@ from serve_app.config.settings import (
 )
 
 __all__ = [
+    "HealthSettings",
     "IngressSettings",
     "Int",
     "MembershipSettings",

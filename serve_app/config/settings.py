@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import dotted, load_yaml, refuse, to_config_error, to_config_errors, wrong
+from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings
 from serve_app.config.model import NAME_PATTERN, ModelSettings
@@ -65,6 +66,8 @@ class Settings(Section):
     """The links between ingress and replicas."""
     membership: MembershipSettings = MembershipSettings()
     """Leases of the replicas."""
+    health: HealthSettings = HealthSettings()
+    """When an engine counts as hung."""
     timeouts: TimeoutSettings = TimeoutSettings()
     """Limits on waiting."""
     autoscaling: AutoscalingSettings = AutoscalingSettings()

@@ -163,6 +163,14 @@ def test_a_wrong_value_is_shown_with_what_is_wanted(sections: Any, said: str) ->
             "membership.expiry_s: is 6.0 and renew_s is 3.0: one late renewal would end the lease; set it above 6.0",
         ),
         (
+            {"health": {"probe_after_s": 7.0}},
+            "health.eject_after_s: is 7.0 and probe_after_s is 7.0: an idle engine would be killed unasked; set it well above 7.0",
+        ),
+        (
+            {"health": {"max_step_s": 5.0}},
+            "health.max_step_s: is 5.0 and eject_after_s is 7.0; set it to 7.0 or more",
+        ),
+        (
             {"protocol": {"port": 8265}},
             "protocol.port: is 8265, the port of Ray's dashboard; choose another, for example 8020",
         ),
@@ -341,7 +349,7 @@ def sections(kind: type[BaseModel] = config.Section) -> Iterator[type[BaseModel]
 def test_every_section_and_every_key_is_documented() -> None:
     # Another test may have loaded settings of other modules.
     public = [s for s in sections() if s.__module__.startswith(config.__name__)]
-    assert len(public) == 13
+    assert len(public) == 14
     assert [section for section in public if not section.__doc__] == []
     assert [(section, key) for section in public for key, field in section.model_fields.items() if not field.description] == []
 

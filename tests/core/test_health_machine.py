@@ -1,0 +1,165 @@
+"""The judge against an engine that works, computes, sleeps in a call, stops or deadlocks, under a supervisor that may itself be away.
+
+The machine keeps its own account in whole tenths of a second, so that no float decides which side of a limit a history falls on.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from serve_app.core.health import (
+    CallBegan,
+    CallEnded,
+    Eject,
+    EngineJudge,
+    HealthLimits,
+    Looked,
+    ProbeAnswered,
+    ProcessUse,
+    SendProbe,
+    Stepped,
+)
+from serve_app.errors import EngineSilent, EngineStopped, StepTooLong
+
+PROBE, EJECT, MAX_STEP, MAX_GAP = 30, 70, 300, 20  # tenths of a second
+LIMITS = HealthLimits(probe_after_s=3.0, eject_after_s=7.0, max_step_s=30.0, max_gap_s=2.0)
+LOOK = 5
+PIDS = (1, 2, 3)
+SLACK = 1  # of a float's sum
+
+
+class HealthMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.judge = EngineJudge(LIMITS)
+        self.now = 0
+        self.step = 0
+        self.calls = 0
+        self.probes = 0
+        """Sent and not answered."""
+        self.cpu = dict.fromkeys(PIDS, 0)
+        """Hundredths of a second."""
+        self.stopped: set[int] = set()
+        self.silent = self.quiet = 0
+        """Observed tenths since the last progress, and since the last that was neither progress nor any CPU time."""
+        self.stopped_for = dict.fromkeys(PIDS, 0)
+        self.ejected: Eject | None = None
+
+    @initialize()
+    def first_look(self) -> None:
+        self.look(0)
+
+    def look(self, passed: int) -> None:
+        """Let ``passed`` tenths go by, and look."""
+        self.now += passed
+        seen = min(passed, MAX_GAP)
+        self.silent += seen
+        self.quiet += seen
+        for pid in PIDS:
+            self.stopped_for[pid] = self.stopped_for[pid] + seen if pid in self.stopped else 0
+        use = {pid: ProcessUse(self.cpu[pid] / 100, pid in self.stopped) for pid in PIDS}
+        for instruction in self.judge.handle(Looked(use), now=self.now / 10):
+            assert self.ejected is None, "nothing more is said of an engine that is ejected"
+            if isinstance(instruction, SendProbe):
+                assert self.silent >= PROBE - SLACK
+                self.probes += 1
+            else:
+                self.judge_was_right(instruction)
+                self.ejected = instruction
+
+    def judge_was_right(self, verdict: Eject) -> None:
+        match verdict.error:
+            case EngineStopped():
+                assert max(self.stopped_for.values()) + MAX_GAP >= EJECT - SLACK
+            case StepTooLong():
+                assert self.silent >= MAX_STEP - SLACK
+            case EngineSilent():
+                assert self.calls == 0
+                assert self.probes == 1, "it was asked before"
+                assert self.silent >= EJECT - SLACK
+            case other:
+                raise AssertionError(other)
+
+    # What happens.
+
+    @rule(seconds=st.integers(1, 4))
+    def work(self, seconds: int) -> None:
+        """It steps between any two looks, whatever else it does."""
+        for _ in range(2 * seconds):
+            self.step += 1
+            self.cpu[1] += 3
+            self.judge.handle(Stepped(self.step), now=self.now / 10)
+            self.silent = self.quiet = 0
+            self.look(LOOK)
+
+    @rule(seconds=st.integers(1, 12), pid=st.sampled_from(PIDS), share=st.integers(4, 100))
+    def compute(self, seconds: int, pid: int, share: int) -> None:
+        """One long step: a process uses ``share`` hundredths of a core, and nothing is said."""
+        for _ in range(2 * seconds):
+            self.cpu[pid] += share // 2 if pid not in self.stopped else 0
+            self.quiet = 0 if pid not in self.stopped else self.quiet
+            self.look(LOOK)
+
+    @rule(seconds=st.integers(1, 12))
+    def say_nothing(self, seconds: int) -> None:
+        for _ in range(2 * seconds):
+            self.look(LOOK)
+
+    @rule(seconds=st.integers(3, 1000))
+    def supervisor_is_away(self, seconds: int) -> None:
+        self.look(10 * seconds)
+
+    @rule()
+    def answer(self) -> None:
+        if self.probes:
+            self.probes -= 1
+            self.judge.handle(ProbeAnswered(), now=self.now / 10)
+            self.silent = self.quiet = 0
+
+    @rule()
+    def tell_an_old_step(self) -> None:
+        self.judge.handle(Stepped(self.step), now=self.now / 10)
+
+    @rule(pid=st.sampled_from(PIDS))
+    def stop(self, pid: int) -> None:
+        if pid not in self.stopped:
+            self.stopped.add(pid)
+            self.stopped_for[pid] = -MAX_GAP  # it counts from the look that sees it, whenever that comes
+
+    @rule(pid=st.sampled_from(PIDS))
+    def go_on(self, pid: int) -> None:
+        self.stopped.discard(pid)
+
+    @rule()
+    def call(self) -> None:
+        self.calls += 1
+        self.judge.handle(CallBegan(), now=self.now / 10)
+
+    @rule()
+    def return_from_call(self) -> None:
+        if self.calls:
+            self.calls -= 1
+            self.judge.handle(CallEnded(), now=self.now / 10)
+            self.silent = self.quiet = 0
+
+    # What holds.
+
+    @invariant()
+    def a_hung_engine_has_been_ejected(self) -> None:
+        """In time: the limit, one look, and the CPU time that was too little to count as computing."""
+        if self.ejected is None:
+            assert self.silent < MAX_STEP + LOOK
+            assert self.calls or self.quiet < EJECT + MAX_GAP + LOOK
+            assert max(self.stopped_for.values()) < EJECT + MAX_GAP
+
+    @invariant()
+    def one_probe_is_out_at_most(self) -> None:
+        assert self.probes <= 1
+
+    @invariant()
+    def state_is_consistent(self) -> None:
+        self.judge.validate()
+
+
+HealthMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestHealth = HealthMachine.TestCase
