@@ -13,6 +13,7 @@ from ray import serve
 from ray.serve.metrics import Gauge
 
 from serve_app.config import Settings, cluster_token, parse_settings
+from serve_app.errors import EngineLost
 from serve_app.logs import use_serve_handlers
 from serve_app.membership import Lease, Membership
 from serve_app.replica import pipe
@@ -38,10 +39,10 @@ class Replica:
         context = serve.get_replica_context()
         self.replica_id = context.replica_id.unique_id
         self._tasks: list[asyncio.Task[Any]] = []
-        self._dead = ""
+        self._lost: EngineLost | None = None
         self._server: ReplicaServer | None = None
         self._start_report: StartReport | None = None
-        self._engine = EngineProcess(on_message=self._from_engine, on_death=self._engine_died)
+        self._engine = EngineProcess(self.settings.health, on_message=self._from_engine, on_lost=self._engine_lost)
         ready = await self._start_engine()
         engine_ready = time.monotonic()
         self._epoch = time.time_ns()
@@ -80,15 +81,15 @@ class Replica:
         if self._server is not None:
             self._server.on_engine_message(message)
 
-    def _engine_died(self, reason: str) -> None:
+    def _engine_lost(self, error: EngineLost) -> None:
         """End this process: Serve sees the death of an actor at once, an unhealthy one only after three checks."""
-        self._dead = reason
-        logger.error("engine core died: %s", reason)
-        self._tasks.append(asyncio.create_task(self._end_process(reason), name="end"))
+        self._lost = error
+        logger.error("engine lost (%s): %s", error.code, error)
+        self._tasks.append(asyncio.create_task(self._end_process(error), name="end"))
 
-    async def _end_process(self, reason: str) -> None:
+    async def _end_process(self, error: EngineLost) -> None:
         if self._server is not None:
-            await self._server.close("engine_dead", reason)
+            await self._server.close(error.code, str(error))
             await asyncio.sleep(_LAST_WORDS_S)
         os._exit(1)
 
@@ -120,12 +121,12 @@ class Replica:
         )
 
     def check_health(self) -> None:
-        """Called by Serve every few seconds; progress is judged by the ingresses' links."""
+        """Called by Serve every few seconds. It says nothing of the engine's progress, which `EngineProcess` judges by itself."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and (exc := task.exception()) is not None:
                 raise exc
-        if self._dead:
-            raise RuntimeError(f"engine core died: {self._dead}")
+        if self._lost is not None:
+            raise self._lost
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Always numbers: the first wrong type switches Serve's collection off."""

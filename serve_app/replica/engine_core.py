@@ -14,8 +14,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import SamplingParams
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.utils import EngineZmqAddresses
 from vllm.v1.executor.abstract import Executor
@@ -26,6 +28,8 @@ from serve_app.protocol.messages import Capabilities
 from serve_app.replica import pipe
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import EngineInput, EngineOutput
+
+_PROBE_ID = "probe"
 
 
 class ImpatientExecutor(MultiprocExecutor):
@@ -65,6 +69,8 @@ class PipedEngineCore(EngineCoreProc):
         self.num_steps = 0
         self.busy_s = 0.0
         super().__init__(vllm_config, True, "", executor_class, log_stats=True)
+        model = vllm_config.model_config
+        self._makes_text = "generate" in self.get_supported_tasks() and not model.is_encoder_decoder
 
     @contextlib.contextmanager
     def _perform_handshakes(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -78,12 +84,40 @@ class PipedEngineCore(EngineCoreProc):
     def _process_engine_step(self) -> bool:
         began = time.monotonic()
         computing = bool(self.batch_queue)  # under async scheduling vLLM may find nothing new to run and wait for the step before
+        probing = self._runs_only_the_probe()
         stepped = super()._process_engine_step()
+        if probing:  # nobody's work: the autoscaler must not take an idle engine for a busy one
+            return bool(stepped)
         if stepped:
             self.num_steps += 1
         if stepped or computing:  # else vLLM only looked whether a grammar or a transfer is ready
             self.busy_s += time.monotonic() - began
         return bool(stepped)
+
+    def _runs_only_the_probe(self) -> bool:
+        return self.scheduler.requests.keys() == {_PROBE_ID}
+
+    def probe(self) -> bool:
+        """Begin to make one token for the supervisor; return False if this return is the whole answer.
+
+        That is the case while the engine sleeps, and for a model that makes no text from a prompt of one token alone.
+        """
+        if self.is_sleeping() or not self._makes_text:
+            return False
+        request = EngineCoreRequest(
+            request_id=_PROBE_ID,
+            prompt_token_ids=[0],
+            mm_features=None,
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+            client_index=pipe.PROBE_SLOT,
+        )
+        self.add_request(*self.preprocess_add_request(request))
+        return True
 
     def process_input_sockets(
         self, input_addresses: Any, coord_input_address: Any, identity: bytes, ready_event: threading.Event
@@ -91,7 +125,7 @@ class PipedEngineCore(EngineCoreProc):
         """vLLM's input thread."""
 
         def read() -> None:
-            engine_input = EngineInput(self, self._end.send)
+            engine_input = EngineInput(self, self._end.send, self._end.pinged)
             self._end.send(self._ready())
             ready_event.set()
             engine_input.run(self._sock)

@@ -25,6 +25,9 @@ _MAX_PIPE_FRAME_BYTES = (1 << 32) - 1
 
 Send = Callable[[pipe.FromEngine], None]
 
+PROBE_METHOD = "probe"
+"""Of the engine core; not callable over a link."""
+
 
 class Core(Protocol):
     """What the threads need of vLLM's ``EngineCoreProc``; ``num_steps`` and ``busy_s``, the seconds in them, are ours."""
@@ -43,9 +46,10 @@ class Core(Protocol):
 class EngineInput:
     """Supervisor to engine."""
 
-    def __init__(self, core: Core, send: Send) -> None:
+    def __init__(self, core: Core, send: Send, pinged: Callable[[], None]) -> None:
         self._core = core
         self._send = send
+        self._pinged = pinged
         self._add_decoder = MsgpackDecoder(EngineCoreRequest)
 
     def run(self, sock: socket.socket) -> None:
@@ -60,8 +64,17 @@ class EngineInput:
             self._take_in_request(message)
         elif isinstance(message, pipe.AbortInEngine):
             abort_in(self._core, message.attempt_ids)
+        elif isinstance(message, pipe.Ping):
+            self._take_in_ping(message)
         else:
             self._take_in_call(message)
+
+    def _take_in_ping(self, ping: pipe.Ping) -> None:
+        """A probe goes the way of a call: only the engine's own loop knows whether the engine sleeps."""
+        self._pinged()
+        if ping.probe:
+            call: tuple[int, tuple[int, int], str, list[Any]] = (pipe.PROBE_SLOT, (pipe.PROBE_SLOT, 0), PROBE_METHOD, [])
+            self._core.input_queue.put_nowait((EngineCoreRequestType.UTILITY, call))
 
     def _take_in_call(self, message: pipe.CallEngine) -> None:
         try:

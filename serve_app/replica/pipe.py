@@ -20,6 +20,10 @@ from serve_app.replica.process_group import end_own_group
 logger = logging.getLogger(__name__)
 
 
+PROBE_SLOT = 1 << 16
+"""The slot of the supervisor's own probe; those of links are below 1024."""
+
+
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """``buffers`` are vLLM's encoding of an ``EngineCoreRequest``; outputs come back for ``slot``."""
 
@@ -37,6 +41,12 @@ class CallEngine(msgspec.Struct, tag=3, array_like=True, frozen=True):
     call_id: int
     method: str
     args: bytes
+
+
+class Ping(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """The supervisor still runs. ``probe``: make one token; the answer comes back for `PROBE_SLOT`."""
+
+    probe: bool
 
 
 class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -78,7 +88,7 @@ class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
     reason: str
 
 
-ToEngine = AddToEngine | AbortInEngine | CallEngine
+ToEngine = AddToEngine | AbortInEngine | CallEngine | Ping
 FromEngine = EngineReady | StepOutputs | CallResult | EngineFailed
 
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -95,8 +105,14 @@ class EngineEnd:
     """The engine core's end of the pipe, for its main thread and its two IO threads."""
 
     def __init__(self, sock: socket.socket) -> None:
+        self.num_pings = 0
+        """Of the supervisor, so far."""
         self._sock = sock
         self._lock = threading.Lock()
+
+    def pinged(self) -> None:
+        """Take note of a ping; called by the thread that reads the pipe alone."""
+        self.num_pings += 1
 
     def send(self, message: FromEngine) -> None:
         with self._lock:

@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
-from serve_app.config import ModelSettings
+from serve_app.config import HealthSettings, ModelSettings
+from serve_app.core.health import HealthLimits
 from serve_app.engine_args import engine_core_args, engine_environment
-from serve_app.errors import EngineStartFailed
+from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineStartFailed
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.replica import pipe
+from serve_app.replica.health import MAX_GAP_S, EngineWatch
 from serve_app.replica.process_group import end_group
 
 logger = logging.getLogger(__name__)
@@ -38,17 +40,32 @@ class _PipeProtocol(asyncio.Protocol):
         self._on_closed()
 
 
-class EngineProcess:
-    """One engine core process. ``on_message`` gets what follows ``EngineReady``; ``on_death`` is called once, with a reason."""
+def _log_failure(watching: asyncio.Task[None]) -> None:
+    """Say why a watch failed. Its pings have ended, too: the engine core is about to end both processes."""
+    if not watching.cancelled() and (exc := watching.exception()) is not None:
+        logger.error("the watch over the engine failed", exc_info=exc)
 
-    def __init__(self, *, on_message: Callable[[pipe.FromEngine], None], on_death: Callable[[str], None]) -> None:
+
+class EngineProcess:
+    """One engine core process. ``on_message`` gets what follows ``EngineReady``; ``on_lost`` is called once, when nothing is left of it."""
+
+    def __init__(
+        self,
+        health: HealthSettings,
+        *,
+        on_message: Callable[[pipe.FromEngine], None],
+        on_lost: Callable[[EngineLost], None],
+    ) -> None:
+        self._health = health
         self._on_message = on_message
-        self._on_death = on_death
+        self._on_lost = on_lost
         self._ready: asyncio.Future[pipe.EngineReady] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.Transport | None = None
+        self._watch: EngineWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._failure = ""
-        self._stopping = False
+        self._over = False
 
     @property
     def pid(self) -> int | None:
@@ -87,8 +104,11 @@ class EngineProcess:
             self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
             path = await self._unless_it_ends(model_path)
             engine_args = engine_core_args(model, path)
-            self._hand_over({"engine_args": engine_args, "device": model.device, "max_frame_bytes": max_frame_bytes})
-            return await asyncio.wait_for(self._ready, timeout_s)
+            limits = {"max_frame_bytes": max_frame_bytes, "supervisor_silence_s": self._health.eject_after_s}
+            self._hand_over({"engine_args": engine_args, "device": model.device, **limits})
+            ready = await asyncio.wait_for(self._ready, timeout_s)
+            self._begin_watch(model)
+            return ready
         except TimeoutError:
             await self.stop()
             raise EngineStartFailed(model=model.name, reason=f"not ready after {timeout_s:g} s") from None
@@ -119,14 +139,31 @@ class EngineProcess:
         self._process.stdin.write(msgspec.json.encode(start))
         self._process.stdin.close()
 
+    def _begin_watch(self, model: ModelSettings) -> None:
+        assert self._process is not None
+        limits = HealthLimits(
+            probe_after_s=self._health.probe_after_s,
+            eject_after_s=self._health.eject_after_s,
+            max_step_s=self._health.max_step_on(model.device),
+            max_gap_s=MAX_GAP_S,
+        )
+        self._watch = EngineWatch(limits, send=self._write, on_hung=self._hung)
+        self._watching = asyncio.create_task(self._watch.run(self._process.pid), name="engine-watch")
+        self._watching.add_done_callback(_log_failure)
+
     def send(self, message: pipe.ToEngine) -> None:
         """Queue a message for the engine; without effect once it is dead."""
+        if self._watch is not None:
+            self._watch.sent(message)
+        self._write(message)
+
+    def _write(self, message: pipe.ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pipe.encode(message))
 
     async def stop(self) -> None:
         """Close the pipe, which ends the process and its workers; SIGKILL to its process group after a grace time."""
-        self._stopping = True
+        self._end_watch()
         if self._transport is not None:
             self._transport.close()
         if self._process is None:
@@ -145,15 +182,30 @@ class EngineProcess:
             assert self._ready is not None
             if not self._ready.done():
                 self._ready.set_result(message)
-        else:
+        elif self._watch is None or not self._watch.heard(message):
             self._on_message(message)
+
+    def _hung(self, error: EngineHung) -> None:
+        logger.error("engine core %s: %s: killing it", self.pid, error)
+        self._lose(error)
+
+    def _lose(self, error: EngineLost) -> None:
+        """Kill what is left and say so, unless that was said or nobody wants to know."""
+        assert self._process is not None
+        if not self._over:
+            self._end_watch()
+            end_group(self._process.pid)
+            self._on_lost(error)
+
+    def _end_watch(self) -> None:
+        self._over = True
+        if self._watching is not None:
+            self._watching.cancel()
 
     def _closed(self) -> None:
         self._failure = self._failure or "the engine core process ended without a word (killed, or out of memory?)"
         assert self._ready is not None
         if not self._ready.done():
             self._ready.set_exception(EngineStartFailed(model="", reason=self._failure))
-        elif not self._stopping:
-            assert self._process is not None
-            end_group(self._process.pid)
-            self._on_death(self._failure)
+        else:
+            self._lose(EngineDied(self._failure))

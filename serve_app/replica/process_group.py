@@ -10,9 +10,12 @@ from typing import NoReturn
 
 import psutil
 
+from serve_app.core.health import ProcessUse
+
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 _END_S = 5.0  # a worker may be inside a call of the GPU driver that no signal interrupts
 _POLL_S = 0.02
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def end_group(leader: int) -> bool:
@@ -28,6 +31,27 @@ def end_group(leader: int) -> bool:
                 process.kill()
             killed.add(process.pid)
     return bool(killed)
+
+
+def group_use(leader: int) -> dict[int, ProcessUse]:
+    """Return the processes of the group that ``leader`` leads, by process id.
+
+    Read from /proc directly: psutil takes ten times as long, and this runs twice a second.
+    """
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if os.getpgid(int(name)) == leader:
+                    found[int(name)] = _use_of(name)
+    return found
+
+
+def _use_of(pid: str) -> ProcessUse:
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()  # behind the name, which may hold spaces: state, parent, ...
+    user_ticks, system_ticks = fields[11], fields[12]
+    return ProcessUse((int(user_ticks) + int(system_ticks)) / _TICKS_PER_S, fields[0] in "Tt")
 
 
 def end_own_group(status: int) -> NoReturn:

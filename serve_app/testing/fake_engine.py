@@ -68,7 +68,7 @@ class FakeEngine:
         elif isinstance(message, pipe.AbortInEngine):
             for attempt_id in message.attempt_ids:
                 self.aborted += [attempt_id] if self.running.pop(attempt_id, None) else []
-        else:
+        elif isinstance(message, pipe.CallEngine):
             self._call(message)
 
     async def stop(self) -> None:

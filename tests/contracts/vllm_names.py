@@ -45,7 +45,9 @@ CALLED = {
         EngineCoreProc._perform_handshakes(self, handshake_address, identity, local_client, vllm_config,
             client_handshake_address)
         EngineCoreProc._process_engine_step(self)
+        EngineCoreProc.add_request(self, request, request_wave=)
         EngineCoreProc.get_supported_tasks(self)
+        EngineCoreProc.is_sleeping(self)
         EngineCoreProc.preprocess_add_request(self, request)
         EngineCoreProc.process_input_sockets(self, input_addresses, coord_input_address, identity, ready_event)
         EngineCoreProc.process_output_sockets(self, output_paths, coord_output_path, engine_index)
@@ -73,8 +75,8 @@ USED = {
     # Imported, and what is read of it: fields, members, properties, attributes that its methods set.
     "vllm.config": {
         "CacheConfig": "block_size num_gpu_blocks num_gpu_blocks_override",
-        "ModelConfig": """code_revision config_format hf_config_path hf_overrides hf_token max_logprobs max_model_len model
-            original_max_model_len quantization revision runner_type skip_tokenizer_init trust_remote_code""",
+        "ModelConfig": """code_revision config_format hf_config_path hf_overrides hf_token is_encoder_decoder max_logprobs
+            max_model_len model original_max_model_len quantization revision runner_type skip_tokenizer_init trust_remote_code""",
         "ParallelConfig": "world_size",
         "SchedulerConfig": "max_num_seqs",
         "VllmConfig": "__post_init__ additional_config cache_config model_config",

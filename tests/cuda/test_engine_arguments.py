@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import ModelSettings
+from serve_app.config import HealthSettings, ModelSettings
 from serve_app.engine_args import engine_environment
 from serve_app.errors import EngineStartFailed
 from serve_app.replica.process import EngineProcess
@@ -47,7 +47,7 @@ def test_the_engine_is_configured_as_by_vllm_serve(checkpoint: Path, driver: Map
 def test_an_engine_starts_until_cuda_finds_no_device_and_leaves_nothing(
     checkpoint: Path, driver: Mapping[str, str], gpus: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    process = EngineProcess(on_message=lambda message: None, on_death=lambda reason: None)
+    process = EngineProcess(HealthSettings(), on_message=lambda message: None, on_lost=lambda error: None)
 
     async def start() -> None:
         path = asyncio.get_running_loop().create_future()

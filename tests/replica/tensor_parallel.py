@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from serve_app.config import ModelSettings
+from serve_app.config import HealthSettings, ModelSettings
 from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
 
@@ -54,7 +54,7 @@ async def main(model_path: str, request: bytes) -> None:
         name="tiny", model=model_path, device="cuda", gpus_per_replica=2, engine_args=engine_args, env=ENVIRONMENT
     )
     first = asyncio.Event()
-    engine = EngineProcess(on_message=lambda _: first.set(), on_death=lambda reason: say("died", reason))
+    engine = EngineProcess(HealthSettings(), on_message=lambda _: first.set(), on_lost=lambda error: say("died", str(error)))
     path = asyncio.get_running_loop().create_future()
     path.set_result(model_path)
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -21,7 +21,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: Any = PipedEngineCore.__new__(PipedEngineCore)
     made.num_steps, made.busy_s = 0, 0.0
     made.output_queue = queue.Queue()
-    made.scheduler = SimpleNamespace(has_requests=lambda: False)
+    made.scheduler = SimpleNamespace(has_requests=lambda: False, requests={})
     made.post_step = lambda executed: None
     made.batch_queue, made.executes = None, False
 

@@ -59,7 +59,7 @@ def read(core: FakeCore, *messages: pipe.ToEngine) -> list[pipe.FromEngine]:
         for message in messages:
             ours.sendall(pipe.encode(message))
         ours.shutdown(socket.SHUT_WR)
-        EngineInput(core, sent.append).run(theirs)
+        EngineInput(core, sent.append, lambda: None).run(theirs)
     return sent
 
 
@@ -223,7 +223,7 @@ def pipe_ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def _fail_to_read(sock: socket.socket) -> None:
     end = pipe.EngineEnd(sock)
-    thread = threading.Thread(target=end.run_thread, args=(lambda: EngineInput(FakeCore(), end.send).run(sock),))
+    thread = threading.Thread(target=end.run_thread, args=(lambda: EngineInput(FakeCore(), end.send, end.pinged).run(sock),))
     thread.start()
     threading.Event().wait()  # as the engine's main thread, which knows nothing of it
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import serve_app
-from serve_app.config import ModelSettings
+from serve_app.config import HealthSettings, ModelSettings
 from serve_app.errors import CheckpointError, EngineStartFailed
 from serve_app.replica.process import EngineProcess
 from serve_app.testing.fleet import in_loop
@@ -23,7 +23,7 @@ def environment(folder: Path, vllm: str) -> dict[str, str]:
 
 
 def engine() -> EngineProcess:
-    return EngineProcess(on_message=lambda message: None, on_death=lambda reason: None)
+    return EngineProcess(HealthSettings(), on_message=lambda message: None, on_lost=lambda error: None)
 
 
 async def start(process: EngineProcess, path: asyncio.Future[str], env: dict[str, str], *, timeout_s: float = 60.0) -> None:

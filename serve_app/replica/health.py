@@ -1,0 +1,88 @@
+"""The supervisor's watch over its engine: looks at its processes, and does what ``core/health.py`` decides."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from serve_app.core.health import (
+    CallBegan,
+    CallEnded,
+    Eject,
+    EngineJudge,
+    Event,
+    HealthLimits,
+    Looked,
+    ProbeAnswered,
+    SendProbe,
+    Stepped,
+)
+from serve_app.errors import EngineHung
+from serve_app.replica import pipe
+from serve_app.replica.process_group import group_use
+
+LOOK_EVERY_S = 0.5
+"""Costs the supervisor 1 ms of CPU each time on a machine with some hundred processes."""
+MAX_GAP_S = 4 * LOOK_EVERY_S
+"""Of the time between two looks: what is beyond, the supervisor itself has missed."""
+
+
+class EngineWatch:
+    """Watches one engine core process from the moment it is ready. ``on_hung`` is called once at most."""
+
+    def __init__(
+        self,
+        limits: HealthLimits,
+        *,
+        send: Callable[[pipe.ToEngine], None],
+        on_hung: Callable[[EngineHung], None],
+    ) -> None:
+        self._judge = EngineJudge(limits)
+        self._send = send
+        self._on_hung = on_hung
+
+    async def run(self, leader: int) -> None:
+        """Look at the processes of the group that ``leader`` leads, again and again, until cancelled.
+
+        Each look is also a word to the engine core: it kills a supervisor whose event loop has come to a halt (``supervisor_watch.py``).
+        """
+        while True:
+            self._look(leader)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _look(self, leader: int) -> None:
+        probe = False
+        for instruction in self._judge.handle(Looked(group_use(leader)), now=time.monotonic()):
+            match instruction:
+                case SendProbe():
+                    probe = True
+                case Eject(error):
+                    self._on_hung(error)
+        self._send(pipe.Ping(probe))
+
+    def sent(self, message: pipe.ToEngine) -> None:
+        """Take note of what the engine is asked to do."""
+        if isinstance(message, pipe.CallEngine):
+            self._take(CallBegan())
+
+    def heard(self, message: pipe.FromEngine) -> bool:
+        """Take note of what the engine said; return whether that was for this watch alone."""
+        match message:
+            case pipe.StepOutputs(slot=pipe.PROBE_SLOT):
+                if message.finished:
+                    self._take(ProbeAnswered())
+                return True
+            case pipe.StepOutputs():
+                self._take(Stepped(message.step))
+            case pipe.CallResult(slot=pipe.PROBE_SLOT):
+                # An error answers, too: the engine's own loop has raised it.
+                if message.error or not msgspec.msgpack.decode(message.value, type=bool):
+                    self._take(ProbeAnswered())
+                return True
+            case pipe.CallResult():
+                self._take(CallEnded())
+        return False
+
+    def _take(self, event: Event) -> None:
+        self._judge.handle(event, now=time.monotonic())
