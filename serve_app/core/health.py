@@ -176,7 +176,7 @@ class EngineJudge:
         if self.silent_s >= limits.max_step_s:
             return StepTooLong(round(self.silent_s, 1))
         if self.quiet_s >= limits.eject_after_s and not self._num_calls:
-            return EngineSilent(round(self.quiet_s, 1))
+            return (EngineStopped if self._stops else EngineSilent)(round(self.quiet_s, 1))
         return None
 
     def validate(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from serve_app.core.events import LinkEnd
+from serve_app.ingress.metrics import count_goodbye
 from serve_app.protocol.connection import IngressConnection, State
 from serve_app.protocol.errors import CODES, HandshakeTimeout, PeerClosed, ProtocolError
 from serve_app.protocol.messages import ENGINE_LOST, Message
@@ -117,6 +118,8 @@ class ReplicaLink(asyncio.Protocol):
         self._transport.abort()
 
     def _fail(self, exc: ProtocolError) -> None:
+        if isinstance(exc, PeerClosed):
+            count_goodbye(self.connection.model, exc.peer_code)
         self._end, self._cause = _end_by(exc), str(exc)
         if not self._opened.done():
             self._opened.set_exception(exc)

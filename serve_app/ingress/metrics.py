@@ -14,6 +14,7 @@ from vllm.v1.metrics import loggers
 from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.core.fleet import FleetState
+from serve_app.protocol.messages import ENGINE_LOST
 
 
 def _shared(cls: type) -> Any:
@@ -54,6 +55,17 @@ def shared_stat_logger() -> Any:
 
 
 SharedPrometheusStatLogger = shared_stat_logger()
+
+
+_engines_lost = Counter(
+    "serve_app_engines_lost", "Engines that a replica has lost, by why; each linked ingress counts them all.", ["model", "reason"]
+)
+
+
+def count_goodbye(model: str, code: str) -> None:
+    """Count a replica's goodbye if it says that its engine is lost. The replica ends before anybody could scrape a series of its own."""
+    if code in ENGINE_LOST:
+        _engines_lost.labels(model, code).inc()
 
 
 class FleetCollector(Collector):

@@ -98,6 +98,12 @@ def test_an_engine_that_gets_a_twentieth_of_a_core_is_left_alone() -> None:
     assert history.seconds(50, cpu_s=0.05) == ["3: probe"]
 
 
+def test_a_silence_in_which_a_process_is_stopped_is_laid_to_that() -> None:
+    history = History()
+    history.seconds(2)
+    assert history.seconds(10, stopped=CORE) == ["3: probe", "7: engine_stopped 7"]
+
+
 def test_one_stopped_process_ejects_an_engine_whose_others_compute() -> None:
     history = History()
     history.seconds(1, cpu_s=1.0)

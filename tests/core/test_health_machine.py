@@ -43,6 +43,9 @@ class HealthMachine(RuleBasedStateMachine):
         self.silent = self.quiet = 0
         """Observed tenths since the last progress, and since the last that was neither progress nor any CPU time."""
         self.stopped_for = dict.fromkeys(PIDS, 0)
+        """Observed tenths in which nothing says that the process ran."""
+        self.seen: dict[int, int] = {}
+        """CPU time of the processes that were stopped at the last look."""
         self.ejected: Eject | None = None
 
     @initialize()
@@ -56,7 +59,9 @@ class HealthMachine(RuleBasedStateMachine):
         self.silent += seen
         self.quiet += seen
         for pid in PIDS:
-            self.stopped_for[pid] = self.stopped_for[pid] + seen if pid in self.stopped else 0
+            still = pid in self.stopped and self.seen.get(pid) == self.cpu[pid]
+            self.stopped_for[pid] = self.stopped_for[pid] + seen if still else 0
+        self.seen = {pid: self.cpu[pid] for pid in self.stopped}
         use = {pid: ProcessUse(self.cpu[pid] / 100, pid in self.stopped) for pid in PIDS}
         for instruction in self.judge.handle(Looked(use), now=self.now / 10):
             assert self.ejected is None, "nothing more is said of an engine that is ejected"
@@ -70,7 +75,8 @@ class HealthMachine(RuleBasedStateMachine):
     def judge_was_right(self, verdict: Eject) -> None:
         match verdict.error:
             case EngineStopped():
-                assert max(self.stopped_for.values()) + MAX_GAP >= EJECT - SLACK
+                assert self.stopped
+                assert max(self.stopped_for.values()) >= EJECT - SLACK or (self.silent >= EJECT - SLACK and not self.calls)
             case StepTooLong():
                 assert self.silent >= MAX_STEP - SLACK
             case EngineSilent():
@@ -122,9 +128,7 @@ class HealthMachine(RuleBasedStateMachine):
 
     @rule(pid=st.sampled_from(PIDS))
     def stop(self, pid: int) -> None:
-        if pid not in self.stopped:
-            self.stopped.add(pid)
-            self.stopped_for[pid] = -MAX_GAP  # it counts from the look that sees it, whenever that comes
+        self.stopped.add(pid)
 
     @rule(pid=st.sampled_from(PIDS))
     def go_on(self, pid: int) -> None:

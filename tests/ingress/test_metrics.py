@@ -17,7 +17,7 @@ from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import Resume
 from serve_app.engine_args import frontend_engine_args
 from serve_app.ingress.metrics import FleetCollector, LoadGauges, shared_stat_logger
-from serve_app.testing.fleet import Fleet, in_loop, until
+from serve_app.testing.fleet import MODEL, Fleet, in_loop, until
 from serve_app.testing.fleet import fleet as fleet_on_loopback
 
 
@@ -114,3 +114,22 @@ def test_models_share_vllms_collectors(tmp_path: Path, monkeypatch: pytest.Monke
     for series in ("vllm:num_requests_running", "vllm:estimated_flops_per_gpu_total"):
         values = [REGISTRY.get_sample_value(series, {"model_name": name, "engine": "0"}) for name in ("a", "b")]
         assert values == [0.0, 0.0]
+
+
+@in_loop
+async def test_a_replica_that_lost_its_engine_is_counted_with_the_reason_and_one_that_stopped_is_not() -> None:
+    def lost(reason: str) -> float:
+        return REGISTRY.get_sample_value("serve_app_engines_lost_total", {"model": MODEL, "reason": reason}) or 0.0
+
+    reasons = {code: lost(code) for code in ("engine_dead", "engine_silent", "drained", "made_up")}
+    async with fleet_on_loopback() as fleet:
+        await fleet.join("a", "b", "c", "d")
+        for replica_id, code in zip("abcd", reasons, strict=True):
+            await fleet.replicas[replica_id].server.close(code, "why")
+        await until(lambda: not fleet.client.fleet.replicas)
+    assert {code: lost(code) - before for code, before in reasons.items()} == {
+        "engine_dead": 1,
+        "engine_silent": 1,
+        "drained": 0,
+        "made_up": 0,
+    }

@@ -17,7 +17,7 @@ STEP_S = 0.25
 def core(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return an engine core whose every look for work takes `STEP_S` and runs no model until a test says so."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(engine_core, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(engine_core, "time", SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 0.0))
     made: Any = PipedEngineCore.__new__(PipedEngineCore)
     made.num_steps, made.busy_s = 0, 0.0
     made.output_queue = queue.Queue()
@@ -50,3 +50,25 @@ def test_the_wait_for_the_last_batch_under_async_scheduling_is_busy_time_and_no_
     core.batch_queue = deque([("future", "scheduler output", "deferred")])
     core._process_engine_step()
     assert (core.num_steps, core.busy_s) == (0, STEP_S)
+
+
+def test_a_step_for_the_probe_alone_is_nobodys_work(core: Any) -> None:
+    core.executes = True
+    core.scheduler.requests = {"probe": "request"}
+    core._process_engine_step()
+    assert (core.num_steps, core.busy_s) == (0, 0.0)
+    core.scheduler.requests = {"probe": "request", "r1@0": "request"}
+    core._process_engine_step()
+    assert (core.num_steps, core.busy_s) == (1, STEP_S)
+
+
+@pytest.mark.parametrize(("asleep", "makes_text", "added"), [(False, True, ["probe"]), (True, True, []), (False, False, [])])
+def test_a_probe_is_a_request_unless_the_engine_could_not_serve_it(
+    core: Any, *, asleep: bool, makes_text: bool, added: list[str]
+) -> None:
+    requests: list[str] = []
+    core.is_sleeping, core._makes_text = lambda: asleep, makes_text
+    core.preprocess_add_request = lambda request: (request, 0)
+    core.add_request = lambda request, wave: requests.append(request.request_id)
+    assert core.probe() is bool(added)
+    assert requests == added

@@ -253,3 +253,14 @@ def test_a_thread_that_fails_says_why_and_ends_the_process(
     assert said.reason.startswith(reason)
     child.join()
     assert child.exitcode == 1
+
+
+def test_a_ping_is_noted_and_asks_the_engine_for_a_token_only_if_it_says_so() -> None:
+    core, noted = FakeCore(), []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(pipe.encode(pipe.Ping(False)) + pipe.encode(pipe.Ping(True)))
+        ours.shutdown(socket.SHUT_WR)
+        EngineInput(core, lambda message: None, lambda: noted.append("ping")).run(theirs)
+    assert noted == ["ping", "ping"]
+    assert taken(core) == [(EngineCoreRequestType.UTILITY, (pipe.PROBE_SLOT, (pipe.PROBE_SLOT, 0), "probe", []))]

@@ -1,0 +1,26 @@
+"""A simulated executor whose steps do what a file says: ``deadlock``, or ``compute`` without a word for `COMPUTE_S`."""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from serve_app.simulated.executor import SimulatedExecutor
+
+FILE = "HANGING_FILE"
+"""Variable with the path of the file; without the file, steps are as simulated. ``compute`` happens once and removes the file."""
+COMPUTE_S = 8.0
+
+
+class HangingExecutor(SimulatedExecutor):
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        file = Path(os.environ[FILE])
+        if file.exists() and file.read_text() == "deadlock":
+            threading.Event().wait()
+        elif file.exists():
+            file.unlink()
+            until = time.monotonic() + COMPUTE_S
+            while time.monotonic() < until:
+                pass
+        return super().execute_model(*args, **kwargs)

@@ -1,0 +1,122 @@
+"""An engine that hangs is killed, a supervisor that hangs is, too, and one that only takes long is not. Real processes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from serve_app.checkpoints import make_tiny_llama
+from tests.replica.hanging import FILE
+from tests.replica.supervised import HEALTH
+from tests.replica.tensor_parallel import living_group
+
+pytestmark = [pytest.mark.engine, pytest.mark.apart]
+
+
+@dataclass
+class Pair:
+    """A supervisor and its engine core, and the file that makes its steps hang."""
+
+    supervisor: subprocess.Popen[str]
+    file: Path
+    engine_pid: int = 0
+
+    def tell(self, *words: str) -> None:
+        assert self.supervisor.stdin is not None
+        print(*words, file=self.supervisor.stdin, flush=True)
+
+    def hears(self, word: str) -> str:
+        """Return the supervisor's next line that begins with ``word``; none before it may say that the engine is lost."""
+        assert self.supervisor.stdout is not None
+        for line in self.supervisor.stdout:
+            if line.startswith(word):
+                return line.strip()
+            assert not line.startswith("lost"), line
+        raise AssertionError(f"the supervisor ended without a word of {word!r}")
+
+    def until_gone(self) -> None:
+        """Wait for the end of the engine's processes; the test's own limit ends the wait."""
+        while living_group(self.engine_pid):
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def pair(model: Path, tmp_path: Path) -> Iterator[Pair]:
+    file = tmp_path / "hang"
+    command = [sys.executable, "-m", "tests.replica.supervised", str(model)]
+    environment = {**os.environ, FILE: str(file), "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as supervisor:
+        started = Pair(supervisor, file)
+        try:
+            started.engine_pid = int(started.hears("engine").split()[1])
+            started.hears("ready")
+            yield started
+        finally:
+            supervisor.kill()
+            for process in living_group(started.engine_pid) if started.engine_pid else ():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def stop_engine_core(pair: Pair) -> None:
+    os.kill(pair.engine_pid, signal.SIGSTOP)
+
+
+def deadlock(pair: Pair) -> None:
+    pair.file.write_text("deadlock")
+
+
+@pytest.mark.parametrize(("hang", "code"), [(stop_engine_core, "engine_stopped"), (deadlock, "engine_silent")])
+def test_an_engine_that_hangs_in_the_midst_of_a_request_is_killed(pair: Pair, hang: Callable[[Pair], None], code: str) -> None:
+    pair.tell("add", "r1")
+    pair.hears("step")
+    hang(pair)
+    assert pair.hears("lost") == f"lost {code}"
+    pair.until_gone()
+
+
+def test_an_engine_that_is_idle_asleep_or_slow_is_left_alone_and_killed_once_it_deadlocks(pair: Pair) -> None:
+    time.sleep(2 * HEALTH.eject_after_s)  # idle
+
+    pair.file.write_text("compute")
+    pair.tell("add", "r1")
+    pair.hears("step")
+    assert not pair.file.exists()
+
+    pair.tell("call", "sleep")
+    assert pair.hears("returned") == "returned sleep"
+    time.sleep(2 * HEALTH.eject_after_s)
+    pair.tell("call", "wake_up")
+    assert pair.hears("returned") == "returned wake_up"
+
+    deadlock(pair)
+    assert pair.hears("lost") == "lost engine_silent"
+    pair.until_gone()
+
+
+def block(pair: Pair) -> None:
+    pair.tell("block")
+
+
+def stop_supervisor(pair: Pair) -> None:
+    os.kill(pair.supervisor.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("hang", [block, stop_supervisor])
+def test_a_supervisor_that_hangs_is_killed_with_its_engine(pair: Pair, hang: Callable[[Pair], None]) -> None:
+    hang(pair)
+    assert pair.supervisor.wait() == -signal.SIGKILL
+    pair.until_gone()
