@@ -100,6 +100,11 @@ class SimulatedSettings(Section):
         """Return the seconds between two tokens of a request that is alone."""
         return self.time_scale * step_time_s(profile_from(self.profile), StepWork(1, 1, 1))
 
+    def prompt_step_s(self, num_tokens: int) -> float:
+        """Return the seconds of a step over a prompt of so many tokens."""
+        work = StepWork(num_tokens, num_tokens, num_tokens * (num_tokens + 1) // 2)
+        return self.time_scale * step_time_s(profile_from(self.profile), work)
+
 
 _FROM_ZERO: dict[str, JsonValue] = {
     "if": {"required": ["replicas"], "properties": {"replicas": {"required": ["min"], "properties": {"min": {"const": 0}}}}},

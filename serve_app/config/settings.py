@@ -20,6 +20,8 @@ from serve_app.config.links import MembershipSettings, ProtocolSettings
 from serve_app.config.model import NAME_PATTERN, ModelSettings
 from serve_app.errors import ConfigError
 
+DEFAULT_BATCHED_TOKENS = 2048
+"""vLLM's max_num_batched_tokens on cpu, where simulated engines run."""
 MIN_TOKEN_BYTES = 16  # 128 bits when random: below that, guessing offline from one captured handshake is feasible
 
 
@@ -75,7 +77,14 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        refuse([*self._port_problems(self.protocol.port), *self._gpu_problems(), *self._hold_problems()])
+        refuse(
+            [
+                *self._port_problems(self.protocol.port),
+                *self._gpu_problems(),
+                *self._hold_problems(),
+                *self._health_problems(),
+            ]
+        )
         return self
 
     @classmethod
@@ -133,6 +142,19 @@ class Settings(Section):
             if model.replicas.min == 0 and delay_s >= hold_s:
                 problem = f"is {hold_s:g}, and {name} starts from zero in {delay_s:g} s: who wakes it is always refused"
                 yield wrong("timeouts.no_replica_s", problem, f"set it well above {delay_s:g}")
+
+    def _health_problems(self) -> Iterator[PydanticCustomError]:
+        """A simulated step sleeps: nothing tells a long one from a hang."""
+        limit_s = self.health.eject_after_s
+        for name, model in self.models.items():
+            num_tokens = model.engine_args.get("max_num_batched_tokens", DEFAULT_BATCHED_TOKENS)
+            if (
+                model.simulated
+                and isinstance(num_tokens, int)
+                and (step_s := model.simulated.prompt_step_s(num_tokens)) >= limit_s
+            ):
+                problem = f"is {limit_s:g}, and a simulated step of {name} takes up to {step_s:.3g} s: it would be taken for hung"
+                yield wrong("health.eject_after_s", problem, f"set it well above {step_s:.3g}, or lower simulated.time_scale")
 
     def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
         """Two replicas on one node cannot listen on one port; which nodes there are, only Ray knows."""

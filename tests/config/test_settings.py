@@ -171,6 +171,11 @@ def test_a_wrong_value_is_shown_with_what_is_wanted(sections: Any, said: str) ->
             "health.max_step_s: is 5.0 and eject_after_s is 7.0; set it to 7.0 or more",
         ),
         (
+            {"models": {"llama": {"model": "/m", "simulated": {"profile": "a10g-llama-8b", "time_scale": 30}}}},
+            "health.eject_after_s: is 7, and a simulated step of llama takes up to 27.3 s: it would be taken for hung; "
+            "set it well above 27.3, or lower simulated.time_scale",
+        ),
+        (
             {"protocol": {"port": 8265}},
             "protocol.port: is 8265, the port of Ray's dashboard; choose another, for example 8020",
         ),
