@@ -134,13 +134,21 @@ class Load:
     errors: list[str] = field(default_factory=list)
     last_at: float = 0.0
     longest_silence_s: float = 0.0
+    longest_stall_s: float = 0.0
+    """Of this process's own event loop. A link is lost when either end is away for as long as `protocol.heartbeat_timeout_s`."""
 
     async def run(self, num_requests: int, until: float) -> None:
         self.last_at = time.monotonic()
         numbers = itertools.count()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_own_loop(until))
             for _ in range(num_requests):
                 group.create_task(self._loop(numbers, until))
+
+    async def _watch_own_loop(self, until: float) -> None:
+        while (before := time.monotonic()) < until:
+            await asyncio.sleep(0.1)
+            self.longest_stall_s = max(self.longest_stall_s, time.monotonic() - before - 0.1)
 
     async def _loop(self, numbers: "itertools.count[int]", until: float) -> None:
         while time.monotonic() < until:
@@ -205,6 +213,7 @@ async def measure(model_path: str, arguments: argparse.Namespace) -> dict[str, A
         "cpu_share_used": round(share, 3),
         "finished_requests": load.finished,
         "longest_silence_s": round(load.longest_silence_s, 2),
+        "own_longest_stall_s": round(load.longest_stall_s, 2),
         "seed": arguments.seed,
     }
 

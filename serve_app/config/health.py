@@ -15,9 +15,10 @@ _MAX_STEP_S = {"cpu": 600.0, "cuda": 60.0}
 class HealthSettings(Section):
     """When a replica kills its engine because it hangs. Its streams go on elsewhere, and Ray Serve replaces the replica."""
 
-    probe_after_s: Real = Field(default=3.0, gt=0)
-    """Seconds without a step after which the engine is asked for one token. An idle engine answers at once."""
-    eject_after_s: Real = Field(default=7.0, ge=1)
+    probe_after_s: Real = Field(default=5.0, gt=0)
+    """Seconds without a step after which the engine is asked for one token. An idle engine answers at once, but
+    each probe keeps the workers of a tensor-parallel engine busy for a second: they wait in a loop that long."""
+    eject_after_s: Real = Field(default=8.0, ge=1)
     """Seconds without a step, without an answer to the probe and without CPU time after which the engine is killed. Two others are
     killed after as long: an engine one of whose processes is stopped (SIGSTOP), and a replica process that does not reach its engine.
     Above probe_after_s."""

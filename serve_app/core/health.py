@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from serve_app.errors import EngineHung, EngineSilent, EngineStopped, StepTooLong
 
 COMPUTED_S = 0.1
-"""CPU seconds of all processes of an engine that end a quiet time. Within 7 s they are 1.4 % of a core: an idle engine uses less than
-a tenth of that, one that computes with a twentieth of a core three times as much."""
+"""CPU seconds of all processes of an engine that end a quiet time. Within 8 s they are 1.25 % of a core: an engine core that hangs uses
+0.1 % for its other threads, an engine that computes with a twentieth of a core four times as much."""
 
 
 class ObservedTime:

@@ -163,16 +163,16 @@ def test_a_wrong_value_is_shown_with_what_is_wanted(sections: Any, said: str) ->
             "membership.expiry_s: is 6.0 and renew_s is 3.0: one late renewal would end the lease; set it above 6.0",
         ),
         (
-            {"health": {"probe_after_s": 7.0}},
-            "health.eject_after_s: is 7.0 and probe_after_s is 7.0: an idle engine would be killed unasked; set it well above 7.0",
+            {"health": {"probe_after_s": 8.0}},
+            "health.eject_after_s: is 8.0 and probe_after_s is 8.0: an idle engine would be killed unasked; set it well above 8.0",
         ),
         (
             {"health": {"max_step_s": 5.0}},
-            "health.max_step_s: is 5.0 and eject_after_s is 7.0; set it to 7.0 or more",
+            "health.max_step_s: is 5.0 and eject_after_s is 8.0; set it to 8.0 or more",
         ),
         (
             {"models": {"llama": {"model": "/m", "simulated": {"profile": "a10g-llama-8b", "time_scale": 30}}}},
-            "health.eject_after_s: is 7, and a simulated step of llama takes up to 27.3 s: it would be taken for hung; "
+            "health.eject_after_s: is 8, and a simulated step of llama takes up to 27.3 s: it would be taken for hung; "
             "set it well above 27.3, or lower simulated.time_scale",
         ),
         (
