@@ -111,12 +111,15 @@ USED = {
         "SchedulerOutput": "finished_req_ids has_structured_output_requests num_scheduled_tokens scheduled_cached_reqs "
         "scheduled_new_reqs",
     },
+    "vllm.v1.core.sched.scheduler": {"Scheduler": "requests"},
     "vllm.v1.engine": {
         "EngineCoreReadyResponse": "block_size max_model_len num_gpu_blocks vllm_version",
         "EngineCoreRequestType": "ABORT ADD UTILITY",
     },
     "vllm.v1.engine.async_llm": {"AsyncLLM": "model_config output_processor", "EngineCoreClient": ""},
-    "vllm.v1.engine.core": {"EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue vllm_config"},
+    "vllm.v1.engine.core": {
+        "EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue scheduler vllm_config"
+    },
     "vllm.v1.engine.core_client": {"EngineCoreClient": ""},
     "vllm.v1.engine.output_processor": {"OutputProcessor": "request_states", "RequestState": "parent_req queue"},
     "vllm.v1.engine.parallel_sampling": {"ParentRequest": "child_requests request_id"},
