@@ -42,6 +42,12 @@ class Pair:
             assert not line.startswith("lost"), line
         raise AssertionError(f"the supervisor ended without a word of {word!r}")
 
+    def work(self) -> None:
+        """Begin a long request and wait until its steps are counted; those of probes are not."""
+        self.tell("add", "r1")
+        while int(self.hears("step").split()[1]) == 0:
+            pass
+
     def until_gone(self) -> None:
         """Wait for the end of the engine's processes; the test's own limit ends the wait."""
         while living_group(self.engine_pid):
@@ -81,8 +87,7 @@ def deadlock(pair: Pair) -> None:
 
 @pytest.mark.parametrize(("hang", "code"), [(stop_engine_core, "engine_stopped"), (deadlock, "engine_silent")])
 def test_an_engine_that_hangs_in_the_midst_of_a_request_is_killed(pair: Pair, hang: Callable[[Pair], None], code: str) -> None:
-    pair.tell("add", "r1")
-    pair.hears("step")
+    pair.work()
     hang(pair)
     assert pair.hears("lost") == f"lost {code}"
     pair.until_gone()
@@ -92,8 +97,7 @@ def test_an_engine_that_is_idle_asleep_or_slow_is_left_alone_and_killed_once_it_
     time.sleep(2 * HEALTH.eject_after_s)  # idle
 
     pair.file.write_text("compute")
-    pair.tell("add", "r1")
-    pair.hears("step")
+    pair.work()
     assert not pair.file.exists()
 
     pair.tell("call", "sleep")
