@@ -89,6 +89,7 @@ resource "aws_eks_access_policy_association" "admin" {
 }
 
 locals {
+  # Every key has a version in var.addon_versions.
   addons = {
     # The chart's NetworkPolicies count only where the CNI enforces them; EKS does not unless told.
     vpc-cni                = jsonencode({ enableNetworkPolicy = "true" })
@@ -98,6 +99,9 @@ locals {
     metrics-server         = null
     aws-ebs-csi-driver     = null
     aws-efs-csi-driver     = null
+    # Reads each node's logs and, through DCGM, its GPUs, and sets the conditions by which a node is repaired. The DCGM half tolerates no
+    # taint by itself and would be on no GPU node.
+    eks-node-monitoring-agent = jsonencode({ dcgmAgent = { tolerations = [{ operator = "Exists" }] } })
   }
 }
 
@@ -106,6 +110,7 @@ resource "aws_eks_addon" "this" {
 
   cluster_name                = aws_eks_cluster.this.name
   addon_name                  = each.key
+  addon_version               = var.addon_versions[each.key]
   configuration_values        = each.value
   resolve_conflicts_on_create = "OVERWRITE"
   resolve_conflicts_on_update = "PRESERVE"

@@ -1,4 +1,6 @@
-# CPU nodes: Ray's head, ingress pods, operators, monitoring. On demand: an ingress holds streams that end with its node.
+# The nodes that are always there: EKS's add-ons, operators, monitoring, and as much of the release's CPU pods as fits. Nothing scales them:
+# Karpenter, which runs here itself, makes the other CPU nodes (k8s/cluster/karpenter.yaml). On demand: an ingress holds streams that end
+# with its node.
 
 resource "aws_iam_role" "node" {
   name = "${var.name}-node"
@@ -46,6 +48,7 @@ resource "aws_launch_template" "cpu" {
 
 resource "aws_eks_node_group" "cpu" {
   cluster_name    = aws_eks_cluster.this.name
+  version         = aws_eks_cluster.this.version # or the nodes would stay at the version that they were made with
   node_group_name = "cpu"
   node_role_arn   = aws_iam_role.node.arn
   subnet_ids      = [for subnet in aws_subnet.private : subnet.id]
@@ -61,17 +64,19 @@ resource "aws_eks_node_group" "cpu" {
   }
 
   scaling_config {
-    min_size     = var.cpu_nodes.min
-    max_size     = var.cpu_nodes.max
-    desired_size = var.cpu_nodes.min
+    min_size     = var.cpu_nodes.num
+    max_size     = var.cpu_nodes.num
+    desired_size = var.cpu_nodes.num
   }
 
+  # One node at a time: for a new version or launch template, and for a repair. Ten or thirty minutes after the node monitoring agent, or
+  # the kubelet, has called a node unhealthy, EKS replaces it.
   update_config {
     max_unavailable = 1
   }
 
-  lifecycle {
-    ignore_changes = [scaling_config[0].desired_size]
+  node_repair_config {
+    enabled = true
   }
 
   depends_on = [aws_iam_role_policy_attachment.node]

@@ -4,13 +4,18 @@ output "cluster_name" {
 }
 
 output "node_role" {
-  description = "Role of the EC2NodeClass in k8s/cluster/karpenter.yaml."
+  description = "Role of the EC2NodeClasses in k8s/cluster/karpenter.yaml."
   value       = aws_iam_role.node.name
 }
 
 output "interruption_queue" {
   description = "settings.interruptionQueue of Karpenter's chart."
   value       = aws_sqs_queue.interruptions.name
+}
+
+output "registry" {
+  description = "REGISTRY of k8s/cluster/values/serve-app.yaml: what stands before /serve-app in the image's name."
+  value       = trimsuffix(aws_ecr_repository.serve_app.repository_url, "/serve-app")
 }
 
 output "efs_id" {

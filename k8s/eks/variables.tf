@@ -15,9 +15,41 @@ variable "region" {
 }
 
 variable "kubernetes_version" {
-  description = "Version of EKS. The chart needs 1.30 or later (preStop sleep); tests run on 1.34."
+  description = "Version of EKS. The chart needs 1.30 or later (preStop sleep); its cluster tests run on 1.34."
   type        = string
-  default     = "1.34"
+  # In AWS's standard support until 27 March 2027 (1.34 until 2 December 2026). After that EKS upgrades the control plane by itself, because
+  # upgrade_policy in cluster.tf refuses extended support, which costs six times as much.
+  default = "1.35"
+
+  validation {
+    condition     = can(regex("^1\\.[3-9][0-9]$", var.kubernetes_version))
+    error_message = "kubernetes_version must be 1.30 or later, without a patch number."
+  }
+}
+
+variable "addon_versions" {
+  description = "Version of each EKS add-on: aws eks describe-addon-versions --kubernetes-version 1.35 --addon-name NAME lists them."
+  type        = map(string)
+  default = {
+    vpc-cni                   = "v1.21.1-eksbuild.8"
+    kube-proxy                = "v1.35.3-eksbuild.5"
+    coredns                   = "v1.14.2-eksbuild.4"
+    eks-pod-identity-agent    = "v1.3.10-eksbuild.3"
+    metrics-server            = "v0.8.1-eksbuild.6"
+    aws-ebs-csi-driver        = "v1.59.0-eksbuild.1"
+    aws-efs-csi-driver        = "v3.0.1-eksbuild.1"
+    eks-node-monitoring-agent = "v1.6.4-eksbuild.1"
+  }
+
+  validation {
+    condition     = alltrue([for version in values(var.addon_versions) : can(regex("^v[0-9.]+-eksbuild\\.[0-9]+$", version))])
+    error_message = "Each of addon_versions must be whole, like v1.14.2-eksbuild.4: a part of a version is no pin."
+  }
+
+  validation {
+    condition     = startswith(var.addon_versions["kube-proxy"], "v${var.kubernetes_version}.")
+    error_message = "kube-proxy in addon_versions must be of kubernetes_version: choose the add-ons' versions anew when that changes."
+  }
 }
 
 variable "cidr" {
@@ -65,13 +97,17 @@ variable "admins" {
 }
 
 variable "cpu_nodes" {
-  description = "The group of CPU nodes for Ray's head, ingress pods, operators and monitoring."
+  description = "The CPU nodes that are always there, for add-ons, operators and monitoring. Karpenter, which needs two of them, adds others."
   type = object({
     instance_types = optional(list(string), ["m7i.xlarge"])
-    min            = optional(number, 2)
-    max            = optional(number, 6)
+    num            = optional(number, 2)
   })
   default = {}
+
+  validation {
+    condition     = var.cpu_nodes.num >= 2
+    error_message = "cpu_nodes.num must be at least 2: Karpenter, which replaces lost nodes, runs on two of them."
+  }
 }
 
 variable "namespace" {
@@ -96,4 +132,10 @@ variable "load_balancer_policy_arn" {
   description = "ARN of the IAM policy of the AWS Load Balancer Controller, made from the file that its release ships. Empty: no right."
   type        = string
   default     = ""
+}
+
+variable "kept_images" {
+  description = "Tagged images that the registry keeps; a release pushes two. The oldest beyond go, also when a pod runs them: see README.md."
+  type        = number
+  default     = 60
 }

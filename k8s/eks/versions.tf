@@ -1,5 +1,5 @@
 terraform {
-  required_version = ">= 1.9"
+  required_version = ">= 1.11"
 
   required_providers {
     aws = {
@@ -8,8 +8,12 @@ terraform {
     }
   }
 
-  # Where the state is kept is yours to say, for example: terraform init -backend-config=backend.hcl
-  # backend "s3" {}
+  # Where the state is kept is yours to say: terraform init -backend-config=backend.hcl, made from backend.hcl.example. The lock is an object
+  # beside the state, which S3 refuses to write twice; no table of DynamoDB is needed.
+  backend "s3" {
+    encrypt      = true
+    use_lockfile = true
+  }
 }
 
 provider "aws" {

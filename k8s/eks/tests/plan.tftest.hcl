@@ -44,6 +44,37 @@ run "defaults" {
   }
 
   assert {
+    condition     = alltrue([for addon in aws_eks_addon.this : addon.addon_version != null]) && toset(keys(aws_eks_addon.this)) == toset(keys(var.addon_versions))
+    error_message = "every add-on has a version, and no version is left over"
+  }
+
+  assert {
+    condition = (
+      jsondecode(aws_eks_addon.this["eks-node-monitoring-agent"].configuration_values).dcgmAgent.tolerations[0].operator == "Exists"
+      && aws_eks_node_group.cpu.node_repair_config[0].enabled
+    )
+    error_message = "GPU nodes are watched through their taint, CPU nodes are repaired"
+  }
+
+  assert {
+    condition     = aws_eks_node_group.cpu.update_config[0].max_unavailable == 1 && aws_eks_node_group.cpu.version == aws_eks_cluster.this.version
+    error_message = "CPU nodes follow the cluster's version, one at a time"
+  }
+
+  assert {
+    condition     = alltrue([for subnet in aws_subnet.private : subnet.tags["karpenter.sh/discovery"] == "serve-app"])
+    error_message = "Karpenter finds the subnets of every zone, so that a volume's zone always gets a node"
+  }
+
+  assert {
+    condition = (
+      aws_ecr_repository.serve_app.image_tag_mutability == "IMMUTABLE" && aws_ecr_repository.serve_app.image_scanning_configuration[0].scan_on_push
+      && jsondecode(aws_ecr_lifecycle_policy.serve_app.policy).rules[1].selection.countNumber == 60
+    )
+    error_message = "images are scanned, their tags stay what they were, old ones go"
+  }
+
+  assert {
     condition     = sort(keys(aws_eks_pod_identity_association.this)) == sort(["ebs-csi", "efs-csi", "external-secrets", "karpenter"])
     error_message = "rights that were not asked for"
   }
@@ -84,4 +115,34 @@ run "the_internet_is_refused" {
   }
 
   expect_failures = [var.api_cidrs]
+}
+
+run "addons_of_another_kubernetes_are_refused" {
+  command = plan
+
+  variables {
+    kubernetes_version = "1.36"
+  }
+
+  expect_failures = [var.addon_versions]
+}
+
+run "a_part_of_a_version_is_refused" {
+  command = plan
+
+  variables {
+    addon_versions = { kube-proxy = "v1.35.3-eksbuild.5", coredns = "v1.14" }
+  }
+
+  expect_failures = [var.addon_versions]
+}
+
+run "one_cpu_node_is_refused" {
+  command = plan
+
+  variables {
+    cpu_nodes = { num = 1 }
+  }
+
+  expect_failures = [var.cpu_nodes]
 }
