@@ -97,7 +97,7 @@ variable "admins" {
 }
 
 variable "cpu_nodes" {
-  description = "The CPU nodes that are always there, for add-ons, operators and monitoring. Karpenter, which needs two of them, adds others."
+  description = "The CPU nodes that are always there, for add-ons, operators and monitoring. Karpenter, which runs on two, adds others."
   type = object({
     instance_types = optional(list(string), ["m7i.xlarge"])
     num            = optional(number, 2)
@@ -135,7 +135,7 @@ variable "load_balancer_policy_arn" {
 }
 
 variable "kept_images" {
-  description = "Tagged images that the registry keeps; a release pushes two. The oldest beyond go, also when a pod runs them: see README.md."
+  description = "Tagged images that the registry keeps; a release pushes two. The oldest beyond them go, even one that pods run."
   type        = number
   default     = 60
 }

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -30,9 +31,19 @@ def values(path: Path) -> dict[str, Any]:
     return found
 
 
-def node_pool() -> dict[str, Any]:
-    (pool,) = [d for d in documents(K8S / "cluster/karpenter.yaml") if d["kind"] == "NodePool"]
-    return dict(pool)
+def karpenter(kind: str) -> dict[str, dict[str, Any]]:
+    return {d["metadata"]["name"]: d for d in documents(K8S / "cluster/karpenter.yaml") if d["kind"] == kind}
+
+
+def gpu_pool() -> dict[str, Any]:
+    return karpenter("NodePool")["gpu"]
+
+
+def tolerated(pods: Mapping[str, Any], pool: Mapping[str, Any]) -> bool:
+    """Return whether pods with these tolerations may run on the pool's nodes."""
+    taken = {(t["key"], t.get("value"), t["effect"]) for t in pods["tolerations"]}
+    taints = pool["spec"]["template"]["spec"]["taints"]
+    return all({(t["key"], t["value"], t["effect"]), (t["key"], None, t["effect"])} & taken for t in taints)
 
 
 def our_values() -> dict[str, Any]:
@@ -61,34 +72,75 @@ def test_the_plain_manifests_pass_the_check_and_hold_no_secret() -> None:
 
 
 def test_the_gpu_nodes_take_the_model_pods() -> None:
-    pool, pods = node_pool(), our_values()["modelPods"]
+    pool, pods = gpu_pool(), our_values()["modelPods"]
     template = pool["spec"]["template"]
     assert pods["nodeSelector"].items() <= template["metadata"]["labels"].items()
     assert requirement(pool, "karpenter.k8s.aws/instance-gpu-count") == [str(pods["gpusPerNode"])]
-    tolerated = {(t["key"], t["effect"]) for t in pods["tolerations"] if t["operator"] == "Exists"}
-    assert {(t["key"], t["effect"]) for t in template["spec"]["taints"]} <= tolerated
+    assert tolerated(pods, pool)
     plugin = values(K8S / "cluster/values/nvidia-device-plugin.yaml")
     assert plugin["nodeSelector"].items() <= template["metadata"]["labels"].items()
 
 
 def test_gpu_nodes_are_spot_or_on_demand_and_new_enough_for_vllm() -> None:
     """Karpenter takes spot first where both are allowed."""
-    assert set(requirement(node_pool(), "karpenter.sh/capacity-type")) == {"spot", "on-demand"}
-    (name,) = requirement(node_pool(), "karpenter.k8s.aws/instance-gpu-name")  # one kind has one capacity
+    assert set(requirement(gpu_pool(), "karpenter.sh/capacity-type")) == {"spot", "on-demand"}
+    (name,) = requirement(gpu_pool(), "karpenter.k8s.aws/instance-gpu-name")  # one kind has one capacity
     assert name in AMPERE_AND_LATER
+
+
+@pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
+def test_karpenters_cpu_nodes_take_the_cpu_pods_of_the_release_and_prometheus() -> None:
+    """Redis and Prometheus too: where their volume is, Karpenter's may be the only node. An ingress's streams end with its node."""
+    pool, ours = karpenter("NodePool")["cpu"], our_values()
+    prometheus = values(K8S / "cluster/values/kube-prometheus-stack.yaml")["prometheus"]["prometheusSpec"]
+    for pods in (ours["head"], ours["ingressPods"], ours["gcsFaultTolerance"]["redis"], ours["weights"], prometheus):
+        assert pods["nodeSelector"].items() <= pool["spec"]["template"]["metadata"]["labels"].items()
+        assert tolerated(pods, pool)
+    assert requirement(pool, "karpenter.sh/capacity-type") == ["on-demand"]
+    rendered = render(our_values())
+    redis = rendered.of("StatefulSet")["redis"]["spec"]["template"]["spec"]
+    assert all(tolerated(pod, pool) for pod in (rendered.pod("head"), rendered.pod("ingress"), redis))
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu"])
+def test_nodes_of_a_pool_never_roll_together(name: str) -> None:
+    """None ends by its age; one that drifted goes alone, outside of working hours; empty ones go at once."""
+    spec = karpenter("NodePool")[name]["spec"]
+    assert spec["template"]["spec"]["expireAfter"] == "Never"  # else nodes made together end together
+    budgets = {(b["reasons"][0], b.get("schedule")): b["nodes"] for b in spec["disruption"]["budgets"]}
+    assert all(len(b["reasons"]) == 1 for b in spec["disruption"]["budgets"])
+    assert budgets == {("Drifted", None): "1", ("Drifted", "0 6 * * mon-fri"): "0", ("Empty", None): "100%"}
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu"])
+def test_a_pool_makes_nodes_in_every_zone(name: str) -> None:
+    """A volume of EBS is in one zone. Terraform gives the subnets of all zones the tag that the classes select by."""
+    template = karpenter("NodePool")[name]["spec"]["template"]["spec"]
+    assert [r for r in template["requirements"] if "zone" in r["key"]] == []
+    node_class = karpenter("EC2NodeClass")[template["nodeClassRef"]["name"]]["spec"]
+    assert node_class["subnetSelectorTerms"] == [{"tags": {"karpenter.sh/discovery": "${CLUSTER}"}}]
+    gp3 = {d["metadata"]["name"]: d for d in documents(K8S / "cluster/storage.yaml")}["gp3"]
+    assert gp3["volumeBindingMode"] == "WaitForFirstConsumer"
+    assert "allowedTopologies" not in gp3
+
+
+def test_karpenter_repairs_broken_nodes_and_stays_off_its_own() -> None:
+    karpenters = values(K8S / "cluster/values/karpenter.yaml")
+    assert karpenters["settings"]["featureGates"] == {"nodeRepair": True}
+    labels = [pool["spec"]["template"]["metadata"]["labels"] for pool in karpenter("NodePool").values()]
+    assert all(not karpenters["nodeSelector"].items() <= made.items() for made in labels)
 
 
 @pytest.mark.skipif(tool("helm") is None, reason="helm is not installed")
 def test_karpenter_takes_no_node_under_a_stream() -> None:
     """Only empty nodes by its own will, and where it must, later than the pods' own grace."""
-    pool = node_pool()
-    assert pool["spec"]["disruption"]["consolidationPolicy"] == "WhenEmpty"
-    assert pool["spec"]["template"]["spec"]["expireAfter"] == "Never"  # else nodes made together end together
-    minutes = re.fullmatch(r"(\d+)m", pool["spec"]["template"]["spec"]["terminationGracePeriod"])
     rendered = render(our_values())
     graces = [g["template"]["spec"]["terminationGracePeriodSeconds"] for g in rendered.cluster["workerGroupSpecs"]]
-    assert minutes is not None
-    assert int(minutes[1]) * 60 > max(graces)
+    for pool in karpenter("NodePool").values():
+        assert pool["spec"]["disruption"]["consolidationPolicy"] == "WhenEmpty"
+        minutes = re.fullmatch(r"(\d+)m", pool["spec"]["template"]["spec"]["terminationGracePeriod"])
+        assert minutes is not None
+        assert int(minutes[1]) * 60 > max(graces)
     for group in rendered.cluster["workerGroupSpecs"]:
         assert group["template"]["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
 
@@ -105,6 +157,7 @@ def test_external_secrets_makes_the_keys_that_the_chart_mounts() -> None:
         ours["apiKeys"]["existingSecret"]: {"keys"},
         ours["clusterToken"]["existingSecret"]: {"token"},
         ours["rayToken"]["existingSecret"]: {"auth_token"},
+        ours["gcsFaultTolerance"]["existingSecret"]: {"password"},
         ours["weights"]["huggingFaceTokenSecret"]: {"token"},
     }
     assert [names[key] for key in ("apiKeys", "clusterToken", "rayToken")] == [
@@ -122,7 +175,7 @@ def test_our_values_are_production_on_eks_and_pass_the_check() -> None:
     assert min(mins) >= 2
     assert rendered.config["ingress"]["replicas"]["min"] >= 2
     assert "gcsFaultToleranceOptions" in rendered.cluster
-    assert rendered.of("Secret").keys() == {"redis"}
+    assert rendered.of("Secret") == {}
     assert {*rendered.of("PodMonitor")} == {"ray", "ingress"}
     made = {d["metadata"]["name"] for d in documents(K8S / "cluster/storage.yaml")}
     claims = [

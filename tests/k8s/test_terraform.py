@@ -1,6 +1,8 @@
 """k8s/eks: formatted, valid, and planned against a pretended AWS. Needs terraform and its AWS provider; no account, no network."""
 
+import filecmp
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 EKS = Path(__file__).parents[2] / "k8s" / "eks"
+COMMUNITY = EKS.parent / "eks-community"
 TERRAFORM = shutil.which("terraform")
 MIRRORS = [
     *(
@@ -32,9 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if TERRAFORM is None:
         pytest.skip("terraform is not installed")
     copy = tmp_path_factory.mktemp("terraform") / "eks"
-    shutil.copytree(EKS, copy, ignore=shutil.ignore_patterns(".terraform*"))
+    shutil.copytree(EKS, copy, ignore=shutil.ignore_patterns(".terraform"))
     mirrors = [path for path in MIRRORS if (path / "registry.terraform.io/hashicorp/aws").is_dir()]
     options = [f"-plugin-dir={mirrors[0]}"] if mirrors else []
+    options.append("-lockfile=readonly")
     made = terraform(copy, "init", "-backend=false", "-input=false", *options)
     if made.returncode != 0:
         pytest.skip(f"the AWS provider cannot be had here: {made.stderr.strip().splitlines()[-1] if made.stderr else ''}")
@@ -50,4 +54,51 @@ def test_it_is_formatted_and_valid(folder: Path) -> None:
 def test_the_plans_hold(folder: Path) -> None:
     tested = terraform(folder, "test")
     assert tested.returncode == 0, tested.stdout + tested.stderr
-    assert "3 passed, 0 failed" in tested.stdout
+    assert "6 passed, 0 failed" in tested.stdout
+
+
+def test_the_lock_file_knows_the_provider_that_is_installed(folder: Path) -> None:
+    """`terraform init` refuses a provider with another checksum, and with -lockfile=readonly one that it would have to add."""
+    lock = (EKS / ".terraform.lock.hcl").read_text()
+    (constraint,) = re.findall(r'version = "~> (\d+\.\d+)"', (EKS / "versions.tf").read_text())
+    (version,) = re.findall(r'version     = "(\S+)"', lock)
+    assert version.startswith(f"{constraint}.")
+    assert filecmp.cmp(EKS / ".terraform.lock.hcl", folder / ".terraform.lock.hcl", shallow=False)
+
+
+def test_the_state_is_in_s3_and_locked_there() -> None:
+    (backend,) = re.findall(r'backend "s3" \{(.*?)\n  \}', (EKS / "versions.tf").read_text(), re.DOTALL)
+    settings = dict(re.findall(r"(\w+)\s*=\s*(\S+)", backend))
+    assert settings == {"encrypt": "true", "use_lockfile": "true"}  # bucket, key and region are the user's own
+    example = (EKS / "backend.hcl.example").read_text()
+    assert set(re.findall(r"^(\w+)", example, re.MULTILINE)) == {"bucket", "key", "region"}
+
+
+@pytest.mark.skipif(TERRAFORM is None, reason="terraform is not installed")
+def test_the_layout_on_community_modules_is_formatted() -> None:
+    assert terraform(COMMUNITY, "fmt", "-check", "-recursive").stdout == ""
+
+
+def test_the_layout_on_community_modules_takes_the_same_variables_and_gives_the_same_outputs() -> None:
+    """So README.md's commands fit both."""
+    for shared in ("variables.tf", "registry.tf", "backend.hcl.example"):
+        assert (COMMUNITY / shared).resolve() == EKS / shared
+    outputs = [re.findall(r'^output "(\w+)"', (folder / "outputs.tf").read_text(), re.MULTILINE) for folder in (EKS, COMMUNITY)]
+    assert outputs[0] == outputs[1]
+    used = set(re.findall(r"\bvar\.(\w+)", "".join(f.read_text() for f in COMMUNITY.glob("*.tf"))))
+    assert used == set(re.findall(r'^variable "(\w+)"', (EKS / "variables.tf").read_text(), re.MULTILINE))
+
+
+def test_the_community_modules_are_pinned() -> None:
+    text = (COMMUNITY / "main.tf").read_text()
+    sources = re.findall(r'source  = "(\S+)"\n  version = "(\S+)"', text)
+    assert len(sources) == text.count("\nmodule ")
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for _, version in sources)
+
+
+def test_both_layouts_give_add_ons_the_same_settings() -> None:
+    """Network policies that count, and eyes on GPU nodes."""
+    ours, theirs = (EKS / "cluster.tf").read_text(), (COMMUNITY / "main.tf").read_text()
+    for addon in ("vpc-cni", "eks-node-monitoring-agent"):
+        settings = [re.findall(rf"\b{addon}\s+= jsonencode\((.*)\)$", text, re.MULTILINE) for text in (ours, theirs)]
+        assert settings[0] == settings[1] != []

@@ -1,0 +1,1 @@
+../eks/registry.tf

@@ -1,0 +1,1 @@
+../eks/variables.tf
