@@ -92,6 +92,12 @@ CASES = [
     Case("KubeRay rolls back", service(READY, ROLLING_BACK, activeServiceStatus=cluster("a", "RUNNING")), "Degraded"),
     Case("no ingress is ready", service(UNREADY, STEADY, activeServiceStatus=cluster("a", "RUNNING")), "Progressing"),
     Case("its cluster has no application", service(READY, STEADY, activeServiceStatus=cluster("a")), "Progressing"),
+    Case(
+        "its cluster has no application any more",
+        service(READY, STEADY, activeServiceStatus=cluster("a") | {"applicationStatuses": {}}),
+        "Progressing",
+    ),
+    Case("the switch is not over", service(READY, UPGRADING, activeServiceStatus=cluster("b", "RUNNING")), "Progressing"),
 ]
 REFUSED = [
     Case(reason, service(condition("Ready", is_true=False, reason=reason), activeServiceStatus=NO_CLUSTER), "Degraded")

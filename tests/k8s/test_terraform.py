@@ -40,6 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = [f"-plugin-dir={mirrors[0]}"] if mirrors else []
     options.append("-lockfile=readonly")
     made = terraform(copy, "init", "-backend=false", "-input=false", *options)
+    # Words may be on two lines.
+    assert "match any of the checksums" not in " ".join(made.stderr.replace("│", " ").split()), made.stderr
     if made.returncode != 0:
         pytest.skip(f"the AWS provider cannot be had here: {made.stderr.strip().splitlines()[-1] if made.stderr else ''}")
     return copy
