@@ -120,6 +120,13 @@ def test_argo_cd_syncs_namespaces_then_operators_then_storage_and_secrets_then_t
     assert root["spec"]["source"]["directory"] == {"include": "applications.yaml"}  # not itself, for which it would wait
 
 
+def test_argo_cd_compares_as_kubernetes_would_apply() -> None:
+    """Lists of which Kubernetes fills in a part are equal then: ports of a RayService, claims of Redis, entries of an ExternalSecret."""
+    options = [a["metadata"]["annotations"]["argocd.argoproj.io/compare-options"] for a in applications().values()]
+    assert set(options) == {"ServerSideDiff=true"}
+    assert applications()["demo"]["spec"]["syncPolicy"]["syncOptions"] == ["ServerSideApply=true"]
+
+
 def test_flux_syncs_in_the_same_order() -> None:
     after = {name: {d["name"] for d in k["spec"].get("dependsOn", [])} for name, k in kustomizations().items()}
     assert after == {
