@@ -101,6 +101,14 @@ def test_the_check_finds_what_is_not_restricted() -> None:
     assert len(list(not_restricted(pod))) == 2 + 6
 
 
+def test_why_a_container_ended_is_kept_in_its_status() -> None:
+    """KubeRay deletes a pod whose container has ended, and its log with it; the event that says so repeats the message."""
+    for where, template in render(EVERYTHING).pod_templates():
+        ours = [c for c in containers(template["spec"]) if c["name"] != "autoscaler"]  # KubeRay's own
+        assert ours
+        assert {c.get("terminationMessagePolicy") for c in ours} == {"FallbackToLogsOnError"}, where
+
+
 def test_only_the_autoscaler_and_the_uninstall_have_a_token_of_the_cluster() -> None:
     expected = {"RayService demo head": ["autoscaler"], "Job demo-uninstall": ["uninstall"]}
     for where, template in render(EVERYTHING).pod_templates():

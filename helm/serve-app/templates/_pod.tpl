@@ -40,6 +40,7 @@ spec:
   containers:
     - name: {{ .container }}
       {{- include "serve-app.podImage" . | nindent 6 }}
+      terminationMessagePolicy: FallbackToLogsOnError # KubeRay deletes a pod that has ended; its event has the message
       securityContext:
         {{- include "serve-app.securityContext" .root | nindent 8 }}
       env:

@@ -21,6 +21,7 @@ spec:
     - name: fetch
       image: {{ include "serve-app.imageRef" (dict "root" .root "image" $w.s3Image) }}
       imagePullPolicy: {{ $w.s3Image.pullPolicy }}
+      terminationMessagePolicy: FallbackToLogsOnError
       securityContext:
         {{- include "serve-app.securityContext" .root | nindent 8 }}
       command: [aws, s3, sync, --no-progress, {{ .download.source | quote }}, {{ $target }}]
@@ -44,6 +45,7 @@ spec:
     - name: weights
       image: {{ include "serve-app.image" .root }}
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+      terminationMessagePolicy: FallbackToLogsOnError
       securityContext:
         {{- include "serve-app.securityContext" .root | nindent 8 }}
       {{- if $s3 }}

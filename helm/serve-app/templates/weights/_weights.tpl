@@ -9,6 +9,7 @@
 - name: wait-for-weights
   image: {{ include "serve-app.image" .root }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  terminationMessagePolicy: FallbackToLogsOnError
   securityContext:
     {{- include "serve-app.securityContext" .root | nindent 4 }}
   command: [serve-app, model, wait]
