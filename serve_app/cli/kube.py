@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serve_app.cli.rayservice import Pod, RayService, pod, ray_service
+from serve_app.cli.rayservice import REDIS, Pod, RayService, pod, ray_service, with_warnings
 from serve_app.errors import ClusterFailed
 
 _GROUP, _VERSION, _PLURAL = "ray.io", "v1", "rayservices"
@@ -73,19 +73,37 @@ class Cluster:
         return ClusterFailed(problem=f"no RayService {name!r} in the namespace {self.namespace!r}", hint=hint)
 
     def pods(self, service: RayService) -> list[Pod]:
-        """Return the pods of its clusters, in the order of their names."""
+        """Return the pods of its clusters and of the chart's own Redis, in the order of their names."""
+        clusters = [c.name for c in (service.active, service.pending) if c is not None]
+        found = self._pods(f"ray.io/cluster in ({','.join(clusters)})") if clusters else []
+        if service.redis_address:
+            found += self._pods(f"app.kubernetes.io/instance={service.instance},app.kubernetes.io/component={REDIS}")
+        if any(p.reason and p.phase != "Terminating" for p in found):
+            with contextlib.suppress(ClusterFailed):  # the right to read events is a different one, and they only explain
+                found = with_warnings(found, self._warnings())
+        return sorted(found, key=lambda p: p.name)
+
+    def _pods(self, selector: str) -> list[Pod]:
         from kubernetes.client import CoreV1Api
 
-        clusters = [c.name for c in (service.active, service.pending) if c is not None]
-        if not clusters:
-            return []
         with explained(self, "list pods"):
-            selector = f"ray.io/cluster in ({','.join(clusters)})"
             found = CoreV1Api(self.api).list_namespaced_pod(
                 self.namespace, label_selector=selector, _request_timeout=_LIMIT_S, _preload_content=False
             )
-            items = json.loads(found.data)["items"]
-        return sorted(map(pod, items), key=lambda p: p.name)
+            return [pod(item) for item in json.loads(found.data)["items"]]
+
+    def _warnings(self) -> list[dict[str, Any]]:
+        from kubernetes.client import CoreV1Api
+
+        with explained(self, "list events"):
+            found = CoreV1Api(self.api).list_namespaced_event(
+                self.namespace,
+                field_selector="involvedObject.kind=Pod,type=Warning",
+                _request_timeout=_LIMIT_S,
+                _preload_content=False,
+            )
+            events: list[dict[str, Any]] = json.loads(found.data)["items"]
+        return events
 
     def apply(self, manifests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         """Apply each by server-side apply, and yield its kind and name.

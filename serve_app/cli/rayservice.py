@@ -5,8 +5,9 @@ it is `pending` until its applications run, then `active`, and the old cluster g
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 FATAL_REASONS = frozenset(
@@ -21,6 +22,14 @@ FATAL_REASONS = frozenset(
     }
 )
 """Reasons of a waiting container that no waiting cures."""
+NOT_READY = "NotReady"
+"""The reason of a pod whose containers all run, when one of them is not ready: its readiness probe fails, or has not succeeded yet."""
+REDIS = "redis"
+"""The group of the chart's own Redis."""
+_BEFORE_START = ("PodInitializing", "ContainerCreating")
+"""Reasons of a waiting container that are the rule in the first moments."""
+_UNTOLD = (NOT_READY, *_BEFORE_START)
+"""Reasons that say nothing of the cause; an event may."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,10 @@ class RayService:
     """By type; the status is True, False or Unknown, the message has the reason in front."""
     active: RayCluster | None
     pending: RayCluster | None
+    redis_address: str
+    """Where Ray's head keeps its state, "" where it keeps it in memory."""
+    instance: str
+    """What its own pods, that of Redis among them, have as the label `app.kubernetes.io/instance`."""
 
     def is_true(self, condition: str) -> bool:
         return condition in self.conditions and self.conditions[condition].status == "True"
@@ -64,18 +77,20 @@ class RayService:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod of one of the clusters."""
+    """A pod of one of the clusters, or of the chart's own Redis."""
 
     name: str
     cluster: str
+    """"" of Redis."""
     group: str
+    """The worker group, `headgroup`, or `redis`."""
     phase: str
     """Its phase, or Terminating."""
     is_ready: bool
     restarts: int
     node: str
     reason: str
-    """Why it does not run: a container's or the scheduler's; "" when it does."""
+    """Why it is not ready, in one word: a container's, the scheduler's, or ours; "" when it is ready."""
     message: str
 
 
@@ -95,7 +110,14 @@ def ray_service(value: Mapping[str, Any]) -> RayService:
         conditions=conditions,
         active=_cluster(status.get("activeServiceStatus")),
         pending=_cluster(status.get("pendingServiceStatus")),
+        redis_address=_redis_address(value),
+        instance=(metadata.get("labels") or {}).get("app.kubernetes.io/instance", metadata["name"]),
     )
+
+
+def _redis_address(value: Mapping[str, Any]) -> str:
+    options = value["spec"].get("rayClusterConfig", {}).get("gcsFaultToleranceOptions") or {}
+    return str(options.get("redisAddress", ""))
 
 
 def _cluster(status: Mapping[str, Any] | None) -> RayCluster | None:
@@ -119,35 +141,71 @@ def pod(value: Mapping[str, Any]) -> Pod:
     """Read what the API server says of a pod."""
     metadata, status = value["metadata"], value.get("status") or {}
     labels = metadata.get("labels") or {}
-    containers: Sequence[Mapping[str, Any]] = [
-        *(status.get("initContainerStatuses") or ()),
-        *(status.get("containerStatuses") or ()),
-    ]
-    reason, message = _trouble(containers, status.get("conditions") or ())
+    inits, containers = status.get("initContainerStatuses") or (), status.get("containerStatuses") or ()
+    is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+    reason, message = ("", "") if is_ready else _trouble(inits, containers, status.get("conditions") or ())
     return Pod(
         name=metadata["name"],
         cluster=labels.get("ray.io/cluster", ""),
-        group=labels.get("ray.io/group", ""),
+        group=labels.get("ray.io/group") or labels.get("app.kubernetes.io/component", ""),
         phase="Terminating" if metadata.get("deletionTimestamp") else status.get("phase", "Unknown"),
-        is_ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
-        restarts=sum(c.get("restartCount", 0) for c in containers),
+        is_ready=is_ready,
+        restarts=sum(c.get("restartCount", 0) for c in (*inits, *containers)),
         node=(value.get("spec") or {}).get("nodeName") or "",
         reason=reason,
         message=message,
     )
 
 
-def _trouble(containers: Iterable[Mapping[str, Any]], conditions: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    for container in containers:
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
+def _trouble(
+    inits: Sequence[Mapping[str, Any]], containers: Sequence[Mapping[str, Any]], conditions: Iterable[Mapping[str, Any]]
+) -> tuple[str, str]:
+    """Return the reason and the message of a pod that is not ready; the causes are in the order in which they hide each other."""
+    for container in (*inits, *containers):
+        state = container.get("state") or {}
+        waiting = state.get("waiting") or {}
+        if waiting.get("reason") not in (None, *_BEFORE_START):
             ended = (container.get("lastState") or {}).get("terminated") or {}
-            last = f"exit status {ended['exitCode']}" if "exitCode" in ended else ""
-            return waiting["reason"], ", ".join(filter(None, (waiting.get("message"), last)))
+            return waiting["reason"], ", ".join(filter(None, (waiting.get("message"), _ended(ended))))
+        if (state.get("terminated") or {}).get("exitCode"):
+            return "Ended", f"{container['name']}: {_ended(state['terminated'])}"
     for condition in conditions:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return condition.get("reason", "Unschedulable"), condition.get("message", "")
-    return "", ""
+    for container in inits:
+        if "running" in (container.get("state") or {}):
+            return "Init", f"{container['name']} has not ended yet"
+    for container in containers:
+        if reason := ((container.get("state") or {}).get("waiting") or {}).get("reason"):
+            return reason, ""
+    slow = [container["name"] for container in containers if not container.get("ready")]
+    return NOT_READY, f"{', '.join(slow)} not ready" if slow else ""
+
+
+def _ended(terminated: Mapping[str, Any]) -> str:
+    """Return how a container ended, with the last line that it wrote, which the chart's containers keep as their message."""
+    if "exitCode" not in terminated:
+        return ""
+    lines = (terminated.get("message") or "").strip().splitlines()
+    return f"exit status {terminated['exitCode']}" + (f", after: {lines[-1].strip()}" if lines else "")
+
+
+def with_warnings(pods: Iterable[Pod], events: Iterable[Mapping[str, Any]]) -> list[Pod]:
+    """Return the pods; one whose state does not tell why it is not ready has what its newest event of type Warning says."""
+    newest: dict[str, Mapping[str, Any]] = {}
+    for event in sorted(events, key=_seen_at):
+        if event["reason"] != "FailedScheduling":  # a condition says so while it is true
+            newest[event["involvedObject"]["name"]] = event
+    return [_told_by(newest[p.name], p) if p.reason in _UNTOLD and p.name in newest else p for p in pods]
+
+
+def _told_by(event: Mapping[str, Any], p: Pod) -> Pod:
+    message = re.sub(r"\d+\.\d+\.\d+\.\d+(?=:\d)", "POD", event["message"].splitlines()[0])  # alike for pods of a kind
+    return replace(p, reason=p.reason if event["reason"] == "Unhealthy" else event["reason"], message=message)
+
+
+def _seen_at(event: Mapping[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 @dataclass(frozen=True)
@@ -164,13 +222,15 @@ def judge(service: RayService, pods: Sequence[Pod]) -> Verdict:
     if service.observed_generation < service.generation or newest is None:
         return Verdict("progressing", "KubeRay has not acted on the change yet")
     mine = [p for p in pods if p.cluster == newest.name and p.phase != "Terminating"]
-    if failure := _failure(service, newest, mine):
+    redis = [p for p in pods if p.group == REDIS and p.phase != "Terminating"]
+    if failure := _failure(service, newest, [*mine, *redis]):
         return Verdict("failed", failure)
     running = newest.applications and all(a.status == "RUNNING" for a in newest.applications.values())
     healthy = all(d.status == "HEALTHY" for d in newest.deployments.values())
     if service.is_true("Ready") and not service.is_true("UpgradeInProgress") and not service.pending and running and healthy:
         return Verdict("done", f"cluster {newest.name} is ready")
-    return Verdict("progressing", _progress(newest, mine, is_new=service.pending is not None and service.active is not None))
+    is_new = service.pending is not None and service.active is not None
+    return Verdict("progressing", "; ".join([*_progress(newest, mine, is_new=is_new), *_reasons([*redis, *mine])]))
 
 
 def _failure(service: RayService, newest: RayCluster, pods: Iterable[Pod]) -> str:
@@ -186,12 +246,19 @@ def _failure(service: RayService, newest: RayCluster, pods: Iterable[Pod]) -> st
     return ""
 
 
-def _progress(newest: RayCluster, pods: Sequence[Pod], *, is_new: bool) -> str:
-    parts = [f"{'new ' if is_new else ''}cluster {newest.name}: {sum(p.is_ready for p in pods)} of {len(pods)} pods ready"]
-    parts += [f"{name} {state.status}" for name, state in newest.applications.items() if state.status]
-    parts += [f"{name} {state.status}" for name, state in newest.deployments.items() if state.status != "HEALTHY"]
-    parts += [f"pod {p.name} {p.reason}: {p.message}".rstrip(": ") for p in pods if p.reason]
-    return "; ".join(parts)
+def _progress(newest: RayCluster, pods: Sequence[Pod], *, is_new: bool) -> Iterator[str]:
+    yield f"{'new ' if is_new else ''}cluster {newest.name}: {sum(p.is_ready for p in pods)} of {len(pods)} pods ready"
+    yield from (f"{name} {state.status}" for name, state in newest.applications.items() if state.status)
+    yield from (f"{name} {state.status}" for name, state in newest.deployments.items() if state.status != "HEALTHY")
+
+
+def _reasons(pods: Iterable[Pod]) -> Iterator[str]:
+    """Yield why pods are not ready, pods with the same reason together."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for p in pods:
+        if p.reason:
+            names[f"{p.reason}: {p.message}".rstrip(": ")].append(p.name)
+    yield from (f"{'pods' if len(same) > 1 else 'pod'} {', '.join(same)} {reason}" for reason, same in names.items())
 
 
 def own_words(message: str) -> str:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from serve_app.cli.rayservice import Pod, RayService, judge, own_words
+from serve_app.cli.rayservice import REDIS, Pod, RayService, judge, own_words
 
 Name = Annotated[str, typer.Argument(help="Name of the application; on Kubernetes, of the release.")]
 
@@ -172,7 +172,14 @@ def show_release(service: RayService, pods: Sequence[Pod], console: Console) -> 
         console.print(f"\n{role} cluster {cluster.name}")
         _print_table(console, "", ("application", "status", "message"), rows)
         mine = [_pod_row(p) for p in pods if p.cluster == cluster.name]
-        _print_table(console, "", ("pod", "phase", "ready", "restarts", "node", "reason"), mine)
+        _print_table(console, "", _POD_COLUMNS, mine)
+    if service.redis_address:
+        own = [_pod_row(p) for p in pods if p.group == REDIS]
+        console.print(f"\nRedis at {service.redis_address}" + ("" if own else ": no pod of this release"))
+        _print_table(console, "", _POD_COLUMNS, own)
+
+
+_POD_COLUMNS = ("pod", "phase", "ready", "restarts", "node", "reason")
 
 
 def _pod_row(p: Pod) -> tuple[str, ...]:

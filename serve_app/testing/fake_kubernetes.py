@@ -19,6 +19,7 @@ _KINDS: dict[str, list[tuple[str, str, bool]]] = {
 }
 _SERVICE = re.compile(r"/apis/ray.io/v1/namespaces/([^/]+)/rayservices(?:/([^/]+))?")
 _PODS = re.compile(r"/api/v1/namespaces/([^/]+)/pods")
+_EVENTS = re.compile(r"/api/v1/namespaces/([^/]+)/events")
 _CONFIG_MAP = re.compile(r"/api/v1/namespaces/([^/]+)/configmaps/([^/]+)")
 
 
@@ -28,6 +29,8 @@ class FakeKubernetes:
 
     services: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     pods: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    """The events of type Warning about pods."""
     applied: list[dict[str, Any]] = field(default_factory=list)
     after_apply: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """States of a RayService from the moment it is applied."""
@@ -46,6 +49,8 @@ class FakeKubernetes:
             return self._service(method, match[1], match[2], body)
         if match := _PODS.fullmatch(parts.path):
             return self._list_pods(match[1], parse_qs(parts.query).get("labelSelector", [""])[0])
+        if match := _EVENTS.fullmatch(parts.path):
+            return self._list_warnings(match[1], parse_qs(parts.query).get("fieldSelector", [""])[0])
         if method == "PATCH" and _CONFIG_MAP.fullmatch(parts.path):
             return self._apply(body)
         return 404, {}  # as for a path that no kind has: no Status
@@ -92,10 +97,18 @@ class FakeKubernetes:
     def _list_pods(self, namespace: str, selector: str) -> tuple[int, dict[str, Any]]:
         if "list pods" in self.forbidden:
             return self._forbidden("list", "pods", namespace)
-        match = re.fullmatch(r"ray\.io/cluster in \((.+)\)", selector)
-        clusters = match[1].split(",") if match else []
-        items = [p for p in self.pods if p["metadata"]["labels"]["ray.io/cluster"] in clusters]
+        if match := re.fullmatch(r"ray\.io/cluster in \((.+)\)", selector):
+            wanted = [{"ray.io/cluster": cluster} for cluster in match[1].split(",")]
+        else:
+            wanted = [dict(pair.split("=") for pair in selector.split(","))]
+        items = [p for p in self.pods if any(labels.items() <= p["metadata"]["labels"].items() for labels in wanted)]
         return 200, {"kind": "PodList", "apiVersion": "v1", "items": items}
+
+    def _list_warnings(self, namespace: str, selector: str) -> tuple[int, dict[str, Any]]:
+        if "list events" in self.forbidden:
+            return self._forbidden("list", "events", namespace)
+        items = self.warnings if selector == "involvedObject.kind=Pod,type=Warning" else []
+        return 200, {"kind": "EventList", "apiVersion": "v1", "items": items}
 
     def _forbidden(self, verb: str, resource: str, namespace: str) -> tuple[int, dict[str, Any]]:
         message = f'{resource} is forbidden: User "u" cannot {verb} resource "{resource}" in the namespace "{namespace}"'

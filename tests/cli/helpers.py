@@ -20,6 +20,7 @@ def rayservice(
     pending: dict[str, Any] | None = None,
     conditions: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
+    redis: str = "",
 ) -> dict[str, Any]:
     """A RayService `demo`; by default one that is ready."""
     said = {"Ready": "True", "UpgradeInProgress": "False"} | (conditions or {})
@@ -33,7 +34,10 @@ def rayservice(
             "generation": generation,
             "annotations": annotations or {},
         },
-        "spec": {"serveConfigV2": "applications: []"},
+        "spec": {
+            "serveConfigV2": "applications: []",
+            **({"rayClusterConfig": {"gcsFaultToleranceOptions": {"redisAddress": redis}}} if redis else {}),
+        },
         "status": {
             "observedGeneration": observed,
             "conditions": [{"type": t, "status": s, "reason": "Because", "message": "it is so"} for t, s in said.items()],
@@ -53,7 +57,7 @@ def pod(name: str, cluster_name: str = "demo-old", *, ready: bool = True, **wait
         "status": {
             "phase": "Pending" if waiting else "Running",
             "conditions": [{"type": "Ready", "status": "True" if ready and not waiting else "False"}],
-            "containerStatuses": [{"restartCount": 2 if last else 0, "state": state, "lastState": last}],
+            "containerStatuses": [{"name": "ray-worker", "restartCount": 2 if last else 0, "state": state, "lastState": last}],
         },
     }
 
@@ -62,3 +66,13 @@ def unschedulable(name: str, cluster_name: str = "demo-old") -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no GPU"}
     labels = {"ray.io/cluster": cluster_name, "ray.io/group": "model-chat"}
     return {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Pending", "conditions": [condition]}}
+
+
+def redis_pod(**waiting: Any) -> dict[str, Any]:
+    value = pod("demo-redis-0", **waiting)
+    value["metadata"]["labels"] = {"app.kubernetes.io/instance": "demo", "app.kubernetes.io/component": "redis"}
+    return value
+
+
+def warning(pod_name: str, reason: str, message: str, at: str = "2026-11-21T00:00:00Z") -> dict[str, Any]:
+    return {"involvedObject": {"kind": "Pod", "name": pod_name}, "reason": reason, "message": message, "lastTimestamp": at}

@@ -66,3 +66,32 @@ def test_a_pod_that_cannot_start_has_failed_and_one_of_the_old_cluster_does_not_
 def test_kuberay_rolling_back_is_a_failure() -> None:
     service = rayservice(pending=cluster("demo-new"), conditions={"RollbackInProgress": "True"})
     assert verdict(service) == Verdict("failed", "KubeRay rolls back: Because: it is so")
+
+
+def not_ready(**status: Any) -> tuple[str, str]:
+    value = raw_pod("a", ready=False)
+    value["status"] |= status
+    read = pod(value)
+    return read.reason, read.message
+
+
+def test_an_init_container_that_still_runs_is_named() -> None:
+    waiting = {"name": "ray-worker", "state": {"waiting": {"reason": "PodInitializing"}}}
+    inits = [{"name": "done", "state": {"terminated": {"exitCode": 0}}}, {"name": "wait-gcs-ready", "state": {"running": {}}}]
+    told = not_ready(initContainerStatuses=inits, containerStatuses=[waiting])
+    assert told == ("Init", "wait-gcs-ready has not ended yet")
+
+
+def test_a_container_that_ended_is_named_with_the_last_line_that_it_wrote() -> None:
+    ended = {"name": "ray-head", "state": {"terminated": {"exitCode": 1, "message": "first\nRedis is away\n"}}}
+    told = not_ready(containerStatuses=[{"name": "autoscaler", "ready": True, "state": {"running": {}}}, ended])
+    assert told == ("Ended", "ray-head: exit status 1, after: Redis is away")
+
+
+def test_a_pod_whose_containers_run_names_those_that_are_not_ready() -> None:
+    running: list[dict[str, Any]] = [{"name": name, "ready": name == "a", "state": {"running": {}}} for name in ("a", "b")]
+    assert not_ready(containerStatuses=running) == ("NotReady", "b not ready")
+
+
+def test_a_ready_pod_has_no_reason() -> None:
+    assert (pod(raw_pod("a")).reason, pod(raw_pod("a")).message) == ("", "")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from serve_app.cli.main import app
 from serve_app.errors import ServingError
 from serve_app.testing.fake_kubernetes import FakeKubernetes, serving, write_kubeconfig
-from tests.cli.helpers import cluster, pod, rayservice, unschedulable
+from tests.cli.helpers import cluster, pod, rayservice, redis_pod, unschedulable, warning
 from tests.cli.test_manifests import service as manifest
 
 DEPLOYING = cluster("demo-new", application="DEPLOYING", deployment="UPDATING")
@@ -75,7 +75,44 @@ def test_the_old_state_right_after_a_change_is_not_taken_for_the_end(kubernetes:
     done = rayservice(generation=2, observed=2)
     kubernetes.services["demo"] = [done, done, in_place, done]
     code, lines = rollout()
-    assert (code, [line.split(";")[-1] for line in lines]) == (0, [" demo DEPLOYING", "demo: cluster demo-old is ready"])
+    assert (code, lines[-1]) == (0, "demo: cluster demo-old is ready")
+    assert [line.split("; ")[1] for line in lines[:-1]] == ["demo DEPLOYING"]
+
+
+def test_each_pod_that_is_not_ready_has_its_reason_and_pods_with_the_same_share_it(kubernetes: FakeKubernetes) -> None:
+    starting = [pod(f"demo-new-{name}", "demo-new", ready=False) for name in ("a", "b", "c")]
+    starting[2]["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    kubernetes.pods += starting
+    kubernetes.warnings = [
+        warning("demo-new-b", "Unhealthy", "Readiness probe failed: dial tcp 10.0.0.2:8020: refused"),
+        warning("demo-new-c", "FailedMount", 'MountVolume.SetUp failed for volume "weights"\nmore'),
+        warning("demo-new-a", "Unhealthy", "Readiness probe failed: dial tcp 10.0.0.1:8020: refused", at="2026-11-21T00:00:09Z"),
+        warning("demo-new-a", "BackOff", "an older one"),
+        warning("demo-new-a", "FailedScheduling", "it has a node now", at="2026-11-21T00:00:10Z"),
+    ]
+    kubernetes.services["demo"] = [UPGRADING, UPGRADED]
+    _, lines = rollout()
+    assert lines[0].split("; ")[3:] == [
+        "pods demo-new-a, demo-new-b NotReady: Readiness probe failed: dial tcp POD:8020: refused",
+        'pod demo-new-c FailedMount: MountVolume.SetUp failed for volume "weights"',
+    ]
+
+
+def test_without_the_right_to_read_events_the_state_alone_is_told(kubernetes: FakeKubernetes) -> None:
+    kubernetes.pods.append(pod("demo-new-a", "demo-new", ready=False))
+    kubernetes.forbidden = ("list events",)
+    kubernetes.services["demo"] = [UPGRADING, UPGRADED]
+    assert rollout()[1][0].endswith("; pod demo-new-a NotReady: ray-worker not ready")
+
+
+def test_a_redis_that_does_not_start_fails_the_rollout(kubernetes: FakeKubernetes) -> None:
+    kubernetes.pods.append(redis_pod(reason="CrashLoopBackOff", message="back-off 40s"))
+    kubernetes.services["demo"] = [rayservice(pending=DEPLOYING, redis="redis://demo-redis.llm.svc:6379")]
+    code, lines = rollout()
+    assert (code, lines[0]) == (
+        3,
+        "error: the rollout of demo has failed: pod demo-redis-0: CrashLoopBackOff: back-off 40s, exit status 137",
+    )
 
 
 def test_a_failed_rollout_ends_with_3_the_reason_and_helms_way_back(kubernetes: FakeKubernetes) -> None:
@@ -163,6 +200,31 @@ def test_status_shows_conditions_applications_and_pods_in_80_columns(
     assert ["replica-tiny", "UPDATING"] in words
     assert ["head", "Running", "yes", "node1"] in words
     assert ["w", "Pending", "no", "2", "node1", "CrashLoopBackOff"] in words
+
+
+@pytest.mark.parametrize(
+    ("address", "pods", "shown"),
+    [
+        ("redis://demo-redis.llm.svc:6379", [redis_pod()], [["demo-redis-0", "Running", "yes", "node1"]]),
+        (
+            "redis://demo-redis.llm.svc:6379",
+            [redis_pod(reason="ErrImagePull")],
+            [["demo-redis-0", "Pending", "no", "node1", "ErrImagePull"]],
+        ),
+        ("rediss://elsewhere:6379", [], []),
+    ],
+)
+def test_status_lists_redis(kubernetes: FakeKubernetes, address: str, pods: list[dict[str, Any]], shown: list[list[str]]) -> None:
+    kubernetes.services["demo"] = [rayservice(redis=address)]
+    kubernetes.pods += pods
+    lines = status()[1].splitlines()
+    (line,) = [i for i, line in enumerate(lines) if line.startswith("Redis at ")]
+    assert lines[line] == f"Redis at {address}" + ("" if pods else ": no pod of this release")
+    assert [text.split() for text in lines[line + 3 :]] == shown
+
+
+def test_a_release_without_redis_has_no_line_about_it(kubernetes: FakeKubernetes) -> None:
+    assert "Redis" not in status()[1]
 
 
 def test_status_as_json_holds_the_verdict(kubernetes: FakeKubernetes) -> None:
