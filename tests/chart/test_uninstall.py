@@ -79,7 +79,10 @@ def test_the_service_is_deleted_and_its_clusters_are_waited_for(
 ) -> None:
     assert run(api, tmp_path) == 0
     assert api.calls == ["GET rayservices/demo", "DELETE rayservices/demo", "GET rayclusters", "GET rayclusters"]
-    assert "are gone" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert "Waiting up to 60 s until the streams in demo-abcde have ended" in said[0]
+    assert "run helm uninstall again, with --timeout 5m" in said[0]
+    assert "are gone" in said[1]
 
 
 def test_a_service_that_is_gone_already_is_no_error(api: FakeApi, tmp_path: Path) -> None:
@@ -110,6 +113,11 @@ def test_it_runs_only_where_redis_has_to_be_cleaned() -> None:
     assert "uninstall" not in render().of("Job")
     job = render(at("gcsFaultTolerance.enabled", True)).of("Job")["uninstall"]
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+
+
+def test_helm_prints_what_it_waits_for_where_its_own_time_ends_first() -> None:
+    job = render(at("gcsFaultTolerance.enabled", True)).of("Job")["uninstall"]
+    assert job["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed"
 
 
 def test_the_script_ends_before_its_job_is_stopped_and_the_job_before_helm_gives_up() -> None:

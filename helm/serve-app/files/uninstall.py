@@ -16,6 +16,11 @@ from typing import Any
 
 POLL_S = 2.0
 TIMEOUT_S = 10.0
+WAITING = (
+    "RayService {service} is deleted. Waiting up to {timeout_s} s until the streams in {clusters} have ended and its state is out of "
+    "Redis. If helm's --timeout ends first, the rest of the release stays: run helm uninstall again, with --timeout 5m, helm's default, "
+    "or more."
+)
 
 
 class Api:
@@ -60,7 +65,11 @@ def main(arguments: list[str]) -> int:
     except urllib.error.HTTPError as exc:
         if exc.code != 404:  # gone already
             raise
+    is_told = False
     while left := api.clusters_of(service):
+        if not is_told:
+            print(WAITING.format(service=service, clusters=", ".join(left), timeout_s=timeout_s), flush=True)
+            is_told = True
         if time.monotonic() > deadline:
             # Not a failure: the release could not be uninstalled then. KubeRay gives up too, five minutes after it has made its
             # cleaning job; before that it waits for the head's pod to end, however long that takes.
