@@ -464,3 +464,9 @@ def test_no_row_sets_what_is_the_default_anyway() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     defaults = {".".join(path): functools.reduce(lambda value, key: value[key], path, values) for path in leaves(values)}
     assert [path for path, value, *_ in ROWS if value == defaults[path]] == []
+
+
+@pytest.mark.parametrize(("drain_s", "seconds"), [(30, "600"), (600, "701")])
+def test_workers_outlive_the_time_in_which_a_head_is_replaced(drain_s: int, seconds: str) -> None:
+    release = render(at("config.timeouts.drain_s", drain_s))
+    assert release.environment("ingress")["RAY_gcs_rpc_server_reconnect_timeout_s"] == seconds

@@ -56,6 +56,6 @@ keepAlive: {{ dig "ingress" "keep_alive_s" 65 .Values.config | ceil | int }}
 serve: {{ $serve }}
 rayDrain: {{ $rayDrain }}
 grace: {{ $grace }}
-gcsReconnect: {{ int $given.gcsReconnectSeconds | default (add $grace 60) | int }}
+gcsReconnect: {{ int $given.gcsReconnectSeconds | default (max 600 (add $grace 60)) | int }}
 deletionDelay: {{ int $given.rayClusterDeletionDelaySeconds | default (add $drain 60) | int }}
 {{- end }}
