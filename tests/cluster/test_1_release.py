@@ -67,7 +67,8 @@ def test_without_a_key_nothing_is_answered(release: Release) -> None:
 def test_status_tells_of_every_pod_and_that_the_rollout_is_done(release: Release) -> None:
     told = json.loads(release.serve_app("status", "--json"))
     assert told["rollout"]["kind"] == "done", told["rollout"]
-    ready = {*release.ready_pods("head"), *release.ready_pods("ingress"), *release.ready_pods("model")}
+    ready = {pod for component in ("head", "ingress", "model", "redis") for pod in release.ready_pods(component)}
+    assert f"{RELEASE}-redis-0" in ready
     assert ready <= {pod["name"] for pod in told["pods"]}
 
 

@@ -1,25 +1,37 @@
-"""Pods that die under streams: the head's loss is not noticed, a replica's is a pause."""
+"""Pods that die or leave under streams: nobody notices the loss of Redis and the head, a replica's is a pause, an ingress ends its own."""
+
+import functools
 
 import pytest
 
-from tests.cluster.kube import kubectl, wait_until
-from tests.cluster.release import NAMESPACE, Release
+from tests.cluster.kube import get, is_ready, kubectl, wait_until
+from tests.cluster.release import NAMESPACE, RELEASE, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NUM_STREAMS, TOKENS = 6, 300
 AT_ONCE = ("--force", "--grace-period=0")
+REDIS_POD = f"{RELEASE}-redis-0"
 
 
-def test_the_loss_of_the_head_pod_cuts_no_stream(release: Release) -> None:
+def test_redis_that_crashes_again_and_again_takes_the_head_away_and_cuts_no_stream(release: Release) -> None:
+    """The kubelet starts it at once, then after 10 s, then after 20 s; its data stays. The head ends with the first crash."""
     workers = {*release.ready_pods("ingress"), *release.ready_pods("model")}
     (head,) = release.ready_pods("head")
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
-        kubectl("delete", "pod", "-n", NAMESPACE, head, *AT_ONCE)
+        for crashes in range(1, 4):
+            kubectl("exec", "-n", NAMESPACE, REDIS_POD, "--", "sh", "-c", "kill 1")
+            wait_until(f"Redis after {crashes} crashes", functools.partial(redis_was_restarted, crashes))
         wait_until("a new head", lambda: set(release.ready_pods("head")) - {head})
         wait_until("the RayService is ready", release.is_ready)
     seen[0].require_all_complete()
     assert {*release.ready_pods("ingress"), *release.ready_pods("model")} == workers
+
+
+def redis_was_restarted(times: int) -> bool:
+    """Whether it runs, and has been started again so often."""
+    pod = get("pod", REDIS_POD, "-n", NAMESPACE)
+    return is_ready(pod) and pod["status"]["containerStatuses"][0]["restartCount"] == times
 
 
 def test_streams_resume_when_a_replica_pod_is_lost(release: Release) -> None:
@@ -30,3 +42,21 @@ def test_streams_resume_when_a_replica_pod_is_lost(release: Release) -> None:
         kubectl("delete", "pod", "-n", NAMESPACE, victim, *AT_ONCE)
         wait_until("as many pods as before", lambda: len(set(release.ready_pods("model")) - {victim}) == num_replicas)
     seen[0].require_all_complete()
+
+
+def test_a_node_drain_may_take_the_only_ingress_which_ends_its_streams_first(release: Release) -> None:
+    """The drain is limited to the ingress: a single node has no room for the rest. Meanwhile new requests find nobody, as they must."""
+    (ingress,) = release.pods("ingress")
+    node, name = ingress["spec"]["nodeName"], ingress["metadata"]["name"]
+    selector = f"--pod-selector=app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=ingress"
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+        try:
+            kubectl("drain", node, selector, "--delete-emptydir-data", "--timeout=5m", limit_s=330)
+        finally:
+            kubectl("uncordon", node)
+        wait_until("another ingress", lambda: set(release.ready_pods("ingress")) - {name})
+    assert seen[0].counts.keys() <= {"complete", "not answered"}, seen[0]
+    assert seen[0].num_texts == 1
+    wait_until(
+        "one ingress pod: KubeRay and the autoscaler both replace an evicted pod", lambda: len(release.pods("ingress")) == 1
+    )

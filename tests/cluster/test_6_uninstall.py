@@ -24,6 +24,11 @@ def uninstalling(release: Release) -> Iterator[subprocess.Popen[str]]:
     """The uninstall of the shared release, begun."""
     wait_until("the Ray cluster that failed in an update is gone", lambda: ray_clusters() == [release.active_cluster()])
     assert release.ready_pods("ingress")
+    in_a_hurry = subprocess.run(
+        ["helm", "uninstall", RELEASE, "-n", NAMESPACE, "--timeout", "20s"], capture_output=True, text=True
+    )
+    assert in_a_hurry.returncode == 1
+    assert "run helm uninstall again" in in_a_hurry.stdout + in_a_hurry.stderr, in_a_hurry
     with subprocess.Popen([*UNINSTALL, RELEASE, "-n", NAMESPACE], stderr=subprocess.PIPE, text=True) as process:
         yield process
 
