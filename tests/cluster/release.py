@@ -86,7 +86,7 @@ class Release:
     def upgrade(self, *arguments: str) -> None:
         """`helm upgrade --install` with the tests' values and these arguments; the release keeps no values of before."""
         command = ("helm", "upgrade", "--install", RELEASE, str(CHART), "-n", NAMESPACE, "-f", str(HERE / "values.yaml"))
-        run(*command, *self.images.values(), *(GPU_VALUES if num_gpus() else ()), *arguments)
+        run(*command, *self.images.values(), *(GPU_VALUES if num_gpus() else ()), *arguments, limit_s=LIMIT_S)
 
     def rollback(self) -> None:
         """`helm rollback` to the revision before."""
