@@ -1,6 +1,6 @@
 {{- /* The template of a pod of Ray. Args: root, component, pods (its settings), group (labels the spread counts within),
 container (its name), resources, account, priority, affinity, ports, readiness, preStop, grace, rayDrain; if any:
-initContainers (as text), labels, mounts, volumes, runtimeClassName. */}}
+initContainers (as text), labels, mounts, volumes, runtimeClassName, livenessFailures (5 s each). */}}
 {{- define "serve-app.rayPod" -}}
 {{- $env := include "serve-app.rayEnv" . -}}
 {{- $mounts := concat (include "serve-app.scratchMounts" .pods | fromYamlArray) (.mounts | default list) -}}
@@ -61,7 +61,7 @@ spec:
         initialDelaySeconds: 30
         periodSeconds: 5
         timeoutSeconds: 5
-        failureThreshold: 120
+        failureThreshold: {{ .livenessFailures | default 120 }}
       lifecycle:
         preStop:
           sleep: {seconds: {{ .preStop }}}
