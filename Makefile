@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start bench-false-ejections selftest-loadtest manifests dist image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run demo test test-all check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start bench-false-ejections selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -21,6 +21,9 @@ CUDA_IMAGE ?= $(IMAGE)-cuda
 REDIS_IMAGE ?= localhost/serve-app-redis:$(VERSION)
 BUILD ?= docker build
 DIST ?= dist/$(VERSION)
+DIST_IMAGES ?= $(DIST)-images
+# Where BUILD puts images, in skopeo's words; containers-storage: for podman and buildah.
+IMAGE_STORE ?= docker-daemon:
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,13 +133,43 @@ lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
 	UV_CUSTOM_COMPILE_COMMAND="make lock-charts" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -o requirements/charts.lock requirements/charts.in
 
-dist: .venv ## the files of a release in DIST: wheel, sdist, locks, charts, notes, checksums; wants helm
-	@mkdir -p $(DIST); [ -z "$$(ls $(DIST))" ] || { echo "error: $(DIST) is not empty" >&2; exit 1; }
+dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdist, locks, SBOMs, charts, notes, checksums; wants helm
+	$(call empty-folder,$(DIST))
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build -q --no-build-isolation --python $(BIN)/python -o $(DIST) .
-	for kind in cpu cuda; do cp requirements/$$kind.lock $(DIST)/serve_app-$(VERSION)-$$kind.txt; done
+	cp requirements/cpu.lock $(DIST)/serve_app-$(VERSION)-cpu.txt
+	cp requirements/cuda.lock $(DIST)/serve_app-$(VERSION)-cuda.txt
+	{ echo $(TORCH); cat requirements/cpu.lock; } | $(call list-packages,cpu)
+	$(call list-packages,cuda) < requirements/cuda.lock
 	PATH="$(CHARTS_PATH)" helm package helm/serve-app helm/loadtest -d $(DIST)
+	for chart in $(DIST)/*.tgz; do $(BIN)/python -m tools.chart_layout "$$chart" "$${chart%.tgz}-chart.oci.tar"; done
 	awk '/^## /{n++} n==1' CHANGELOG.md > $(DIST)/NOTES.md
-	rm -f $(DIST)/.gitignore; cd $(DIST) && sha256sum -- * > SHA256SUMS
+	rm -f $(DIST)/.gitignore
+	$(call write-checksums,$(DIST))
+
+dist-images: .venv ## the images out of IMAGE_STORE as OCI archives in DIST_IMAGES, with SBOMs and checksums; CUDA_IMAGE= leaves that one out; wants skopeo
+	$(call empty-folder,$(DIST_IMAGES))
+	$(call save-image,cpu,$(IMAGE))
+	$(if $(CUDA_IMAGE),$(call save-image,cuda,$(CUDA_IMAGE)))
+	$(call write-checksums,$(DIST_IMAGES))
+
+# Arg: folder.
+define empty-folder
+	@mkdir -p $(1); [ -z "$$(ls $(1))" ] || { echo "error: $(1) is not empty" >&2; exit 1; }
+endef
+
+define write-checksums
+	cd $(1) && sha256sum -- * > SHA256SUMS
+endef
+
+# Arg: cpu or cuda. Reads a lock. A lock does not tell which packages serve-app itself asked for, of which the tool warns.
+list-packages = SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PYTHONWARNINGS=ignore::UserWarning .venv-sbom/bin/cyclonedx-py requirements \
+	  --pyproject pyproject.toml --short-PURLs --output-reproducible -o $(DIST)/serve_app-$(VERSION)-$(1).cdx.json -
+
+# Args: cpu or cuda, image.
+define save-image
+	skopeo copy --quiet '$(IMAGE_STORE)$(2)' oci-archive:$(DIST_IMAGES)/serve-app-$(VERSION)-image-$(1).oci.tar:$(2)
+	$(BIN)/python -m tools.image_sbom $(DIST_IMAGES)/serve-app-$(VERSION)-image-$(1){.oci.tar,.cdx.json}
+endef
 
 manifests: ## render the chart into k8s/manifests; needs helm
 	@mkdir -p build
@@ -144,7 +177,7 @@ manifests: ## render the chart into k8s/manifests; needs helm
 	mv build/serve-app.yaml k8s/manifests/serve-app.yaml
 
 clean: ## remove .venv and caches; fetched models stay
-	rm -rf .venv .venv-charts .venv-cuda build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-charts .venv-cuda .venv-sbom build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find serve_app loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: .venv
@@ -185,4 +218,10 @@ clean: ## remove .venv and caches; fetched models stay
 	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3); \
 	rm -rf .venv-charts; "$$python" -m venv .venv-charts
 	@.venv-charts/bin/pip install -q --no-deps --require-hashes -r requirements/charts.lock
+	@touch $@
+
+# Of its own, as in the Dockerfile: the list of packages is not of the tool that makes it.
+.venv-sbom/.installed: requirements/sbom.lock | .venv/.installed
+	@rm -rf .venv-sbom; $(BIN)/python -m venv .venv-sbom
+	@.venv-sbom/bin/pip install -q --no-deps --require-hashes -r requirements/sbom.lock
 	@touch $@

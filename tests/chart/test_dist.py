@@ -1,11 +1,17 @@
 """`make dist` makes files from which both parts of a release install."""
 
+import hashlib
+import json
+import re
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.chart.render import CHART, render, tool
 
@@ -17,7 +23,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if tool("helm") is None:
         pytest.skip("helm is neither on the PATH nor in $KUBE_TESTBED/bin")
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(["make", "-s", "dist", f"DIST={folder}"], cwd=ROOT, check=True, timeout=120)
+    subprocess.run(["make", "-s", "dist", f"DIST={folder}"], cwd=ROOT, check=True, timeout=240)
     return folder
 
 
@@ -40,6 +46,65 @@ def test_the_archived_chart_renders_as_the_folder(dist: Path) -> None:
     (archive,) = dist.glob("serve-app-*.tgz")
     given = {name: {"existingSecret": "s"} for name in ("apiKeys", "clusterToken", "rayToken")}  # generated ones differ
     assert render(given, chart=archive).text == render(given).text
+
+
+def test_helm_lints_the_archived_charts(dist: Path) -> None:
+    job = CHART.parent / "loadtest" / "ci" / "job-values.yaml"
+    for chart, values in ("serve-app", []), ("loadtest", ["--values", str(job)]):
+        (archive,) = dist.glob(f"{chart}-*.tgz")
+        subprocess.run([str(tool("helm")), "lint", "--strict", "--quiet", archive, *values], check=True)
+
+
+@pytest.mark.parametrize("chart", ["serve-app", "loadtest"])
+def test_the_oci_archive_of_a_chart_holds_the_package_under_its_version(dist: Path, chart: str) -> None:
+    about = yaml.safe_load((CHART.parent / chart / "Chart.yaml").read_text())
+    with tarfile.open(dist / f"{chart}-{about['version']}-chart.oci.tar") as archive:
+        files = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+
+    def blob(descriptor: dict[str, Any]) -> bytes:
+        content = files.pop("blobs/" + descriptor["digest"].replace(":", "/"))
+        assert descriptor["digest"] == f"sha256:{hashlib.sha256(content).hexdigest()}"
+        assert descriptor["size"] == len(content)
+        return content
+
+    assert json.loads(files.pop("oci-layout")) == {"imageLayoutVersion": "1.0.0"}
+    (entry,) = json.loads(files.pop("index.json"))["manifests"]
+    assert entry["annotations"] == {"org.opencontainers.image.ref.name": about["version"]}
+    manifest = json.loads(blob(entry))
+    assert json.loads(blob(manifest["config"])) == about
+    (layer,) = manifest["layers"]
+    assert blob(layer) == (dist / f"{chart}-{about['version']}.tgz").read_bytes()
+    assert files == {}
+    types = [descriptor["mediaType"].partition("application/vnd.")[2] for descriptor in (entry, manifest["config"], layer)]
+    assert types == ["oci.image.manifest.v1+json", "cncf.helm.config.v1+json", "cncf.helm.chart.content.v1.tar+gzip"]
+
+
+def test_skopeo_reads_the_oci_archive_of_a_chart(dist: Path, tmp_path: Path) -> None:
+    if (skopeo := tool("skopeo")) is None:
+        pytest.skip("skopeo is not on the PATH")
+    (archive,) = dist.glob("serve-app-*-chart.oci.tar")
+    (package,) = dist.glob("serve-app-*.tgz")
+    subprocess.run([skopeo, "--insecure-policy", "copy", "--quiet", f"oci-archive:{archive}", f"dir:{tmp_path}"], check=True)
+    assert package.read_bytes() in [file.read_bytes() for file in tmp_path.iterdir()]
+
+
+def test_equal_packages_make_equal_oci_archives(dist: Path, tmp_path: Path) -> None:
+    (archive,) = dist.glob("serve-app-*-chart.oci.tar")
+    (package,) = dist.glob("serve-app-*.tgz")
+    again = tmp_path / archive.name
+    subprocess.run([sys.executable, "-m", "tools.chart_layout", package, again], cwd=ROOT, check=True)
+    assert again.read_bytes() == archive.read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "apart"), [("cpu", {("torch", "2.13.0+cpu")}), ("cuda", set())])
+def test_an_sbom_lists_every_package_of_its_lock(dist: Path, kind: str, apart: set[tuple[str, str]]) -> None:
+    (lock,) = dist.glob(f"*-{kind}.txt")
+    (sbom,) = dist.glob(f"*-{kind}.cdx.json")
+    locked = set(re.findall(r"^([a-z0-9.-]+)(?:\[[a-z,-]+\])?==([^ ]+)", lock.read_text(), re.MULTILINE))
+    assert len(locked) > 150
+    listed = json.loads(sbom.read_text())
+    assert {(part["name"], part["version"]) for part in listed["components"]} == locked | apart
+    assert (listed["bomFormat"], listed["metadata"]["component"]["name"]) == ("CycloneDX", "serve-app")
 
 
 def test_the_notes_are_the_newest_section_of_the_changelog(dist: Path) -> None:
