@@ -98,7 +98,7 @@ def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]
 
 
 def _parameters(request: Any) -> list[tuple[str, Any]]:
-    """Return what a client has set, by the names it knows it by."""
+    """Return what a client has set, by the names of its fields; the header X-Vllm-Priority sets `priority`."""
     params = request.sampling_params or request.pooling_params
     values = {name: getattr(params, name) for name in params.__struct_fields__ if not name.startswith("_")}
     xargs = dict(values.pop("extra_args", None) or {})
@@ -110,4 +110,7 @@ def _parameters(request: Any) -> list[tuple[str, Any]]:
         ("vllm_xargs", xargs),
         ("response_format", structured),
         ("cache_salt", request.cache_salt),
+        ("priority", request.priority),
+        ("session_id", request.session_id),
+        ("chat_template_kwargs", request.reasoning_parser_kwargs),
     ]

@@ -1,9 +1,9 @@
 """The part of vLLM's front end that a ``FleetClient`` touches: an output processor, and a reader of its outputs."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
@@ -86,9 +86,10 @@ class FakeFrontEnd:
         max_tokens: int = 8,
         parent: str = "",
         stop_after: int | None = None,
+        beside: Mapping[str, Any] = MappingProxyType({}),
         **params: Any,
     ) -> Stream:
-        """Add a request for ``max_tokens`` tokens; ``parent`` makes it a child of n>1."""
+        """Add a request for ``max_tokens`` tokens; ``parent`` makes it a child of n>1, ``beside`` are other fields of it."""
         stream = Stream(stop_after=stop_after)
         if parent:
             stream.parent_req = self.parents.setdefault(parent, SimpleNamespace(request_id=parent, child_requests=set()))
@@ -104,6 +105,7 @@ class FakeFrontEnd:
             lora_request=None,
             cache_salt=None,
             data_parallel_rank=None,
+            **beside,
         )
         await self.client.add_request_async(request)
         return stream

@@ -149,6 +149,8 @@ COMPLETIONS = [
     completion("invalid: surrogate in vllm_xargs", vllm_xargs={"a": "\ud800"}, wanted=_UNENCODABLE),
     completion("invalid: surrogate in kv_transfer_params", kv_transfer_params={"a": "\ud800"}, wanted=_UNENCODABLE),
     completion("invalid: surrogate in cache_salt", cache_salt="\ud800"),
+    completion("invalid: surrogate in session_id", session_id="\ud800", wanted=_UNENCODABLE),
+    completion("invalid: priority of 30 digits in the header", headers={"X-Vllm-Priority": "9" * 30}, wanted=_UNENCODABLE),
     completion("invalid: stop_token_ids of 30 digits", stop_token_ids=[10**30]),
     completion("invalid: several prompts, one bad", prompt=[[5], [99999]]),
 ]

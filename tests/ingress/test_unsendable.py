@@ -21,8 +21,12 @@ UNENCODABLE: dict[str, dict[str, Any]] = {
     "vllm_xargs": {"extra_args": {"a": SURROGATE}},
     "kv_transfer_params": {"extra_args": {"kv_transfer_params": {"a": SURROGATE}}},
     "response_format": {"structured_outputs": StructuredOutputsParams(json={"type": "integer", "maximum": HUGE})},
+    "priority": {"beside": {"priority": HUGE}},
+    "session_id": {"beside": {"session_id": SURROGATE}},
+    "chat_template_kwargs": {"beside": {"reasoning_parser_kwargs": {"chat_template_kwargs": {"a": HUGE}}}},
 }
-"""What a client calls it -> the sampling parameters that vLLM makes of it. Its validation passes them, its encoder does not."""
+"""What a client calls it -> what vLLM makes of it: sampling parameters, or fields ``beside`` them. vLLM's validation passes them,
+its encoder does not."""
 
 
 def error_of(stream: Any) -> Exception:
