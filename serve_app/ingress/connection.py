@@ -2,7 +2,8 @@
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line with its headers. Cookies and tokens behind gateways reach 16 KiB; 48 MB were once buffered here."""
@@ -40,11 +41,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_body = False
         self._spare_framing = 0
         self._refused = False
+        self._answered: RequestResponseCycle | None = None
         self._timer = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
+        if self._answered is not None:  # uvicorn tells only the newest request, which with pipelining has not even begun
+            self._tell_gone(self._answered)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         start = 0
@@ -98,6 +106,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif self._in_body and not self.transport.is_closing():
             self._timer = self.loop.call_later(self.unread_body_timeout_s, self.transport.close)
 
+    def _tell_gone(self, cycle: RequestResponseCycle) -> None:
+        """Let the application of this request see a disconnect."""
+        cycle.disconnected = not cycle.response_complete
+        cycle.message_event.set()
+
     def _head_is_late(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             # The answer to the request before this one is still on its way, and its end has a limit of its own.
@@ -111,9 +124,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.pipeline or (self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete):
             self.transport.close()  # the bytes would end up inside another answer
             return
-        if self.cycle is not None:  # to the application, the client is gone
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        if self.cycle is not None:
+            self._tell_gone(self.cycle)
         self._refused = True
         self._timer.cancel()
         self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)

@@ -198,6 +198,24 @@ async def test_as_many_requests_in_a_row_as_may_wait_are_all_answered() -> None:
 
 
 @in_loop
+async def test_a_client_that_leaves_is_gone_for_the_request_that_runs_also_with_others_behind_it() -> None:
+    seen: list[str] = []
+
+    async def watching(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["path"])
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        seen.append(message["type"])
+
+    async with connection(watching) as (_, writer):
+        writer.write((HEAD + b"Content-Length: 0\r\n\r\n") * 3)
+        await until(lambda: seen)
+        writer.transport.abort()
+        await until(lambda: len(seen) > 1)
+    assert seen == ["/v1/completions", "http.disconnect"]
+
+
+@in_loop
 async def test_the_rest_of_a_body_that_was_refused_is_not_read_for_ever() -> None:
     app = IngressApp({"tiny": front("tiny")}, AppLimits(max_body_bytes=10), version={})
     async with connection(app, protocol=Impatient) as (reader, writer):
