@@ -39,6 +39,8 @@ class IngressSettings(Section):
     """Requests per model and ingress that may wait for a replica; one more is answered with 503."""
     keep_alive_s: Real = Field(default=65.0, gt=0)
     """Seconds a connection without a request stays open, rounded up to whole ones. 65 exceeds the 60 s of many load balancers."""
+    stalled_client_s: Real = Field(default=60.0, ge=1, le=86400)
+    """Seconds for which a client may take nothing of the answer that is being sent to it; then its connection is dropped."""
     unready_s: Real = Field(default=1.0, ge=0, le=120)
     """Seconds a stopping ingress still accepts while /readyz says 503, so that load balancers turn away first."""
 

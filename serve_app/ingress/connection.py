@@ -2,6 +2,7 @@
 
 import asyncio
 
+from prometheus_client import Counter
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -19,6 +20,10 @@ FRAMING_PER_BODY_BYTE = 16
 
 UNREAD_BODY_TIMEOUT_S = 5.0
 """For the rest of a body whose request was answered without it, such as one that is too large."""
+
+STALLED_CLIENTS = Counter(
+    "serve_app_stalled_clients", "Connections dropped because the client took nothing of its answer for ingress.stalled_client_s."
+)
 
 _LINGER_S = 1.0  # for which what a refused client goes on sending is dropped
 
@@ -46,6 +51,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        if isinstance(exc, TimeoutError):  # the kernel's, by the TCP_USER_TIMEOUT that the listener sets
+            STALLED_CLIENTS.inc()
         super().connection_lost(exc)
         if self._answered is not None:  # uvicorn tells only the newest request, which with pipelining has not even begun
             self._tell_gone(self._answered)

@@ -50,6 +50,8 @@ class Listener:
             ListenFailed: The address is taken or not ours.
         """
         sock = bind_shared(self._settings.host, self._settings.port)
+        # Each connection inherits it. Else a client that acknowledges but reads nothing would hold its stream, and a drain, for ever.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(self._settings.stalled_client_s * 1000))
         self._task = asyncio.create_task(self._server.serve(sockets=[sock]), name="http")
         while not self._server.started and not self._task.done():
             await asyncio.sleep(0.01)

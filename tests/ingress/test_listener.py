@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import pytest
+from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.ingress.app import AppLimits, IngressApp
@@ -44,9 +45,9 @@ def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def connection(
-    app: ASGIApp = size, *, keep_alive_s: float = 65.0, protocol: type[asyncio.Protocol] = LimitedHttpProtocol
+    app: ASGIApp = size, *, protocol: type[asyncio.Protocol] = LimitedHttpProtocol, **ingress: float
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    values = settings(ingress={"port": free_port(), "keep_alive_s": keep_alive_s}).ingress
+    values = settings(ingress={"port": free_port(), **ingress}).ingress
     listener = Listener(app, values, connection=protocol)
     await listener.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", values.port)
@@ -213,6 +214,42 @@ async def test_a_client_that_leaves_is_gone_for_the_request_that_runs_also_with_
         writer.transport.abort()
         await until(lambda: len(seen) > 1)
     assert seen == ["/v1/completions", "http.disconnect"]
+
+
+MUCH = 8 << 20  # more than the kernel takes for a client that does not read
+
+
+async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+    async def leaves() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    gone = asyncio.create_task(leaves())
+    while not gone.done():
+        await send({"type": "http.response.body", "body": bytes(MUCH), "more_body": True})
+
+
+async def long(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % MUCH)]})
+    await send({"type": "http.response.body", "body": bytes(MUCH)})
+
+
+@pytest.mark.parametrize("app", [endless, long])
+@in_loop
+async def test_a_client_that_never_reads_its_answer_is_dropped_and_counted(app: ASGIApp) -> None:
+    counted = partial(REGISTRY.get_sample_value, "serve_app_stalled_clients_total")
+    before, ended = counted(), asyncio.Event()
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+        ended.set()
+
+    async with connection(watched, stalled_client_s=1.0) as (_, writer):
+        writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
+        await until(lambda: counted() != before)
+        await ended.wait()
+    assert counted() == 1 + (before or 0)
 
 
 @in_loop
