@@ -10,6 +10,7 @@
       BodyTooSlow                408  body_too_slow
       NoReplica                  503  no_replica              no capacity now; carries Retry-After
       QueueFull                  503  queue_full
+      ServerStopping             503  server_stopping         an ingress ends; another one, or the next, takes the request
       ReplicaLost                502  replica_lost            a replica failed while it held the request
       ResumeDiverged             502  resume_diverged
       SendFailed                 500  send_failed             our own fault while a request was put on the wire
@@ -189,6 +190,18 @@ class QueueFull(ServingError):
 
     def __str__(self) -> str:
         return f"{self.waiting} requests are waiting, limit {self.limit}; retry in {self.retry_after_s:.1f} s"
+
+
+@dataclass(eq=False)
+class ServerStopping(ServingError):
+    """The ingress ends, and the time that running requests had to finish is over."""
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "server_stopping"
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        return f"this server is stopping and could not finish the answer in time; send the request again in {self.retry_after_s:.1f} s"
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupported, RequestTooLarge, ServingError
+from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupported, RequestTooLarge, ServerStopping, ServingError
 from serve_app.ingress import admission
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.body_fields import RESPONSES_STATE, check_request_id, parse_fields, refuse_stored_responses
@@ -42,6 +42,10 @@ VLLM_ROUTES = frozenset(
 WITHOUT_KEY = frozenset({"/healthz", "/readyz", "/metrics"})
 """Routes that probes and Prometheus read; they tell names and counts, nothing of a request."""
 
+_RETRY_AFTER_S = (
+    1.0  # from a server that stops: other ingresses take it at once; a client of the only one would else come back too soon
+)
+
 
 @dataclass(frozen=True)
 class AppLimits:
@@ -54,7 +58,7 @@ class AppLimits:
 
 
 class IngressApp:
-    """``await app(scope, receive, send)``. ``streams`` is the number of requests being answered."""
+    """``await app(scope, receive, send)``."""
 
     def __init__(
         self,
@@ -64,8 +68,9 @@ class IngressApp:
         version: Mapping[str, Any],
         keys: ApiKeys | None = None,
     ) -> None:
-        self.streams = 0
         self.draining = False
+        self._stopped = False
+        self._running: dict[asyncio.Timeout, admission.Admission] = {}
         self._front_ends = dict(front_ends)
         self._default = next(iter(self._front_ends.values()))
         self._limits = limits
@@ -81,6 +86,18 @@ class IngressApp:
             "/version": self._get_version,
             "/v1/models": self._models,
         }
+
+    @property
+    def streams(self) -> int:
+        """Return the number of requests being answered."""
+        return len(self._running)
+
+    def end_all(self) -> None:
+        """End every request that still runs by its one error, and from now on each new one."""
+        self._stopped = True
+        for limit, verdict in self._running.items():
+            verdict.error = verdict.error or ServerStopping(retry_after_s=_RETRY_AFTER_S)
+            limit.reschedule(0.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -109,30 +126,49 @@ class IngressApp:
         for name, value in scope["headers"]:
             if name == b"x-request-id":
                 check_request_id("X-Request-Id", value.decode("latin-1"))
-        self.streams += 1
-        try:
-            try:
-                async with asyncio.timeout(self._limits.body_timeout_s):
-                    body = await self._read_body(scope, receive)
-            except ClientDisconnect:
-                return
-            except TimeoutError:
-                raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
-            front = self._front_end(path, body)
-            vllm_app = await front.app()
-            if path != "/generate" and not serves(vllm_app, path):
-                await _not_found(f"{path} for the model {front.model.name!r}")(scope, receive, send)
-                return
-            target = self._generate_app(front) if path == "/generate" else vllm_app
-            await self._answer(target, front, scope, _replay(body, receive), send)
-        finally:
-            self.streams -= 1
-
-    async def _answer(self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
+        if self._stopped:
+            raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
         verdict = admission.Admission()
-        token = admission.current.set(verdict)
         held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
+        limit = asyncio.timeout(None)
+        self._running[limit] = verdict
+        try:
+            async with limit:
+                await self._read_and_answer(scope, receive, send, held, verdict)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            del self._running[limit]
+        if limit.expired():
+            await held.end()
+
+    async def _read_and_answer(
+        self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: admission.Admission
+    ) -> None:
+        path = scope["path"]
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s) as limit:
+                body = await self._read_body(scope, receive)
+        except ClientDisconnect:
+            return
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
+        front = self._front_end(path, body)
+        vllm_app = await front.app()
+        if path != "/generate" and not serves(vllm_app, path):
+            await _not_found(f"{path} for the model {front.model.name!r}")(scope, receive, send)
+            return
+        target = self._generate_app(front) if path == "/generate" else vllm_app
+        await self._answer(target, front, scope, _replay(body, receive), held, verdict)
+
+    async def _answer(
+        self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: admission.Admission
+    ) -> None:
+        path = scope["path"]
+        token = admission.current.set(verdict)
         raised: Exception | None = None
         try:
             async with held.filling(partial(asyncio.sleep, self._limits.stream_silence_s)):

@@ -1,7 +1,6 @@
 """The Ray Serve deployment of one ingress replica: front ends, links to the fleet, the HTTP listener, and the drain."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -80,9 +79,7 @@ class Ingress:
         renewing.cancel()
         await self._membership.release(self.replica_id)
         await asyncio.sleep(self.settings.ingress.unready_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.timeouts.drain_s):
-                await runtime.listener.stop()
+        await runtime.drain(self.settings.timeouts.drain_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(renewing, *self._tasks, return_exceptions=True)

@@ -1,6 +1,7 @@
 """Everything an ingress replica is made of, without Ray: front ends, fleet clients, the app and its listener."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -8,6 +9,7 @@ from typing import Any, Self
 from serve_app import VERSION
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
+from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.ingress import metrics
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import AppLimits, IngressApp
@@ -16,6 +18,10 @@ from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
 from serve_app.ingress.listener import Listener
 from serve_app.membership import Lease
 from serve_app.tls import client_context
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_S = SHUTDOWN_MARGIN_S / 2  # for the errors that end a drain; Serve ends the process after the whole margin
 
 
 @dataclass
@@ -52,6 +58,16 @@ class IngressRuntime:
     def start(self) -> list[asyncio.Task[Any]]:
         """Start the clients' loops; the caller owns the tasks."""
         return [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
+
+    async def drain(self, limit_s: float) -> None:
+        """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error."""
+        stopping = asyncio.ensure_future(self.listener.stop())
+        if not (await asyncio.wait([stopping], timeout=limit_s))[0]:
+            logger.warning("%d requests still run after a drain of %g s; each is ended by an error", self.app.streams, limit_s)
+            self.app.end_all()
+            await asyncio.wait([stopping], timeout=_LAST_WORDS_S)
+        stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
 
     def set_members(self, leases: Iterable[Lease]) -> None:
         members = [lease for lease in leases if lease.role == "replica"]

@@ -34,14 +34,14 @@ def config_of(configure: Configure, port: int, drain_s: float) -> dict[str, Any]
 
 
 @pytest.mark.slow
-def test_down_lets_streams_finish_within_the_drain_and_cuts_longer_ones(configure: Configure, tmp_path: Path) -> None:
+def test_down_lets_streams_finish_within_the_drain_and_ends_longer_ones_by_an_error(configure: Configure, tmp_path: Path) -> None:
     with fleet(config_of(configure, 8043, drain_s=4.0), tmp_path) as running:
         traces = Traces.of(running)
         down = threading.Thread(target=running.command, args=("down", running.name))
         short, long = play(running.url, [SHORT, LONG], down.start)
         down.join()
         assert short.is_complete()
-        assert long.cut
+        assert (long.cut, [error["type"] for error in long.errors()]) == (False, ["server_stopping"])
         assert running.server.process.wait(END_LIMIT_S) == 0, running.server.tail()
         assert traces.left() == []
 
