@@ -24,6 +24,16 @@ from serve_app.errors import ClusterFailed
 T = TypeVar("T")
 RAY_LIMIT_S = 30.0
 
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's memory monitor ends workers by the age of their tasks, whoever took the memory, and has ended the lease board, the controller,
+    # all replicas and the ingress one after the other. The kernel counts caches as free and judges by size and by `replica/oom.py`.
+    "RAY_memory_monitor_refresh_ms": "0",
+    # Ray's default of 1000 makes the kernel end its workers before anything else of the machine, and all of them alike.
+    "RAY_worker_oom_score_adjustment": "0",
+}
+"""What our own Ray cluster is started with, unless the environment says otherwise."""
+
 
 @dataclass(frozen=True)
 class RunState:
@@ -117,7 +127,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
     reaper = Reaper(Path(temp_dir))
     # Workers inherit the driver's environment; replicas get the same by runtime_env on a cluster we did not start.
     os.environ.update({k: os.environ.get(k, v) for k, v in PROCESS_ENVIRONMENT.items()})
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.update({k: os.environ.get(k, v) for k, v in _RAY_ENVIRONMENT.items()})
     # vLLM leaves the sockets and rendezvous files of its workers in the temporary folder. Ray opens its own to everybody.
     os.environ["TMPDIR"] = temp_dir
     _use_token(secrets.token_hex(32))

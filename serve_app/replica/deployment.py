@@ -11,12 +11,14 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve.metrics import Gauge
+from ray.serve.schema import ReplicaRank
 
 from serve_app.config import Settings, cluster_token, parse_settings
 from serve_app.errors import EngineLost
 from serve_app.logs import use_serve_handlers
 from serve_app.membership import Lease, Membership
 from serve_app.replica import pipe
+from serve_app.replica.oom import OomOrder
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
 from serve_app.replica.start_report import StartReport, asked_at
@@ -38,6 +40,8 @@ class Replica:
         self.model = self.settings.models[model_name]
         context = serve.get_replica_context()
         self.replica_id = context.replica_id.unique_id
+        self._oom_order = OomOrder()
+        self._oom_order.set_rank(context.rank.local_rank)
         self._tasks: list[asyncio.Task[Any]] = []
         self._lost: EngineLost | None = None
         self._server: ReplicaServer | None = None
@@ -127,6 +131,10 @@ class Replica:
                 raise exc
         if self._lost is not None:
             raise self._lost
+
+    def reconfigure(self, user_config: None, rank: ReplicaRank) -> None:
+        """Called by Serve after the start and whenever this replica's rank among those of its deployment changes."""
+        self._oom_order.set_rank(rank.local_rank)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Always numbers: the first wrong type switches Serve's collection off."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -121,13 +122,15 @@ def bare_vllm(model: Path, home: Path, *, port: int, flags: Sequence[str] = ()) 
 
 
 @contextlib.contextmanager
-def serve_app(config: Mapping[str, Any], home: Path, *, python: str = sys.executable) -> Iterator[Server]:
-    """Run ``serve-app up`` with this configuration in the environment of ``python``; not yet ready."""
+def serve_app(
+    config: Mapping[str, Any], home: Path, *, python: str = sys.executable, variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Server]:
+    """Run ``serve-app up`` with this configuration by ``python``, with these environment variables; not yet ready."""
     path = home / "fleet.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(dict(config)))
     command = [python, "-m", "serve_app.cli.main", "up", "-f", str(path)]
-    with _running("fleet", command, home, config["ingress"]["port"]) as server:
+    with _running("fleet", command, home, config["ingress"]["port"], variables) as server:
         yield server
 
 
@@ -151,7 +154,9 @@ def fleet_config(model: Path, *, port: int, num_replicas: int, frontend_args: Ma
 
 
 @contextlib.contextmanager
-def _running(name: str, command: Sequence[str], home: Path, port: int) -> Iterator[Server]:
+def _running(
+    name: str, command: Sequence[str], home: Path, port: int, variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Server]:
     home.mkdir(parents=True, exist_ok=True)
     log = home / "log"
     with log.open("wb") as out:
@@ -160,7 +165,7 @@ def _running(name: str, command: Sequence[str], home: Path, port: int) -> Iterat
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=environment(home),
+            env={**environment(home), **variables},
             cwd=home,
             start_new_session=True,  # Ctrl-C in the terminal is for pytest; it ends these in order
         )

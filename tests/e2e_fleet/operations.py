@@ -136,9 +136,9 @@ def taking(series: Series) -> set[str]:
 
 
 @contextlib.contextmanager
-def fleet(config: Mapping[str, Any], home: Path) -> Iterator[Fleet]:
-    """Run a fleet; it is ready."""
-    with serve_app(config, home) as server:
+def fleet(config: Mapping[str, Any], home: Path, **variables: str) -> Iterator[Fleet]:
+    """Run a fleet with these variables in its environment; it is ready."""
+    with serve_app(config, home, variables=variables) as server:
         running = Fleet(config["name"], dict(config), server)
         running.wait_until_ready()
         yield running
