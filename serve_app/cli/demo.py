@@ -19,7 +19,7 @@ from serve_app.cli.cluster import local_cluster, members
 from serve_app.cli.demo_answers import Answer, Summary
 from serve_app.cli.demo_client import Client
 from serve_app.cli.startable import refuse_hopeless_start
-from serve_app.cli.up import base_url, running
+from serve_app.cli.up import running
 from serve_app.config import ModelSettings, Settings, default_cache_dir, load_settings
 from serve_app.config.checks import dotted
 
@@ -70,7 +70,7 @@ def _fetch(model: ModelSettings) -> None:
 async def _show(settings: Settings) -> bool:
     async with Client(settings) as client:
         await client.wait_for_replicas(REPLACED_LIMIT_S)
-        console.print(f"{client.num_replicas} replicas of {client.model} behind {base_url(settings)}")
+        console.print(f"{client.num_replicas} replicas of {client.model} behind {settings.ingress.local_url}")
         asked = await _ask(client)
         broken = await _break_a_replica(settings, client)
         loaded = await _load(client)

@@ -9,7 +9,6 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.cli.demo_answers import Answer
-from serve_app.cli.up import base_url
 from serve_app.config import Settings
 from serve_app.errors import ClusterFailed
 
@@ -26,7 +25,7 @@ class Client:
         model = next(iter(settings.models.values()))
         self.num_replicas = model.replicas.min
         self.model = model.name
-        self._http = httpx.AsyncClient(base_url=base_url(settings), timeout=_ANSWER_LIMIT_S)
+        self._http = httpx.AsyncClient(base_url=settings.ingress.local_url, timeout=_ANSWER_LIMIT_S)
 
     async def __aenter__(self) -> Self:
         return self

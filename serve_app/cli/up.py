@@ -106,7 +106,7 @@ def running(
     Raises:
         ClusterFailed: The application does not come up; the message holds Serve's own reason.
     """
-    url = base_url(settings)
+    url = settings.ingress.local_url
     RunState.of_this_process(settings.name, ray_address, ray_token(), url).save()
     try:
         deploy(settings)
@@ -118,13 +118,6 @@ def running(
                 remove(settings, cut)
         finally:
             RunState.path(settings.name).unlink(missing_ok=True)
-
-
-def base_url(settings: Settings) -> str:
-    """Return the URL by which this machine reaches the ingress; an address for everybody is reached by loopback."""
-    host = settings.ingress.host
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{settings.ingress.port}" if ":" in host else f"http://{host}:{settings.ingress.port}"
 
 
 def deploy(settings: Settings) -> None:
@@ -210,7 +203,7 @@ def _counts(deployment: Any) -> str:
 
 
 def _say_ready(settings: Settings) -> None:
-    url = base_url(settings)
+    url = settings.ingress.local_url
     model = next(iter(settings.models))
     question = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
     key = " -H 'authorization: Bearer KEY'" if settings.ingress.api_keys_file else ""

@@ -24,7 +24,7 @@ class IngressSettings(Section):
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address to listen on. 0.0.0.0 lets other hosts in."""
     port: Int = Field(default=8010, ge=1024, le=65535)
-    """Port to listen on; replicas on one host share it by SO_REUSEPORT."""
+    """Port to listen on; replicas on one host share it by SO_REUSEPORT. An ingress of another application on it does not start."""
     replicas: IngressScalingSettings = IngressScalingSettings()
     """How many ingress replicas there are."""
     num_cpus: Real = Field(default=1.0, ge=0)
@@ -43,6 +43,12 @@ class IngressSettings(Section):
     """Seconds for which a client may take nothing of the answer that is being sent to it; then its connection is dropped."""
     unready_s: Real = Field(default=1.0, ge=0, le=120)
     """Seconds a stopping ingress still accepts while /readyz says 503, so that load balancers turn away first."""
+
+    @property
+    def local_url(self) -> str:
+        """The URL by which this machine reaches the ingress; an address for everybody is reached by loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @field_validator("port")
     @classmethod

@@ -67,6 +67,7 @@ class IngressApp:
         *,
         version: Mapping[str, Any],
         keys: ApiKeys | None = None,
+        fleet_id: str = "",
     ) -> None:
         self.draining = False
         self._stopped = False
@@ -76,6 +77,7 @@ class IngressApp:
         self._limits = limits
         self._version = dict(version)
         self._keys = keys
+        self._fleet_id = fleet_id
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs) for name, front in front_ends.items()
         }
@@ -237,7 +239,8 @@ class IngressApp:
         return self._default
 
     async def _healthz(self) -> Response:
-        return JSONResponse({"status": "ok"})
+        """Alive. An ingress of another application that would listen on this port reads `fleet`, and does not (shared_port.py)."""
+        return JSONResponse({"status": "ok", "fleet": self._fleet_id})
 
     async def _readyz(self) -> Response:
         """Ready: not draining, and some replica of every required model takes requests."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from ray import serve
 
 from serve_app.config import Settings, parse_settings
@@ -24,13 +25,16 @@ class Ingress:
         # Here, not above: the command line and Serve's controller import this module and need no vLLM (0.5 GB, 8 s of CPU).
         with without_collection():
             from serve_app.ingress.runtime import IngressRuntime
+            from serve_app.ingress.shared_port import fleet_id, refuse_another_fleets_port
 
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
         self.replica_id = serve.get_replica_context().replica_id.unique_id
         self._epoch = time.time_ns()
-        self._runtime = await IngressRuntime.build(self.settings, ingress_id=self.replica_id)
+        own_fleet = fleet_id(self.settings.name, ray.get_runtime_context().gcs_address)
+        self._runtime = await IngressRuntime.build(self.settings, ingress_id=self.replica_id, fleet_id=own_fleet)
         self._membership = Membership(self.settings.name, self.settings.membership)
+        await refuse_another_fleets_port(self.settings.ingress, own_fleet)
         await self._runtime.listener.start()
         self._tasks = [
             *self._runtime.start(),

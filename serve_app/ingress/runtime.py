@@ -34,7 +34,7 @@ class IngressRuntime:
     vllm_version: str = VLLM_VERSION
 
     @classmethod
-    async def build(cls, settings: Settings, *, ingress_id: str) -> Self:
+    async def build(cls, settings: Settings, *, ingress_id: str, fleet_id: str) -> Self:
         """Build the front end of every model; takes seconds each.
 
         Raises:
@@ -44,7 +44,7 @@ class IngressRuntime:
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models.values()}
         metrics.register(front.client.fleet for front in fronts.values())
         limits = AppLimits(settings.ingress.max_body_bytes, stream_silence_s=settings.timeouts.stream_silence_s)
-        app = IngressApp(fronts, limits, version=_version(settings), keys=keys)
+        app = IngressApp(fronts, limits, version=_version(settings), keys=keys, fleet_id=fleet_id)
         return cls(app, Listener(app, settings.ingress), fronts)
 
     @staticmethod

@@ -13,7 +13,7 @@ from serve_app.ingress.runtime import IngressRuntime
 
 
 async def main(path: Path) -> None:
-    runtime = await IngressRuntime.build(load_settings(path), ingress_id="ingress-1")
+    runtime = await IngressRuntime.build(load_settings(path), ingress_id="ingress-1", fleet_id="")
     models = {
         name: {
             "fingerprint": model_fingerprint(front.engine.model_config),

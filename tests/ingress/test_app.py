@@ -151,7 +151,7 @@ def test_metrics_are_prometheus_text() -> None:
 
 
 def test_an_ingress_is_alive_whatever_its_replicas() -> None:
-    assert get(ingress(front("tiny", ready=False)), "/healthz") == (200, {"status": "ok"})
+    assert get(ingress(front("tiny", ready=False)), "/healthz") == (200, {"status": "ok", "fleet": ""})
 
 
 def test_an_ingress_is_ready_when_every_required_model_has_a_replica() -> None:
