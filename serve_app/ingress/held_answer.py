@@ -154,7 +154,8 @@ class HeldAnswer:
     def _after_a_filler(self, form: _Form, message: Message) -> Message:
         """Repeat the filler in one piece with the event behind it.
 
-        `vllm bench serve` strips each piece that it reads, so it takes a comment that comes alone for the beginning of the next event.
+        The client of `vllm bench serve` (0.32) strips each piece that it reads, so it takes a comment that comes alone for the beginning of
+        the next event. When its vLLM no longer does, a test in test_held_clients.py fails, and this method and `_filled` go.
         """
         self._filled = False
         return {**message, "body": form.filler + message["body"]}

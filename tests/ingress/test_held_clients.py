@@ -18,6 +18,7 @@ from serve_app.errors import NoReplica
 from serve_app.ingress import admission
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.error_answers import FleetError
+from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.listener import Listener
 from serve_app.testing.fleet import in_loop, settings, until
 from tests.ingress.test_app import front
@@ -152,6 +153,16 @@ async def expect_refusal(call: Awaitable[object]) -> openai.APIError:
     return refusal.value
 
 
+async def benchmarked(ask: Callable[..., Awaitable[Any]], path: str, chunks: list[bytes]) -> Any:
+    """Return what `vllm bench serve` takes from a stream that began with comments."""
+    held = Held(chunks)
+    async with listening(held), aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+        request = bench.RequestFuncInput(prompt="a", api_url=held.url + path, prompt_len=1, output_len=2, model="tiny")
+        answer = tasks.create_task(cast(Any, ask(request, session)))
+        await held.go_on_after_comments()
+        return await answer
+
+
 @pytest.mark.parametrize(
     ("ask", "path", "chunks"),
     [
@@ -165,13 +176,18 @@ async def expect_refusal(call: Awaitable[object]) -> openai.APIError:
 async def test_vllms_benchmark_client_reads_over_comments(
     ask: Callable[..., Awaitable[Any]], path: str, chunks: list[bytes]
 ) -> None:
-    held = Held(chunks)
-    async with listening(held), aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
-        request = bench.RequestFuncInput(prompt="a", api_url=held.url + path, prompt_len=1, output_len=2, model="tiny")
-        answer = tasks.create_task(cast(Any, ask(request, session)))
-        await held.go_on_after_comments()
-        output = await answer
-        assert (output.success, output.generated_text, output.error) == (True, "ab", "")
+    output = await benchmarked(ask, path, chunks)
+    assert (output.success, output.generated_text, output.error) == (True, "ab", "")
+
+
+@in_loop
+async def test_vllms_benchmark_client_still_needs_a_comment_in_one_piece_with_the_event_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(HeldAnswer, "_after_a_filler", lambda self, form, message: message)
+    chunks = [completion("a"), completion("b"), DONE]
+    output = await benchmarked(bench.async_request_openai_completions, "/v1/completions", chunks)
+    assert output.generated_text == "b", "vLLM's client reads comments now: remove HeldAnswer._after_a_filler"
 
 
 @in_loop
