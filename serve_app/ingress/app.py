@@ -17,13 +17,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupported, RequestTooLarge, ServerStopping, ServingError
-from serve_app.ingress import admission
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.body_fields import RESPONSES_STATE, check_request_id, parse_fields, refuse_stored_responses
 from serve_app.ingress.error_answers import ErrorAnswer, answer_of, error_body
 from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
+from serve_app.ingress.verdict import Verdict, current_verdict
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class IngressApp:
     ) -> None:
         self.draining = False
         self._stopped = False
-        self._running: dict[asyncio.Timeout, admission.Admission] = {}
+        self._running: dict[asyncio.Timeout, Verdict] = {}
         self._front_ends = dict(front_ends)
         self._default = next(iter(self._front_ends.values()))
         self._limits = limits
@@ -130,7 +130,7 @@ class IngressApp:
                 check_request_id("X-Request-Id", value.decode("latin-1"))
         if self._stopped:
             raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
-        verdict = admission.Admission()
+        verdict = Verdict()
         held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
         limit = asyncio.timeout(None)
         self._running[limit] = verdict
@@ -145,9 +145,7 @@ class IngressApp:
         if limit.expired():
             await held.end()
 
-    async def _read_and_answer(
-        self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: admission.Admission
-    ) -> None:
+    async def _read_and_answer(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: Verdict) -> None:
         path = scope["path"]
         try:
             async with asyncio.timeout(self._limits.body_timeout_s) as limit:
@@ -167,10 +165,10 @@ class IngressApp:
         await self._answer(target, front, scope, _replay(body, receive), held, verdict)
 
     async def _answer(
-        self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: admission.Admission
+        self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict
     ) -> None:
         path = scope["path"]
-        token = admission.current.set(verdict)
+        token = current_verdict.set(verdict)
         raised: Exception | None = None
         try:
             async with held.filling(partial(asyncio.sleep, self._limits.stream_silence_s)):
@@ -182,7 +180,7 @@ class IngressApp:
                 raise  # the listener cuts the connection: the client must not take what it has for the whole answer
             raised = error
         finally:
-            admission.current.reset(token)
+            current_verdict.reset(token)
             if (raised or held.status >= 500) and verdict.error is None:
                 logger.error("%s for the model %r failed with status %d", path, front.model.name, held.status, exc_info=raised)
 

@@ -42,7 +42,6 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.errors import CallFailed, NoReplica
-from serve_app.ingress import admission
 from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, resume_of, why_unsendable
 from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.error_answers import FleetError
@@ -50,6 +49,7 @@ from serve_app.ingress.link import ReplicaLink
 from serve_app.ingress.links import ReplicaLinks
 from serve_app.ingress.metrics import LoadGauges
 from serve_app.ingress.start_times import StartTimes
+from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.membership import Lease
 from serve_app.protocol.messages import Heartbeat, Message, Outputs, Result
 
@@ -89,7 +89,7 @@ class FleetClient(EngineCoreClient):
         self._reader: asyncio.Task[Any] | None = None  # vLLM's output handler
         self._requests: dict[str, EngineCoreRequest] = {}
         self._failed_siblings: set[str] = set()  # unfinished requests of an n>1 of which another choice has failed
-        self._admissions: dict[str, admission.Admission] = {}
+        self._verdicts: dict[str, Verdict] = {}
         self.links = ReplicaLinks(
             settings.protocol,
             ingress_id=ingress_id,
@@ -198,7 +198,7 @@ class FleetClient(EngineCoreClient):
 
     def _forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
-        self._admissions.pop(request_id, None)
+        self._verdicts.pop(request_id, None)
         self._failed_siblings.discard(request_id)
 
     def _siblings(self, request_id: str) -> set[str]:
@@ -259,7 +259,7 @@ class FleetClient(EngineCoreClient):
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
-        if (verdict := self._admissions.get(fail.request_id)) is not None:
+        if (verdict := self._verdicts.get(fail.request_id)) is not None:
             verdict.error = fail.error
         self._forget(fail.request_id)
         state = self._output_processor.request_states.get(fail.request_id)
@@ -285,7 +285,7 @@ class FleetClient(EngineCoreClient):
         Raises:
             FleetError: It was refused; nothing is left of it in vLLM's output processor.
         """
-        verdict = admission.current.get()
+        verdict = current_verdict.get()
         prompt_tokens = len(request.prompt_token_ids or ())
         arrived = RequestArrived(
             request.request_id,
@@ -301,7 +301,7 @@ class FleetClient(EngineCoreClient):
             raise FleetError(refusal.error)
         self._requests[request.request_id] = request
         if verdict is not None:
-            self._admissions[request.request_id] = verdict
+            self._verdicts[request.request_id] = verdict
         self._carry_out(instructions)
 
     def _max_output_tokens(self, params: Any, prompt_tokens: int) -> int:

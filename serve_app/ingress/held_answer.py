@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from starlette.types import Message, Send
 
-from serve_app.ingress.admission import Admission
 from serve_app.ingress.error_answers import answer_of, responses_event, stream_event
+from serve_app.ingress.verdict import Verdict
 
 _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")
 _ERROR_OF_VLLM = b'data: {"error": '
@@ -38,7 +38,7 @@ class HeldAnswer:
     Unlike ASGI's own, it takes a second head in the place of one that did not go out, and drops one that comes later.
     """
 
-    def __init__(self, send: Send, verdict: Admission, *, is_responses: bool) -> None:
+    def __init__(self, send: Send, verdict: Verdict, *, is_responses: bool) -> None:
         self._send = send
         self._verdict = verdict
         self._is_responses = is_responses

@@ -18,9 +18,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.ingress.admission import Admission
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
+from serve_app.ingress.verdict import Verdict
 
 MAX_LOGPROBS = 20
 MAX_MODEL_LEN = 512
@@ -86,7 +86,7 @@ def app(engine: AsyncLLM) -> ASGIApp:
     routes = Starlette(routes=[Route("/generate", handler, methods=["POST"])])
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await routes(scope, receive, HeldAnswer(send, Admission(), is_responses=False))
+        await routes(scope, receive, HeldAnswer(send, Verdict(), is_responses=False))
 
     return app
 

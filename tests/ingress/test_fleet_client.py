@@ -11,8 +11,8 @@ from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import CallFailed, NoReplica, QueueFull
-from serve_app.ingress import admission
 from serve_app.ingress.error_answers import FleetError
+from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.membership import Lease
 from serve_app.testing.fake_engine import CAPABILITIES, FakeEngine, answer
 from serve_app.testing.fleet import MODEL, fleet, in_loop, settings, start_replica, until
@@ -182,11 +182,11 @@ async def test_a_replica_with_another_fingerprint_is_not_joined(caplog: pytest.L
 @in_loop
 async def test_a_request_is_refused_at_once_when_the_queue_is_full_and_nothing_of_it_is_left() -> None:
     async with fleet(settings(ingress={"max_waiting_requests": 0})) as f:
-        verdict = admission.Admission()
-        token = admission.current.set(verdict)
+        verdict = Verdict()
+        token = current_verdict.set(verdict)
         with pytest.raises(FleetError) as refusal:
             await f.front.add("r", PROMPT)
-        admission.current.reset(token)
+        current_verdict.reset(token)
         assert isinstance(refusal.value.error, QueueFull)
         assert verdict.error is refusal.value.error
         assert refusal.value.http_status == 503
@@ -196,10 +196,10 @@ async def test_a_request_is_refused_at_once_when_the_queue_is_full_and_nothing_o
 @in_loop
 async def test_a_request_that_waited_too_long_is_told_so_through_its_verdict() -> None:
     async with fleet(settings(timeouts={"no_replica_s": 0})) as f:
-        verdict = admission.Admission()
-        token = admission.current.set(verdict)
+        verdict = Verdict()
+        token = current_verdict.set(verdict)
         stream = await f.front.add("r", PROMPT)
-        admission.current.reset(token)
+        current_verdict.reset(token)
         await until(lambda: stream.error)
         assert isinstance(error_of(stream), NoReplica)
         assert verdict.error is error_of(stream)

@@ -6,8 +6,8 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.errors import NoReplica, QueueFull
-from serve_app.ingress import admission
 from serve_app.ingress.error_answers import FleetError
+from serve_app.ingress.verdict import current_verdict
 from tests.ingress.test_app import error, front, ingress, post
 
 FULL = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
@@ -26,7 +26,7 @@ def stream(*before: bytes, then: tuple[bytes, ...] = (), raises: bool = False) -
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         for chunk in before:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        verdict = admission.current.get()
+        verdict = current_verdict.get()
         assert verdict is not None
         verdict.error = FULL
         if raises:
@@ -114,7 +114,7 @@ def test_a_fault_of_vllms_app_is_raised_on() -> None:
 
 def test_an_error_that_vllm_answers_itself_gets_our_status_and_retry_after() -> None:
     async def internal(scope: Scope, receive: Receive, send: Send) -> None:
-        verdict = admission.current.get()
+        verdict = current_verdict.get()
         assert verdict is not None
         verdict.error = NoReplica(model="tiny", waited_s=30.0, retry_after_s=0.2)
         await send({"type": "http.response.start", "status": 500, "headers": []})
@@ -128,4 +128,4 @@ def test_a_refusal_of_one_request_is_not_seen_by_the_next() -> None:
     app = ingress(front("refused", stream(then=(OF_VLLM,))), front("tiny"))
     assert post(app, content=b'{"model": "refused"}').status_code == 503
     assert post(app, content=b'{"model": "tiny"}').status_code == 200
-    assert admission.current.get() is None
+    assert current_verdict.get() is None

@@ -15,11 +15,11 @@ from starlette.types import Message, Receive, Scope, Send
 from vllm.benchmarks.lib import endpoint_request_func as bench
 
 from serve_app.errors import NoReplica
-from serve_app.ingress import admission
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.listener import Listener
+from serve_app.ingress.verdict import current_verdict
 from serve_app.testing.fleet import in_loop, settings, until
 from tests.ingress.test_app import front
 from tests.ingress.test_held_answer import OF_VLLM
@@ -75,7 +75,7 @@ class Held:
         await StreamingResponse(self._answer(), media_type="text/event-stream")(scope, receive, send)
 
     async def _answer(self) -> AsyncIterator[bytes]:
-        verdict = admission.current.get()
+        verdict = current_verdict.get()
         assert verdict is not None
         try:
             await self.go_on.wait()

@@ -8,8 +8,8 @@ import pytest
 from starlette.types import Message
 
 from serve_app.errors import NoReplica
-from serve_app.ingress.admission import Admission
 from serve_app.ingress.held_answer import HeldAnswer
+from serve_app.ingress.verdict import Verdict
 from serve_app.testing.fleet import in_loop, until
 from tests.ingress.test_app import error
 from tests.ingress.test_held_answer import CREATED, DELTA, DONE, IN_PROGRESS, OF_VLLM
@@ -57,7 +57,7 @@ class Answer:
 
     def __init__(self, *, is_responses: bool = False) -> None:
         self.sent: list[Message] = []
-        self.verdict = Admission()
+        self.verdict = Verdict()
         self.held = HeldAnswer(self.take, self.verdict, is_responses=is_responses)
         self.pauses = Pauses()
 

@@ -1,0 +1,21 @@
+"""Why the fleet has ended an HTTP request, told past vLLM: it returns a streaming response before it asks the engine.
+
+The outer app puts one ``Verdict`` per HTTP request into a context variable, ``HeldAnswer`` holds the status line back until the first byte
+of the body; the fleet client writes an error here when it ends a request before that.
+"""
+
+from contextvars import ContextVar
+
+from serve_app.errors import ServingError
+
+
+class Verdict:
+    """All engine requests of one HTTP request (prompt lists, n>1, steps of a beam search) share it."""
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        self.error: ServingError | None = None
+
+
+current_verdict: ContextVar[Verdict | None] = ContextVar("verdict", default=None)
