@@ -30,6 +30,7 @@ def service(*conditions: Mapping[str, str], observed: int = 2, **status: Any) ->
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
         "metadata": {"name": "demo", "namespace": "serve-app", "generation": 2},
+        "spec": {},
         "status": {"conditions": list(conditions), "observedGeneration": observed, **status},
     }
 
@@ -42,7 +43,12 @@ ROLLING_BACK = condition("RollbackInProgress", is_true=True)
 NO_CLUSTER = {"rayClusterStatus": {"desiredCPU": "0"}}
 """What KubeRay writes where there is no cluster."""
 
-NEW = {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": {"name": "demo", "namespace": "serve-app", "generation": 1}}
+NEW = {
+    "apiVersion": "ray.io/v1",
+    "kind": "RayService",
+    "metadata": {"name": "demo", "namespace": "serve-app", "generation": 1},
+    "spec": {},
+}
 RUNNING = service(READY, STEADY, activeServiceStatus=cluster("a", "RUNNING"), pendingServiceStatus=NO_CLUSTER)
 
 CASES = [
