@@ -112,3 +112,12 @@ def test_the_notes_are_the_newest_section_of_the_changelog(dist: Path) -> None:
     assert notes.startswith("## ")
     assert notes.count("\n## ") == 0
     assert notes in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_table_in_the_docs_names_every_file(dist: Path) -> None:
+    named = re.findall(r"`([^` ]+)`", (ROOT / "docs" / "release.md").read_text())
+    version = re.search(r"serve_app-([0-9.]+)-cpu.txt", " ".join(path.name for path in dist.iterdir()))
+    assert version is not None
+    made = [path.name.replace(version[1], "VERSION") for path in dist.iterdir()]
+    short = tuple(name for name in named if name.startswith("-cuda."))  # behind the same name with cpu
+    assert [name for name in made if name not in named and not name.endswith(short)] == []
