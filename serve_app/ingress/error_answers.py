@@ -84,6 +84,11 @@ def stream_event(error: ServingError) -> bytes:
     return b"data: %s\n\n" % json.dumps(answer_of(error).body).encode()
 
 
+def stream_line(error: ServingError) -> bytes:
+    """Return the line that ends a stream of `/generate`."""
+    return json.dumps(answer_of(error).body).encode() + b"\n"
+
+
 def responses_event(error: ServingError, sequence_number: int) -> bytes:
     """Return the server-sent event that ends a stream of the Responses API."""
     told = answer_of(error).body["error"]

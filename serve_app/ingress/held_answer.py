@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from starlette.types import Message, Send
 
-from serve_app.ingress.error_answers import answer_of, responses_event, stream_event
+from serve_app.errors import ServingError
+from serve_app.ingress.error_answers import answer_of, responses_event, stream_event, stream_line
 from serve_app.ingress.verdict import Verdict
 
 _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")
@@ -20,15 +21,16 @@ _ERROR_OF_VLLM = b'data: {"error": '
 
 
 class _Form(NamedTuple):
-    """Of a stream: how each of its events ends, and what says nothing between two of them."""
+    """Of a stream: how each of its events ends, what says nothing between two of them, and how it says an error."""
 
     end: bytes
     filler: bytes
+    event: Callable[[ServingError], bytes]
 
 
 _FORMS = {
-    b"text/event-stream": _Form(b"\n\n", b": waiting\n\n"),
-    b"application/x-ndjson": _Form(b"\n", b"\n"),
+    b"text/event-stream": _Form(b"\n\n", b": waiting\n\n", stream_event),
+    b"application/x-ndjson": _Form(b"\n", b"\n", stream_line),
 }
 
 
@@ -89,7 +91,8 @@ class HeldAnswer:
             if not self._begun:
                 await self._refuse()
             elif not self._ended:
-                event = responses_event(error, self._num_events) if self._is_responses else stream_event(error)
+                say = stream_event if self._form is None else self._form.event
+                event = responses_event(error, self._num_events) if self._is_responses else say(error)
                 await self._pass_on({"type": "http.response.body", "body": event, "more_body": False})
         return True
 

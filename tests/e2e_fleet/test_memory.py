@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 @pytest.fixture
 def full(configure: Configure, tmp_path: Path) -> Iterator[Fleet]:
     """Two replicas on a machine that is over Ray's threshold: with its monitor on, Ray ends them while they start."""
-    config = configure(8047, replicas={"min": 2, "max": 2}, timeouts={"drain_s": 4.0}, simulated={"profile": "a10g-llama-8b"})
+    config = configure(8058, replicas={"min": 2, "max": 2}, timeouts={"drain_s": 4.0}, simulated={"profile": "a10g-llama-8b"})
     with fleet(config, tmp_path, RAY_memory_usage_threshold="0.01") as running:
         yield running
 

@@ -4,6 +4,8 @@ import copy
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.fleet import serve_app, wait_until
+from tests.e2e.fleet import environment, serve_app, wait_until
 from tests.e2e_fleet.conftest import ELASTIC_PORT, Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, Traces, fleet
 from tests.e2e_fleet.streams import completion, play
@@ -65,6 +67,27 @@ def test_a_second_up_of_the_same_name_is_refused(elastic: Fleet) -> None:
 def test_a_second_up_on_the_same_port_is_refused(elastic: Fleet) -> None:
     message = refused(elastic, {**elastic.config, "name": "another"})
     assert f"cannot listen on 127.0.0.1:{ELASTIC_PORT}: Address already in use" in message
+
+
+_UP_WITHOUT_ITS_OWN_CHECK = """
+import runpy
+from serve_app.cli import startable
+startable._refuse_taken_port = lambda ingress: None
+runpy.run_module("serve_app.cli.main", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_an_ingress_does_not_share_its_port_with_another_application(
+    elastic: Fleet, configure: Configure, tmp_path: Path
+) -> None:
+    file = tmp_path / "another.yaml"
+    file.write_text(yaml.safe_dump({**config_of(configure, ELASTIC_PORT, drain_s=4.0), "name": "another"}))
+    command = [sys.executable, "-c", _UP_WITHOUT_ITS_OWN_CHECK, "up", "-f", str(file)]
+    ended = subprocess.run(command, env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=FAIL_LIMIT_S)
+    assert ended.returncode == 1
+    said = " ".join(ended.stderr.split())
+    assert f"cannot listen on 127.0.0.1:{ELASTIC_PORT}: another application answers there; set ingress.port to a free one" in said
 
 
 def test_a_second_interrupt_cuts_the_streams_and_leaves_nothing(elastic: Fleet) -> None:

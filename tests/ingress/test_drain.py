@@ -28,7 +28,7 @@ STOPPING = {
 
 
 async def never_done(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the stream that the body asks for, `events` of it at once and the rest never; without `stream`, with nothing."""
+    """Answer with a stream of the media type that the body names, `events` of it at once and the rest never; without one, with nothing."""
     body = json.loads((await receive())["body"])
 
     async def events() -> AsyncIterator[bytes]:
@@ -37,7 +37,7 @@ async def never_done(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.Event().wait()
 
     if body["stream"]:
-        await StreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
+        await StreamingResponse(events(), media_type=body["stream"])(scope, receive, send)
         return
     try:
         await asyncio.Event().wait()
@@ -55,25 +55,23 @@ async def serving() -> AsyncIterator[tuple[IngressRuntime, httpx.AsyncClient]]:
         yield runtime, client
 
 
+TOLD = json.dumps({"error": STOPPING}).encode()
+
+
 @pytest.mark.parametrize(
-    ("path", "ask", "status", "content"),
+    ("ask", "status", "content"),
     [
-        (
-            "/v1/completions",
-            {"stream": True, "events": 2},
-            200,
-            EVENT * 2 + b"data: %s\n\n" % json.dumps({"error": STOPPING}).encode(),
-        ),
-        ("/v1/completions", {"stream": True, "events": 0}, 503, json.dumps({"error": STOPPING}).encode()),
-        ("/v1/completions", {"stream": False}, 503, json.dumps({"error": STOPPING}).encode()),
+        ({"stream": "text/event-stream", "events": 2}, 200, EVENT * 2 + b"data: %s\n\n" % TOLD),
+        ({"stream": "application/x-ndjson", "events": 2}, 200, EVENT * 2 + TOLD + b"\n"),
+        ({"stream": "text/event-stream", "events": 0}, 503, TOLD),
+        ({"stream": ""}, 503, TOLD),
     ],
+    ids=["stream", "lines", "stream not begun", "no stream"],
 )
 @in_loop
-async def test_what_still_runs_at_the_end_of_a_drain_ends_by_one_error(
-    path: str, ask: object, status: int, content: bytes
-) -> None:
+async def test_what_still_runs_at_the_end_of_a_drain_ends_by_one_error(ask: object, status: int, content: bytes) -> None:
     async with serving() as (runtime, client), asyncio.TaskGroup() as tasks:
-        answer = tasks.create_task(client.post(path, json=ask))
+        answer = tasks.create_task(client.post("/v1/completions", json=ask))
         await until(lambda: runtime.app.streams == 1)
         await runtime.drain(limit_s=0.05)
         told = await answer
