@@ -1,4 +1,5 @@
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,10 +104,18 @@ def is_shown(f: Fleet, running: int) -> bool:
     return bool(f.front.stats) and f.front.stats[-1].num_running_reqs == running
 
 
+@pytest.fixture
+def no_vllm_collectors() -> Iterator[None]:
+    """Take them away before and after: those of one logger are in the way of another one's, of this module's tests or of another's."""
+    unregister_vllm_metrics()
+    yield
+    unregister_vllm_metrics()
+
+
+@pytest.mark.usefixtures("no_vllm_collectors")
 def test_models_share_vllms_collectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     path = str(make_tiny_llama(tmp_path / "tiny"))
-    unregister_vllm_metrics()
     stat_logger = shared_stat_logger()  # the module's own may have made collectors for another test, which are gone now
     for name in ("a", "b"):
         (model,) = parse_settings({"models": {name: {"model": path}}}).models.values()
