@@ -83,10 +83,11 @@ class Release:
         self.wait_ready()
         wait_until("client pod", lambda: is_ready(get("pod", "client", "-n", CLIENT_NAMESPACE)))
 
-    def upgrade(self, *arguments: str) -> None:
-        """`helm upgrade --install` with the tests' values and these arguments; the release keeps no values of before."""
+    def upgrade(self, *arguments: str, code: int = 0) -> str:
+        """`helm upgrade --install` with the tests' values and these arguments, and none of before; return what helm said."""
         command = ("helm", "upgrade", "--install", RELEASE, str(CHART), "-n", NAMESPACE, "-f", str(HERE / "values.yaml"))
-        run(*command, *self.images.values(), *(GPU_VALUES if num_gpus() else ()), *arguments, limit_s=LIMIT_S)
+        gpus = GPU_VALUES if num_gpus() else ()
+        return run(*command, *self.images.values(), *gpus, *arguments, limit_s=LIMIT_S, code=code)
 
     def rollback(self) -> None:
         """`helm rollback` to the revision before."""

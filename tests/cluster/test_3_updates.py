@@ -23,7 +23,10 @@ def test_a_value_of_the_configuration_changes_in_place(release: Release) -> None
 
 
 def test_a_value_of_the_pods_makes_a_new_ray_cluster_and_the_rollback_of_one_that_cannot_start_another(release: Release) -> None:
-    """The second change comes while the Ray cluster from before the first still lives on, as it does for a minute and a half."""
+    """The second change comes while the Ray cluster from before the first still lives on, as it does for a minute and a half.
+
+    An image that no node can get is found by the chart's check job, before anything changes; without that job, by `serve-app rollout`.
+    """
     first = release.active_cluster()
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         release.upgrade("--set", "ingressPods.podAnnotations.changed=yes")
@@ -31,7 +34,10 @@ def test_a_value_of_the_pods_makes_a_new_ray_cluster_and_the_rollback_of_one_tha
         second = release.active_cluster()
         assert second != first
 
-        release.upgrade("--set-string", "image.tag=0.0.0-none")
+        refused = release.upgrade("--set-string", "image.tag=0.0.0-none", "--set", "check.timeoutSeconds=20", code=1)
+        assert f"{RELEASE}-check" in refused, refused
+        assert release.is_ready()
+        release.upgrade("--set-string", "image.tag=0.0.0-none", "--set", "check.enabled=false")
         said = release.serve_app("rollout", code=3)
         assert "ImagePull" in said, said
         assert f"helm rollback {RELEASE}" in said, said
