@@ -50,7 +50,7 @@ def test_uninstall_leaves_nothing_behind(uninstalling: subprocess.Popen[str]) ->
 
 
 def says_how_to_go_on() -> bool:
-    """Uninstall with less time than it takes. On a busy machine it may take the hook's pod all of that to start, and nothing is said yet."""
+    """Uninstall with less time than it takes. On a busy machine the hook's pod may need all of that to start: nothing is said then."""
     command = ["helm", "uninstall", RELEASE, "-n", NAMESPACE, "--timeout", "20s"]
     in_a_hurry = subprocess.run(command, capture_output=True, text=True)
     assert in_a_hurry.returncode == 1, in_a_hurry
