@@ -1,0 +1,318 @@
+"""Two ingresses and four replicas over a network that delays, cuts, freezes and reorders: 100,000 steps of seeded random walks.
+
+The machine of test_fleet_machine.py predicts each instruction of one fleet; here several fleets share replicas that really compute, and
+only what clients and operators are promised is asserted. A connection keeps its order, as TCP does. What was under way on one that has
+ended may still arrive after its successor's frames, at either end, and twice.
+"""
+
+import random
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, RequestArrived, RequestsAborted, Ticked
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, Instruction, StartAttempt
+from serve_app.core.request import Resume
+from serve_app.errors import ServingError
+from tests.core.helpers import Output, outputs
+
+STEPS, WALKS = 10_000, 10
+CREDIT = 4
+SILENCE_S = 5.0
+MAX_LIVE = 24  # requests of an ingress at once
+GOODBYES = (LinkEnd.SAID_GOODBYE, LinkEnd.BROKE_OFF, LinkEnd.ENGINE_DIED)
+
+
+def next_token(sequence: tuple[int, ...]) -> int:
+    return zlib.crc32(repr(sequence).encode()) % 50
+
+
+@dataclass
+class Client:
+    """One request: what it is owed, what it has got, how it ended."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    resume: Resume
+    delivered: list[int] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Connection:
+    """Both directions of one link; each end learns of the connection's end for itself."""
+
+    ingress: "Ingress"
+    replica: "Replica"
+    up: deque[StartAttempt | AbortAttempts] = field(default_factory=deque)
+    down: deque[list[Output] | HeartbeatArrived | LinkEnd] = field(default_factory=deque)
+    frozen: bool = False
+    running: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """In the engine, for this link: attempt id -> prompt and output so far."""
+
+
+@dataclass(eq=False)
+class Replica:
+    replica_id: str
+    links: list[Connection] = field(default_factory=list)
+    draining: bool = False
+
+    def end(self, connection: Connection) -> None:
+        """The replica's side has seen the end: the engine drops what it ran for that link."""
+        if connection in self.links:
+            self.links.remove(connection)
+            connection.running.clear()
+
+
+@dataclass(eq=False)
+class Ingress:
+    fleet: FleetState
+    clients: dict[str, Client] = field(default_factory=dict)
+    links: dict[str, Connection] = field(default_factory=dict)
+    num_clients: int = 0
+
+    def live(self) -> list[str]:
+        return list(self.clients)
+
+
+class World:
+    """Everything that happens is drawn from ``rng``; time is a number."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng, self.now = rng, 0.0
+        self.replicas: list[Replica] = [Replica(f"a{n}") for n in range(4)]
+        self.num_replicas = len(self.replicas)
+        limits = FleetSettings(
+            model="m", max_waiting_requests=8, no_replica_s=20.0, heartbeat_timeout_s=SILENCE_S, max_standstill_s=40.0
+        )
+        self.ingresses = [Ingress(FleetState(limits)) for _ in range(2)]
+        self.all_clients: dict[tuple[int, int], Client] = {}
+        """By the ingress and the number of the request; engines know no more of a request than that."""
+        self.late: deque[tuple[Connection, list[Output]]] = deque(maxlen=50)
+        """Outputs on connections that have ended."""
+        self.ended: dict[str, int] = {}
+        """Outcome -> requests."""
+
+    # What the network and the replicas do.
+
+    def dial(self, ingress: Ingress, replica: Replica) -> None:
+        connection = Connection(ingress, replica)
+        replica.links.append(connection)
+        if (old := ingress.links.pop(replica.replica_id, None)) is not None:
+            self.bury(old)
+        ingress.links[replica.replica_id] = connection
+        self.handle(ingress, LinkOpened(replica.replica_id, CREDIT, replica.draining))
+
+    def bury(self, connection: Connection) -> None:
+        """The ingress' side is gone. The replica hears of it now, or, where nothing passes, when it hears what was sent before."""
+        self.late.extend((connection, message) for message in connection.down if isinstance(message, list))
+        connection.down.clear()
+        if not connection.frozen:
+            connection.replica.end(connection)
+
+    def compute(self, replica: Replica) -> None:
+        """One engine step: each running attempt gets no token, one, or more."""
+        for connection in replica.links:
+            if frame := [self.advance(connection, attempt_id) for attempt_id in list(connection.running)]:
+                connection.down.append(frame)
+
+    def advance(self, connection: Connection, attempt_id: str) -> Output:
+        sequence, client = connection.running[attempt_id], self.client_of(connection, attempt_id)
+        whole = client.prompt + client.answer
+        new = list(whole[len(sequence) : len(sequence) + self.rng.choice((0, 1, 1, 2))])
+        connection.running[attempt_id] = sequence + tuple(new)
+        ended = len(connection.running[attempt_id]) == len(whole)
+        if ended:
+            del connection.running[attempt_id]
+        return Output(attempt_id, new, finish_reason="stop" if ended else None)
+
+    def client_of(self, connection: Connection, attempt_id: str) -> Client:
+        prompt = int(attempt_id.partition("@")[0].removeprefix("r"))
+        return self.all_clients[id(connection.ingress), prompt]
+
+    def carry_up(self, connection: Connection) -> None:
+        """One message of the ingress reaches the replica."""
+        match connection.up.popleft():
+            case StartAttempt() as start if connection in connection.replica.links:
+                client = self.client_of(connection, start.attempt_id)
+                connection.running[start.attempt_id] = client.prompt + start.continue_from
+                assert len(connection.running) <= CREDIT
+            case AbortAttempts(_, attempt_ids):
+                for attempt_id in attempt_ids:
+                    connection.running.pop(attempt_id, None)
+
+    def carry_down(self, connection: Connection) -> None:
+        """One message of the replica reaches the ingress."""
+        ingress, replica_id = connection.ingress, connection.replica.replica_id
+        match connection.down.popleft():
+            case list() as frame:
+                self.handle(ingress, outputs(replica_id, *frame))
+            case HeartbeatArrived() as beat:
+                self.handle(ingress, beat)
+            case LinkEnd() as end:
+                if ingress.links.get(replica_id) is connection:
+                    del ingress.links[replica_id]
+                    self.bury(connection)
+                    self.handle(ingress, LinkLost(replica_id, end))
+
+    def carry_late(self) -> None:
+        """Outputs of a connection that is no more arrive; they stay, to arrive once more."""
+        connection, frame = self.rng.choice(self.late)
+        copies = [Output(o.request_id, list(o.new_token_ids), o.finish_reason) for o in frame]
+        instructions = self.handle(connection.ingress, outputs(connection.replica.replica_id, *copies))
+        assert not any(isinstance(i, DeliverOutputs) for i in instructions)
+
+    # What an ingress does.
+
+    def ask(self, ingress: Ingress) -> None:
+        number, request_id = ingress.num_clients, f"r{ingress.num_clients}"
+        ingress.num_clients += 1
+        answer: tuple[int, ...] = (number,)
+        for _ in range(self.rng.randint(1, 12)):
+            answer += (next_token(answer),)
+        client = Client(answer[:1], answer[1:], self.rng.choice((Resume.CONTINUE, Resume.CONTINUE, Resume.REPLAY)))
+        ingress.clients[request_id] = self.all_clients[id(ingress), number] = client
+        self.handle(ingress, RequestArrived(request_id, 1, len(client.answer), client.resume))
+
+    def handle(self, ingress: Ingress, event: object) -> list[Instruction]:
+        instructions = ingress.fleet.handle(event, now=self.now)  # type: ignore[arg-type]
+        for instruction in instructions:
+            match instruction:
+                case StartAttempt(replica_id=replica_id) | AbortAttempts(replica_id=replica_id):
+                    ingress.links[replica_id].up.append(instruction)
+                case DeliverOutputs(delivered):
+                    for output in delivered:
+                        self.deliver(ingress, output.request_id, output.new_token_ids, output.finish_reason is not None)
+                case FailRequest(request_id, error):
+                    self.end(ingress, request_id, error.code if isinstance(error, ServingError) else "?")
+                case CloseLink(replica_id):
+                    self.bury(ingress.links.pop(replica_id))
+        return instructions
+
+    def deliver(self, ingress: Ingress, request_id: str, token_ids: list[int], ended: bool) -> None:
+        client = ingress.clients[request_id]
+        client.delivered += token_ids
+        assert tuple(client.delivered) == client.answer[: len(client.delivered)], "a token twice, missing or wrong"
+        if ended:
+            assert tuple(client.delivered) == client.answer
+            self.end(ingress, request_id, "complete")
+
+    def end(self, ingress: Ingress, request_id: str, outcome: str) -> None:
+        client = ingress.clients.pop(request_id)
+        client.outcomes.append(outcome)
+        assert len(client.outcomes) == 1
+        self.ended[outcome] = self.ended.get(outcome, 0) + 1
+
+    # One step of everything.
+
+    def step(self) -> None:
+        rng = self.rng
+        self.now += rng.choice((0.0, 0.01, 0.05, 0.2))
+        ingress, replica = rng.choice(self.ingresses), rng.choice(self.replicas)
+        connection = rng.choice(replica.links) if replica.links else None
+        dice = rng.random()
+        if dice < 0.30:
+            self.compute(replica)
+        elif dice < 0.70 and connection is not None:
+            if connection.up and not connection.frozen:
+                self.carry_up(connection)
+            if connection.down and not connection.frozen:
+                self.carry_down(connection)
+        elif dice < 0.74:
+            if len(ingress.clients) < MAX_LIVE:
+                self.ask(ingress)
+        elif dice < 0.78:
+            self.handle(ingress, Ticked())
+        elif dice < 0.92 and connection is not None:
+            beat = (1, len(connection.running), rng.choice((0, 0, 2)), 0.5)
+            connection.down.append(HeartbeatArrived(replica.replica_id, *beat, draining=replica.draining))
+        else:
+            self.rarely(ingress, replica, connection)
+
+    def rarely(self, ingress: Ingress, replica: Replica, connection: Connection | None) -> None:
+        match self.rng.randrange(12):
+            case 0 if ingress.clients:
+                request_id = self.rng.choice(ingress.live())
+                self.end(ingress, request_id, "aborted")
+                self.handle(ingress, RequestsAborted([request_id]))
+            case 1 if connection is not None and connection.down:
+                connection.down.append(self.rng.choice(GOODBYES))
+            case 2 if connection is not None:
+                connection.frozen = True
+            case 3 | 4 | 5 if connection is not None:
+                self.thaw(connection)
+            case 6 if self.rng.random() < 0.2:
+                replica.draining = True
+            case 7 if replica.draining or self.rng.random() < 0.05:
+                self.replace(replica)
+            case 8 if self.late:
+                self.carry_late()
+            case _ if replica.replica_id not in ingress.links:
+                self.dial(ingress, replica)
+
+    def thaw(self, connection: Connection) -> None:
+        """What was sent arrives; then the replica hears that the ingress has left, if it has."""
+        connection.frozen = False
+        if connection.ingress.links.get(connection.replica.replica_id) is not connection:
+            while connection.up:
+                self.carry_up(connection)
+            connection.replica.end(connection)
+
+    def replace(self, replica: Replica) -> None:
+        """It ends, with a word or without one; another takes its place."""
+        end = LinkEnd.SAID_GOODBYE if replica.draining else LinkEnd.BROKE_OFF
+        for connection in list(replica.links):
+            replica.end(connection)
+            connection.frozen = False
+            connection.down.append(end)
+            while connection.down:
+                self.carry_down(connection)
+        self.replicas[self.replicas.index(replica)] = Replica(f"a{self.num_replicas}")
+        self.num_replicas += 1
+
+    def settle(self) -> None:
+        """The network heals, nobody asks any more: what is left comes to its end."""
+        for replica in self.replicas:
+            for connection in list(replica.links):
+                self.thaw(connection)
+            replica.draining = False
+        for _ in range(400):
+            for ingress in self.ingresses:
+                for replica in self.replicas:
+                    if replica.replica_id not in ingress.links:
+                        self.dial(ingress, replica)
+                    connection = ingress.links[replica.replica_id]
+                    connection.down.append(HeartbeatArrived(replica.replica_id, 1, 0, 0, 0.0, draining=False))
+                    while connection.up:
+                        self.carry_up(connection)
+                    while connection.down:
+                        self.carry_down(connection)
+            for replica in self.replicas:
+                self.compute(replica)
+            self.now += 0.05
+
+
+@pytest.mark.parametrize("seed", range(WALKS))
+def test_every_request_has_one_outcome_and_every_token_comes_once(seed: int) -> None:
+    world = World(random.Random(seed))
+    for number in range(STEPS):
+        world.step()
+        if number % 50 == 0:
+            for ingress in world.ingresses:
+                ingress.fleet.validate()
+                assert ingress.fleet.requests.keys() == ingress.clients.keys()
+    world.settle()
+    for ingress in world.ingresses:
+        ingress.fleet.validate()
+        assert not ingress.fleet.requests, "a request without an outcome"
+        assert not ingress.fleet.waiting
+    assert not any(c.running for r in world.replicas for c in r.links), "an engine works for nobody"
+    assert sum(world.ended.values()) == sum(i.num_clients for i in world.ingresses)
+    assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost"}
+    assert world.ended["complete"] > 0.5 * sum(world.ended.values()), world.ended
+    assert all(i.fleet.failover.resumptions > 20 for i in world.ingresses)
+    assert len(world.late) == world.late.maxlen, "late frames were not put to the test"
