@@ -51,9 +51,11 @@ class FleetState:
         self._routing = routing or LeastOutstandingTokens()
         self._cold_starts = ColdStarts()
         self._attempts: dict[str, RequestState] = {}
+        self._now = 0.0  # of the event that is being handled
 
     def handle(self, event: Event, *, now: float) -> list[Instruction]:
         """Take one event in and return what to do about it, in order."""
+        self._now = now
         match event:
             case OutputsArrived():
                 return self._on_outputs_arrived(event, now=now)
@@ -126,6 +128,7 @@ class FleetState:
             if request is None:
                 continue
             self.outcomes[event.outcome] += 1
+            request.trail.end = event.outcome
             if request.emitted_ids and event.outcome != "failed":
                 self._count_finished(request)
             if request.replica_id is None:
@@ -181,6 +184,7 @@ class FleetState:
             return []
         for request in replica.held.values():
             del self._attempts[request.attempt_id]
+            request.trail.lost(end.name.lower())
         going_on, failed = self.failover.take_back(replica, end, now=now)
         for failure in failed:
             del self.requests[failure.request_id]
@@ -229,6 +233,7 @@ class FleetState:
                 if not request.emitted_ids:
                     self._count_first(request, now)
                 self._count_emitted(replica, request, output.new_token_ids)
+                request.trail.delivered(now)
             if output.finish_reason is not None:
                 self._finish(request, output.finish_reason)
                 freed = True
@@ -313,6 +318,7 @@ class FleetState:
     def _start(self, request: RequestState, replica: ReplicaState) -> StartAttempt:
         request.attempt += 1
         request.replica_id = replica.replica_id
+        request.trail.started(replica.replica_id, self._now)
         request.outstanding_tokens = request.tokens_left()
         prefix = self.failover.begin(request)
         replica.held[request.request_id] = request
@@ -324,6 +330,7 @@ class FleetState:
     def _finish(self, request: RequestState, reason: object) -> None:
         self._release(request)
         del self.requests[request.request_id]
+        request.trail.finished(str(reason))
         outcome = _ENGINES_OWN_ENDS.get(str(reason), "complete")
         self.outcomes[outcome] += 1
         if outcome == "complete":

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from serve_app.core.trail import Trail
+
 
 class Resume(Enum):
     """How a request that has emitted tokens goes on after its replica is lost."""
@@ -59,6 +61,7 @@ class RequestState:
     deaths: int = 0
     broken_off: frozenset[str] = frozenset()
     lost_at: float | None = None
+    trail: Trail = field(default_factory=Trail)
 
     @property
     def attempt_id(self) -> str:

@@ -1,0 +1,67 @@
+"""What the fleet writes down of each request's way, for the ledger."""
+
+from serve_app.core.events import LinkEnd, LinkLost, LinkOpened, RequestsAborted
+from serve_app.core.fleet import FleetState
+from serve_app.core.request import Resume
+from serve_app.core.trail import Trail
+from tests.core.helpers import Output, arrived, fleet_of, outputs, run
+
+
+def trail_of(fleet: FleetState) -> Trail:
+    """Return the trail of the one request."""
+    (request,) = fleet.requests.values()
+    return request.trail
+
+
+def test_a_request_that_waits_and_is_answered_was_started_once() -> None:
+    fleet = fleet_of()
+    run(fleet, arrived("r"), now=1.0)
+    trail = trail_of(fleet)
+    run(fleet, LinkOpened("a", 8), now=3.0)
+    run(fleet, outputs("a", Output("r@0", [7])), now=4.0)
+    run(fleet, outputs("a", Output("r@0", [8], finish_reason="stop")), now=5.0)
+    assert (trail.replicas, trail.ends, trail.end) == (["a"], ["stop"], "stop")
+    assert (trail.started_at, trail.first_token_at, trail.gaps_s) == (3.0, 4.0, [])
+
+
+def test_a_gap_lasts_from_the_last_token_before_a_loss_to_the_first_new_one_after_it() -> None:
+    fleet = fleet_of("a", "b")
+    run(fleet, arrived("r", Resume.REPLAY))
+    trail = trail_of(fleet)
+    (first,) = trail.replicas
+    other = {"a": "b", "b": "a"}[first]
+    run(fleet, outputs(first, Output("r@0", [7])), now=1.0)
+    run(fleet, outputs(first, Output("r@0", [8])), now=2.0)
+    run(fleet, LinkLost(first, LinkEnd.UNRESPONSIVE), now=9.0)
+    run(fleet, outputs(other, Output("r@1", [7, 8])), now=10.0)  # repeated: the client gets nothing
+    assert trail.gaps_s == []
+    run(fleet, outputs(other, Output("r@1", [9])), now=12.0)
+    run(fleet, outputs(other, Output("r@1", [10], finish_reason="length")), now=13.0)
+    assert (trail.replicas, trail.ends, trail.gaps_s) == ([first, other], ["unresponsive", "length"], [10.0])
+
+
+def test_a_loss_before_the_first_token_leaves_no_gap() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r"))
+    trail = trail_of(fleet)
+    run(fleet, LinkLost("a", LinkEnd.ENGINE_DIED), LinkOpened("b", 8), now=5.0)
+    run(fleet, outputs("b", Output("r@1", [7])), now=6.0)
+    run(fleet, outputs("b", Output("r@1", [8])), now=7.0)
+    assert (trail.ends, trail.first_token_at, trail.gaps_s) == (["engine_died"], 6.0, [])
+
+
+def test_an_attempt_that_this_ingress_took_back_was_moved() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r0"), outputs("a", Output("r0@0", [1])), arrived("r1"))
+    waits = fleet.requests["r1"]
+    fleet.replicas["a"].waiting = 1
+    run(fleet, LinkOpened("b", 8))
+    assert (waits.trail.replicas, waits.trail.ends) == (["a", "b"], ["moved"])
+
+
+def test_an_end_that_the_front_end_made_is_told_by_its_outcome() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r"))
+    trail = trail_of(fleet)
+    run(fleet, RequestsAborted(["r"], "complete"))
+    assert (trail.replicas, trail.ends, trail.end) == (["a"], [], "complete")
