@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli import autoscale, model
+from serve_app.cli import autoscale, ledger, model
 from serve_app.cli.check import check
 from serve_app.cli.demo import demo
 from serve_app.cli.rollout import rollout
@@ -27,6 +27,7 @@ config_app = typer.Typer(help="The configuration file.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(model.app, name="model")
 app.add_typer(autoscale.app, name="autoscale")
+app.add_typer(ledger.app, name="ledger")
 app.command()(check)
 app.command()(up)
 app.command()(down)

@@ -6,7 +6,7 @@
 
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.health import HealthSettings
-from serve_app.config.ingress import IngressSettings
+from serve_app.config.ingress import IngressSettings, LedgerSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
 from serve_app.config.model import ModelSettings, SimulatedSettings
 from serve_app.config.settings import (
@@ -26,6 +26,7 @@ __all__ = [
     "HealthSettings",
     "IngressSettings",
     "Int",
+    "LedgerSettings",
     "MembershipSettings",
     "ModelSettings",
     "ProtocolSettings",

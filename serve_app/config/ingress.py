@@ -1,11 +1,11 @@
 """The HTTP side."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from serve_app.config.base import AbsolutePath, Int, Real, Section
-from serve_app.config.checks import checked_resources, refuse_port_of_ray
+from serve_app.config.checks import checked_resources, refuse, refuse_port_of_ray, wrong
 from serve_app.config.model import Bounds
 
 
@@ -16,6 +16,26 @@ class IngressScalingSettings(Bounds):
     """Replicas that are always there. At least 1: without one nothing listens."""
     target_streams: Int = Field(default=400, ge=1)
     """Open streams per ingress replica that the autoscaler aims at."""
+
+
+class LedgerSettings(Section):
+    """A line per request at its one outcome, as JSON, without a word of its text. `serve-app ledger verify` reads it."""
+
+    dir: AbsolutePath
+    """Folder on the ingress's node; each ingress process writes files of its own there. It is made when it is missing."""
+    max_bytes: Int = Field(default=1 << 30, ge=1 << 20)
+    """What all files in the folder may hold together; the oldest are removed, of ingresses that have ended too. A line has some 400."""
+    file_bytes: Int = Field(default=64 << 20, ge=1 << 16)
+    """Size at which an ingress begins a new file; max_bytes holds two or more for each ingress of a node."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.max_bytes < 2 * self.file_bytes:
+            problem = (
+                f"is {self.file_bytes} and max_bytes is {self.max_bytes}: with a new file, all that was written would be removed"
+            )
+            refuse([wrong("file_bytes", problem, f"set it to {self.max_bytes // 2} or less, or raise max_bytes")])
+        return self
 
 
 class IngressSettings(Section):
@@ -33,6 +53,8 @@ class IngressSettings(Section):
     """Custom Ray resources of one ingress replica, which bind it to nodes that offer them, then one to a node."""
     api_keys_file: AbsolutePath | None = None
     """File with the keys of clients, one a line, plain or `sha256:<hex>`; read again when it changes. None: no key is asked for."""
+    ledger: LedgerSettings | None = None
+    """Where each request is accounted for. None: nowhere."""
     max_body_bytes: Int = Field(default=10 << 20, ge=1)
     """Largest accepted request body; a larger one is answered with 413."""
     max_waiting_requests: Int = Field(default=1000, ge=0)

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 MIN_KEY_CHARS = 16
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_NAME_CHARS = 12  # enough to tell keys apart, too little to look one up by
 _KEY = re.compile(r"[!-~]+")  # what a header can carry without quoting
 _PATH = "ingress.api_keys_file"
 _HINT = "a line is a key, for example of `openssl rand -hex 32`, or sha256: and the 64 hex digits of one"
@@ -33,8 +34,8 @@ class ApiKeys:
         self._seen = self._stamp()
         self._digests = self._read()
 
-    def check(self, authorization: bytes | None) -> None:
-        """Let the request pass whose Authorization header this is.
+    def check(self, authorization: bytes | None) -> str:
+        """Let the request pass whose Authorization header this is; return the key's name, the first hex digits of its SHA-256.
 
         Raises:
             InvalidApiKey: It carries no key of the file.
@@ -48,6 +49,7 @@ class ApiKeys:
         digest = hashlib.sha256(key.strip()).digest()
         if sum(hmac.compare_digest(digest, known) for known in self._digests) == 0:
             raise InvalidApiKey("the API key is not known")
+        return digest.hex()[:_NAME_CHARS]
 
     def _follow_changes(self) -> None:
         """Take over a changed file; one that cannot be used is reported once, and the keys stay as they were."""

@@ -18,11 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupported, RequestTooLarge, ServerStopping, ServingError
 from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.body_fields import RESPONSES_STATE, check_request_id, parse_fields, refuse_stored_responses
+from serve_app.ingress.body_fields import RESPONSES_STATE, BodyFields, check_request_id, parse_fields, refuse_stored_responses
+from serve_app.ingress.connection import STALLED
 from serve_app.ingress.error_answers import ErrorAnswer, answer_of, error_body
 from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
+from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.verdict import Verdict, current_verdict
 
 logger = logging.getLogger(__name__)
@@ -68,8 +70,10 @@ class IngressApp:
         version: Mapping[str, Any],
         keys: ApiKeys | None = None,
         fleet_id: str = "",
+        ledger: Ledger | None = None,
     ) -> None:
         self.draining = False
+        self.ledger = ledger
         self._stopped = False
         self._running: dict[asyncio.Timeout, Verdict] = {}
         self._front_ends = dict(front_ends)
@@ -109,8 +113,9 @@ class IngressApp:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
+        key: str | None = None
         if self._keys is not None and path not in WITHOUT_KEY:
-            self._keys.check(next((value for name, value in scope["headers"] if name == b"authorization"), None))
+            key = self._keys.check(next((value for name, value in scope["headers"] if name == b"authorization"), None))
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else _method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
@@ -118,20 +123,36 @@ class IngressApp:
             if method != "POST":
                 await _method_not_allowed("POST")(scope, receive, send)
             else:
-                await self._serve(path, scope, receive, send)
+                await self._account_for(path, scope, receive, send, key)
         elif path.startswith("/v1/responses/"):
             raise NotSupported(feature=f"{method} {path}", hint=RESPONSES_STATE)
         else:
             await _not_found(path)(scope, receive, send)
 
-    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _account_for(self, path: str, scope: Scope, receive: Receive, send: Send, key: str | None) -> None:
+        """Serve the request; its end, whatever that is, becomes its line in the ledger."""
+        account = None if self.ledger is None else self.ledger.begin(path, key)
+        verdict = Verdict(account)
+        held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
+        try:
+            await self._serve(scope, receive, send, held, verdict)
+        except ServingError as exc:
+            if account is not None:
+                account.refusal = exc
+            raise
+        finally:
+            if self.ledger is not None and account is not None:
+                self.ledger.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: Verdict) -> None:
         for name, value in scope["headers"]:
             if name == b"x-request-id":
-                check_request_id("X-Request-Id", value.decode("latin-1"))
+                request_id = value.decode("latin-1")
+                check_request_id("X-Request-Id", request_id)
+                if verdict.account is not None:
+                    verdict.account.id = request_id
         if self._stopped:
             raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
-        verdict = Verdict()
-        held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
         limit = asyncio.timeout(None)
         self._running[limit] = verdict
         try:
@@ -151,18 +172,24 @@ class IngressApp:
             async with asyncio.timeout(self._limits.body_timeout_s) as limit:
                 body = await self._read_body(scope, receive)
         except ClientDisconnect:
+            _note_gone(verdict, held)
             return
         except TimeoutError:
             if not limit.expired():
                 raise
             raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
-        front = self._front_end(path, body)
+        fields = parse_fields(body)
+        if verdict.account is not None:
+            verdict.account.asked(fields)
+        front = self._front_end(path, fields)
+        if verdict.account is not None:
+            verdict.account.model = front.model.name
         vllm_app = await front.app()
         if path != "/generate" and not serves(vllm_app, path):
-            await _not_found(f"{path} for the model {front.model.name!r}")(scope, receive, send)
+            await _not_found(f"{path} for the model {front.model.name!r}")(scope, receive, held)
             return
         target = self._generate_app(front) if path == "/generate" else vllm_app
-        await self._answer(target, front, scope, _replay(body, receive), held, verdict)
+        await self._answer(target, front, scope, _replay(body, receive, partial(_note_gone, verdict, held)), held, verdict)
 
     async def _answer(
         self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict
@@ -208,7 +235,7 @@ class IngressApp:
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
-    def _front_end(self, path: str, body: bytes) -> FrontEnd:
+    def _front_end(self, path: str, fields: BodyFields | None) -> FrontEnd:
         """Return the model's front end; a body that names none by a text goes to the first one, whose error is vLLM's own.
 
         Raises:
@@ -216,7 +243,6 @@ class IngressApp:
             ModelNotFound: Another model is asked for than is served here.
             NotSupported: A field of the Responses API that needs a store.
         """
-        fields = parse_fields(body)
         if fields is None:
             return self._default
         check_request_id("request_id", fields.request_id)
@@ -272,14 +298,22 @@ def _method_not_allowed(allowed: str) -> Response:
     return ErrorAnswer(405, {"Allow": allowed}, body).response()
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a receive that gives the body that was read, then whatever really comes (a disconnect)."""
+def _note_gone(verdict: Verdict, held: HeldAnswer) -> None:
+    if verdict.account is not None and verdict.error is None:
+        verdict.account.client_gone(held.answer)
+
+
+def _replay(body: bytes, receive: Receive, gone: Callable[[], None]) -> Receive:
+    """Return a receive that gives the body that was read, then whatever really comes; ``gone`` is told of a disconnect."""
     given = False
 
     async def replayed() -> Message:
         nonlocal given
         if given:
-            return await receive()
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                gone()
+            return message
         given = True
         return {"type": "http.request", "body": body, "more_body": False}
 

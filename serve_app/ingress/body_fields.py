@@ -18,6 +18,7 @@ class BodyFields(msgspec.Struct):
 
     model: Any = None
     request_id: Any = None
+    stream: Any = None
     previous_response_id: Any = None
     background: Any = None
 

@@ -25,6 +25,9 @@ STALLED_CLIENTS = Counter(
     "serve_app_stalled_clients", "Connections dropped because the client took nothing of its answer for ingress.stalled_client_s."
 )
 
+STALLED = "serve_app_stalled_client"
+"""Key in the ``state`` of a request's scope: its client was dropped for that. For the ledger."""
+
 _LINGER_S = 1.0  # for which what a refused client goes on sending is dropped
 
 _SLICE_BYTES = 16 << 10  # what a head may be over its limit before that is noticed
@@ -53,6 +56,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._timer.cancel()
         if isinstance(exc, TimeoutError):  # the kernel's, by the TCP_USER_TIMEOUT that the listener sets
             STALLED_CLIENTS.inc()
+            if self._answered is not None:
+                self._answered.scope["state"][STALLED] = True
         super().connection_lost(exc)
         if self._answered is not None:  # uvicorn tells only the newest request, which with pipelining has not even begun
             self._tell_gone(self._answered)

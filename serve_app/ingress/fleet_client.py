@@ -302,6 +302,8 @@ class FleetClient(EngineCoreClient):
         self._requests[request.request_id] = request
         if verdict is not None:
             self._verdicts[request.request_id] = verdict
+            if verdict.account is not None:
+                verdict.account.add(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
         self._carry_out(instructions)
 
     def _max_output_tokens(self, params: Any, prompt_tokens: int) -> int:

@@ -13,11 +13,14 @@ from typing import NamedTuple
 from starlette.types import Message, Send
 
 from serve_app.errors import ServingError
+from serve_app.ingress.account import Answer
 from serve_app.ingress.error_answers import answer_of, responses_event, stream_event, stream_line
 from serve_app.ingress.verdict import Verdict
 
 _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")
 _ERROR_OF_VLLM = b'data: {"error": '
+_ERRORS = (_ERROR_OF_VLLM, b"event: error\n", b'{"error": ')
+"""How an error begins that is told after the begin of a stream."""
 
 
 class _Form(NamedTuple):
@@ -54,6 +57,12 @@ class HeldAnswer:
         self._filled = False
         self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out before anything else
         self.status = 0
+        self._told_error = False
+
+    @property
+    def answer(self) -> Answer:
+        """What went to the client so far."""
+        return Answer(self.status, self._ended, self._told_error)
 
     async def __call__(self, message: Message) -> None:
         if self._begun and not self._lock.locked():  # a lock for each token would cost 1 us
@@ -76,6 +85,8 @@ class HeldAnswer:
         if error is not None and not self._begun:
             await self._refuse()
             return
+        if body.startswith(_ERRORS):
+            self._told_error = True
         if error is not None and body.startswith(_ERROR_OF_VLLM):
             message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
         if not self._begun:
@@ -132,6 +143,7 @@ class HeldAnswer:
         assert error is not None
         self._begun = self._ended = True
         response = answer_of(error).response()
+        self.status = response.status_code
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
         await self._send({"type": "http.response.body", "body": response.body})
 

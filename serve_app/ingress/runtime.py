@@ -15,6 +15,7 @@ from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
+from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.listener import Listener
 from serve_app.membership import Lease
 from serve_app.tls import client_context
@@ -43,8 +44,9 @@ class IngressRuntime:
         keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models.values()}
         metrics.register(front.client.fleet for front in fronts.values())
+        ledger = None if (where := settings.ingress.ledger) is None else Ledger(where, ingress_id)
         limits = AppLimits(settings.ingress.max_body_bytes, stream_silence_s=settings.timeouts.stream_silence_s)
-        app = IngressApp(fronts, limits, version=_version(settings), keys=keys, fleet_id=fleet_id)
+        app = IngressApp(fronts, limits, version=_version(settings), keys=keys, fleet_id=fleet_id, ledger=ledger)
         return cls(app, Listener(app, settings.ingress), fronts)
 
     @staticmethod
@@ -68,6 +70,8 @@ class IngressRuntime:
             await asyncio.wait([stopping], timeout=_LAST_WORDS_S)
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
+        if self.app.ledger is not None:
+            await asyncio.to_thread(self.app.ledger.close)
 
     def set_members(self, leases: Iterable[Lease]) -> None:
         members = [lease for lease in leases if lease.role == "replica"]

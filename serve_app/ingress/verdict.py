@@ -7,15 +7,18 @@ of the body; the fleet client writes an error here when it ends a request before
 from contextvars import ContextVar
 
 from serve_app.errors import ServingError
+from serve_app.ingress.account import Account
 
 
 class Verdict:
     """All engine requests of one HTTP request (prompt lists, n>1, steps of a beam search) share it."""
 
-    __slots__ = ("error",)
+    __slots__ = ("account", "error")
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account | None = None) -> None:
         self.error: ServingError | None = None
+        self.account = account
+        """For the ledger; None where none is kept."""
 
 
 current_verdict: ContextVar[Verdict | None] = ContextVar("verdict", default=None)

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.connection import MAX_HEAD_BYTES, MAX_PIPELINED, LimitedHttpProtocol
+from serve_app.ingress.connection import MAX_HEAD_BYTES, MAX_PIPELINED, STALLED, LimitedHttpProtocol
 from serve_app.ingress.listener import Listener
 from serve_app.testing.fleet import in_loop, settings, until
 from tests.ingress.test_app import front
@@ -240,16 +240,18 @@ async def long(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_a_client_that_never_reads_its_answer_is_dropped_and_counted(app: ASGIApp) -> None:
     counted = partial(REGISTRY.get_sample_value, "serve_app_stalled_clients_total")
     before, ended = counted(), asyncio.Event()
+    told: dict[str, object] = {}
 
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:
         await app(scope, receive, send)
+        told.update(scope["state"])
         ended.set()
 
     async with connection(watched, stalled_client_s=1.0) as (_, writer):
         writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
         await until(lambda: counted() != before)
         await ended.wait()
-    assert counted() == 1 + (before or 0)
+    assert (counted(), told) == (1 + (before or 0), {STALLED: True})
 
 
 @in_loop

@@ -1,0 +1,83 @@
+"""``serve-app ledger``: is the account of requests whole, and what does it say?"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from serve_app.ledger_check import Report
+
+app = typer.Typer(help="The account that ingresses keep of each request, where `ingress.ledger` is set.", no_args_is_help=True)
+
+SHOWN = 20
+"""Findings and notes that are printed of each."""
+
+
+@app.command()
+def verify(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="DIR|FILE...", help="The folder of `ingress.ledger.dir`, or files of it.")
+    ],
+) -> None:
+    """Check that each request has one line and no line is missing, and sum up what they say.
+
+    Exit status 0: nothing is wrong, though notes may tell of requests that ran when an ingress was killed. 1: each line on stderr
+    names a file, a line and what is wrong. 2: there is no ledger, or it cannot be read.
+    """
+    from serve_app.ledger_check import check
+
+    try:
+        report = check(_files(paths))
+    except OSError as exc:
+        raise typer.BadParameter(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+    for line in (*_summary(report), *_limited([f"note: {note}" for note in report.notes], report.num_notes)):
+        typer.echo(line)
+    if report.num_findings:
+        for line in _limited([f"error: {finding}" for finding in report.findings], report.num_findings):
+            typer.secho(line, fg="red", err=True)
+        raise typer.Exit(1)
+    typer.secho("nothing is wrong", fg="green")
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files, those of folders in their order.
+
+    Raises:
+        typer.BadParameter: One is not there, or holds no ledger.
+    """
+    from serve_app.ledger_lines import ledger_files
+
+    for path in paths:
+        files = ledger_files(path) if path.is_dir() else [path]
+        if not path.exists():
+            raise typer.BadParameter(f"{path} does not exist; `ingress.ledger.dir` of the configuration says where the ledger is")
+        if not files:
+            raise typer.BadParameter(
+                f"{path} holds no file ledger-*.jsonl; is `ingress.ledger` set, and did an ingress run here?"
+            )
+        yield from files
+
+
+def _limited(lines: list[str], num: int) -> list[str]:
+    return lines[:SHOWN] + ([f"... and {num - SHOWN} more"] if num > SHOWN else [])
+
+
+def _summary(report: "Report") -> Iterator[str]:
+    yield f"{report.num_lines} requests in {report.num_files} files of {report.num_ingresses} ingress processes"
+    for outcome, num in report.outcomes.items():
+        reasons = ", ".join(
+            f"{reason or 'without an engine'} {n}" for (o, reason), n in report.reasons.most_common() if o == outcome
+        )
+        yield f"{outcome:<10}{num:>10}  {reasons}"
+    if report.num_without_outcome:
+        yield f"{'none':<10}{report.num_without_outcome:>10}  they ran still when their ingress ended, or run now"
+    attempts = ", ".join(f"{n}: {num}" for n, num in sorted(report.attempts.items()))
+    yield f"attempts of a request: {attempts or 'none'}"
+    gaps = report.gaps()
+    told = "" if gaps is None else f"; silence p50 {gaps[0]:.2f} s, p99 {gaps[1]:.2f} s, longest {gaps[2]:.2f} s"
+    yield f"resumed within the answer: {report.num_resumed}{told}"
+    yield f"tokens: prompt {report.prompt_tokens}, output {report.output_tokens}"
+    if report.num_same_id():
+        yield f"{report.num_same_id()} lines have an id that a line before has: a client tried again, or gives several requests one id"

@@ -1,0 +1,137 @@
+"""What became of one HTTP request, for its line in the ledger: facts as they come, and at its end its one outcome."""
+
+import time
+from typing import NamedTuple
+
+from serve_app.core.request import RequestState
+from serve_app.errors import ServingError
+from serve_app.ingress.body_fields import BodyFields
+from serve_app.ledger_lines import MAX_ATTEMPTS_LISTED, Line, Outcome
+
+_FOLD_AT = 64  # engine requests that are looked at again at the end; a beam search makes thousands
+_ENDS = {"complete": "stop"}  # the front end's own end of an answer: the detokenizer has found a stop string
+
+
+class Answer(NamedTuple):
+    """What went to the client. ``status`` 0: nothing yet."""
+
+    status: int
+    ended: bool
+    told_error: bool
+    """An error was told after the begin of a stream."""
+
+
+class Account:
+    """One HTTP request. ``key`` is the name of its API key, ``number`` that of the request in this ingress."""
+
+    def __init__(self, number: int, path: str, key: str | None) -> None:
+        self.number = number
+        self.id = ""
+        self.model: str | None = None
+        self.refusal: ServingError | None = None
+        self._path, self._key, self._stream = path, key, False
+        self._time, self._arrived_at = time.time(), time.monotonic()
+        self._gone: Answer | None = None
+        self._answer_id = ""
+        self._prompts: set[str] = set()
+        self._engine_requests: list[RequestState] = []
+        self._num_engine_requests = self._num_attempts = self._prompt_tokens = self._output_tokens = 0
+        self._replicas: list[str] = []
+        self._ends: list[str] = []
+        self._engines_ends: set[str] = set()
+        self._gaps_s: list[float] = []
+        self._reason = ""
+        self._queued_s: float | None = None
+        self._first_token_at: float | None = None
+
+    def asked(self, fields: BodyFields | None) -> None:
+        """Note what the body says."""
+        if fields is not None:
+            self._stream = fields.stream is True
+            self.id = self.id or (fields.request_id if isinstance(fields.request_id, str) else "")
+
+    def add(self, request: RequestState, answer_id: str) -> None:
+        """An engine request has come of it. ``answer_id`` is vLLM's for the answer; the choices of one prompt share it."""
+        if answer_id not in self._prompts:
+            self._prompts.add(answer_id)
+            self._prompt_tokens += request.prompt_tokens
+            self._answer_id = self._answer_id or answer_id
+        self._num_engine_requests += 1
+        self._engine_requests.append(request)
+        if len(self._engine_requests) > _FOLD_AT and self._engine_requests[0].trail.end:
+            self._fold(self._engine_requests.pop(0), "")
+
+    def client_gone(self, answer: Answer) -> None:
+        """The client went away when it had been sent ``answer``; after the whole answer that is nothing to note."""
+        if self._gone is None and not answer.ended:
+            self._gone = answer
+
+    def line(self, seq: int, answer: Answer, error: ServingError | None, *, stalled: bool) -> Line:
+        """Return the request's line.
+
+        Args:
+            error: What ended it, if the fleet or the ingress did.
+            stalled: Its client read nothing for too long.
+        """
+        outcome, status, reason = self._outcome(answer, error or self.refusal, stalled=stalled)
+        for request in self._engine_requests:
+            self._fold(request, outcome)
+        total_s, first_at = time.monotonic() - self._arrived_at, self._first_token_at
+        return Line(
+            seq=seq,
+            number=self.number,
+            time=round(self._time, 3),
+            id=self.id or self._answer_id,
+            key=self._key,
+            model=self.model,
+            path=self._path,
+            stream=self._stream,
+            outcome=outcome,
+            status=status or None,
+            reason=reason or self._reason,
+            engine_requests=self._num_engine_requests,
+            attempts=self._num_attempts,
+            replicas=self._replicas[:MAX_ATTEMPTS_LISTED],
+            ends=self._ends[:MAX_ATTEMPTS_LISTED],
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+            queued_s=None if self._queued_s is None else round(self._queued_s, 4),
+            first_token_s=None if first_at is None else round(first_at - self._arrived_at, 4),
+            total_s=round(total_s, 4),
+            gaps_s=[round(gap_s, 4) for gap_s in self._gaps_s[:MAX_ATTEMPTS_LISTED]],
+        )
+
+    def _outcome(self, answer: Answer, error: ServingError | None, *, stalled: bool) -> tuple[Outcome, int, str]:
+        """Return the outcome, the status, 0 for none, and the reason, empty for the engine's."""
+        engines_ends = self._engines_ends | {request.trail.end for request in self._engine_requests}
+        if self._gone is not None:
+            return "aborted", self._gone.status, "client_stalled" if stalled else "client_gone"
+        if error is not None:
+            started = self._num_attempts or any(request.trail.replicas for request in self._engine_requests)
+            return "failed" if started else "rejected", answer.status or error.http_status, error.code
+        if "error" in engines_ends:
+            return "failed", answer.status, "engine_error"
+        if "abort" in engines_ends:
+            return "aborted", answer.status, "engine_abort"
+        if answer.status >= 400:
+            return "failed" if answer.status >= 500 else "rejected", answer.status, f"http_{answer.status}"
+        if answer.told_error or not answer.ended:
+            return "failed", answer.status, "internal_error"
+        return "complete", answer.status, ""
+
+    def _fold(self, request: RequestState, outcome: str) -> None:
+        """Add up what the engine request went through; where it runs still, it ends as the whole."""
+        trail = request.trail
+        end = _ENDS.get(trail.end, trail.end) or outcome
+        self._reason = end
+        self._engines_ends.add(trail.end)
+        self._num_attempts += len(trail.replicas)
+        self._output_tokens += len(request.emitted_ids)
+        if len(self._replicas) < MAX_ATTEMPTS_LISTED:
+            self._replicas += trail.replicas
+            self._ends += trail.ends if len(trail.ends) == len(trail.replicas) else [*trail.ends, end]
+        self._gaps_s += trail.gaps_s
+        if trail.started_at is not None:
+            self._queued_s = max(self._queued_s or 0.0, trail.started_at - request.arrived_at)
+        if trail.first_token_at is not None:
+            self._first_token_at = min(self._first_token_at or trail.first_token_at, trail.first_token_at)
