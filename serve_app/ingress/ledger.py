@@ -50,8 +50,8 @@ class Ledger:
 
     def close(self) -> None:
         """Write the last line; waits for the disk, for seconds at most."""
-        self._files.put(self._encode(Last(closed=round(time.time(), 3), counts=self._counts())) + b"\n")
-        self._files.close()
+        last = Last(closed=round(time.time(), 3), counts=self._counts())
+        self._files.close(self._encode(last) + b"\n")
 
     def _begin_file(self) -> None:
         head = Head(

@@ -64,8 +64,9 @@ class LedgerFiles:
         else:
             LOST.inc()
 
-    def close(self) -> None:
-        """Write what waits, and end."""
+    def close(self, last: bytes) -> None:
+        """Write what waits and this last line, which tells of lines that were lost, and end."""
+        self._queue.put(last)
         self._queue.put(None)
         self._thread.join(_CLOSE_S)
 

@@ -251,7 +251,10 @@ async def test_a_client_that_never_reads_its_answer_is_dropped_and_counted(app: 
         writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
         await until(lambda: counted() != before)
         await ended.wait()
-    assert (counted(), told) == (1 + (before or 0), {STALLED: True})
+    assert counted() == 1 + (before or 0)
+    assert told == (
+        {STALLED: True} if app is endless else {}
+    )  # a whole answer that waits to be read has ended for its application
 
 
 @in_loop
