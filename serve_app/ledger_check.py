@@ -128,6 +128,11 @@ class _Chain:
         self._num_missing = 0
 
     def line(self, where: str, line: Line) -> None:
+        if line.seq < self._seq:
+            self._report.wrong(
+                f"{where}: line number {line.seq} comes again, or out of order: {self._seq} was next; the file was changed"
+            )
+            return
         self._skip_to(where, line.seq)
         self._seq = line.seq + 1
         self._running.add(self._begun, line.number + 1)
@@ -140,14 +145,10 @@ class _Chain:
         self._report.add(line)
 
     def _skip_to(self, where: str, seq: int) -> None:
-        if seq < self._seq:
-            self._report.wrong(
-                f"{where}: line number {seq} comes again, or out of order: {self._seq} was next; the file was changed"
-            )
-        elif seq > self._seq:
-            self._num_missing += seq - self._seq
-            which = f"{self._seq}" if seq == self._seq + 1 else f"{self._seq} to {seq - 1}"
-            way_out = "the ingress's log and serve_app_ledger_lost_total say why; a file between may be missing"
+        if num_missing := max(seq - self._seq, 0):
+            self._num_missing += num_missing
+            which = f"{self._seq}" if num_missing == 1 else f"{self._seq} to {seq - 1}"
+            way_out = "the ingress's log and serve_app_ledger_lost_total say why, unless somebody removed them"
             self._report.wrong(f"{where}: lines number {which} of the ingress are missing before it: {way_out}")
 
     def compare(self, where: str, told: Counts) -> None:
