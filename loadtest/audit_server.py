@@ -15,6 +15,8 @@ CLOCKS_S = 1.0
 """The server's wall clock may differ that much from ours."""
 COUNTER_DELAY_S = 1.0
 """A server counts an answer at most that long after its end."""
+_NOT_COMPLETE = ("http_error", "stream_error", "truncated")
+"""States of a row that a server cannot hold for a complete answer. Of a client that went away, or gave up, it may have sent all."""
 COMPARED = ("status", "output_tokens", "text_sha256")
 """What a line of the server's log may say beside the id."""
 
@@ -47,6 +49,8 @@ def check_log(
                 found.add("server-missing", request_id, f"{row.state} for the client")
         elif row.state == "ok":
             _check_answer(row, lines[0], found)
+        elif row.state in _NOT_COMPLETE and lines[0].complete and request_id not in expected:
+            found.add("server-differs", request_id, f"{lines[0].outcome} in the server's log, {row.state} for the client")
     return f"log of {sum(map(len, seen.values()))} requests of this schedule"
 
 
@@ -54,7 +58,7 @@ def _log_lines(manifest: Manifest, log: ServerLog) -> dict[int, list[LogLine]]:
     begin_s = manifest.epoch_unix_s - CLOCKS_S
     end_s = math.inf if manifest.ended_s is None else manifest.epoch_unix_s + manifest.ended_s + CLOCKS_S
     seen: dict[int, list[LogLine]] = defaultdict(list)
-    for path in log.paths:
+    for path in log.files():
         for line in read_server_log(path, id_prefix=id_prefix(manifest), id_key=log.id_key, containing=log.containing):
             if line.at_unix_s is None or begin_s <= line.at_unix_s <= end_s:
                 seen[line.id].append(line)
@@ -62,6 +66,8 @@ def _log_lines(manifest: Manifest, log: ServerLog) -> dict[int, list[LogLine]]:
 
 
 def _check_answer(row: Row, line: LogLine, found: Findings) -> None:
+    if line.complete is False:
+        found.add("server-differs", row.id, f"{line.outcome} in the server's log, complete for the client")
     for name in COMPARED:
         told, got = getattr(line, name), getattr(row, name)
         if told not in (None, "") and got not in (None, "") and told != got:

@@ -254,7 +254,10 @@ def audit(
     run_folder: Run,
     reference: Annotated[Path | None, typer.Option(help="Run of the same schedule whose texts must be the same.")] = None,
     server_log: Annotated[
-        list[Path] | None, typer.Option(help="Log of the server, a line per request with its X-Request-Id; repeatable.")
+        list[Path] | None,
+        typer.Option(
+            help="Log of the server, a line per request with its X-Request-Id, or the folder of serve-app's ledger; repeatable."
+        ),
     ] = None,
     id_key: Annotated[str, typer.Option(help="Key of the id in JSON lines of that log; default: anywhere in the line.")] = "",
     log_lines: Annotated[str, typer.Option(help="Only lines of that log with these words count.")] = "",

@@ -24,7 +24,7 @@ KINDS = {
     "server-missing": "sent, not in the server's log",
     "server-duplicate": "several times in the server's log",
     "server-unsent": "in the server's log, never sent",
-    "server-differs": "the server's log has another status, another number of tokens, or another text",
+    "server-differs": "the server's log has another outcome, status, number of tokens or text",
     "counters": "the server's counters do not fit the rows",
 }
 MAX_LISTED = 20

@@ -1,10 +1,10 @@
 """The server's own account of requests, for the audit: any log in which a line of a request holds the X-Request-Id of the client.
 
-    JSON lines   the law server's log; access logs of nginx, Envoy, Traefik or an application written as JSON
+    JSON lines   serve-app's ledger; the law server's log; access logs of nginx, Envoy, Traefik or an application written as JSON
     text         the same as text; vLLM with --enable-log-requests, of which the lines with "Received request" count
 
-Of JSON lines, these keys are compared where they are there: status, output tokens, the text's SHA-256; and a time tells lines of
-another run of the same schedule. Text lines say only that the request came.
+Of JSON lines, these keys are compared where they are there: status, outcome (whether the answer was complete), output tokens, the text's
+SHA-256; and a time tells lines of another run of the same schedule. Text lines say only that the request came.
 """
 
 import re
@@ -21,16 +21,36 @@ from loadtest.inputs import bounded_lines
 
 _TIMES = ("arrival_unix_s", "timestamp", "time", "ts", "start_time", "@timestamp")
 _STATUSES = ("status", "status_code", "http_status", "response_code")
+_OUTCOMES = {
+    **dict.fromkeys(("complete", "ok"), True),
+    **dict.fromkeys(("failed", "rejected", "aborted"), False),
+    **dict.fromkeys(("dropped", "truncated", "error_event", "status", "html", "client_gone", "shutdown"), False),
+}
+"""Outcomes by serve-app's ledger and the law server's log -> whether the whole answer was sent."""
 _TOKENS = ("tokens_sent", "output_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True)
 class ServerLog:
-    """A server's logs and how they are read: `read_server_log`."""
+    """A server's logs and how they are read: `read_server_log`. A folder stands for its files ``*.jsonl``, as a ledger's."""
 
     paths: Sequence[Path]
     id_key: str = ""
     containing: str = ""
+
+    def files(self) -> list[Path]:
+        """Return the files, those of folders by name.
+
+        Raises:
+            UsageError: A folder holds none.
+        """
+        found: list[Path] = []
+        for path in self.paths:
+            files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+            if not files:
+                raise UsageError(str(path), "is a folder without a file *.jsonl")
+            found += files
+        return found
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -42,6 +62,12 @@ class LogLine(msgspec.Struct, frozen=True):
     status: int | None = None
     output_tokens: int | None = None
     text_sha256: str = ""
+    outcome: str = ""
+
+    @property
+    def complete(self) -> bool | None:
+        """Return whether the server sent the whole answer; None where the line does not say, or in words that are not known."""
+        return _OUTCOMES.get(self.outcome)
 
 
 def read_server_log(path: Path, *, id_prefix: str, id_key: str = "", containing: str = "") -> Iterator[LogLine]:
@@ -70,7 +96,7 @@ def read_server_log(path: Path, *, id_prefix: str, id_key: str = "", containing:
             yield LogLine(int(match[1]), *_fields(values))
 
 
-def _fields(values: Mapping[str, Any]) -> tuple[float | None, int | None, int | None, str]:
+def _fields(values: Mapping[str, Any]) -> tuple[float | None, int | None, int | None, str, str]:
     usage = values.get("usage")
     tokens = _number({**(usage if isinstance(usage, dict) else {}), **values}, _TOKENS)
     status = _number(values, _STATUSES)
@@ -79,6 +105,7 @@ def _fields(values: Mapping[str, Any]) -> tuple[float | None, int | None, int | 
         None if status is None else int(status),
         None if tokens is None else int(tokens),
         str(values.get("text_sha256") or ""),
+        str(values.get("outcome") or ""),
     )
 
 

@@ -1,6 +1,7 @@
 """The server's side of the audit: logs of many forms, and counters, of runs written record by record."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ from loadtest.audit import audit
 from loadtest.errors import UsageError
 from loadtest.records import ServerSample
 from loadtest.server_log import ServerLog
+from serve_app.ledger_lines import Counts, Head, Line
 from tests.loadtest.test_audit import EPOCH_UNIX_S, NUM, Run, line
 
 
@@ -98,6 +100,75 @@ def test_what_an_access_log_says_of_an_answer_is_compared(run: Run) -> None:
         "status 502 in the server's log, 200 received",
         f"output_tokens {run.log[8]['output_tokens']} in the server's log, {run.rows[8].output_tokens} received",
     ]
+
+
+def ledger(run: Run, **changes: dict[str, Any]) -> Path:
+    """Write the lines that serve-app's ingress writes of the run, changed by id; return their folder."""
+    folder = run.folder.parent / "ledger"
+    folder.mkdir()
+    counts = Counts(seq=0, begun=0, open=[], outcomes={})
+    lines: list[msgspec.Struct] = [Head(ingress="i", started=1.0, time=1.0, file=0, counts=counts)]
+    for row in run.rows.values():
+        told = {
+            "seq": row.id, "number": row.id, "time": EPOCH_UNIX_S, "id": f"lt-{run.schedule.sha256[:8]}-{row.id}", "key": None,
+            "model": "m", "path": "/v1/completions", "stream": True, "outcome": "complete", "status": 200, "reason": "length",
+            "engine_requests": 1, "attempts": 1, "replicas": ["a"], "ends": ["length"], "prompt_tokens": 20,
+            "output_tokens": row.output_tokens or 0, "queued_s": 0.0, "first_token_s": 0.1, "total_s": 1.0, "gaps_s": [],
+        }  # fmt: skip
+        lines.append(msgspec.convert(told | changes.get(f"id{row.id}", {}), Line))
+    (folder / "ledger-1-i-000000.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    return folder
+
+
+def test_the_folder_of_a_ledger_that_agrees_with_the_rows_is_no_finding(run: Run) -> None:
+    run.change([1], "http_error", status=503, retry_after_s=1.0, reason="queue_full")
+    run.change([2], "stream_error", status=200, reason="replica_lost")
+    run.change([3], "cancelled", status=200, reason="went away")
+    folder = ledger(
+        run,
+        id1={"outcome": "rejected", "status": 503},
+        id2={"outcome": "failed"},
+        id3={"outcome": "aborted", "reason": "client_gone"},
+    )
+    result = audit(run.write(), server_log=ServerLog([folder]))
+    assert (result.counts, result.server) == ({}, f"log of {NUM} requests of this schedule")
+
+
+def test_an_answer_that_is_whole_on_one_side_only_is_found(run: Run) -> None:
+    run.change([1], "truncated", status=200, reason="no [DONE]", end_s=0.5)
+    run.change([2], "stream_error", status=200, reason="replica_lost")
+    run.change([3], "cancelled", status=200, reason="went away")  # when the server had sent all
+    more = run.rows[5].output_tokens + 1  # type: ignore[operator]  # it is complete
+    folder = ledger(run, id4={"outcome": "aborted", "status": 200}, id5={"output_tokens": more})
+    result = audit(run.write(), server_log=ServerLog([folder]))
+    assert result.counts == {"truncated": 1, "server-differs": 4}
+    assert [finding.text for finding in result.findings if finding.kind == "server-differs"] == [
+        "complete in the server's log, truncated for the client",
+        "complete in the server's log, stream_error for the client",
+        "aborted in the server's log, complete for the client",
+        f"output_tokens {more} in the server's log, {more - 1} received",
+    ]
+
+
+def test_an_answer_that_the_ledger_does_not_know_is_found(run: Run) -> None:
+    folder = ledger(run)
+    (file,) = folder.iterdir()
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*lines[:8], *lines[9:-1], lines[-1][:-30]]))  # a line is missing, and the last one is cut off
+    result = audit(run.write(), server_log=ServerLog([folder]))
+    assert [(finding.kind, finding.id) for finding in result.findings] == [("server-missing", 7), ("server-missing", NUM - 1)]
+
+
+def test_words_for_an_outcome_that_are_not_known_say_nothing(run: Run) -> None:
+    run.log = [{**entry, "outcome": "success"} for entry in run.logged()]
+    assert run.audited().ok
+
+
+def test_a_folder_without_a_log_is_refused(run: Run, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UsageError, match="is a folder without a file"):
+        audit(run.write(), server_log=ServerLog([empty]))
 
 
 def test_only_the_lines_and_the_key_that_were_named_count(run: Run) -> None:
