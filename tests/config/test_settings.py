@@ -58,6 +58,7 @@ def test_settings_are_values() -> None:
     [
         ({"ingres": {}}, "ingres: unknown key; did you mean ingress?"),
         ({"ingress": {"prot": 8011}}, "ingress.prot: unknown key; did you mean port?"),
+        ({"ingress": {"ledger": {"dir": "/l", "max_byte": 5}}}, "ingress.ledger.max_byte: unknown key; did you mean max_bytes?"),
         ({"timeouts": {"drain": 5}}, "timeouts.drain: unknown key; did you mean drain_s?"),
         (
             {"ingress": {"replicas": {"target_stream": 5}}},
@@ -113,6 +114,12 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ({"ingress": {"port": 80}}, "ingress.port: is 80, but should be greater than or equal to 1024"),
         ({"ingress": {"port": True}}, "ingress.port: is True, but should be a valid integer"),
         ({"timeouts": {"drain_s": float("inf")}}, "timeouts.drain_s: is inf, but should be a finite number"),
+        ({"ingress": {"ledger": {}}}, "ingress.ledger.dir: is missing; add `dir:`"),
+        (
+            {"ingress": {"ledger": {"dir": "/l", "file_bytes": 1 << 30}}},
+            "ingress.ledger.file_bytes: is 1073741824 and max_bytes is 1073741824: with a new file, all that was written would be "
+            "removed; set it to 536870912 or less, or raise max_bytes",
+        ),
         ({"name": 5}, 'name: is 5, but should be a valid string; write "5" in quotes'),
         (
             {"ingress": {"port": 8080}},
