@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from serve_app.core.request import RequestState
 from serve_app.errors import ServingError
-from serve_app.ingress.body_fields import BodyFields
+from serve_app.ingress.body_fields import MAX_REQUEST_ID_CHARS, BodyFields
 from serve_app.ledger_lines import MAX_ATTEMPTS_LISTED, Line, Outcome
 
 _FOLD_AT = 64  # engine requests that are looked at again at the end; a beam search makes thousands
@@ -45,10 +45,13 @@ class Account:
         self._first_token_at: float | None = None
 
     def asked(self, fields: BodyFields | None) -> None:
-        """Note what the body says."""
-        if fields is not None:
-            self._stream = fields.stream is True
-            self.id = self.id or (fields.request_id if isinstance(fields.request_id, str) else "")
+        """Note what the body says, before it is judged: an id that is refused may have no UTF-8."""
+        if fields is None:
+            return
+        self._stream = fields.stream is True
+        told = fields.request_id
+        if not self.id and isinstance(told, str) and told.isprintable() and len(told) <= MAX_REQUEST_ID_CHARS:
+            self.id = told
 
     def add(self, request: RequestState, answer_id: str) -> None:
         """An engine request has come of it. ``answer_id`` is vLLM's for the answer; the choices of one prompt share it."""

@@ -121,9 +121,19 @@ async def test_each_request_has_one_line_of_what_became_of_it(model: Path, tmp_p
         told = (await chat).json()
         invalid = await ingress.post(request_id="invalid", max_tokens=-1)
         unknown = await ingress.post(request_id="unknown", model="other")
+        odd = await ingress.http.post(
+            "/v1/completions", content=b'{"request_id": "\\ud800"}', headers={"authorization": f"Bearer {KEY}"}
+        )
         tokenized = await ingress.post("/tokenize", request_id="tokens")
         assert (await ingress.http.post("/v1/completions", json={})).status_code == 401
-        assert [r.status_code for r in (refused, chat.result(), invalid, unknown, tokenized)] == [503, 200, 400, 404, 200]
+        assert [r.status_code for r in (refused, chat.result(), invalid, unknown, odd, tokenized)] == [
+            503,
+            200,
+            400,
+            404,
+            400,
+            200,
+        ]
         lines, report = await ingress.stop()
         assert [(line.id, line.outcome, line.status, line.reason) for line in lines] == [
             ("early", "rejected", 503, "queue_full"),
@@ -131,9 +141,10 @@ async def test_each_request_has_one_line_of_what_became_of_it(model: Path, tmp_p
             (told["id"], "complete", 200, "length"),
             ("invalid", "rejected", 400, "http_400"),
             ("unknown", "rejected", 404, "model_not_found"),
+            ("", "rejected", 400, "bad_request"),
             ("tokens", "complete", 200, ""),
         ]
-        assert [line.number for line in lines] == [line.seq for line in lines] == list(range(6))
+        assert [line.number for line in lines] == [line.seq for line in lines] == list(range(7))
         assert {line.key for line in lines} == {"451e84054500"}  # printf %s KEY | sha256sum
         two = lines[1]
         assert (two.engine_requests, two.attempts, two.replicas, two.ends) == (2, 2, ["a", "a"], ["length", "length"])
