@@ -42,7 +42,10 @@ class LinkOpened:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatArrived:
-    """A replica told its load. ``step`` is the engine's step counter, ``kv_usage`` the used share of KV blocks, 0..1."""
+    """A replica told its load. ``step`` is the engine's step counter, ``kv_usage`` the used share of KV blocks, 0..1.
+
+    ``drain_left_s``, >= 0, means something only while it is ``draining``: seconds until its goodbye, whatever it then still holds.
+    """
 
     replica_id: str
     step: int
@@ -50,6 +53,7 @@ class HeartbeatArrived:
     waiting: int
     kv_usage: float
     draining: bool
+    drain_left_s: float = 0.0
 
 
 class LinkEnd(Enum):

@@ -30,13 +30,17 @@ class Failover:
             self._blame(request, replica.replica_id, end)
             if (reason := self._why_not_again(request, now)) is None:
                 self.resumptions += 1
-                request.waiting_since = now
-                request.lost_at = now if request.lost_at is None else request.lost_at
+                self.note_loss(request, now=now)
                 going_on.append(request)
             else:
                 error = ReplicaLost(request=request.request_id, reason=f"{end.value}; {reason}")
                 failed.append(FailRequest(request.request_id, error))
         return going_on, failed
+
+    def note_loss(self, request: RequestState, *, now: float) -> None:
+        """Its replica is gone, or is left: no new token comes until the next attempt has one."""
+        request.waiting_since = now
+        request.lost_at = now if request.lost_at is None else request.lost_at
 
     def _blame(self, request: RequestState, replica_id: str, end: LinkEnd) -> None:
         """Count the loss if the request may have caused it: else a drain or a deaf network would end what they only move."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from serve_app.core.cold_starts import ColdStarts
+from serve_app.core.drain import Drains, takes_moved
 from serve_app.core.events import (
     AttemptUnsendable,
     Event,
@@ -48,6 +49,7 @@ class FleetState:
         """Requests that ended, by how, since the start: feeds the metrics."""
         self.tally = Tally()
         self.failover = Failover(settings)
+        self.drains = Drains()
         self._routing = routing or LeastOutstandingTokens()
         self._cold_starts = ColdStarts()
         self._attempts: dict[str, RequestState] = {}
@@ -75,7 +77,7 @@ class FleetState:
                 self._cold_starts.add(event.replica_id, event.start_s)
                 return []
             case Ticked():
-                return self._eject_silent(now) + self._end_long_waits(now)
+                return self._eject_silent(now) + self._end_long_waits(now) + self._move_off_draining(now)
 
     def outstanding_tokens(self) -> int:
         """Return the tokens that unfinished requests, waiting ones included, may still cost."""
@@ -101,6 +103,7 @@ class FleetState:
             assert all(r.replica_id == replica.replica_id for r in replica.held.values())
             assert len(replica.held) <= replica.credit
         self.failover.validate(self.requests.values())
+        self.drains.validate(self.replicas)
         if self.waiting:
             assert not any(r.has_room() for r in self.replicas.values())
 
@@ -174,6 +177,10 @@ class FleetState:
         replica.heard_at = now
         replica.step, replica.running, replica.waiting = event.step, event.running, event.waiting
         replica.kv_usage, replica.draining = event.kv_usage, event.draining
+        if event.draining:
+            self.drains.told(event.replica_id, event.drain_left_s, now=now)
+        else:
+            self.drains.forget(event.replica_id)
         self._routing.changed(event.replica_id)
         return self._dispatch()
 
@@ -182,6 +189,7 @@ class FleetState:
         replica = self.replicas.pop(replica_id, None)
         if replica is None:
             return []
+        self.drains.forget(replica_id)
         for request in replica.held.values():
             del self._attempts[request.attempt_id]
             request.trail.lost(end.name.lower())
@@ -285,6 +293,20 @@ class FleetState:
             failed.append(FailRequest(request.request_id, error))
         return failed
 
+    def _move_off_draining(self, now: float) -> list[Instruction]:
+        """An attempt ends here and the next one begins elsewhere, in one instant: late tokens of the first are nobody's."""
+        instructions: list[Instruction] = []
+        while (move := self.drains.due(self.replicas, now=now)) is not None:
+            target = self._routing.pick(move.request, self.replicas)
+            if target is None or not takes_moved(target, move.max_unanswered):
+                break
+            instructions.append(AbortAttempts(move.replica_id, (move.request.attempt_id,)))
+            self._release(move.request)
+            self.failover.note_loss(move.request, now=now)
+            self.drains.moved(move)
+            instructions.append(self._start(move.request, target))
+        return instructions
+
     def _waits_too_long(self, request: RequestState, now: float) -> ServingError | None:
         if (waited_s := now - request.waiting_since) > self.settings.no_replica_s:
             return self._no_replica(waited_s)
@@ -367,6 +389,7 @@ class FleetState:
             "outstanding_tokens": self.outstanding_tokens(),
             "outcomes": dict(self.outcomes),
             "resumptions": self.failover.resumptions,
+            "moved": self.drains.num_moved,
             "cold_start_s": self._cold_starts.p90_s(),
             "replicas": {r.replica_id: r.describe() for r in self.replicas.values()},
         }

@@ -158,7 +158,7 @@ class FleetClient(EngineCoreClient):
                 self._outputs_arrived(link, message)
             case Heartbeat():
                 load = (message.step, message.running, message.waiting, message.kv_usage)
-                self._handle(HeartbeatArrived(link.replica_id, *load, draining=message.draining))
+                self._handle(HeartbeatArrived(link.replica_id, *load, message.draining, message.drain_left_s))
             case Result():
                 self._calls.settle(link, message)
 

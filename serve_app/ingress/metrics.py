@@ -83,6 +83,7 @@ class FleetCollector(Collector):
         resumptions = CounterMetricFamily(
             "serve_app_resumptions", "Times a request that lost its replica went on.", labels=["model"]
         )
+        moved = CounterMetricFamily("serve_app_moved", "Requests moved away from replicas that drained.", labels=["model"])
         gauges = {
             name: GaugeMetricFamily(f"serve_app_replica_{name}", text, labels=["model", "replica"])
             for name, text in _REPLICA_GAUGES.items()
@@ -92,12 +93,13 @@ class FleetCollector(Collector):
             waiting.add_metric([model], state["waiting"])
             tokens.add_metric([model], state["outstanding_tokens"])
             resumptions.add_metric([model], state["resumptions"])
+            moved.add_metric([model], state["moved"])
             for outcome, count in state["outcomes"].items():
                 outcomes.add_metric([model, outcome], count)
             for replica_id, load in state["replicas"].items():
                 for name, family in gauges.items():
                     family.add_metric([model, replica_id], float(load[name]))
-        yield from (waiting, tokens, outcomes, resumptions, *gauges.values())
+        yield from (waiting, tokens, outcomes, resumptions, moved, *gauges.values())
 
 
 _REPLICA_GAUGES = {

@@ -313,9 +313,12 @@ class ReplicaConnection(_Connection):
         self._hello: Hello | None = None
         self._expected_proof = b""
 
-    def send_heartbeat(self, *, step: int, running: int, waiting: int, kv_usage: float, draining: bool) -> bytes:
-        """Return a Heartbeat."""
-        return self._frame(Heartbeat(step, running, waiting, kv_usage, draining))
+    def send_heartbeat(
+        self, *, step: int, running: int, waiting: int, kv_usage: float, drain_left_s: float | None = None
+    ) -> bytes:
+        """Return a Heartbeat. ``drain_left_s`` is None while the replica takes requests."""
+        draining = drain_left_s is not None
+        return self._frame(Heartbeat(step, running, waiting, kv_usage, draining, drain_left_s or 0.0))
 
     def send_result(self, call_id: int, error: str, value: bytes) -> bytes:
         """Return the frame that ends a call; ``error`` is "" for success and cut at the protocol's limit."""

@@ -95,7 +95,8 @@ class Proof(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, ta
 class Heartbeat(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=3):
     """Replica to ingress, periodically and at changes.
 
-    ``step`` counts the engine's steps and must advance while it has work. ``draining``: send nothing new.
+    ``step`` counts the engine's steps and must advance while it has work. ``draining``: send nothing new. ``drain_left_s``: seconds
+    until this replica closes the link whatever it still holds, 0 while it is not draining.
     """
 
     step: Count
@@ -103,6 +104,8 @@ class Heartbeat(Struct, array_like=True, frozen=True, forbid_unknown_fields=True
     waiting: Count
     kv_usage: Annotated[float, Meta(ge=0, le=1)]
     draining: bool
+    # 1e9: 30 years; what matters is that it is finite.
+    drain_left_s: Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Ping(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=4):

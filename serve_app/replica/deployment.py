@@ -1,7 +1,6 @@
 """The Ray Serve deployment of one replica: an engine core process, its listener, its lease, its drain."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -26,7 +25,6 @@ from serve_app.tls import server_context
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_POLL_S = 0.1
 _LAST_WORDS_S = 0.2
 
 
@@ -152,16 +150,12 @@ class Replica:
         }
 
     async def __del__(self) -> None:
-        """The drain: take nothing new, wait for what runs, then stop the engine. Serve bounds it."""
+        """The drain: take nothing new, wait for what runs or moves away, then stop the engine. Serve bounds it."""
         if self._server is None:
             await self._engine.stop()
             return
-        self._server.start_drain()
         logger.info("draining %d attempts", self._server.num_attempts())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.timeouts.drain_s):
-                while self._server.num_attempts():
-                    await asyncio.sleep(_DRAIN_POLL_S)
+        await self._server.drain(self.settings.timeouts.drain_s)
         for task in self._tasks:
             task.cancel()
         await self._membership.release(self.replica_id)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 MAX_UNPROVED = 256
 """Connections before their proof; one more drops the oldest. 256: each may hold a frame of 64 KiB, 16 MiB together; a handshake
 takes one round trip, so an ingress is dropped only where more than 255 others connect within it, and then it dials again."""
+
+_DRAIN_POLL_S = 0.1
 
 
 class Engine(Protocol):
@@ -71,7 +74,7 @@ class ReplicaServer:
         self.engine = engine
         self.ready = ready
         self.load = EngineLoad()
-        self.draining = False
+        self._drain_ends_at: float | None = None
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
         self._tls = tls
@@ -111,12 +114,28 @@ class ReplicaServer:
         for link in list(self.open_links()):
             link.send_heartbeat()
 
-    def start_drain(self) -> None:
-        """Tell every ingress at once to send nothing new; what runs goes on."""
-        self.draining = True
+    @property
+    def draining(self) -> bool:
+        return self._drain_ends_at is not None
+
+    def drain_left_s(self) -> float | None:
+        """Return the seconds until the drain is over, >= 0; None while there is none."""
+        if self._drain_ends_at is None:
+            return None
+        return max(0.0, self._drain_ends_at - time.monotonic())
+
+    def start_drain(self, limit_s: float) -> None:
+        """Tell every ingress at once to send nothing new, and when the drain ends: before that they move what still runs."""
+        self._drain_ends_at = time.monotonic() + limit_s
         for link in self._unproved:
             link.start_drain()
         self.send_heartbeats()
+
+    async def drain(self, limit_s: float) -> None:
+        """Start the drain; return when nothing runs any more, or after ``limit_s``."""
+        self.start_drain(limit_s)
+        while self.num_attempts() and self.drain_left_s():
+            await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self, code: str, reason: str) -> None:
         """Say goodbye on every link and stop listening."""
@@ -279,7 +298,7 @@ class _Link(asyncio.Protocol):
                 running=load.running,
                 waiting=load.waiting,
                 kv_usage=min(1.0, max(0.0, load.kv_usage)),
-                draining=server.draining,
+                drain_left_s=server.drain_left_s(),
             )
         )
 

@@ -70,6 +70,8 @@ class Link:
     waiting: int = 0
     """In the engine's queue, by the last heartbeat; so many of them are this ingress's as of all that the engine then had."""
     beat_running: int = 0
+    moves_from: float | None = None
+    """When requests may begin to move away; None while no drain's end was told."""
     running: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Attempt id -> prompt and output so far, by start."""
     held: dict[str, str] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.waiting_since: dict[str, float] = {}
         self.stale: list[tuple[str, Output]] = []
         self.start_s: dict[str, float] = {}
+        self.ticks = False
 
     def live(self) -> list[str]:
         return [i for i, r in self.requests.items() if not r.outcomes]
@@ -137,12 +140,21 @@ class FleetMachine(RuleBasedStateMachine):
         self.handle(LinkLost(replica_id, end))
 
     @precondition(lambda self: self.links)
-    @rule(data=st.data(), draining=st.booleans(), waiting=st.sampled_from([0, 0, 1, 2]))
-    def heartbeat(self, data: st.DataObject, draining: bool, waiting: int) -> None:
+    @rule(
+        data=st.data(),
+        draining=st.booleans(),
+        waiting=st.sampled_from([0, 0, 1, 2]),
+        left_s=st.sampled_from([0.0, 2.0, 8.0, 600.0]),
+    )
+    def heartbeat(self, data: st.DataObject, draining: bool, waiting: int, left_s: float) -> None:
         replica_id = data.draw(st.sampled_from(sorted(self.links)))
         link = self.links[replica_id]
         link.heard_at, link.draining, link.waiting, link.beat_running = self.now, draining, waiting, len(link.running)
-        self.handle(HeartbeatArrived(replica_id, 1, len(link.running), waiting, 0.5, draining=draining))
+        if not draining:
+            link.moves_from = None
+        elif link.moves_from is None:
+            link.moves_from = self.now + left_s / 2 if left_s < 120 else self.now + left_s - 60
+        self.handle(HeartbeatArrived(replica_id, 1, len(link.running), waiting, 0.5, draining, left_s))
 
     @precondition(lambda self: any(k.running for k in self.links.values()))
     @rule(data=st.data(), wrong=st.sampled_from([False, False, False, True]), late=st.booleans())
@@ -190,7 +202,9 @@ class FleetMachine(RuleBasedStateMachine):
         silent = [i for i, k in self.links.items() if self.now - k.heard_at > TIMEOUT_S]
         for replica_id in silent:
             self.forget(replica_id, LinkEnd.UNRESPONSIVE)
+        self.ticks = True  # nothing else moves requests
         instructions = self.handle(Ticked())
+        self.ticks = False
         assert [i.replica_id for i in instructions if isinstance(i, CloseLink)] == silent
         assert all(self.now - self.waiting_since[i] <= NO_REPLICA_S and not self.stands_still(i) for i in self.queue)
 
@@ -280,6 +294,8 @@ class FleetMachine(RuleBasedStateMachine):
             case AbortAttempts(replica_id, attempt_ids):
                 for attempt_id in attempt_ids:
                     self.links[replica_id].running.pop(attempt_id, None)
+                    if self.ticks:
+                        self.move(attempt_id, self.links[replica_id])
             case DeliverOutputs(delivered):
                 for output in delivered:
                     assert isinstance(output, Output)
@@ -289,6 +305,22 @@ class FleetMachine(RuleBasedStateMachine):
             case CloseLink(replica_id):
                 assert replica_id not in self.links
         return None
+
+    def move(self, attempt_id: str, link: Link) -> None:
+        """The request leaves a link that drains, and is the next to start."""
+        request_id = attempt_id.split("@")[0]
+        request = self.requests[request_id]
+        assert link.held[request_id] == attempt_id
+        assert link.moves_from is not None
+        assert self.now >= link.moves_from
+        assert any(not k.draining and not k.waiting and len(k.held) < k.credit for k in self.links.values())
+        assert not self.is_stuck(request)
+        assert not self.queue
+        del link.held[request_id]
+        request.moves += 1
+        request.lost_at = self.now if request.lost_at is None else request.lost_at
+        self.queue.append(request_id)
+        self.waiting_since[request_id] = self.now
 
     def start(self, start: StartAttempt) -> Event | None:
         request, link = self.requests[start.request_id], self.links[start.replica_id]

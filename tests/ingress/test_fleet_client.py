@@ -99,7 +99,7 @@ async def test_a_draining_replica_finishes_what_it_has_and_gets_nothing_new() ->
         await f.join("a")
         first = await f.front.add("r0", PROMPT, max_tokens=1)
         await until(lambda: f.running("a") == ["r0@0"])
-        f.replicas["a"].server.start_drain()
+        f.replicas["a"].server.start_drain(60.0)
         await until(lambda: not f.client.is_ready())
         await f.front.add("r1", PROMPT)
         f.replicas["a"].engine.step()
@@ -115,7 +115,7 @@ async def test_a_replica_that_drains_gets_nothing_through_a_link_that_has_just_o
     async with fleet() as f:
         await f.front.add("r", PROMPT)
         draining = f.replicas["a"] = await start_replica(f.settings, "a")
-        draining.server.start_drain()
+        draining.server.start_drain(60.0)
         f.client.set_members([draining.lease])
         await until(lambda: f.client.fleet.replicas)
         await f.join("b")

@@ -165,7 +165,7 @@ async def test_a_sibling_that_would_start_after_the_failure_does_not() -> None:
         await f.front.add("1_r", PROMPT, parent="r", **grammar)
         await f.front.add("next", PROMPT)
         await until(lambda: f.running("b") == ["busy@0"])
-        f.replicas["b"].server.start_drain()
+        f.replicas["b"].server.start_drain(60.0)
         await until(lambda: f.client.fleet.replicas["b"].draining)
         f.replicas["a"].relay.cut()
         # The link comes back, and with it the room for "1_r", which its sibling's failure has ended meanwhile.

@@ -46,6 +46,8 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
         'serve_app_requests_total{model="tiny",outcome="aborted"} 1.0',
         'serve_app_resumptions_total{model="tiny"} 0.0',
         'serve_app_resumptions_total{model="idle"} 0.0',
+        'serve_app_moved_total{model="tiny"} 0.0',
+        'serve_app_moved_total{model="idle"} 0.0',
         'serve_app_replica_held{model="tiny",replica="a"} 1.0',
         'serve_app_replica_held{model="tiny",replica="b"} 0.0',
         'serve_app_replica_outstanding_tokens{model="tiny",replica="a"} 15.0',

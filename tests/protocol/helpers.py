@@ -151,6 +151,7 @@ messages_to_ingress = st.one_of(
         waiting=counts,
         kv_usage=st.floats(0, 1),
         draining=st.booleans(),
+        drain_left_s=st.floats(0, 1e9),
     ),
     st.builds(Outputs, buffers=buffers),
     st.builds(Result, call_id=counts, error=st.just("") | ids, value=st.binary(max_size=64)),

@@ -143,7 +143,7 @@ SAMPLE_TO_REPLICA = TO_REPLICA + wire_of(
     ]
 )
 SAMPLE_TO_INGRESS = TO_INGRESS + wire_of(
-    [Heartbeat(1, 1, 0, 0.25, False), Outputs([b"o" * 40]), Result(1, "", b"\xc0"), Goodbye("shutdown", "drained")]
+    [Heartbeat(1, 1, 0, 0.25, False, 0.0), Outputs([b"o" * 40]), Result(1, "", b"\xc0"), Goodbye("shutdown", "drained")]
 )
 
 
@@ -257,7 +257,7 @@ def test_the_ingress_refuses_its_own_faults_and_the_link_goes_on() -> None:
 def test_the_replica_refuses_its_own_faults_and_the_link_goes_on() -> None:
     ingress, replica = open_pair()
     with pytest.raises(MalformedMessage):
-        replica.send_heartbeat(step=1, running=0, waiting=0, kv_usage=1.5, draining=False)
+        replica.send_heartbeat(step=1, running=0, waiting=0, kv_usage=1.5)
     with pytest.raises(FrameTooLarge):
         replica.send_result(1, "", b"x" * MAX_FRAME_BYTES)
     assert ingress.receive_data(replica.send_result(1, "", b"x")) == [Result(1, "", b"x")]
@@ -267,10 +267,10 @@ def test_every_message_of_an_open_link_arrives() -> None:
     ingress, replica = open_pair()
     wire = ingress.ping() + ingress.send_add("a", [b"x", memoryview(b"y")]) + ingress.send_call(7, "reset", b"\x90")
     assert replica.receive_data(wire) == [Ping(), Add("a", [b"x", b"y"]), Call(7, "reset", b"\x90")]
-    wire = replica.send_heartbeat(step=5, running=1, waiting=2, kv_usage=0.5, draining=True)
+    wire = replica.send_heartbeat(step=5, running=1, waiting=2, kv_usage=0.5, drain_left_s=7.5)
     wire += outputs(b"o") + replica.send_result(7, "e" * 20_000, b"")
     assert ingress.receive_data(wire) == [
-        Heartbeat(5, 1, 2, 0.5, True),
+        Heartbeat(5, 1, 2, 0.5, True, 7.5),
         Outputs([b"o"]),
         Result(7, "e" * 10_000, b""),
     ]
@@ -287,7 +287,7 @@ def test_closing_says_why_once_and_nothing_is_sent_after_it() -> None:
     ingress, replica = open_pair()
     assert frames_in(replica.close("shutdown", "x\ud800" * 600)) == [Goodbye("shutdown", "x?" * 500)]
     with pytest.raises(UnexpectedMessage) as refused:
-        replica.send_heartbeat(step=1, running=0, waiting=0, kv_usage=0.0, draining=False)
+        replica.send_heartbeat(step=1, running=0, waiting=0, kv_usage=0.0)
     assert (refused.value.message, refused.value.state) == ("Heartbeat", "closed")
     with pytest.raises(UnexpectedMessage):
         replica.close("shutdown", "") or replica.send_result(1, "", b"")

@@ -77,7 +77,7 @@ class LinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.replica.state is State.OPEN)
     @rule()
     def heartbeat_and_result(self) -> None:
-        self.to_ingress += self.replica.send_heartbeat(step=1, running=len(self.running), waiting=0, kv_usage=0.0, draining=False)
+        self.to_ingress += self.replica.send_heartbeat(step=1, running=len(self.running), waiting=0, kv_usage=0.0)
         if self.calls:
             self.to_ingress += self.replica.send_result(self.calls.pop(0), "", b"")
 

@@ -28,7 +28,7 @@ from tests.protocol.helpers import CAPABILITIES
 
 HELLO = Hello(1, "0.32.0", "ingress-1", "tiny", "ff", b"i" * 32)
 CHALLENGE = Challenge(1, "0.32.0", "replica-1", "tiny", "ff", b"r" * 32, b"p" * 32, 8, False, CAPABILITIES)
-HEARTBEAT = Heartbeat(1, 2, 3, 0.5, False)
+HEARTBEAT = Heartbeat(1, 2, 3, 0.5, True, 9.5)
 
 
 @given(message=helpers.messages)
@@ -92,6 +92,8 @@ def replaced(message: Message, **changes: Any) -> Message:
         replaced(HEARTBEAT, kv_usage=float("nan")),
         replaced(HEARTBEAT, step=-1),
         replaced(HEARTBEAT, draining=1),
+        replaced(HEARTBEAT, drain_left_s=-0.1),
+        replaced(HEARTBEAT, drain_left_s=float("inf")),
         Add("", [b""]),
         Add("x" * 257, [b""]),
         Add("a", []),

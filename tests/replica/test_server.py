@@ -187,12 +187,13 @@ async def test_a_heartbeat_tells_the_load_and_a_drain_is_told_at_once() -> None:
         add(probe, "r@0")
         await until(lambda: told)
         replica.server.on_engine_message(pipe.StepOutputs(5, 9, 0.0, 3, 2, 1.5, [], b"no such slot", 1))
-        replica.server.start_drain()
+        replica.server.start_drain(60.0)
         await until(lambda: len(probe.messages) == 2)
-    assert probe.messages == [
-        Heartbeat(0, 0, 0, 0.0, draining=False),
-        Heartbeat(9, 3, 2, 1.0, draining=True),
-    ]
+    before, after = probe.messages
+    assert before == Heartbeat(0, 0, 0, 0.0, draining=False, drain_left_s=0.0)
+    assert isinstance(after, Heartbeat)
+    assert 0.0 < after.drain_left_s <= 60.0
+    assert after == Heartbeat(9, 3, 2, 1.0, draining=True, drain_left_s=after.drain_left_s)
     await replica.close()
 
 
@@ -201,7 +202,7 @@ async def test_a_drain_that_begins_between_connection_and_hello_is_in_the_challe
     replica = await start_replica(settings(), "a")
     reader, writer = await asyncio.open_connection("127.0.0.1", replica.port)
     await until(lambda: replica.server._unproved)
-    replica.server.start_drain()
+    replica.server.start_drain(60.0)
     ingress = Probe().new_connection()
     writer.write(ingress.initiate())
     while ingress.peer is None:

@@ -1,0 +1,103 @@
+"""Which request leaves a replica that drains before its budget is over, and when.
+
+Pure. Only ``FleetState`` calls this module. Streams may end by themselves for the first part of the budget; in the last part,
+its *window*, those that are left move to other replicas, one after the other. At the end of the budget the replica says goodbye,
+and what it still holds is queued at once: that is right, but all of it then needs a prefill in the same moment.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from serve_app.core.request import RequestState, Resume
+from serve_app.core.routing import ReplicaState
+
+WINDOW_SHARE = 0.5
+"""The window's part of the budget that is left when the ingress hears of the drain."""
+MAX_WINDOW_S = 60.0
+"""With 10 moves a second, which a few replicas have the prefills for, 450 streams leave within its first three quarters."""
+LATE_SHARE = 0.25
+"""The last part of the window: nothing is planned in it, so that whatever found no room earlier may go as soon as there is some."""
+MAX_UNANSWERED = 4
+"""No replica gets another moved request while this many, which it took over from others, still wait for their next token there."""
+MAX_UNANSWERED_LATE = 32
+"""The same in the last part of the window. Goodbye would bring the replica all of them at once."""
+
+
+@dataclass(slots=True)
+class Drain:
+    """The drain of one replica. ``paced_at`` is when the latest move was planned; the first is planned from ``begins_at`` on."""
+
+    begins_at: float
+    late_at: float
+    paced_at: float
+
+    @classmethod
+    def told(cls, left_s: float, *, now: float) -> "Drain":
+        """Return the drain of a replica that will say goodbye in ``left_s``, >= 0."""
+        window_s = min(MAX_WINDOW_S, left_s * WINDOW_SHARE)
+        begins_at = now + left_s - window_s
+        return cls(begins_at, late_at=now + left_s - window_s * LATE_SHARE, paced_at=begins_at)
+
+    def next_at(self, num_left: int) -> float:
+        """Return when the next of ``num_left`` >= 1 requests is to move: they share the time until ``late_at`` equally."""
+        return self.paced_at + max(0.0, self.late_at - self.paced_at) / num_left
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A request that is to leave ``replica_id`` now, and how many unanswered ones its next replica may have."""
+
+    request: RequestState
+    replica_id: str
+    max_unanswered: int
+    planned_at: float
+
+
+class Drains:
+    """The drains that this ingress has been told of."""
+
+    def __init__(self) -> None:
+        self.num_moved = 0
+        self._drains: dict[str, Drain] = {}
+
+    def told(self, replica_id: str, left_s: float, *, now: float) -> None:
+        """Plan by what the replica said first: of its later words only the delay on the way differs."""
+        if replica_id not in self._drains:
+            self._drains[replica_id] = Drain.told(left_s, now=now)
+
+    def forget(self, replica_id: str) -> None:
+        self._drains.pop(replica_id, None)
+
+    def due(self, replicas: Mapping[str, ReplicaState], *, now: float) -> Move | None:
+        """Return the request that is to move next; None while none is."""
+        for replica_id, drain in self._drains.items():
+            if now < drain.begins_at or not (left := movable(replicas[replica_id].held.values())):
+                continue
+            if now >= (planned_at := drain.next_at(len(left))):
+                limit = MAX_UNANSWERED if now < drain.late_at else MAX_UNANSWERED_LATE
+                return Move(max(left, key=_urgency), replica_id, limit, planned_at)
+        return None
+
+    def moved(self, move: Move) -> None:
+        self.num_moved += 1
+        self._drains[move.replica_id].paced_at = move.planned_at
+
+    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
+        """Assert that every drain is one of a replica that drains."""
+        assert all(replicas[replica_id].draining for replica_id in self._drains)
+
+
+def movable(requests: Iterable[RequestState]) -> list[RequestState]:
+    """Return those that another replica can go on with. The others stay to the very end: their answers may be over before."""
+    return [r for r in requests if r.resume is not Resume.NEVER or not r.emitted_ids]
+
+
+def takes_moved(replica: ReplicaState, max_unanswered: int) -> bool:
+    """Return whether a moved request would be computed at once: on a full engine it would be silent, where it is it streams on."""
+    unanswered = sum(r.lost_at is not None for r in replica.held.values())
+    return replica.has_room() and replica.waiting == 0 and unanswered < max_unanswered
+
+
+def _urgency(request: RequestState) -> tuple[bool, bool, int]:
+    """First what has no token yet, which costs nobody anything; last what is replayed from its start or may soon be over."""
+    return not request.emitted_ids, request.resume is not Resume.REPLAY, request.max_tokens
