@@ -20,7 +20,7 @@ class EnginePhases(msgspec.Struct, array_like=True, frozen=True):
     load_s: float
     """Configuration and weights; of a model hub's model, their download too."""
     warm_up_s: float
-    """Profile run, KV cache, compilation, graph capture, scheduler."""
+    """Profile run, KV cache, compilation, graph capture, scheduler; at the supervisor, the first token too, which is nobody's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,17 @@ MAX_GAP_S = 4 * LOOK_EVERY_S
 """Of the time between two looks: what is beyond, the supervisor itself has missed."""
 
 
+def answers_probe(message: pipe.FromEngine) -> bool | None:
+    """Return whether this ends a probe; None if it is no word of one."""
+    match message:
+        case pipe.StepOutputs(slot=pipe.PROBE_SLOT):
+            return bool(message.finished)
+        case pipe.CallResult(slot=pipe.PROBE_SLOT):
+            # An error answers, too: the engine's own loop has raised it.
+            return bool(message.error) or not msgspec.msgpack.decode(message.value, type=bool)
+    return None
+
+
 class EngineWatch:
     """Watches one engine core process from the moment it is ready. ``on_hung`` is called once at most."""
 
@@ -68,18 +79,13 @@ class EngineWatch:
 
     def heard(self, message: pipe.FromEngine) -> bool:
         """Take note of what the engine said; return whether that was for this watch alone."""
+        if (answered := answers_probe(message)) is not None:
+            if answered:
+                self._take(ProbeAnswered())
+            return True
         match message:
-            case pipe.StepOutputs(slot=pipe.PROBE_SLOT):
-                if message.finished:
-                    self._take(ProbeAnswered())
-                return True
             case pipe.StepOutputs():
                 self._take(Stepped(message.step))
-            case pipe.CallResult(slot=pipe.PROBE_SLOT):
-                # An error answers, too: the engine's own loop has raised it.
-                if message.error or not msgspec.msgpack.decode(message.value, type=bool):
-                    self._take(ProbeAnswered())
-                return True
             case pipe.CallResult():
                 self._take(CallEnded())
         return False

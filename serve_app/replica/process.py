@@ -4,10 +4,12 @@ import asyncio
 import logging
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.core.health import HealthLimits
@@ -15,7 +17,7 @@ from serve_app.engine_args import engine_core_args, engine_environment
 from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineStartFailed
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.replica import pipe
-from serve_app.replica.health import MAX_GAP_S, EngineWatch
+from serve_app.replica.health import LOOK_EVERY_S, MAX_GAP_S, EngineWatch, answers_probe
 from serve_app.replica.process_group import end_group
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class EngineProcess:
         self._on_message = on_message
         self._on_lost = on_lost
         self._ready: asyncio.Future[pipe.EngineReady] | None = None
+        self._first_token: asyncio.Future[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.Transport | None = None
         self._watch: EngineWatch | None = None
@@ -80,18 +83,20 @@ class EngineProcess:
         timeout_s: float,
         max_frame_bytes: int,
     ) -> pipe.EngineReady:
-        """Start the process and wait until its engine can serve. It makes no frame of outputs over ``max_frame_bytes``.
+        """Start the process and wait until its engine has made a token, if its model makes any from a prompt of one token alone.
+
+        No frame of its outputs is over ``max_frame_bytes``.
 
         Args:
             model_path: Awaited while the process imports vLLM, which takes as long as many a download. Its errors are raised on.
             timeout_s: For the engine, once it has the path.
 
         Raises:
-            EngineStartFailed: It ended, or was not ready in time; nothing is left running.
+            EngineStartFailed: It ended, or had no token in time; nothing is left running.
         """
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
-        self._ready = loop.create_future()
+        self._ready, self._first_token = loop.create_future(), loop.create_future()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "serve_app.replica.engine", str(theirs.fileno())),
@@ -106,12 +111,14 @@ class EngineProcess:
             engine_args = engine_core_args(model, path)
             limits = {"max_frame_bytes": max_frame_bytes, "supervisor_silence_s": self._health.eject_after_s}
             self._hand_over({"engine_args": engine_args, "device": model.device, **limits})
-            ready = await asyncio.wait_for(self._ready, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                ready = await self._make_first_token(await self._ready)
             self._begin_watch(model)
             return ready
         except TimeoutError:
             await self.stop()
-            raise EngineStartFailed(model=model.name, reason=f"not ready after {timeout_s:g} s") from None
+            missing = "not ready" if self._ready.cancelled() else "ready, but without a first token"
+            raise EngineStartFailed(model=model.name, reason=f"{missing} after {timeout_s:g} s") from None
         except EngineStartFailed:
             await self.stop()
             raise EngineStartFailed(model=model.name, reason=self._failure) from None
@@ -119,6 +126,20 @@ class EngineProcess:
             self._ready.cancel()
             await self.stop()
             raise
+
+    async def _make_first_token(self, ready: pipe.EngineReady) -> pipe.EngineReady:
+        """Some engines fail or hang with their first token, which is no request's then. Its time is added to that of the warm-up."""
+        assert self._first_token is not None
+        began = time.monotonic()
+        self._write(pipe.Ping(probe=True))
+        try:
+            while not (await asyncio.wait([self._first_token], timeout=LOOK_EVERY_S))[0]:
+                self._write(pipe.Ping(probe=False))  # the engine core kills a supervisor that falls silent after a ping
+            self._first_token.result()
+        finally:
+            self._first_token.cancel()
+        warm_up_s = ready.phases.warm_up_s + time.monotonic() - began
+        return replace(ready, phases=replace(ready.phases, warm_up_s=warm_up_s))
 
     async def _unless_it_ends(self, model_path: Awaitable[str]) -> str:
         """Return the path; if the process ends before it is there, raise EngineStartFailed at once."""
@@ -182,7 +203,11 @@ class EngineProcess:
             assert self._ready is not None
             if not self._ready.done():
                 self._ready.set_result(message)
-        elif self._watch is None or not self._watch.heard(message):
+        elif self._watch is None:
+            assert self._first_token is not None
+            if answers_probe(message) and not self._first_token.done():
+                self._first_token.set_result(None)
+        elif not self._watch.heard(message):
             self._on_message(message)
 
     def _hung(self, error: EngineHung) -> None:
@@ -205,7 +230,8 @@ class EngineProcess:
     def _closed(self) -> None:
         self._failure = self._failure or "the engine core process ended without a word (killed, or out of memory?)"
         assert self._ready is not None
-        if not self._ready.done():
-            self._ready.set_exception(EngineStartFailed(model="", reason=self._failure))
-        else:
-            self._lose(EngineDied(self._failure))
+        for awaited in (self._ready, self._first_token):
+            if awaited is not None and not awaited.done():
+                awaited.set_exception(EngineStartFailed(model="", reason=self._failure))
+                return
+        self._lose(EngineDied(self._failure))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,18 @@ from serve_app.testing.fleet import in_loop
 MODEL = ModelSettings(name="tiny", model="/models/tiny")
 HANGS = "import threading; threading.Event().wait()"
 
+READY = """
+import pathlib, socket, sys
+from serve_app.protocol.messages import Capabilities
+from serve_app.replica import pipe
+from serve_app.replica.cold_start import EnginePhases
+end = pipe.EngineEnd(socket.socket(fileno=int(sys.argv[1])))
+end.send(pipe.EngineReady("0.32.0", "f" * 16, Capabilities(2048, 128, 512, ("generate",)), 8, EnginePhases(0.0, 0.0, 0.0)))
+pathlib.Path(__file__).with_name("said_ready").touch()
+sys.stdin.buffer.read()
+"""
+"""Says that its engine is ready, and does nothing for it."""
+
 
 def environment(folder: Path, vllm: str) -> dict[str, str]:
     """Return an environment in which vLLM is one module with this source."""
@@ -26,7 +39,7 @@ def engine() -> EngineProcess:
     return EngineProcess(HealthSettings(), on_message=lambda message: None, on_lost=lambda error: None)
 
 
-async def start(process: EngineProcess, path: asyncio.Future[str], env: dict[str, str], *, timeout_s: float = 60.0) -> None:
+async def start(process: EngineProcess, path: Awaitable[str], env: dict[str, str], *, timeout_s: float = 60.0) -> None:
     await process.start(MODEL, path, environment=env, timeout_s=timeout_s, max_frame_bytes=1 << 20)
 
 
@@ -59,6 +72,28 @@ async def test_the_limit_counts_from_the_files_on(tmp_path: Path) -> None:
     path.set_result("/models/tiny")
     with pytest.raises(EngineStartFailed, match=r"the engine core of 'tiny' did not start: not ready after 0\.1 s"):
         await start(process, path, environment(tmp_path, HANGS), timeout_s=0.1)
+    assert is_gone(process)
+
+
+async def once_ready(folder: Path) -> str:
+    while not (folder / "said_ready").exists():
+        await asyncio.sleep(0.01)
+    return "/models/tiny"
+
+
+@in_loop
+async def test_an_engine_that_is_ready_but_hangs_with_its_first_token_has_not_started(tmp_path: Path) -> None:
+    process = engine()
+    with pytest.raises(EngineStartFailed, match=r"of 'tiny' did not start: ready, but without a first token after 1 s"):
+        await start(process, once_ready(tmp_path), environment(tmp_path, READY + HANGS), timeout_s=1.0)
+    assert is_gone(process)
+
+
+@in_loop
+async def test_an_engine_that_fails_with_its_first_token_has_not_started(tmp_path: Path) -> None:
+    process = engine()
+    with pytest.raises(EngineStartFailed, match="the engine core of 'tiny' did not start: RuntimeError: no kernel image"):
+        await start(process, once_ready(tmp_path), environment(tmp_path, READY + "raise RuntimeError('no kernel image')"))
     assert is_gone(process)
 
 
