@@ -64,6 +64,8 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
     surge = model.replicas.surge
     # Per cent, rounded up to whole replicas: 1 is one replica of up to 100.
     options["max_surge_percent"] = int(model.device == "cpu") if surge is None else surge
+    # Without surge: Serve rounds this share of the replicas down, but to one at least. Its own 0.2 would take two of ten at once.
+    options["rolling_update_percentage"] = 1e-9
     scaling = _scaling(model.replicas.min, model.replicas.max, model.replicas.initial)
     return serve.deployment(Replica, name=replica_deployment(model), **options, **scaling)
 

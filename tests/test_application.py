@@ -1,6 +1,8 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve._private.deployment_state import DeploymentState
 
 from serve_app.application import autoscaling_policy, build, serve_config
 from serve_app.config import parse_settings
@@ -76,6 +78,15 @@ def test_a_new_ingress_listens_before_an_old_one_stops_and_gpus_are_not_asked_fo
     built = deployments({"models": {"big": SCALED, "tiny": TINY, "spare": spare}})
     surge = {name: d._deployment_config.max_surge_percent for name, d in built.items()}
     assert surge == {"ingress": 100, "replica-big": 0, "replica-tiny": 1, "replica-spare": 0}
+
+
+def test_an_update_without_surge_stops_one_replica_at_a_time_however_many_there_are() -> None:
+    config = deployments({"models": {"big": SCALED}})["replica-big"]._deployment_config
+    target = SimpleNamespace(target_num_replicas=50)
+    state: Any = SimpleNamespace(
+        _deployed_info=SimpleNamespace(deployment_config=config), _target_state=target, _is_gang_deployment=False
+    )
+    assert DeploymentState._rollout_size(state) == 1
 
 
 def test_ingresses_report_for_a_model_that_may_scale_also_where_they_may_not() -> None:
