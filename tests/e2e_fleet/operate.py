@@ -8,23 +8,42 @@ from pathlib import Path
 
 from serve_app.cli.cluster import connect, find_run
 from serve_app.cli.up import deploy
-from serve_app.config import load_settings
+from serve_app.config import Settings, load_settings
+from serve_app.deployments import replica_deployment
 
 
 def main() -> None:
-    """``redeploy FILE`` hands a changed configuration to Serve; ``delete FILE`` deletes its application. Waits for neither."""
-    action, file = sys.argv[1:]
+    """Do one of these with the configuration in FILE, and wait for none.
+
+    ``redeploy FILE`` hands it to Serve, ``scale FILE MODEL COUNT`` with another number of replicas; ``delete FILE`` deletes its
+    application.
+    """
+    action, file, *arguments = sys.argv[1:]
     settings = load_settings(Path(file))
     run = find_run(settings.name)
     connect(run.ray_address, settings.name, run.ray_token)
     if action == "redeploy":
         deploy(settings)
+    elif action == "scale":
+        scale(settings, *arguments)
     elif action == "delete":
         from ray import serve
 
         serve.delete(settings.name, _blocking=False)
     else:
         raise SystemExit(f"unknown action {action!r}")
+
+
+def scale(settings: Settings, model: str, count: str) -> None:
+    """Change nothing but the number of replicas: those that stay and the ingresses are left as they are."""
+    from ray.serve.context import _get_global_client  # late, as all that imports Ray: `connect` first sets its token
+    from ray.serve.schema import ServeDeploySchema
+
+    from serve_app.application import serve_config
+
+    config = serve_config(settings)
+    config["applications"][0]["deployments"] = [{"name": replica_deployment(settings.models[model]), "num_replicas": int(count)}]
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=False)
 
 
 if __name__ == "__main__":

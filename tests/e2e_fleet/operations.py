@@ -47,11 +47,11 @@ class Fleet:
         """Run ``serve-app`` with the fleet's own cache folder, where ``up`` keeps its run file."""
         return self._run("serve_app.cli.main", *arguments)
 
-    def operate(self, action: str, config: Mapping[str, Any]) -> None:
+    def operate(self, action: str, config: Mapping[str, Any], *arguments: str) -> None:
         """Hand Serve a configuration, as `operate` says."""
         file = self.home / "changed.yaml"
         file.write_text(yaml.safe_dump(dict(config)))
-        result = self._run("tests.e2e_fleet.operate", action, str(file))
+        result = self._run("tests.e2e_fleet.operate", action, str(file), *arguments)
         assert result.returncode == 0, result.stderr
 
     def _run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
