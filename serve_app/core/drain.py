@@ -25,18 +25,17 @@ MAX_UNANSWERED_LATE = 32
 
 @dataclass(slots=True)
 class Drain:
-    """The drain of one replica. ``paced_at`` is when the latest move was planned; the first is planned from ``begins_at`` on."""
+    """The drain of one replica: ``paced_at`` is when the latest move was planned, before the first one when the window begins."""
 
-    begins_at: float
-    late_at: float
     paced_at: float
+    late_at: float
+    """When the last part of the window begins."""
 
     @classmethod
     def told(cls, left_s: float, *, now: float) -> "Drain":
         """Return the drain of a replica that will say goodbye in ``left_s``, >= 0."""
         window_s = min(MAX_WINDOW_S, left_s * WINDOW_SHARE)
-        begins_at = now + left_s - window_s
-        return cls(begins_at, late_at=now + left_s - window_s * LATE_SHARE, paced_at=begins_at)
+        return cls(paced_at=now + left_s - window_s, late_at=now + left_s - window_s * LATE_SHARE)
 
     def next_at(self, num_left: int) -> float:
         """Return when the next of ``num_left`` >= 1 requests is to move: they share the time until ``late_at`` equally."""
@@ -71,9 +70,8 @@ class Drains:
     def due(self, replicas: Mapping[str, ReplicaState], *, now: float) -> Move | None:
         """Return the request that is to move next; None while none is."""
         for replica_id, drain in self._drains.items():
-            if now < drain.begins_at or not (left := movable(replicas[replica_id].held.values())):
-                continue
-            if now >= (planned_at := drain.next_at(len(left))):
+            left = movable(replicas[replica_id].held.values())
+            if left and now >= (planned_at := drain.next_at(len(left))):
                 limit = MAX_UNANSWERED if now < drain.late_at else MAX_UNANSWERED_LATE
                 return Move(max(left, key=_urgency), replica_id, limit, planned_at)
         return None

@@ -97,7 +97,23 @@ def test_moves_begin_in_the_second_half_and_at_most_a_minute_before_the_end(
     left_s: float, begins_at: float, late_at: float
 ) -> None:
     assert MAX_WINDOW_S == 60.0
-    assert Drain.told(left_s, now=0.0) == Drain(begins_at, late_at, begins_at)
+    assert Drain.told(left_s, now=0.0) == Drain(paced_at=begins_at, late_at=late_at)
+
+
+def test_a_replica_that_has_not_answered_four_moves_gets_no_fifth_until_late() -> None:
+    fleet = fleet_of("a", credit=40, heartbeat_timeout_s=1000.0)
+    for number in range(40):
+        run(fleet, arrived(f"r{number}", max_tokens=90), outputs("a", Output(f"r{number}@0", [7])))
+    run(fleet, LinkOpened("b", 40), draining("a", 8.0))
+    assert num_starts(run(fleet, Ticked(), now=6.9)) == MAX_UNANSWERED == 4
+    assert num_starts(run(fleet, Ticked(), now=6.95)) == 0
+    (first, *_) = fleet.replicas["b"].held.values()
+    assert num_starts(run(fleet, outputs("b", Output(first.attempt_id, [8])), Ticked(), now=6.99)) == 1
+    assert num_starts(run(fleet, Ticked(), now=7.0)) == MAX_UNANSWERED_LATE - 4 == 28
+
+
+def num_starts(instructions: list[Instruction]) -> int:
+    return sum(isinstance(i, StartAttempt) for i in instructions)
 
 
 @dataclass
@@ -162,13 +178,13 @@ def test_each_stream_moves_at_most_once_never_beyond_room_and_none_that_must_sta
     while world.now < budget_s:
         world.tick()  # `run` validates: never more than the credit
     plan = Drain.told(budget_s, now=0.0)
-    assert all(at >= plan.begins_at for at in world.moved_at)
+    assert all(at >= plan.paced_at for at in world.moved_at)
     stay = sum(r is Resume.NEVER for r in resumes)
     assert len(world.moved_at) <= min(len(resumes) - stay, sum(credits))
     if prefill_s == 0.0 and budget_s >= 10.0:  # whoever has a place gets it in time
         assert len(world.moved_at) == min(len(resumes) - stay, sum(credits))
         at_once = max((world.moved_at.count(at) for at in world.moved_at), default=0)
-        assert at_once <= len(resumes) * 2 * TICK_S / (plan.late_at - plan.begins_at) + 2
+        assert at_once <= len(resumes) * 2 * TICK_S / (plan.late_at - plan.paced_at) + 2
     assert all(count <= 1 for count in world.emitted.values())
     ended = run(fleet, LinkLost("old", LinkEnd.SAID_GOODBYE), now=budget_s)
     assert sum(isinstance(i, FailRequest) for i in ended) == stay

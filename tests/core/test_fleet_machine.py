@@ -147,7 +147,18 @@ class FleetMachine(RuleBasedStateMachine):
         left_s=st.sampled_from([0.0, 2.0, 8.0, 600.0]),
     )
     def heartbeat(self, data: st.DataObject, draining: bool, waiting: int, left_s: float) -> None:
-        replica_id = data.draw(st.sampled_from(sorted(self.links)))
+        self.beat(data.draw(st.sampled_from(sorted(self.links))), draining, waiting, left_s)
+
+    @precondition(lambda self: any(k.held for k in self.links.values()))
+    @rule(data=st.data(), credit=st.integers(1, 3), left_s=st.sampled_from([0.0, 2.0, 8.0]))
+    def drain_beside_room(self, data: st.DataObject, credit: int, left_s: float) -> None:
+        """Rare by chance alone: a replica that holds something drains until the end of its budget, and another is new."""
+        replica_id = data.draw(st.sampled_from(sorted(i for i, k in self.links.items() if k.held)))
+        self.beat(replica_id, True, 0, left_s)
+        self.open_link(next(i for i in REPLICAS if i != replica_id), credit, False)
+        self.pass_time(left_s / 2 + 1.0)
+
+    def beat(self, replica_id: str, draining: bool, waiting: int, left_s: float) -> None:
         link = self.links[replica_id]
         link.heard_at, link.draining, link.waiting, link.beat_running = self.now, draining, waiting, len(link.running)
         if not draining:
