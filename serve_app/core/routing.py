@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from serve_app.core.request import RequestState
+from serve_app.core.request import RequestState, Trial
 
 
 @dataclass(slots=True)
@@ -30,12 +30,21 @@ class ReplicaState:
         return not self.draining and len(self.held) < self.credit
 
     def queued(self) -> list[RequestState]:
-        """Return the requests that seem to wait in the engine's queue only: the last ones, as many as are this ingress's part of it."""
+        """Return the requests that seem to wait in the engine's queue only: the last ones, as many as are this ingress's part of it.
+
+        Suspects on trial are none of them: the engine may be computing one, and an abort would hide that it was there at a crash.
+        """
         if not self.waiting:
             return []
-        unstarted = [r for r in self.held.values() if not r.emitted_ids]
+        unstarted = [r for r in self.held.values() if not r.emitted_ids and r.trial is Trial.NONE]
         part = round(self.waiting * len(self.held) / (self.running + self.waiting))
         return unstarted[max(0, len(unstarted) - part) :]
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert self.outstanding_tokens == sum(r.outstanding_tokens for r in self.held.values()) >= 0
+        assert all(r.replica_id == self.replica_id for r in self.held.values())
+        assert len(self.held) <= self.credit
 
     def describe(self) -> dict[str, Any]:
         """Return the load as plain data."""
