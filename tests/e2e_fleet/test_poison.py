@@ -13,14 +13,15 @@ import pytest
 
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet
-from tests.e2e_fleet.streams import Answer, completion, play
+from tests.e2e_fleet.streams import Answer, Ask, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("poison")]
 
 PORT = 8059
 FATAL = 77
 POISON = {"model": MODEL, "prompt": [10, FATAL, 12], "max_tokens": 20, "temperature": 0}
-ASKS = [completion(MODEL, prompt=[20 + n, 11, 12], max_tokens=600, temperature=0.5 * (n % 2), seed=n) for n in range(9)]
+LONG = completion(MODEL, max_tokens=600).body
+ASKS = [Ask("/v1/completions", {**LONG, "prompt": [20 + n, 11, 12], "temperature": 0.5 * (n % 2), "seed": n}) for n in range(9)]
 PLUGIN = f"""
 import os
 import signal
