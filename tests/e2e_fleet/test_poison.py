@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_g
 PORT = 8059
 FATAL = 77
 POISON = {"model": MODEL, "prompt": [10, FATAL, 12], "max_tokens": 20, "temperature": 0}
-LONG = completion(MODEL, max_tokens=600).body
+LONG = completion(MODEL, max_tokens=300).body
 ASKS = [Ask("/v1/completions", {**LONG, "prompt": [20 + n, 11, 12], "temperature": 0.5 * (n % 2), "seed": n}) for n in range(9)]
 PLUGIN = f"""
 import os
