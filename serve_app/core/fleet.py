@@ -207,12 +207,13 @@ class FleetState:
 
     def _end_blocked(self, now: float) -> list[Instruction]:
         """What waits and has become like a quarantined request is not tried."""
-        ended: list[Instruction] = []
-        for request in list(self.waiting.values()) if self.quarantine else ():
-            if (refusal := self.quarantine.refusal(request.fingerprint, now=now)) is not None:
-                del self.waiting[request.request_id]
-                ended.append(self._count_failed(FailRequest(request.request_id, refusal)))
-        return ended
+        waiting = list(self.waiting.values()) if self.quarantine else []
+        refusals = [
+            (r.request_id, error) for r in waiting if (error := self.quarantine.refusal(r.fingerprint, now=now)) is not None
+        ]
+        for request_id, _ in refusals:
+            del self.waiting[request_id]
+        return [self._count_failed(FailRequest(*refusal)) for refusal in refusals]
 
     def _count_failed(self, failure: FailRequest) -> FailRequest:
         del self.requests[failure.request_id]
@@ -263,17 +264,12 @@ class FleetState:
                 self._finish(request, output.finish_reason)
                 freed = True
             elif output.new_token_ids and request.trial is not Trial.NONE:
-                others.append(self._pass_trial(request))
+                self.quarantine.pass_trial(request)
+                others.append(PassTrial(replica.replica_id, request.attempt_id))
                 freed = True
             deliver.append(output)
         instructions: list[Instruction] = [DeliverOutputs(deliver, tuple(swallowed))] if deliver else []
         return instructions + others + (self._dispatch() if freed else [])
-
-    def _pass_trial(self, request: RequestState) -> PassTrial:
-        assert request.replica_id is not None
-        self.quarantine.end_trial(request)
-        request.suspect_of = None
-        return PassTrial(request.replica_id, request.attempt_id)
 
     def _count_first(self, request: RequestState, now: float) -> None:
         self.tally.prefilled_tokens += request.prompt_tokens

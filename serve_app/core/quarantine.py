@@ -70,6 +70,11 @@ class Quarantine:
         if request is not None and request.trial is Trial.IN_LINE:
             request.trial = Trial.BEGUN
 
+    def pass_trial(self, request: RequestState) -> None:
+        """The request has had a new token: it is no suspect."""
+        self.end_trial(request)
+        request.suspect_of = None
+
     def end_trial(self, request: RequestState) -> None:
         """The attempt, if it was a trial, is one no longer."""
         if request.trial is Trial.NONE:
