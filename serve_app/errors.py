@@ -6,6 +6,7 @@
       NotSupported               400  not_supported
       InvalidApiKey              401  invalid_api_key
       ModelNotFound              404  model_not_found
+      RequestQuarantined         422  request_quarantined     one like it seems to end engines
       RequestTooLarge            413  request_too_large
       BodyTooSlow                408  body_too_slow
       NoReplica                  503  no_replica              no capacity now; carries Retry-After
@@ -128,6 +129,21 @@ class ModelNotFound(ServingError):
 
     def __str__(self) -> str:
         return f"the model {self.model[:256]!r} does not exist; served here: {', '.join(self.served)}"
+
+
+@dataclass(eq=False)
+class RequestQuarantined(ServingError):
+    """Two replicas were lost while they worked on the request, or on one like it. No Retry-After: a client should not repeat it."""
+
+    http_status: ClassVar[int] = 422
+    code: ClassVar[str] = "request_quarantined"
+    blocked_s: float
+
+    def __str__(self) -> str:
+        return (
+            "two replicas were lost while they worked on a request like this one, which may be the cause; "
+            f"requests like it are refused for another {self.blocked_s:.1f} s"
+        )
 
 
 @dataclass(eq=False)

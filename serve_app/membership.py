@@ -45,6 +45,12 @@ class Lease:
     vllm_version: str = ""
     state: Literal["ready", "draining"] = "ready"
     load: dict[str, Any] = field(default_factory=dict)
+    quarantined: tuple[tuple[str, str, float], ...] = ()
+    """What an ingress has quarantined: model, fingerprint, and the seconds for which it still is."""
+
+    def concerns(self) -> tuple[object, ...]:
+        """Return what others act on at once."""
+        return self.state, self.port, {fingerprint for _, fingerprint, _ in self.quarantined}
 
 
 class LeaseBoard:
@@ -60,10 +66,10 @@ class LeaseBoard:
         self._incarnation = time.time_ns()
 
     def renew(self, lease: Lease) -> None:
-        """Add or renew a member; only a new one or another state wakes the pollers."""
+        """Add or renew a member; only a new one, another state or a new quarantine wakes the pollers."""
         known = self._leases.get(lease.replica_id)
         self._leases[lease.replica_id] = (lease, self._now() + self._expiry_s)
-        if known is None or (known[0].state, known[0].port) != (lease.state, lease.port):
+        if known is None or known[0].concerns() != lease.concerns():
             self._bump()
 
     def release(self, replica_id: str) -> None:

@@ -45,6 +45,19 @@ def test_members_are_those_whose_lease_was_renewed_in_time() -> None:
     assert leases.members() == [B, A]
 
 
+@in_loop
+async def test_a_new_quarantine_wakes_the_pollers_and_its_passing_time_does_not() -> None:
+    leases = board(Clock())
+    leases.renew(B)
+    seen, _ = await leases.wait((0, 0), FOREVER_S)
+    poison = replace(B, quarantined=(("tiny", "f", 600.0),))
+    leases.renew(poison)
+    seen, members = await leases.wait(seen, FOREVER_S)
+    assert members == [poison]
+    leases.renew(later := replace(B, quarantined=(("tiny", "f", 598.0),)))
+    assert await leases.wait(seen, 0.0) == (seen, [later])
+
+
 def test_a_member_that_stops_is_gone_at_once() -> None:
     leases = board(Clock())
     leases.renew(A)

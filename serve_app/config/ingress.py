@@ -63,6 +63,9 @@ class IngressSettings(Section):
     """Seconds a connection without a request stays open, rounded up to whole ones. 65 exceeds the 60 s of many load balancers."""
     stalled_client_s: Real = Field(default=60.0, ge=1, le=86400)
     """Seconds for which a client may take nothing of the answer that is being sent to it; then its connection is dropped."""
+    quarantine_s: Real = Field(default=600.0, gt=0, le=86400)
+    """Seconds for which requests are refused with 422 that are like one which seems to end engines: two replicas were lost while they
+    worked on it, the second time on no other suspect."""
     unready_s: Real = Field(default=1.0, ge=0, le=120)
     """Seconds a stopping ingress still accepts while /readyz says 503, so that load balancers turn away first."""
 

@@ -8,7 +8,7 @@ and what it still holds is queued at once: that is right, but all of it then nee
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from serve_app.core.request import RequestState, Resume
+from serve_app.core.request import RequestState, Resume, Trial
 from serve_app.core.routing import ReplicaState
 
 WINDOW_SHARE = 0.5
@@ -86,8 +86,11 @@ class Drains:
 
 
 def movable(requests: Iterable[RequestState]) -> list[RequestState]:
-    """Return those that another replica can go on with. The others stay to the very end: their answers may be over before."""
-    return [r for r in requests if r.resume is not Resume.NEVER or not r.emitted_ids]
+    """Return those that another replica can go on with. The others stay to the very end: their answers may be over before.
+
+    So do suspects at their trial: the abort of one might hide that it has just ended its engine.
+    """
+    return [r for r in requests if r.trial is Trial.NONE and (r.resume is not Resume.NEVER or not r.emitted_ids)]
 
 
 def takes_moved(replica: ReplicaState, max_unanswered: int) -> bool:

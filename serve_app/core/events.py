@@ -11,12 +11,13 @@ from serve_app.errors import ServingError
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """The front end added an engine request. Token counts are >= 0; ``request_id`` is new."""
+    """The front end added an engine request. Token counts are >= 0; ``request_id`` is new, ``fingerprint`` as in `RequestState`."""
 
     request_id: str
     prompt_tokens: int
     max_tokens: int
     resume: Resume
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ class LinkEnd(Enum):
     """Why a link to a replica ended. The values are what a client may be told: our words, never the peer's."""
 
     ENGINE_DIED = "its engine died"
-    """The replica said so as its last word."""
+    """The replica said so as its last word, or that its engine hung."""
+    ENGINE_STOPPED = "its engine was stopped"
+    """By a signal from outside, which no request can send."""
     BROKE_OFF = "the connection to it broke off"
     """Without a word: the replica was killed, or the network failed. Which of the two shows when the replica is linked again."""
     MISUNDERSTOOD = "what was said on the link to it broke the protocol"
@@ -78,6 +81,20 @@ class LinkLost:
 
     replica_id: str
     end: LinkEnd
+
+
+@dataclass(frozen=True, slots=True)
+class TrialBegan:
+    """The replica is about to give the attempt of a suspect to its engine. Unknown ids are ignored."""
+
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksTold:
+    """What other ingresses refuse: fingerprints, each with the seconds that are left of its block. May be told again and again."""
+
+    blocks: Sequence[tuple[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +132,8 @@ Event = (
     | LinkOpened
     | HeartbeatArrived
     | LinkLost
+    | TrialBegan
+    | BlocksTold
     | AttemptUnsendable
     | OutputsArrived
     | StartMeasured

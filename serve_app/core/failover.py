@@ -8,33 +8,38 @@ from collections.abc import Iterable
 from serve_app.core.events import LinkEnd
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import FailRequest
-from serve_app.core.request import EngineOutput, RequestState, Resume
+from serve_app.core.quarantine import Quarantine
+from serve_app.core.request import EngineOutput, RequestState, Resume, Trial
 from serve_app.core.routing import ReplicaState
-from serve_app.errors import ReplicaLost, ResumeDiverged
+from serve_app.errors import ReplicaLost, RequestQuarantined, ResumeDiverged, ServingError
+
+_BLAMED = (LinkEnd.ENGINE_DIED, LinkEnd.MISUNDERSTOOD, LinkEnd.BROKE_OFF)
+"""Ends that a request may have caused. A drain or a deaf network must not end what they only move."""
 
 
 class Failover:
     """Judges the requests of a lost replica and the outputs of later attempts."""
 
-    def __init__(self, settings: FleetSettings) -> None:
+    def __init__(self, settings: FleetSettings, quarantine: Quarantine) -> None:
         self.resumptions = 0
         """How often a request that lost its replica was queued again, since the start."""
         self._settings = settings
+        self._quarantine = quarantine
 
     def take_back(self, replica: ReplicaState, end: LinkEnd, *, now: float) -> tuple[list[RequestState], list[FailRequest]]:
         """Return which requests of a lost replica go on, in the order of their starts, and the ends of the others."""
         going_on: list[RequestState] = []
         failed: list[FailRequest] = []
         for request in replica.held.values():
+            trial = request.trial
+            self._quarantine.end_trial(request)
             request.replica_id, request.outstanding_tokens = None, 0
-            self._blame(request, replica.replica_id, end)
-            if (reason := self._why_not_again(request, now)) is None:
-                self.resumptions += 1
-                self.note_loss(request, now=now)
-                going_on.append(request)
-            else:
-                error = ReplicaLost(request=request.request_id, reason=f"{end.value}; {reason}")
+            if (error := self._end_of(request, replica.replica_id, end, trial, now)) is not None:
                 failed.append(FailRequest(request.request_id, error))
+                continue
+            self.resumptions += 1
+            self.note_loss(request, now=now)
+            going_on.append(request)
         return going_on, failed
 
     def note_loss(self, request: RequestState, *, now: float) -> None:
@@ -42,29 +47,44 @@ class Failover:
         request.waiting_since = now
         request.lost_at = now if request.lost_at is None else request.lost_at
 
+    def _end_of(self, request: RequestState, replica_id: str, end: LinkEnd, trial: Trial, now: float) -> ServingError | None:
+        """Return why the request ends with its replica; None where it goes on."""
+        if end in _BLAMED and trial is not Trial.IN_LINE:
+            if request.suspect_of is not None:  # at its trial: a suspect is given to an engine in no other way
+                self._quarantine.block(request.fingerprint, now=now)
+                return RequestQuarantined(blocked_s=self._settings.quarantine_s)
+            self._blame(request, replica_id, end)
+        reason = self._why_not_again(request, now)
+        return None if reason is None else ReplicaLost(request=request.request_id, reason=f"{end.value}; {reason}")
+
     def _blame(self, request: RequestState, replica_id: str, end: LinkEnd) -> None:
-        """Count the loss if the request may have caused it: else a drain or a deaf network would end what they only move."""
-        match end:
-            case LinkEnd.ENGINE_DIED | LinkEnd.MISUNDERSTOOD:
-                request.deaths += 1
-            case LinkEnd.BROKE_OFF:
-                request.broken_off |= {replica_id}
+        """The engine may have been computing the request when it was lost."""
+        request.suspect_of = replica_id
+        if end is LinkEnd.BROKE_OFF:
+            request.broken_off |= {replica_id}
+        else:
+            request.deaths += 1
 
     def linked_again(self, replica_id: str, requests: Iterable[RequestState]) -> None:
         """The replica is alive: its connection broke off for another reason than its death."""
         for request in requests:
             if replica_id in request.broken_off:
                 request.broken_off -= {replica_id}
+                request.suspect_of = None if request.suspect_of == replica_id else request.suspect_of
 
     def _why_not_again(self, request: RequestState, now: float) -> str | None:
         if request.resume is Resume.NEVER and request.emitted_ids:
             return "an answer like this one cannot be continued elsewhere"
         if (deaths := request.deaths + len(request.broken_off)) >= self._settings.max_deaths:
             return f"{deaths} replicas died, or seemed to, while they held the request"
-        return self.standstill(request, now)
+        return self._standstill(request, now)
 
-    def standstill(self, request: RequestState, now: float) -> str | None:
-        """Return why the request is not tried any longer; None while it is."""
+    def of_standstill(self, request: RequestState, now: float) -> ReplicaLost | None:
+        """Return the error of a waiting request that is not tried any longer; None while it is."""
+        reason = self._standstill(request, now)
+        return None if reason is None else ReplicaLost(request=request.request_id, reason=reason)
+
+    def _standstill(self, request: RequestState, now: float) -> str | None:
         limit_s = self._settings.max_standstill_s
         if request.lost_at is None or now - request.lost_at <= limit_s:
             return None

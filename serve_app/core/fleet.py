@@ -9,10 +9,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from serve_app.core.cold_starts import ColdStarts
 from serve_app.core.drain import Drains, takes_moved
 from serve_app.core.events import (
     AttemptUnsendable,
+    BlocksTold,
     Event,
     HeartbeatArrived,
     LinkEnd,
@@ -23,14 +23,25 @@ from serve_app.core.events import (
     RequestsAborted,
     StartMeasured,
     Ticked,
+    TrialBegan,
 )
 from serve_app.core.failover import Failover
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, Instruction, StartAttempt
-from serve_app.core.request import EngineOutput, RequestState
+from serve_app.core.instructions import (
+    AbortAttempts,
+    CloseLink,
+    DeliverOutputs,
+    FailRequest,
+    Instruction,
+    PassTrial,
+    StartAttempt,
+)
+from serve_app.core.quarantine import Quarantine
+from serve_app.core.refusals import Refusals
+from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState, RoutingPolicy
 from serve_app.core.signals import Tally
-from serve_app.errors import NoReplica, QueueFull, ReplicaLost, ResumeDiverged, ServingError
+from serve_app.errors import RequestQuarantined, ResumeDiverged, ServingError
 
 _ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}
 """Finish reasons, as vLLM prints them, of answers that the engine gave up -> outcome."""
@@ -48,10 +59,11 @@ class FleetState:
         self.outcomes: Counter[str] = Counter()
         """Requests that ended, by how, since the start: feeds the metrics."""
         self.tally = Tally()
-        self.failover = Failover(settings)
+        self.quarantine = Quarantine(settings.quarantine_s)
+        self.failover = Failover(settings, self.quarantine)
         self.drains = Drains()
         self._routing = routing or LeastOutstandingTokens()
-        self._cold_starts = ColdStarts()
+        self._refusals = Refusals(settings, self.replicas.values())
         self._attempts: dict[str, RequestState] = {}
         self._now = 0.0  # of the event that is being handled
 
@@ -73,10 +85,17 @@ class FleetState:
                 return self._forget_replica(event.replica_id, event.end, now=now) + self._dispatch()
             case AttemptUnsendable():
                 return self._on_attempt_unsendable(event)
+            case TrialBegan():
+                self.quarantine.trial_began(self._attempts.get(event.attempt_id))
+                return []
+            case BlocksTold():
+                self.quarantine.learn(event.blocks, now=now)
+                return self._end_blocked(now)
             case StartMeasured():
-                self._cold_starts.add(event.replica_id, event.start_s)
+                self._refusals.cold_starts.add(event.replica_id, event.start_s)
                 return []
             case Ticked():
+                self.quarantine.expire(now=now)
                 return self._eject_silent(now) + self._end_long_waits(now) + self._move_off_draining(now)
 
     def outstanding_tokens(self) -> int:
@@ -84,11 +103,8 @@ class FleetState:
         return sum(r.outstanding_tokens for r in self.replicas.values()) + sum(r.tokens_left() for r in self.waiting.values())
 
     def retry_after_s(self) -> float:
-        """Return when a refused request may find a place: with no replica that takes requests, one has to start."""
-        cold_start_s = self._cold_starts.retry_after_s()
-        if cold_start_s is None or any(not r.draining for r in self.replicas.values()):
-            return self.settings.retry_after_s
-        return cold_start_s
+        """Return when a refused request may find a place."""
+        return self._refusals.retry_after_s()
 
     def validate(self) -> None:
         """Assert the invariants; for tests and for reading."""
@@ -99,27 +115,25 @@ class FleetState:
         assert sum(r.attempt < 0 for r in self.waiting.values()) <= self.settings.max_waiting_requests
         assert {r.request_id for r in held.values()} | set(self.waiting) == set(self.requests)
         for replica in self.replicas.values():
-            assert replica.outstanding_tokens == sum(r.outstanding_tokens for r in replica.held.values()) >= 0
-            assert all(r.replica_id == replica.replica_id for r in replica.held.values())
-            assert len(replica.held) <= replica.credit
+            replica.validate()
         self.failover.validate(self.requests.values())
         self.drains.validate(self.replicas)
-        if self.waiting:
-            assert not any(r.has_room() for r in self.replicas.values())
+        self.quarantine.validate(self.requests.values())
+        assert self._next_start() is None
 
     def _on_request_arrived(self, event: RequestArrived, *, now: float) -> list[Instruction]:
         if event.request_id in self.requests:
             raise ValueError(f"request id {event.request_id!r} is in use")
+        if (refusal := self.quarantine.refusal(event.fingerprint, now=now)) is not None:
+            self.outcomes["blocked"] += 1
+            return [FailRequest(event.request_id, refusal)]
         self.tally.requests += 1
         self.tally.prompt_tokens += event.prompt_tokens
-        request = RequestState(
-            event.request_id, event.prompt_tokens, event.max_tokens, event.resume, arrived_at=now, waiting_since=now
-        )
-        limit = self.settings.max_waiting_requests
-        if len(self.waiting) >= limit and self._routing.pick(request, self.replicas) is None:
+        request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, event.fingerprint)
+        request.arrived_at = request.waiting_since = now
+        if len(self.waiting) >= self.settings.max_waiting_requests and self._routing.pick(request, self.replicas) is None:
             self._reject()
-            error = QueueFull(waiting=len(self.waiting), limit=limit, retry_after_s=self.retry_after_s())
-            return [FailRequest(request.request_id, error)]
+            return [FailRequest(request.request_id, self._refusals.queue_full(len(self.waiting)))]
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
         return self._dispatch()
@@ -133,7 +147,7 @@ class FleetState:
             self.outcomes[event.outcome] += 1
             request.trail.end = event.outcome
             if request.emitted_ids and event.outcome != "failed":
-                self._count_finished(request)
+                self.tally.answer(request)
             if request.replica_id is None:
                 del self.waiting[request_id]
             else:
@@ -174,9 +188,7 @@ class FleetState:
         replica = self.replicas.get(event.replica_id)
         if replica is None:
             return []
-        replica.heard_at = now
-        replica.step, replica.running, replica.waiting = event.step, event.running, event.waiting
-        replica.kv_usage, replica.draining = event.kv_usage, event.draining
+        replica.take_heartbeat(event, now=now)
         if event.draining:
             self.drains.told(event.replica_id, event.drain_left_s, now=now)
         else:
@@ -195,19 +207,28 @@ class FleetState:
             request.trail.lost(end.name.lower())
         going_on, failed = self.failover.take_back(replica, end, now=now)
         for failure in failed:
-            del self.requests[failure.request_id]
-            self.outcomes["failed"] += 1
+            self._count_failed(failure)
         self._put_in_front(going_on)
-        return [*failed]
+        return failed + self._end_blocked(now)
+
+    def _end_blocked(self, now: float) -> list[Instruction]:
+        """What waits and has become like a quarantined request is not tried."""
+        refused = self.quarantine.refused(self.waiting.values(), now=now)
+        for failure in refused:
+            del self.waiting[failure.request_id]
+        return [self._count_failed(failure) for failure in refused]
+
+    def _count_failed(self, failure: FailRequest) -> FailRequest:
+        del self.requests[failure.request_id]
+        self.outcomes["quarantined" if isinstance(failure.error, RequestQuarantined) else "failed"] += 1
+        return failure
 
     def _on_attempt_unsendable(self, event: AttemptUnsendable) -> list[Instruction]:
         request = self.requests.get(event.request_id)
         if request is None or request.replica_id is None:
             return []
         self._release(request)
-        del self.requests[event.request_id]
-        self.outcomes["failed"] += 1
-        return [FailRequest(event.request_id, event.error), *self._dispatch()]
+        return [self._count_failed(FailRequest(event.request_id, event.error)), *self._dispatch()]
 
     def _on_outputs_arrived(self, event: OutputsArrived, *, now: float) -> list[Instruction]:
         replica = self.replicas.get(event.replica_id)
@@ -239,20 +260,19 @@ class FleetState:
             output.request_id = request.request_id
             if output.new_token_ids:
                 if not request.emitted_ids:
-                    self._count_first(request, now)
+                    self.tally.first_token(request, late=now - request.arrived_at > self.settings.ttft_s)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(now)
             if output.finish_reason is not None:
                 self._finish(request, output.finish_reason)
                 freed = True
+            elif output.new_token_ids and request.trial is not Trial.NONE:
+                self.quarantine.pass_trial(request)
+                others.append(PassTrial(replica.replica_id, request.attempt_id))
+                freed = True
             deliver.append(output)
         instructions: list[Instruction] = [DeliverOutputs(deliver, tuple(swallowed))] if deliver else []
         return instructions + others + (self._dispatch() if freed else [])
-
-    def _count_first(self, request: RequestState, now: float) -> None:
-        self.tally.prefilled_tokens += request.prompt_tokens
-        self.tally.first_tokens += 1
-        self.tally.late_first_tokens += now - request.arrived_at > self.settings.ttft_s
 
     def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
         """Add to the emitted ids; what the replica still has to compute for this request is now its output tokens left."""
@@ -266,9 +286,7 @@ class FleetState:
     def _give_up(self, replica: ReplicaState, request: RequestState, error: ServingError) -> list[Instruction]:
         attempt_id = request.attempt_id
         self._release(request)
-        del self.requests[request.request_id]
-        self.outcomes["failed"] += 1
-        return [AbortAttempts(replica.replica_id, (attempt_id,)), FailRequest(request.request_id, error)]
+        return [AbortAttempts(replica.replica_id, (attempt_id,)), self._count_failed(FailRequest(request.request_id, error))]
 
     def _eject_silent(self, now: float) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -283,7 +301,7 @@ class FleetState:
     def _end_long_waits(self, now: float) -> list[Instruction]:
         failed: list[Instruction] = []
         for request in list(self.waiting.values()):
-            if (error := self._waits_too_long(request, now)) is None:
+            if (error := self._refusals.of_long_wait(request, now) or self.failover.of_standstill(request, now)) is None:
                 continue
             del self.waiting[request.request_id], self.requests[request.request_id]
             if request.attempt < 0:
@@ -307,35 +325,23 @@ class FleetState:
             instructions.append(self._start(move.request, target))
         return instructions
 
-    def _waits_too_long(self, request: RequestState, now: float) -> ServingError | None:
-        if (waited_s := now - request.waiting_since) > self.settings.no_replica_s:
-            return self._no_replica(waited_s)
-        reason = self.failover.standstill(request, now)
-        return None if reason is None else ReplicaLost(request=request.request_id, reason=reason)
-
-    def _no_replica(self, waited_s: float) -> NoReplica:
-        replicas = self.replicas.values()
-        return NoReplica(
-            model=self.settings.model,
-            waited_s=waited_s,
-            retry_after_s=self.retry_after_s(),
-            num_linked=len(replicas),
-            num_draining=sum(r.draining for r in replicas),
-            held=sum(len(r.held) for r in replicas),
-            credit=sum(r.credit for r in replicas),
-        )
-
     def _dispatch(self) -> list[Instruction]:
         """Start waiting requests, first come first served, while some replica has room."""
         started: list[Instruction] = []
-        while self.waiting:
-            request = next(iter(self.waiting.values()))
-            replica = self._routing.pick(request, self.replicas)
-            if replica is None:
-                break
-            self.waiting.popitem(last=False)
+        while (chosen := self._next_start()) is not None:
+            request, replica = chosen
+            del self.waiting[request.request_id]
             started.append(self._start(request, replica))
         return started
+
+    def _next_start(self) -> tuple[RequestState, ReplicaState] | None:
+        for request in self.waiting.values():
+            if (only := self.quarantine.must_go_to(request)) is None:
+                replica = self._routing.pick(request, self.replicas)
+                return None if replica is None else (request, replica)
+            if self.replicas[only].has_room():
+                return request, self.replicas[only]
+        return None
 
     def _start(self, request: RequestState, replica: ReplicaState) -> StartAttempt:
         request.attempt += 1
@@ -344,10 +350,13 @@ class FleetState:
         request.outstanding_tokens = request.tokens_left()
         prefix = self.failover.begin(request)
         replica.held[request.request_id] = request
+        if suspect := request.suspect_of is not None:
+            self.quarantine.begin_trial(request)
         replica.outstanding_tokens += request.outstanding_tokens
         self._routing.changed(replica.replica_id)
         self._attempts[request.attempt_id] = request
-        return StartAttempt(request.request_id, request.attempt_id, replica.replica_id, prefix, emitted=len(request.emitted_ids))
+        ids = request.request_id, request.attempt_id, replica.replica_id
+        return StartAttempt(*ids, prefix, emitted=len(request.emitted_ids), suspect=suspect)
 
     def _finish(self, request: RequestState, reason: object) -> None:
         self._release(request)
@@ -356,13 +365,7 @@ class FleetState:
         outcome = _ENGINES_OWN_ENDS.get(str(reason), "complete")
         self.outcomes[outcome] += 1
         if outcome == "complete":
-            self._count_finished(request)
-
-    def _count_finished(self, request: RequestState) -> None:
-        self.tally.finished += 1
-        self.tally.finished_tokens += len(request.emitted_ids)
-        if not request.emitted_ids:  # pooling: its one output is its first
-            self.tally.prefilled_tokens += request.prompt_tokens
+            self.tally.answer(request)
 
     def _reject(self) -> None:
         self.outcomes["rejected"] += 1
@@ -371,6 +374,7 @@ class FleetState:
     def _release(self, request: RequestState) -> None:
         """Take the request off its replica; its credit and outstanding tokens come back."""
         assert request.replica_id is not None
+        self.quarantine.end_trial(request)
         replica = self.replicas[request.replica_id]
         del replica.held[request.request_id]
         del self._attempts[request.attempt_id]
@@ -390,6 +394,7 @@ class FleetState:
             "outcomes": dict(self.outcomes),
             "resumptions": self.failover.resumptions,
             "moved": self.drains.num_moved,
-            "cold_start_s": self._cold_starts.p90_s(),
+            "blocked": len(self.quarantine),
+            "cold_start_s": self._refusals.cold_starts.p90_s(),
             "replicas": {r.replica_id: r.describe() for r in self.replicas.values()},
         }

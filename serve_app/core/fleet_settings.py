@@ -12,9 +12,11 @@ class FleetSettings:
     no_replica_s: float = 30.0
     heartbeat_timeout_s: float = 5.0
     max_deaths: int = 4
-    """A request whose engine died under it this many times ends with an error: it may be what kills them."""
+    """A request whose engine died under it this many times ends with an error, though each time it had passed its trial before."""
     max_standstill_s: float = 60.0
     """A request that lost its replica is tried again until so long after the first loss that no new token has followed."""
+    quarantine_s: float = 600.0
+    """How long requests are refused that are like one at whose trial a replica was lost."""
     retry_after_s: float = 5.0
     """What a refused client is told while replicas are there, or no start of one was measured yet."""
     ttft_s: float = 2.0

@@ -12,7 +12,8 @@ class StartAttempt:
     """Send the request to a replica under ``attempt_id``.
 
     ``continue_from`` are emitted ids to append to the prompt (empty for a first attempt, a replay and a restart);
-    ``emitted`` is how many tokens the front end already has: what was delivered once must not be asked again.
+    ``emitted`` is how many tokens the front end already has: what was delivered once must not be asked again. ``suspect``: the replica
+    gives it to its engine when no other suspect is there.
     """
 
     request_id: str
@@ -20,6 +21,7 @@ class StartAttempt:
     replica_id: str
     continue_from: tuple[int, ...]
     emitted: int
+    suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,14 @@ class AbortAttempts:
 
     replica_id: str
     attempt_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassTrial:
+    """Tell the replica that the attempt of a suspect has had its new token: it may go on beside the next suspect."""
+
+    replica_id: str
+    attempt_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +64,4 @@ class CloseLink:
     reason: str
 
 
-Instruction = StartAttempt | AbortAttempts | DeliverOutputs | FailRequest | CloseLink
+Instruction = StartAttempt | AbortAttempts | PassTrial | DeliverOutputs | FailRequest | CloseLink

@@ -26,6 +26,17 @@ class Resume(Enum):
     """Neither can be right (an unseeded grammar): the client gets one explicit error."""
 
 
+class Trial(Enum):
+    """How far an attempt of a suspect is. A replica gives its engine one suspect at a time."""
+
+    NONE = "none"
+    """The attempt is not a suspect's, or has had a new token."""
+    IN_LINE = "in line"
+    """The replica has it, and has not said that its engine gets it: a loss of the replica says nothing of it."""
+    BEGUN = "begun"
+    """The engine has it."""
+
+
 class EngineOutput(Protocol):
     """The part of vLLM's ``EngineCoreOutput`` that decisions need; the rest passes through untouched."""
 
@@ -42,15 +53,18 @@ class RequestState:
     """One unfinished request.
 
     ``prompt_tokens`` and ``max_tokens`` (output tokens still allowed) are counts; ``emitted_ids`` is what the front end has been
-    given so far. ``Failover`` keeps the last four fields: ``to_swallow`` is how many of ``emitted_ids`` a replay has still to repeat,
-    ``deaths`` counts engines that died while they held the request, ``broken_off`` names replicas whose connection broke off
-    meanwhile, and ``lost_at`` is the time of the first loss after the latest new token.
+    given so far. ``fingerprint`` is that of all requests which give the engine the same to compute. ``Failover`` keeps the fields from
+    ``to_swallow`` on: how many of ``emitted_ids`` a replay has still to repeat, ``deaths``, the engines that died while they had the
+    request, ``broken_off``, the replicas whose connection broke off meanwhile, and ``lost_at``, the time of the first loss after the
+    latest new token. ``suspect_of`` names the replica that the request may have brought down, until its next new token. ``Quarantine``
+    keeps ``trial``, which is of the present attempt.
     """
 
     request_id: str
     prompt_tokens: int
     max_tokens: int
     resume: Resume
+    fingerprint: str = ""
     emitted_ids: list[int] = field(default_factory=list)
     attempt: int = -1
     replica_id: str | None = None
@@ -61,6 +75,8 @@ class RequestState:
     deaths: int = 0
     broken_off: frozenset[str] = frozenset()
     lost_at: float | None = None
+    suspect_of: str | None = None
+    trial: Trial = Trial.NONE
     trail: Trail = field(default_factory=Trail)
 
     @property

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from serve_app.core.request import RequestState
+from serve_app.core.events import HeartbeatArrived
+from serve_app.core.request import RequestState, Trial
 
 
 @dataclass(slots=True)
@@ -29,13 +30,28 @@ class ReplicaState:
     def has_room(self) -> bool:
         return not self.draining and len(self.held) < self.credit
 
+    def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> None:
+        """Note what the replica told of its load."""
+        self.heard_at = now
+        self.step, self.running, self.waiting = event.step, event.running, event.waiting
+        self.kv_usage, self.draining = event.kv_usage, event.draining
+
     def queued(self) -> list[RequestState]:
-        """Return the requests that seem to wait in the engine's queue only: the last ones, as many as are this ingress's part of it."""
+        """Return the requests that seem to wait in the engine's queue only: the last ones, as many as are this ingress's part of it.
+
+        Suspects on trial are none of them: the engine may be computing one, and an abort would hide that it was there at a crash.
+        """
         if not self.waiting:
             return []
-        unstarted = [r for r in self.held.values() if not r.emitted_ids]
+        unstarted = [r for r in self.held.values() if not r.emitted_ids and r.trial is Trial.NONE]
         part = round(self.waiting * len(self.held) / (self.running + self.waiting))
         return unstarted[max(0, len(unstarted) - part) :]
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert self.outstanding_tokens == sum(r.outstanding_tokens for r in self.held.values()) >= 0
+        assert all(r.replica_id == self.replica_id for r in self.held.values())
+        assert len(self.held) <= self.credit
 
     def describe(self) -> dict[str, Any]:
         """Return the load as plain data."""

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
+from serve_app.core.request import RequestState
+
 STALE_S = 6.0
 """After so long without a report a member counts as silent: three reports of every second or two may be late."""
 LATE_S = 3.0
@@ -38,6 +40,19 @@ class Tally:
     first_tokens: int = 0
     late_first_tokens: int = 0
     """First tokens that came later after the arrival than the SLO allows."""
+
+    def first_token(self, request: RequestState, *, late: bool) -> None:
+        """Count the first token of a request."""
+        self.prefilled_tokens += request.prompt_tokens
+        self.first_tokens += 1
+        self.late_first_tokens += late
+
+    def answer(self, request: RequestState) -> None:
+        """Count an answer that has ended."""
+        self.finished += 1
+        self.finished_tokens += len(request.emitted_ids)
+        if not request.emitted_ids:  # pooling: its one output is its first
+            self.prefilled_tokens += request.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

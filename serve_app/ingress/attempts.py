@@ -5,6 +5,8 @@ share its lists and its ``SamplingParams``.
 """
 
 import copy
+import hashlib
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,25 @@ from serve_app.errors import BadRequest, RequestTooLarge, SendFailed, ServingErr
 from serve_app.protocol.errors import FrameTooLarge, MalformedMessage
 
 _GREEDY_BELOW = 1e-5  # vllm.sampling_params: a lower temperature is greedy
+
+
+def fingerprint_of(request: Any, model: str) -> str:
+    """Return the same for requests that give an engine the same to compute: all but ids, seeds, priorities and salts.
+
+    The choices of an n>1 have one fingerprint; so has the same prompt, sent again.
+    """
+    digest = hashlib.sha256()
+    params = request.sampling_params or request.pooling_params
+    names = [name for name in params.__struct_fields__ if not name.startswith("_") and name != "seed"]
+    media = [feature.identifier for feature in request.mm_features or ()]
+    lora = request.lora_request and request.lora_request.lora_name
+    digest.update(
+        repr((model, lora, media, [(name, getattr(params, name)) for name in names])).encode("utf-8", "backslashreplace")
+    )
+    digest.update(array("q", request.prompt_token_ids or ()).tobytes())
+    if request.prompt_embeds is not None:
+        digest.update(request.prompt_embeds.float().numpy(force=True).tobytes())
+    return digest.hexdigest()
 
 
 def resume_of(request: Any, *, replays_seeded: bool) -> Resume:

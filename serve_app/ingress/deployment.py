@@ -55,6 +55,7 @@ class Ingress:
             vllm_version=self._runtime.vllm_version,
             state="draining" if app.draining else "ready",
             load={"streams": app.streams, "models": self._runtime.describe()},
+            quarantined=self._runtime.quarantined(),
         )
 
     def check_health(self) -> None:

@@ -9,7 +9,7 @@ import logging
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from serve_app.config import ModelSettings, Settings
 from serve_app.core.events import (
     AttemptUnsendable,
+    BlocksTold,
     Event,
     HeartbeatArrived,
     LinkEnd,
@@ -30,6 +31,7 @@ from serve_app.core.events import (
     RequestArrived,
     RequestsAborted,
     Ticked,
+    TrialBegan,
 )
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
@@ -39,10 +41,11 @@ from serve_app.core.instructions import (
     DeliverOutputs,
     FailRequest,
     Instruction,
+    PassTrial,
     StartAttempt,
 )
 from serve_app.errors import CallFailed, NoReplica
-from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, resume_of, why_unsendable
+from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, fingerprint_of, resume_of, why_unsendable
 from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.link import ReplicaLink
@@ -51,7 +54,7 @@ from serve_app.ingress.metrics import LoadGauges
 from serve_app.ingress.start_times import StartTimes
 from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.membership import Lease
-from serve_app.protocol.messages import Heartbeat, Message, Outputs, Result
+from serve_app.protocol.messages import Heartbeat, Message, Outputs, Result, TrialBegins
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class FleetClient(EngineCoreClient):
                 no_replica_s=settings.timeouts.no_replica_s,
                 max_standstill_s=2 * settings.timeouts.no_replica_s,  # one whole wait for a replica, and a prefill
                 heartbeat_timeout_s=settings.protocol.heartbeat_timeout_s,
+                quarantine_s=settings.ingress.quarantine_s,
                 ttft_s=model.replicas.ttft_slo_s,
             )
         )
@@ -143,6 +147,15 @@ class FleetClient(EngineCoreClient):
         for event in self._start_times.events(mine):
             self._handle(event)
 
+    def quarantined(self) -> list[tuple[str, float]]:
+        """Return the fingerprints that this ingress has quarantined and the seconds for which they still are."""
+        return self.fleet.quarantine.own(now=time.monotonic())
+
+    def set_quarantined(self, blocks: Sequence[tuple[str, float]]) -> None:
+        """Take in what other ingresses have quarantined."""
+        if blocks:
+            self._handle(BlocksTold(blocks))
+
     def _link_opened(self, link: ReplicaLink) -> None:
         peer = link.connection.peer
         assert peer is not None
@@ -159,6 +172,8 @@ class FleetClient(EngineCoreClient):
             case Heartbeat():
                 load = (message.step, message.running, message.waiting, message.kv_usage)
                 self._handle(HeartbeatArrived(link.replica_id, *load, message.draining, message.drain_left_s))
+            case TrialBegins():
+                self._handle(TrialBegan(message.attempt_id))
             case Result():
                 self._calls.settle(link, message)
 
@@ -228,6 +243,8 @@ class FleetClient(EngineCoreClient):
                     self._start_attempt(instruction)
                 case AbortAttempts():
                     self._abort_attempts(instruction)
+                case PassTrial():
+                    self._pass_trial(instruction)
                 case FailRequest():
                     self._fail_request(instruction)
                 case CloseLink():
@@ -247,11 +264,15 @@ class FleetClient(EngineCoreClient):
         if not (link := self.links[start.replica_id]).is_open():
             return  # the link is about to be lost, and with that the request resumes
         request = attempt_request(original, start)
-        link.write(link.connection.send_add(start.attempt_id, self._encoder.encode(request)))
+        link.write(link.connection.send_add(start.attempt_id, self._encoder.encode(request), suspect=start.suspect))
 
     def _abort_attempts(self, abort: AbortAttempts) -> None:
         if (link := self.links.get(abort.replica_id)) is not None and link.is_open():
             link.write(link.connection.send_abort(list(abort.attempt_ids)))
+
+    def _pass_trial(self, passed: PassTrial) -> None:
+        if (link := self.links.get(passed.replica_id)) is not None and link.is_open():
+            link.write(link.connection.send_trial_passed(passed.attempt_id))
 
     def _close_link(self, close: CloseLink) -> None:
         if (link := self.links.eject(close.replica_id, close.reason)) is not None:
@@ -292,6 +313,7 @@ class FleetClient(EngineCoreClient):
             prompt_tokens=prompt_tokens,
             max_tokens=self._max_output_tokens(request.sampling_params, prompt_tokens),
             resume=resume_of(request, replays_seeded=self._replays_seeded),
+            fingerprint=fingerprint_of(request, self.model.name),
         )
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from serve_app.core.events import LinkEnd
+from serve_app.errors import EngineStopped
 from serve_app.ingress.metrics import count_goodbye
 from serve_app.protocol.connection import IngressConnection, State
 from serve_app.protocol.errors import CODES, HandshakeTimeout, PeerClosed, ProtocolError
@@ -131,6 +132,8 @@ class ReplicaLink(asyncio.Protocol):
 def _end_by(error: ProtocolError) -> LinkEnd:
     if not isinstance(error, PeerClosed) or error.peer_code in CODES:
         return LinkEnd.MISUNDERSTOOD
+    if error.peer_code == EngineStopped.code:
+        return LinkEnd.ENGINE_STOPPED
     return LinkEnd.ENGINE_DIED if error.peer_code in ENGINE_LOST else LinkEnd.SAID_GOODBYE
 
 

@@ -79,6 +79,11 @@ class FleetCollector(Collector):
         tokens = GaugeMetricFamily(
             "serve_app_outstanding_tokens", "Tokens that unfinished requests may still cost.", labels=["model"]
         )
+        blocked = GaugeMetricFamily(
+            "serve_app_quarantined_fingerprints",
+            "Kinds of requests that are refused because one seems to end engines.",
+            labels=["model"],
+        )
         outcomes = CounterMetricFamily("serve_app_requests", "Engine requests by terminal outcome.", labels=["model", "outcome"])
         resumptions = CounterMetricFamily(
             "serve_app_resumptions", "Times a request that lost its replica went on.", labels=["model"]
@@ -94,12 +99,13 @@ class FleetCollector(Collector):
             tokens.add_metric([model], state["outstanding_tokens"])
             resumptions.add_metric([model], state["resumptions"])
             moved.add_metric([model], state["moved"])
+            blocked.add_metric([model], state["blocked"])
             for outcome, count in state["outcomes"].items():
                 outcomes.add_metric([model, outcome], count)
             for replica_id, load in state["replicas"].items():
                 for name, family in gauges.items():
                     family.add_metric([model, replica_id], float(load[name]))
-        yield from (waiting, tokens, outcomes, resumptions, moved, *gauges.values())
+        yield from (waiting, tokens, blocked, outcomes, resumptions, moved, *gauges.values())
 
 
 _REPLICA_GAUGES = {

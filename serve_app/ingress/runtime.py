@@ -74,9 +74,16 @@ class IngressRuntime:
             await asyncio.to_thread(self.app.ledger.close)
 
     def set_members(self, leases: Iterable[Lease]) -> None:
+        leases = list(leases)
         members = [lease for lease in leases if lease.role == "replica"]
-        for front in self.front_ends.values():
+        told = [block for lease in leases for block in lease.quarantined]
+        for name, front in self.front_ends.items():
             front.client.set_members(members)
+            front.client.set_quarantined([(fingerprint, left_s) for model, fingerprint, left_s in told if model == name])
+
+    def quarantined(self) -> tuple[tuple[str, str, float], ...]:
+        """Return what the lease tells other ingresses: model, fingerprint, seconds left."""
+        return tuple((name, *block) for name, front in self.front_ends.items() for block in front.client.quarantined())
 
     def autoscaling_stats(self) -> dict[str, float]:
         """Return per model ``<counter>/<model>`` of its `Tally`, and requests: ``waiting/<model>`` and ``draining/<model>``."""

@@ -41,6 +41,7 @@ from serve_app.protocol.messages import (
     PROTOCOL_VERSION,
     Abort,
     Add,
+    AddSuspect,
     BytesLike,
     Call,
     Capabilities,
@@ -53,6 +54,8 @@ from serve_app.protocol.messages import (
     Ping,
     Proof,
     Result,
+    TrialBegins,
+    TrialPassed,
     add_message,
     decode_message,
     encode_message,
@@ -198,7 +201,7 @@ class _Connection:
         if self.state is not State.OPEN:
             raise self._unexpected(message)
         body = encode_message(message)
-        if not isinstance(message, Add):  # it is large, and checked when made
+        if not isinstance(message, Add | AddSuspect):  # it is large, and checked when made
             decode_message(body)
         if len(body) > self.max_frame_bytes:  # here it costs one request, at the peer it would cost the link
             raise FrameTooLarge(size_bytes=len(body), limit_bytes=self.max_frame_bytes)
@@ -224,7 +227,7 @@ class _Connection:
 class IngressConnection(_Connection):
     """The ingress's end, which connects and speaks first."""
 
-    _received_when_open = (Outputs, Heartbeat, Result)
+    _received_when_open = (Outputs, Heartbeat, Result, TrialBegins)
 
     ingress_id: str
     peer: Challenge | None = field(default=None, init=False)
@@ -249,7 +252,7 @@ class IngressConnection(_Connection):
         self._hello = encode_message(hello)
         return encode_frame(self._hello)
 
-    def send_add(self, attempt_id: str, buffers: Sequence[BytesLike]) -> bytes:
+    def send_add(self, attempt_id: str, buffers: Sequence[BytesLike], *, suspect: bool = False) -> bytes:
         """Return the frame that starts an attempt. Ids are never used twice on a link.
 
         Raises:
@@ -258,7 +261,7 @@ class IngressConnection(_Connection):
         """
         if self.state is State.OPEN:
             self._check_attempt(attempt_id)
-        frame = self._frame(add_message(attempt_id, buffers))
+        frame = self._frame(add_message(attempt_id, buffers, suspect=suspect))
         self.attempts.add(attempt_id)
         return frame
 
@@ -269,6 +272,10 @@ class IngressConnection(_Connection):
         frames = b"".join([self._frame(Abort(part)) for part in parts])
         self.attempts.difference_update(attempt_ids)
         return frames
+
+    def send_trial_passed(self, attempt_id: str) -> bytes:
+        """Return the frame that lets the next suspect begin."""
+        return self._frame(TrialPassed(attempt_id))
 
     def send_call(self, call_id: int, method: str, args: bytes) -> bytes:
         """Return the frame that calls a utility method; its Result carries the same ``call_id``."""
@@ -297,7 +304,7 @@ class IngressConnection(_Connection):
 class ReplicaConnection(_Connection):
     """The replica's end of one link, which listens. Its Outputs are made in the engine core, as finished frames."""
 
-    _received_when_open = (Add, Abort, Ping, Call)
+    _received_when_open = (Add, Abort, Ping, Call, AddSuspect, TrialPassed)
 
     replica_id: str
     credit: int
@@ -320,6 +327,10 @@ class ReplicaConnection(_Connection):
         draining = drain_left_s is not None
         return self._frame(Heartbeat(step, running, waiting, kv_usage, draining, drain_left_s or 0.0))
 
+    def send_trial_begins(self, attempt_id: str) -> bytes:
+        """Return the frame to write before the engine gets this suspect."""
+        return self._frame(TrialBegins(attempt_id))
+
     def send_result(self, call_id: int, error: str, value: bytes) -> bytes:
         """Return the frame that ends a call; ``error`` is "" for success and cut at the protocol's limit."""
         return self._frame(Result(call_id, readable(error, MAX_ERROR_CHARS), value))
@@ -329,7 +340,7 @@ class ReplicaConnection(_Connection):
 
     def _on_message(self, message: Message) -> None:
         match message:
-            case Add():
+            case Add() | AddSuspect():
                 self._check_attempt(message.attempt_id)
                 self.attempts.add(message.attempt_id)
             case Abort():

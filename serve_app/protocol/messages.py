@@ -149,6 +149,25 @@ class Result(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, t
     value: bytes
 
 
+class AddSuspect(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=11):
+    """Ingress to replica: as Add, but start it only when no other suspect is on trial. An engine was lost that may have had it."""
+
+    attempt_id: Id
+    buffers: Buffers
+
+
+class TrialBegins(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=12):
+    """Replica to ingress: the engine gets this suspect next. Sent before the engine gets it, so that a crash cannot hide it."""
+
+    attempt_id: Id
+
+
+class TrialPassed(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=13):
+    """Ingress to replica: this suspect has had a new token; the next may begin. An unknown id means nothing."""
+
+    attempt_id: Id
+
+
 class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=10):
     """Either side, last: why I close. ``code`` is that of a ProtocolError, or of the sender's own reason to stop."""
 
@@ -157,7 +176,22 @@ class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, 
     reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 
 
-Message = Hello | Challenge | Proof | Heartbeat | Ping | Add | Abort | Outputs | Call | Result | Goodbye
+Message = (
+    Hello
+    | Challenge
+    | Proof
+    | Heartbeat
+    | Ping
+    | Add
+    | Abort
+    | Outputs
+    | Call
+    | Result
+    | Goodbye
+    | AddSuspect
+    | TrialBegins
+    | TrialPassed
+)
 
 
 class _Opening(Struct, array_like=True):
@@ -172,8 +206,8 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _opening_decoder = msgspec.msgpack.Decoder(_Opening)
 
 
-def add_message(attempt_id: str, buffers: Sequence[BytesLike]) -> Add:
-    """Return a checked Add; ``buffers`` are not copied.
+def add_message(attempt_id: str, buffers: Sequence[BytesLike], *, suspect: bool = False) -> Add | AddSuspect:
+    """Return a checked Add or AddSuspect; ``buffers`` are not copied.
 
     Raises:
         MalformedMessage: The peer would refuse it.
@@ -182,7 +216,8 @@ def add_message(attempt_id: str, buffers: Sequence[BytesLike]) -> Add:
         raise MalformedMessage(f"an attempt id of {len(attempt_id)} characters, limits 1 and {MAX_ID_CHARS}")
     if not 0 < len(buffers) <= MAX_BUFFERS:
         raise MalformedMessage(f"{len(buffers)} buffers, limits 1 and {MAX_BUFFERS}")
-    return Add(attempt_id, cast(list[bytes], list(buffers)))  # MessagePack writes all three kinds alike
+    kind = AddSuspect if suspect else Add
+    return kind(attempt_id, cast(list[bytes], list(buffers)))  # MessagePack writes all three kinds alike
 
 
 def readable(text: str, max_chars: int) -> str:

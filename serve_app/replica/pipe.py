@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 PROBE_SLOT = 1 << 16
 """The slot of the supervisor's own probe; those of links are below 1024."""
+TRIALS_SLOT = PROBE_SLOT + 1
+"""The slot of the question that ends the trial of an aborted suspect."""
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):

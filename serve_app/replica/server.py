@@ -18,9 +18,10 @@ from serve_app.config import ProtocolSettings
 from serve_app.errors import ListenFailed
 from serve_app.protocol.connection import ReplicaConnection, State
 from serve_app.protocol.errors import AuthenticationFailed, FrameTooLarge, HandshakeTimeout, ProtocolError, SlotsExhausted
-from serve_app.protocol.messages import Abort, Add, Call, Message
+from serve_app.protocol.messages import Abort, Add, AddSuspect, Call, Message, TrialPassed
 from serve_app.replica import pipe
 from serve_app.replica.engine import CALLABLE_METHODS
+from serve_app.replica.trials import Trials
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class ReplicaServer:
         self._drain_ends_at: float | None = None
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
+        self.trials = Trials[_Link](_Link.begin_trial, self._ask_engine)
         self._tls = tls
         self._links: dict[int, _Link] = {}
         self._unproved: dict[_Link, None] = {}  # the oldest first
@@ -149,6 +151,8 @@ class ReplicaServer:
         match message:
             case pipe.StepOutputs():
                 self._on_step(message)
+            case pipe.CallResult(slot=pipe.TRIALS_SLOT):
+                self.trials.answered()
             case pipe.CallResult():
                 if link := self._links.get(message.slot):
                     link.send_result(message)
@@ -161,6 +165,16 @@ class ReplicaServer:
             link.pass_on(step)
             if step.num_outputs:
                 self.first_output.set()
+        self.trials.let_go(step.finished)
+
+    def _ask_engine(self) -> None:
+        """Any call does: the engine answers between steps, in the order in which things were sent to it."""
+        self.engine.send(pipe.CallEngine(pipe.TRIALS_SLOT, 0, "is_sleeping", b"\x90"))
+
+    def abort(self, attempt_ids: list[str]) -> None:
+        """Stop these attempts in the engine, or before it gets them."""
+        self.engine.send(pipe.AbortInEngine(attempt_ids))
+        self.trials.withdraw(attempt_ids)
 
     def admit(self, link: "_Link") -> None:
         """Let a connection begin its handshake; one too many drops the one that has been at it the longest.
@@ -195,7 +209,7 @@ class ReplicaServer:
         """Forget a link; what it left unfinished is aborted, so that its KV blocks are free again."""
         self._unproved.pop(link, None)
         if self._links.pop(slot, None) is not None and unfinished:
-            self.engine.send(pipe.AbortInEngine(sorted(unfinished)))
+            self.abort(sorted(unfinished))
 
 
 class _Link(asyncio.Protocol):
@@ -327,11 +341,24 @@ class _Link(asyncio.Protocol):
     def _take(self, message: Message) -> None:
         match message:
             case Add():
-                self._server.engine.send(pipe.AddToEngine(self._slot, message.attempt_id, message.buffers))
+                self._start(message)
+            case AddSuspect():
+                self._server.trials.add(self, message)
+            case TrialPassed():
+                self._server.trials.let_go([message.attempt_id])
             case Abort():
-                self._server.engine.send(pipe.AbortInEngine(message.attempt_ids))
+                self._server.abort(message.attempt_ids)
             case Call():
                 self._call(message)
+
+    def begin_trial(self, suspect: AddSuspect) -> None:
+        """Tell the ingress first: a crash counts against the suspect only if the ingress knows that the engine had it."""
+        if self.is_open():
+            self._transport.write(self._connection.send_trial_begins(suspect.attempt_id))
+        self._start(suspect)
+
+    def _start(self, add: Add | AddSuspect) -> None:
+        self._server.engine.send(pipe.AddToEngine(self._slot, add.attempt_id, add.buffers))
 
     def _call(self, call: Call) -> None:
         if call.method in CALLABLE_METHODS:

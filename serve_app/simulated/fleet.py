@@ -195,7 +195,7 @@ class SimulatedFleet:
 
     def _arrive(self, job: Job) -> None:
         self._jobs[job.request_id] = job
-        event = RequestArrived(job.request_id, job.prompt_tokens, job.output_tokens, Resume.CONTINUE)
+        event = RequestArrived(job.request_id, job.prompt_tokens, job.output_tokens, Resume.CONTINUE, fingerprint=job.request_id)
         self._carry_out(self.fleet.handle(event, now=job.due_at), job.due_at)
 
     def _carry_out(self, instructions: Sequence[Instruction], at: float) -> None:

@@ -37,16 +37,21 @@ class Output:
     prefill_stats: Any = None
 
 
-def arrived(request_id: str, resume: Resume = Resume.CONTINUE, *, prompt_tokens: int = 2, max_tokens: int = 4) -> RequestArrived:
-    return RequestArrived(request_id, prompt_tokens, max_tokens, resume)
+def arrived(
+    request_id: str, resume: Resume = Resume.CONTINUE, *, prompt_tokens: int = 2, max_tokens: int = 4, like: str = ""
+) -> RequestArrived:
+    """``like``: another request that gives an engine the same to compute."""
+    return RequestArrived(request_id, prompt_tokens, max_tokens, resume, fingerprint=like or request_id)
 
 
 def outputs(replica_id: str, *items: EngineOutput) -> OutputsArrived:
     return OutputsArrived(replica_id, items)
 
 
-def start(request_id: str, attempt: int, replica_id: str, prefix: tuple[int, ...] = (), emitted: int = 0) -> StartAttempt:
-    return StartAttempt(request_id, f"{request_id}@{attempt}", replica_id, prefix, emitted)
+def start(
+    request_id: str, attempt: int, replica_id: str, prefix: tuple[int, ...] = (), emitted: int = 0, *, suspect: bool = False
+) -> StartAttempt:
+    return StartAttempt(request_id, f"{request_id}@{attempt}", replica_id, prefix, emitted, suspect)
 
 
 def fleet_of(*replica_ids: str, credit: int = 8, **settings: Any) -> FleetState:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from serve_app.core.events import LinkEnd, LinkLost, LinkOpened, Ticked
-from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FailRequest
+from serve_app.core.events import LinkEnd, LinkLost, LinkOpened, Ticked, TrialBegan
+from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FailRequest, PassTrial
 from serve_app.core.request import Resume
 from serve_app.errors import ReplicaLost, ResumeDiverged
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run, same, start
@@ -12,17 +12,17 @@ from tests.core.helpers import Output, arrived, fleet_of, outputs, run, same, st
 def test_a_lost_link_resumes_after_the_last_emitted_token() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r"), outputs("a", Output("r@0", [7, 8])), LinkOpened("b", 8))
-    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b", (7, 8), emitted=2)]
+    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b", (7, 8), emitted=2, suspect=True)]
     assert (fleet.outcomes, fleet.failover.resumptions) == ({}, 1)
 
 
 def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r", Resume.REPLAY), outputs("a", Output("r@0", [7, 8, 9])), LinkOpened("b", 8))
-    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b", emitted=3)]
+    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b", emitted=3, suspect=True)]
     assert run(fleet, outputs("b", Output("r@1", [7, 8], events=["queued"]))) == []
     seam = Output("r@1", [9, 10])
-    assert run(fleet, outputs("b", seam)) == [DeliverOutputs([seam], ((0, 1),))]
+    assert run(fleet, outputs("b", seam)) == [DeliverOutputs([seam], ((0, 1),)), PassTrial("b", "r@1")]
     assert seam == Output("r", [10])
     after = Output("r@1", [11], finish_reason="length")
     assert run(fleet, outputs("b", after)) == [DeliverOutputs([after])]
@@ -35,7 +35,7 @@ def test_swallowed_is_told_by_the_index_among_the_delivered_outputs() -> None:
     run(fleet, outputs("a", *(Output(f"r{i}@0", [1, 2]) for i in range(3))), LinkOpened("b", 8), LinkLost("a", LinkEnd.BROKE_OFF))
     whole, gone, seam = Output("new@0", [5]), Output("r0@1", [1, 2]), Output("r1@1", [1, 2, 3])
     run(fleet, arrived("new"))
-    assert run(fleet, outputs("b", whole, gone, seam)) == [DeliverOutputs([whole, seam], ((1, 2),))]
+    assert run(fleet, outputs("b", whole, gone, seam)) == [DeliverOutputs([whole, seam], ((1, 2),)), PassTrial("b", "r1@1")]
 
 
 @pytest.mark.parametrize(
@@ -80,13 +80,13 @@ def test_events_of_a_first_token_are_kept_whichever_attempt_gives_it() -> None:
 def test_a_pooling_request_starts_again() -> None:
     fleet = fleet_of("a", "b")
     run(fleet, arrived("r", Resume.RESTART, max_tokens=0))
-    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b")]
+    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b", suspect=True)]
 
 
 def test_a_request_that_cannot_resume_starts_again_as_long_as_nothing_was_sent() -> None:
     fleet = fleet_of("a", "b")
     run(fleet, arrived("r", Resume.NEVER))
-    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b")]
+    assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b", suspect=True)]
     run(fleet, outputs("b", Output("r@1", [7])), LinkOpened("a", 8))
     (failure,) = run(fleet, LinkLost("b", LinkEnd.ENGINE_DIED))
     assert isinstance(failure, FailRequest)
@@ -96,9 +96,10 @@ def test_a_request_that_cannot_resume_starts_again_as_long_as_nothing_was_sent()
 
 
 @pytest.mark.parametrize("end", [LinkEnd.ENGINE_DIED, LinkEnd.MISUNDERSTOOD])
-def test_a_request_under_which_as_many_engines_died_as_may_ends(end: LinkEnd) -> None:
+def test_a_request_under_which_as_many_engines_died_as_may_ends_though_it_passed_its_trials(end: LinkEnd) -> None:
     fleet = fleet_of("a", max_deaths=2)
-    assert run(fleet, arrived("r"), LinkLost("a", end), LinkOpened("a", 8)) == [start("r", 1, "a")]
+    assert run(fleet, arrived("r"), LinkLost("a", end), LinkOpened("a", 8)) == [start("r", 1, "a", suspect=True)]
+    run(fleet, TrialBegan("r@1"), outputs("a", Output("r@1", [7])))
     (failure,) = run(fleet, LinkLost("a", end))
     assert isinstance(failure, FailRequest)
     reason = f"{end.value}; 2 replicas died, or seemed to, while they held the request"
@@ -106,7 +107,7 @@ def test_a_request_under_which_as_many_engines_died_as_may_ends(end: LinkEnd) ->
     assert (fleet.outcomes, fleet.failover.resumptions) == ({"failed": 1}, 1)
 
 
-@pytest.mark.parametrize("end", [LinkEnd.UNRESPONSIVE, LinkEnd.SAID_GOODBYE, LinkEnd.ENDED_HERE])
+@pytest.mark.parametrize("end", [LinkEnd.UNRESPONSIVE, LinkEnd.SAID_GOODBYE, LinkEnd.ENDED_HERE, LinkEnd.ENGINE_STOPPED])
 def test_a_request_whose_replicas_went_for_other_reasons_goes_on_however_often(end: LinkEnd) -> None:
     fleet = fleet_of(max_deaths=1)
     run(fleet, arrived("r"))
@@ -128,9 +129,9 @@ def test_a_connection_that_broke_off_counts_as_a_death_until_its_replica_is_link
     run(fleet, arrived("r"))
     for attempt in range(1, 9):
         lost, other = ("a", "b") if attempt % 2 else ("b", "a")
-        assert run(fleet, LinkLost(lost, LinkEnd.BROKE_OFF)) == [start("r", attempt, other)]
-        assert run(fleet, LinkOpened(lost, 8)) == []
-    run(fleet, LinkLost("a", LinkEnd.BROKE_OFF))
+        assert run(fleet, LinkLost(lost, LinkEnd.BROKE_OFF)) == [start("r", attempt, other, suspect=True)]
+        assert run(fleet, LinkOpened(lost, 8), TrialBegan(f"r@{attempt}")) == []
+    run(fleet, LinkLost("a", LinkEnd.BROKE_OFF), TrialBegan("r@9"), outputs("b", Output("r@9", [7])))
     (failure,) = run(fleet, LinkLost("b", LinkEnd.BROKE_OFF))
     assert isinstance(failure, FailRequest)
     assert isinstance(failure.error, ReplicaLost)
@@ -169,7 +170,11 @@ def test_a_new_token_ends_a_standstill_and_one_that_was_sent_before_does_not(res
 def test_resumed_requests_go_before_waiting_ones_oldest_first() -> None:
     fleet = fleet_of("a", credit=2)
     run(fleet, arrived("r0"), arrived("r1"), arrived("r2"), LinkLost("a", LinkEnd.BROKE_OFF))
-    assert run(fleet, LinkOpened("b", 8)) == [start("r0", 1, "b"), start("r1", 1, "b"), start("r2", 0, "b")]
+    assert run(fleet, LinkOpened("b", 8)) == [
+        start("r0", 1, "b", suspect=True),
+        start("r1", 1, "b", suspect=True),
+        start("r2", 0, "b"),
+    ]
 
 
 def test_a_second_link_to_a_replica_replaces_the_first_and_what_it_held_may_go_there() -> None:

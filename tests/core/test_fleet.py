@@ -295,6 +295,7 @@ def test_describe_is_plain_data() -> None:
         "outcomes": {},
         "resumptions": 0,
         "moved": 0,
+        "blocked": 0,
         "cold_start_s": None,
         "replicas": {"a": {"held": 1, "outstanding_tokens": 6, "running": 3, "waiting": 2, "kv_usage": 0.5, "draining": False}},
     }

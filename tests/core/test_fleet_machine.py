@@ -3,7 +3,7 @@
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,12 +20,21 @@ from serve_app.core.events import (
     RequestsAborted,
     StartMeasured,
     Ticked,
+    TrialBegan,
 )
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, Instruction, StartAttempt
+from serve_app.core.instructions import (
+    AbortAttempts,
+    CloseLink,
+    DeliverOutputs,
+    FailRequest,
+    Instruction,
+    PassTrial,
+    StartAttempt,
+)
 from serve_app.core.request import Resume
-from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestTooLarge, ResumeDiverged
+from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestQuarantined, RequestTooLarge, ResumeDiverged
 from tests.core.helpers import Compared, Output, outputs
 
 MAX_WAITING = 4
@@ -33,6 +42,8 @@ MAX_DEATHS = 3
 TIMEOUT_S = 5.0
 NO_REPLICA_S = 12.0
 STANDSTILL_S = 20.0
+QUARANTINE_S = 15.0
+BLAMED = (LinkEnd.ENGINE_DIED, LinkEnd.MISUNDERSTOOD, LinkEnd.BROKE_OFF)
 REPLICAS = ("a", "b", "c")
 
 
@@ -48,6 +59,7 @@ class Request:
     answer: tuple[int, ...]
     resume: Resume
     sendable: bool
+    fingerprint: str
     delivered: list[int] = field(default_factory=list)
     losses: int = 0
     deaths: int = 0
@@ -55,6 +67,9 @@ class Request:
     """Replicas that may have died."""
     lost_at: float | None = None
     """When the client's present wait for a replica to go on began."""
+    suspect_of: str = ""
+    """The replica that it may have brought down since its latest token."""
+    trial: Literal["", "in line", "begun"] = ""
     moves: int = 0
     """Times it came back from an engine's queue."""
     outcomes: list[str] = field(default_factory=list)
@@ -76,13 +91,17 @@ class Link:
     """Attempt id -> prompt and output so far, by start."""
     held: dict[str, str] = field(default_factory=dict)
     """Request id -> attempt id as the ingress sees it, by start."""
-    frames: list[list[Output]] = field(default_factory=list)
+    line: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Suspects that wait for ``on_trial``, as ``running``."""
+    on_trial: str = ""
+    frames: list[list[Output] | TrialBegan] = field(default_factory=list)
 
 
 class FleetMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         limits: dict[str, Any] = {"max_waiting_requests": MAX_WAITING, "max_deaths": MAX_DEATHS, "max_standstill_s": STANDSTILL_S}
+        limits["quarantine_s"] = QUARANTINE_S
         of_fleet = FleetSettings(model="m", no_replica_s=NO_REPLICA_S, heartbeat_timeout_s=TIMEOUT_S, **limits)
         self.fleet = FleetState(of_fleet, Compared())
         self.now = 0.0
@@ -93,6 +112,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.stale: list[tuple[str, Output]] = []
         self.start_s: dict[str, float] = {}
         self.ticks = False
+        self.blocked: dict[str, float] = {}
 
     def live(self) -> list[str]:
         return [i for i, r in self.requests.items() if not r.outcomes]
@@ -104,22 +124,29 @@ class FleetMachine(RuleBasedStateMachine):
         max_tokens=st.sampled_from([9, 9, 1]),
         length=st.integers(2, 9),
         sendable=st.sampled_from([True] * 7 + [False]),
+        like=st.sampled_from([None, None, "f0", "f1"]),
     )
-    def arrive(self, resume: Resume, max_tokens: int, length: int, sendable: bool) -> None:
+    def arrive(self, resume: Resume, max_tokens: int, length: int, sendable: bool, like: str | None) -> None:
         request_id = f"r{len(self.requests)}"
         prompt: tuple[int, ...] = (len(self.requests),)
         answer = prompt
         for _ in range(0 if resume is Resume.RESTART else min(length, max_tokens)):
             answer += (next_token(answer),)
-        self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable)
+        fingerprint = like or request_id
+        self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable, fingerprint)
+        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint)
+        if self.is_blocked(request_id):
+            self.handle(arrived)
+            assert self.requests[request_id].outcomes == ["RequestQuarantined"]
+            return
         room = any(len(k.held) < k.credit and not k.draining for k in self.links.values())
         if len(self.queue) >= MAX_WAITING and not room:
-            self.handle(RequestArrived(request_id, 1, max_tokens, resume))
+            self.handle(arrived)
             assert self.requests[request_id].outcomes == ["QueueFull"]
             return
         self.queue.append(request_id)
         self.waiting_since[request_id] = self.now
-        self.handle(RequestArrived(request_id, 1, max_tokens, resume))
+        self.handle(arrived)
 
     @rule(replica_id=st.sampled_from(REPLICAS), credit=st.integers(1, 3), draining=st.sampled_from([False] * 5 + [True]))
     def open_link(self, replica_id: str, credit: int, draining: bool) -> None:
@@ -127,6 +154,8 @@ class FleetMachine(RuleBasedStateMachine):
         is_new = replica_id not in self.links
         self.forget(replica_id, LinkEnd.ENDED_HERE)
         for request in self.requests.values():
+            if replica_id in request.broken_off and request.suspect_of == replica_id:
+                request.suspect_of = ""
             request.broken_off.discard(replica_id)
         self.links[replica_id] = Link(credit, self.now, draining)
         if is_new and not draining:
@@ -175,16 +204,25 @@ class FleetMachine(RuleBasedStateMachine):
         counts = data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3))
         link.frames.append([self.compute(link, i, n, wrong=wrong) for i, n in zip(list(link.running), counts, strict=False)])
         while link.frames and not late:
-            self.handle(outputs(replica_id, *link.frames.pop(0)))
-            link.heard_at = self.now
+            self.receive_frame(replica_id)
 
     @precondition(lambda self: any(k.frames for k in self.links.values()))
     @rule(data=st.data())
     def receive(self, data: st.DataObject) -> None:
         replica_id = data.draw(st.sampled_from(sorted(i for i, k in self.links.items() if k.frames)))
-        frame = self.links[replica_id].frames.pop(0)
-        self.links[replica_id].heard_at = self.now
-        self.handle(outputs(replica_id, *frame))
+        self.receive_frame(replica_id)
+
+    def receive_frame(self, replica_id: str) -> None:
+        link = self.links[replica_id]
+        match link.frames.pop(0):
+            case TrialBegan() as word:
+                request = self.requests[word.attempt_id.split("@")[0]]
+                if link.held.get(word.attempt_id.split("@")[0]) == word.attempt_id and request.trial == "in line":
+                    request.trial = "begun"
+                assert self.handle(word) == []
+            case frame:
+                link.heard_at = self.now
+                self.handle(outputs(replica_id, *frame))
 
     @precondition(lambda self: self.stale)
     @rule(replica_id=st.sampled_from(REPLICAS))
@@ -226,6 +264,7 @@ class FleetMachine(RuleBasedStateMachine):
         request = self.requests[attempt_id.split("@")[0]]
         if request.resume is Resume.RESTART:
             del link.running[attempt_id]
+            self.next_trial(link, attempt_id)
             return Output(attempt_id, [], finish_reason="stop")
         sequence = link.running[attempt_id]
         whole = request.prompt + request.answer
@@ -239,7 +278,19 @@ class FleetMachine(RuleBasedStateMachine):
         finished = len(link.running[attempt_id]) >= len(whole)
         if finished:
             del link.running[attempt_id]
+            self.next_trial(link, attempt_id)
         return Output(attempt_id, new, finish_reason="stop" if finished else None)
+
+    def next_trial(self, link: Link, former: str = "") -> None:
+        """The next suspect in line goes to the engine, if ``former`` was the one on trial, or none was."""
+        if link.on_trial == former:
+            link.on_trial = next(iter(link.line), "")
+            if link.on_trial:
+                link.running[link.on_trial] = link.line.pop(link.on_trial)
+                link.frames.append(TrialBegan(link.on_trial))
+
+    def is_blocked(self, request_id: str) -> bool:
+        return self.blocked.get(self.requests[request_id].fingerprint, self.now) > self.now
 
     def stands_still(self, request_id: str) -> bool:
         lost_at = self.requests[request_id].lost_at
@@ -249,20 +300,26 @@ class FleetMachine(RuleBasedStateMachine):
         """The link is gone: what it held waits first, oldest first, or ends."""
         if (link := self.links.pop(replica_id, None)) is None:
             return
-        self.stale = [(replica_id, output) for frame in link.frames for output in frame]
+        self.stale = [(replica_id, output) for frame in link.frames if isinstance(frame, list) for output in frame]
         back = []
         for request_id in link.held:
             request = self.requests[request_id]
             request.losses += 1
-            request.deaths += end in (LinkEnd.ENGINE_DIED, LinkEnd.MISUNDERSTOOD)
-            request.broken_off |= {replica_id} if end is LinkEnd.BROKE_OFF else set()
-            if not (self.is_suspect(request) or self.stands_still(request_id) or self.is_stuck(request)):
+            trial, request.trial = request.trial, ""
+            if end in BLAMED and trial == "begun" and request.suspect_of:
+                self.blocked[request.fingerprint] = self.now + QUARANTINE_S
+                continue
+            if end in BLAMED and trial != "in line":
+                request.suspect_of = replica_id
+                request.deaths += end is not LinkEnd.BROKE_OFF
+                request.broken_off |= {replica_id} if end is LinkEnd.BROKE_OFF else set()
+            if not (self.is_deadly(request) or self.stands_still(request_id) or self.is_stuck(request)):
                 back.append(request_id)
                 self.waiting_since[request_id] = self.now
                 request.lost_at = self.now if request.lost_at is None else request.lost_at
         self.queue[:0] = back
 
-    def is_suspect(self, request: Request) -> bool:
+    def is_deadly(self, request: Request) -> bool:
         return request.deaths + len(request.broken_off) == MAX_DEATHS
 
     def is_stuck(self, request: Request) -> bool:
@@ -272,7 +329,7 @@ class FleetMachine(RuleBasedStateMachine):
         """What only waits in engines comes to the front of the queue, in the order of arrival."""
         back: list[str] = []
         for link in self.links.values():
-            unstarted = [i for i in link.held if not self.requests[i].delivered]
+            unstarted = [i for i in link.held if not self.requests[i].delivered and not self.requests[i].trial]
             total = link.waiting + link.beat_running
             part = min(len(unstarted), round(link.waiting * len(link.held) / total)) if total else 0
             taken = unstarted[-part:][: limit - len(back)] if part and not link.draining else []
@@ -304,9 +361,15 @@ class FleetMachine(RuleBasedStateMachine):
                 return self.start(instruction)
             case AbortAttempts(replica_id, attempt_ids):
                 for attempt_id in attempt_ids:
-                    self.links[replica_id].running.pop(attempt_id, None)
+                    link = self.links[replica_id]
+                    link.running.pop(attempt_id, None)
+                    link.line.pop(attempt_id, None)
+                    self.next_trial(link, attempt_id)
                     if self.ticks:
-                        self.move(attempt_id, self.links[replica_id])
+                        self.move(attempt_id, link)
+            case PassTrial(replica_id, attempt_id):
+                assert attempt_id in self.links[replica_id].held.values()
+                self.next_trial(self.links[replica_id], attempt_id)
             case DeliverOutputs(delivered):
                 for output in delivered:
                     assert isinstance(output, Output)
@@ -335,7 +398,11 @@ class FleetMachine(RuleBasedStateMachine):
 
     def start(self, start: StartAttempt) -> Event | None:
         request, link = self.requests[start.request_id], self.links[start.replica_id]
-        assert self.queue.pop(0) == start.request_id, "not the first in the queue"
+        assert start.request_id == next(i for i in self.queue if not self.waits_for_its_like(i)), "not its turn"
+        self.queue.remove(start.request_id)
+        assert not self.is_blocked(start.request_id)
+        assert start.suspect == bool(request.suspect_of)
+        assert self.tried_alike(start.request_id) in (None, start.replica_id)
         assert not link.draining
         assert start.attempt_id == f"{start.request_id}@{request.losses + request.moves}"
         assert start.emitted == len(request.delivered)
@@ -344,14 +411,36 @@ class FleetMachine(RuleBasedStateMachine):
         if not request.sendable:
             return AttemptUnsendable(start.request_id, RequestTooLarge(size_bytes=2, limit_bytes=1))
         link.held[start.request_id] = start.attempt_id
-        link.running[start.attempt_id] = request.prompt + start.continue_from
+        if start.suspect:
+            request.trial = "in line"
+            link.line[start.attempt_id] = request.prompt + start.continue_from
+            self.next_trial(link)
+        else:
+            link.running[start.attempt_id] = request.prompt + start.continue_from
         return None
+
+    def tried_alike(self, request_id: str) -> str | None:
+        """Return the replica where a request like this suspect is on trial or in line."""
+        request = self.requests[request_id]
+        tried = [
+            replica_id
+            for replica_id, link in self.links.items()
+            for i in link.held
+            if self.requests[i].trial and self.requests[i].fingerprint == request.fingerprint
+        ]
+        assert len(set(tried)) <= 1
+        return tried[0] if tried and request.suspect_of else None
+
+    def waits_for_its_like(self, request_id: str) -> bool:
+        only = self.tried_alike(request_id)
+        return only is not None and (self.links[only].draining or len(self.links[only].held) >= self.links[only].credit)
 
     def deliver(self, output: Output) -> None:
         request = self.requests[output.request_id]
         request.delivered += output.new_token_ids
         if output.new_token_ids:
             request.lost_at = None
+            request.suspect_of = request.trial = ""
         if output.finish_reason is not None:
             self.end(output.request_id, "finish")
 
@@ -361,7 +450,7 @@ class FleetMachine(RuleBasedStateMachine):
             must_start = self.start_s and all(k.draining for k in self.links.values())
             assert error.retry_after_s == (max(self.start_s.values()) if must_start else 5.0)
         if isinstance(error, ReplicaLost):
-            assert self.is_suspect(request) or self.is_stuck(request) or self.stands_still(request_id)
+            assert self.is_deadly(request) or self.is_stuck(request) or self.stands_still(request_id)
         elif isinstance(error, ResumeDiverged):
             assert request.resume is Resume.REPLAY
             assert 0 <= error.position < len(request.delivered)
@@ -369,12 +458,15 @@ class FleetMachine(RuleBasedStateMachine):
             assert self.now - self.waiting_since[request_id] > NO_REPLICA_S
         elif isinstance(error, RequestTooLarge):
             assert not request.sendable
+        elif isinstance(error, RequestQuarantined):
+            assert error.blocked_s == self.blocked[request.fingerprint] - self.now > 0
         else:
             assert isinstance(error, QueueFull)
         self.end(request_id, type(error).__name__)
 
     def end(self, request_id: str, outcome: str) -> None:
         self.requests[request_id].outcomes.append(outcome)
+        self.requests[request_id].trial = ""
         if request_id in self.queue:
             self.queue.remove(request_id)
         for link in self.links.values():
@@ -410,7 +502,9 @@ class FleetMachine(RuleBasedStateMachine):
         ended = Counter(o for r in self.requests.values() for o in r.outcomes)
         counted = self.fleet.outcomes
         assert (counted["complete"], counted["aborted"]) == (ended["finish"], ended["abort"])
-        assert counted["rejected"] + counted["failed"] == ended.total() - ended["finish"] - ended["abort"]
+        assert counted["blocked"] + counted["quarantined"] == ended["RequestQuarantined"]
+        others = ended["finish"] + ended["abort"] + ended["RequestQuarantined"]
+        assert counted["rejected"] + counted["failed"] == ended.total() - others
 
     def teardown(self) -> None:
         """With one good replica every request that is left comes to its end."""
@@ -418,10 +512,10 @@ class FleetMachine(RuleBasedStateMachine):
             self.lose_link(replica_id, LinkEnd.SAID_GOODBYE)
         self.open_link("last", 100, False)
         link = self.links["last"]
-        for _ in range(20):
-            if link.running:
-                link.frames.append([self.compute(link, i, 1, wrong=False) for i in list(link.running)])
-                self.handle(outputs("last", *link.frames.pop()))
+        for _ in range(20 + 10 * len(self.live())):
+            link.frames.append([self.compute(link, i, 1, wrong=False) for i in list(link.running)])
+            while link.frames:
+                self.receive_frame("last")
         self.every_request_is_live_or_has_exactly_one_outcome()
         self.what_was_delivered_is_the_beginning_of_the_answer_and_all_of_it_at_the_end()
         assert self.live() == []

@@ -12,12 +12,31 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, RequestArrived, RequestsAborted, Ticked
+from serve_app.core.events import (
+    HeartbeatArrived,
+    LinkEnd,
+    LinkLost,
+    LinkOpened,
+    RequestArrived,
+    RequestsAborted,
+    Ticked,
+    TrialBegan,
+)
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, Instruction, StartAttempt
+from serve_app.core.instructions import (
+    AbortAttempts,
+    CloseLink,
+    DeliverOutputs,
+    FailRequest,
+    Instruction,
+    PassTrial,
+    StartAttempt,
+)
 from serve_app.core.request import Resume
 from serve_app.errors import ServingError
+from serve_app.protocol.messages import AddSuspect
+from serve_app.replica.trials import Trials
 from tests.core.helpers import Output, outputs
 
 STEPS, WALKS = 10_000, 10
@@ -48,11 +67,13 @@ class Connection:
 
     ingress: "Ingress"
     replica: "Replica"
-    up: deque[StartAttempt | AbortAttempts] = field(default_factory=deque)
-    down: deque[list[Output] | HeartbeatArrived | LinkEnd] = field(default_factory=deque)
+    up: deque[StartAttempt | AbortAttempts | PassTrial] = field(default_factory=deque)
+    down: deque[list[Output] | HeartbeatArrived | TrialBegan | LinkEnd] = field(default_factory=deque)
     frozen: bool = False
     running: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """In the engine, for this link: attempt id -> prompt and output so far."""
+    in_line: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Suspects, as ``running``."""
 
 
 @dataclass(eq=False)
@@ -61,11 +82,21 @@ class Replica:
     links: list[Connection] = field(default_factory=list)
     draining: bool = False
 
+    def __post_init__(self) -> None:
+        self.trials = Trials[Connection](self.begin_trial, lambda: self.trials.answered())
+
+    def begin_trial(self, connection: Connection, suspect: AddSuspect) -> None:
+        connection.down.append(TrialBegan(suspect.attempt_id))
+        connection.running[suspect.attempt_id] = connection.in_line.pop(suspect.attempt_id)
+
     def end(self, connection: Connection) -> None:
         """The replica's side has seen the end: the engine drops what it ran for that link."""
         if connection in self.links:
             self.links.remove(connection)
+            unfinished = [*connection.in_line, *connection.running]
             connection.running.clear()
+            self.trials.withdraw(unfinished)
+            connection.in_line.clear()
 
 
 @dataclass(eq=False)
@@ -128,6 +159,7 @@ class World:
         ended = len(connection.running[attempt_id]) == len(whole)
         if ended:
             del connection.running[attempt_id]
+            connection.replica.trials.let_go([attempt_id])
         return Output(attempt_id, new, finish_reason="stop" if ended else None)
 
     def client_of(self, connection: Connection, attempt_id: str) -> Client:
@@ -138,12 +170,21 @@ class World:
         """One message of the ingress reaches the replica."""
         match connection.up.popleft():
             case StartAttempt() as start if connection in connection.replica.links:
-                client = self.client_of(connection, start.attempt_id)
-                connection.running[start.attempt_id] = client.prompt + start.continue_from
-                assert len(connection.running) <= CREDIT
+                sequence = self.client_of(connection, start.attempt_id).prompt + start.continue_from
+                if start.suspect:
+                    connection.in_line[start.attempt_id] = sequence
+                    connection.replica.trials.add(connection, AddSuspect(start.attempt_id, [b""]))
+                else:
+                    connection.running[start.attempt_id] = sequence
+                assert len(connection.running) + len(connection.in_line) <= CREDIT
+            case PassTrial(_, attempt_id):
+                connection.replica.trials.let_go([attempt_id])
             case AbortAttempts(_, attempt_ids):
                 for attempt_id in attempt_ids:
                     connection.running.pop(attempt_id, None)
+                connection.replica.trials.withdraw(attempt_ids)
+                for attempt_id in attempt_ids:
+                    connection.in_line.pop(attempt_id, None)
 
     def carry_down(self, connection: Connection) -> None:
         """One message of the replica reaches the ingress."""
@@ -151,8 +192,8 @@ class World:
         match connection.down.popleft():
             case list() as frame:
                 self.handle(ingress, outputs(replica_id, *frame))
-            case HeartbeatArrived() as beat:
-                self.handle(ingress, beat)
+            case HeartbeatArrived() | TrialBegan() as said:
+                self.handle(ingress, said)
             case LinkEnd() as end:
                 if ingress.links.get(replica_id) is connection:
                     del ingress.links[replica_id]
@@ -176,13 +217,15 @@ class World:
             answer += (next_token(answer),)
         client = Client(answer[:1], answer[1:], self.rng.choice((Resume.CONTINUE, Resume.CONTINUE, Resume.REPLAY)))
         ingress.clients[request_id] = self.all_clients[id(ingress), number] = client
-        self.handle(ingress, RequestArrived(request_id, 1, len(client.answer), client.resume))
+        self.handle(ingress, RequestArrived(request_id, 1, len(client.answer), client.resume, f"{id(ingress)} {request_id}"))
 
     def handle(self, ingress: Ingress, event: object) -> list[Instruction]:
         instructions = ingress.fleet.handle(event, now=self.now)  # type: ignore[arg-type]
         for instruction in instructions:
             match instruction:
-                case StartAttempt(replica_id=replica_id) | AbortAttempts(replica_id=replica_id):
+                case (
+                    StartAttempt(replica_id=replica_id) | AbortAttempts(replica_id=replica_id) | PassTrial(replica_id=replica_id)
+                ):
                     ingress.links[replica_id].up.append(instruction)
                 case DeliverOutputs(delivered):
                     for output in delivered:
@@ -312,7 +355,7 @@ def test_every_request_has_one_outcome_and_every_token_comes_once(seed: int) -> 
         assert not ingress.fleet.waiting
     assert not any(c.running for r in world.replicas for c in r.links), "an engine works for nobody"
     assert sum(world.ended.values()) == sum(i.num_clients for i in world.ingresses)
-    assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost"}
+    assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost", "request_quarantined"}
     assert world.ended["complete"] > 0.5 * sum(world.ended.values()), world.ended
     assert all(i.fleet.failover.resumptions > 20 for i in world.ingresses)
     assert len(world.late) == world.late.maxlen, "late frames were not put to the test"

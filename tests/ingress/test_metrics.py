@@ -12,7 +12,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import parse_settings
-from serve_app.core.events import HeartbeatArrived, LinkOpened, RequestArrived, RequestsAborted
+from serve_app.core.events import BlocksTold, HeartbeatArrived, LinkOpened, RequestArrived, RequestsAborted
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import Resume
@@ -29,8 +29,9 @@ def busy_fleet() -> FleetState:
         fleet.handle(LinkOpened(replica_id, credit=1), now=0.0)
         fleet.handle(HeartbeatArrived(replica_id, 1, running, waiting, kv_usage, draining=draining), now=0.0)
     for request_id in ("r0", "r1", "r2"):
-        fleet.handle(RequestArrived(request_id, 10, 5, Resume.CONTINUE), now=0.0)
+        fleet.handle(RequestArrived(request_id, 10, 5, Resume.CONTINUE, request_id), now=0.0)
     fleet.handle(RequestsAborted(["r2"]), now=0.0)
+    fleet.handle(BlocksTold([("of another", 9.0)]), now=0.0)
     return fleet
 
 
@@ -43,6 +44,8 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
         'serve_app_waiting_requests{model="idle"} 0.0',
         'serve_app_outstanding_tokens{model="tiny"} 30.0',
         'serve_app_outstanding_tokens{model="idle"} 0.0',
+        'serve_app_quarantined_fingerprints{model="tiny"} 1.0',
+        'serve_app_quarantined_fingerprints{model="idle"} 0.0',
         'serve_app_requests_total{model="tiny",outcome="aborted"} 1.0',
         'serve_app_resumptions_total{model="tiny"} 0.0',
         'serve_app_resumptions_total{model="idle"} 0.0',

@@ -12,6 +12,7 @@ from serve_app.protocol.frames import FrameDecoder, encode_frame
 from serve_app.protocol.messages import (
     Abort,
     Add,
+    AddSuspect,
     Call,
     Capabilities,
     Challenge,
@@ -23,6 +24,8 @@ from serve_app.protocol.messages import (
     Ping,
     Proof,
     Result,
+    TrialBegins,
+    TrialPassed,
     decode_message,
     encode_message,
 )
@@ -139,6 +142,8 @@ capabilities = st.builds(
 opening = {"protocol": counts, "vllm_version": labels, "model": ids, "fingerprint": ids, "nonce": nonces}
 messages_to_replica = st.one_of(
     st.builds(Add, attempt_id=ids, buffers=buffers),
+    st.builds(AddSuspect, attempt_id=ids, buffers=buffers),
+    st.builds(TrialPassed, attempt_id=ids),
     st.builds(Abort, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Ping),
     st.builds(Call, call_id=counts, method=labels, args=st.binary(max_size=64)),
@@ -154,6 +159,7 @@ messages_to_ingress = st.one_of(
         drain_left_s=st.floats(0, 1e9),
     ),
     st.builds(Outputs, buffers=buffers),
+    st.builds(TrialBegins, attempt_id=ids),
     st.builds(Result, call_id=counts, error=st.just("") | ids, value=st.binary(max_size=64)),
 )
 messages_of_the_handshake = st.one_of(

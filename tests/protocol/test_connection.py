@@ -17,6 +17,7 @@ from serve_app.protocol.frames import encode_frame
 from serve_app.protocol.messages import (
     Abort,
     Add,
+    AddSuspect,
     Call,
     Goodbye,
     Heartbeat,
@@ -24,6 +25,8 @@ from serve_app.protocol.messages import (
     Outputs,
     Ping,
     Result,
+    TrialBegins,
+    TrialPassed,
     encode_message,
 )
 from tests.protocol import helpers
@@ -140,10 +143,18 @@ SAMPLE_TO_REPLICA = TO_REPLICA + wire_of(
         Call(1, "reset_prefix_cache", b"\x90"),
         Abort(["r1@0"]),
         Add("r2@0", [b"p"]),
+        AddSuspect("r3@1", [b"p"]),
+        TrialPassed("r3@1"),
     ]
 )
 SAMPLE_TO_INGRESS = TO_INGRESS + wire_of(
-    [Heartbeat(1, 1, 0, 0.25, False, 0.0), Outputs([b"o" * 40]), Result(1, "", b"\xc0"), Goodbye("shutdown", "drained")]
+    [
+        Heartbeat(1, 1, 0, 0.25, False, 0.0),
+        TrialBegins("r3@1"),
+        Outputs([b"o" * 40]),
+        Result(1, "", b"\xc0"),
+        Goodbye("shutdown", "drained"),
+    ]
 )
 
 
@@ -274,6 +285,19 @@ def test_every_message_of_an_open_link_arrives() -> None:
         Outputs([b"o"]),
         Result(7, "e" * 10_000, b""),
     ]
+
+
+def test_a_suspect_counts_as_an_attempt_and_the_words_of_its_trial_arrive() -> None:
+    ingress, replica = open_pair(credit=1)
+    assert replica.receive_data(ingress.send_add("a", [b"x"], suspect=True)) == [AddSuspect("a", [b"x"])]
+    assert ingress.attempts == replica.attempts == {"a"}
+    with pytest.raises(CreditExceeded):
+        ingress.send_add("b", [b"x"], suspect=True)
+    with pytest.raises(DuplicateAttempt):
+        ingress.send_add("a", [b"x"], suspect=True)
+    assert ingress.receive_data(replica.send_trial_begins("a")) == [TrialBegins("a")]
+    assert replica.receive_data(ingress.send_trial_passed("a")) == [TrialPassed("a")]
+    assert ingress.attempts == replica.attempts == {"a"}
 
 
 def test_a_long_abort_is_sent_in_parts_and_an_empty_one_not_at_all() -> None:

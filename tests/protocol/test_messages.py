@@ -9,6 +9,7 @@ from serve_app.protocol.errors import MalformedMessage
 from serve_app.protocol.messages import (
     Abort,
     Add,
+    AddSuspect,
     Call,
     Challenge,
     Goodbye,
@@ -18,6 +19,8 @@ from serve_app.protocol.messages import (
     Outputs,
     Proof,
     Result,
+    TrialBegins,
+    TrialPassed,
     add_message,
     decode_message,
     encode_message,
@@ -99,6 +102,10 @@ def replaced(message: Message, **changes: Any) -> Message:
         Add("a", []),
         Add("a", [b""] * 4097),
         Add("a", ["text"]),  # type: ignore[list-item]
+        AddSuspect("", [b""]),
+        AddSuspect("a", []),
+        TrialBegins(""),
+        TrialPassed("x" * 257),
         Abort([]),
         Abort(["a"] * 10_001),
         Abort(["x" * 257]),
@@ -129,7 +136,7 @@ def test_a_message_over_a_limit_is_refused(message: Message) -> None:
         "c1",  # the one byte MessagePack does not use
         "920a",  # ends early
         "910400",  # a Ping and a byte
-        "910b",  # no such message
+        "910e",  # no such message
         "91cb3ff0000000000000",  # number 1.0
         "9304a161",
         "8004",  # a map
@@ -163,6 +170,7 @@ def test_all_kinds_of_buffers_are_written_alike() -> None:
 
 def test_messages_are_checked_when_made_for_sending() -> None:
     assert add_message("a", [b"x"]) == Add("a", [b"x"])
+    assert add_message("a", [b"x"], suspect=True) == AddSuspect("a", [b"x"])
     for attempt_id, buffers in (("", [b""]), ("x" * 257, [b""]), ("a", []), ("a", [b""] * 4097)):
         with pytest.raises(MalformedMessage):
             add_message(attempt_id, buffers)

@@ -1,0 +1,42 @@
+"""What a request is told that finds no place. Pure; only ``FleetState`` calls it."""
+
+from collections.abc import Collection
+
+from serve_app.core.cold_starts import ColdStarts
+from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.request import RequestState
+from serve_app.core.routing import ReplicaState
+from serve_app.errors import NoReplica, QueueFull
+
+
+class Refusals:
+    """The errors of refused requests, and when they may find a place."""
+
+    def __init__(self, settings: FleetSettings, replicas: Collection[ReplicaState]) -> None:
+        self.cold_starts = ColdStarts()
+        self._settings = settings
+        self._replicas = replicas
+
+    def retry_after_s(self) -> float:
+        """Return when a refused request may find a place: with no replica that takes requests, one has to start."""
+        cold_start_s = self.cold_starts.retry_after_s()
+        if cold_start_s is None or any(not r.draining for r in self._replicas):
+            return self._settings.retry_after_s
+        return cold_start_s
+
+    def queue_full(self, waiting: int) -> QueueFull:
+        return QueueFull(waiting=waiting, limit=self._settings.max_waiting_requests, retry_after_s=self.retry_after_s())
+
+    def of_long_wait(self, request: RequestState, now: float) -> NoReplica | None:
+        """Return the error of a request that has waited for too long; None while it may wait."""
+        if (waited_s := now - request.waiting_since) <= self._settings.no_replica_s:
+            return None
+        return NoReplica(
+            model=self._settings.model,
+            waited_s=waited_s,
+            retry_after_s=self.retry_after_s(),
+            num_linked=len(self._replicas),
+            num_draining=sum(r.draining for r in self._replicas),
+            held=sum(len(r.held) for r in self._replicas),
+            credit=sum(r.credit for r in self._replicas),
+        )

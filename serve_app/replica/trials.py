@@ -1,0 +1,58 @@
+"""The line of suspects: of all links of a replica, one at a time goes to the engine, until it has had a new token.
+
+No IO of its own. A crash tells of one suspect only if no other one is in the engine. So an attempt that is aborted in its trial keeps
+its place until the engine answers a question asked behind the abort: it may be in a step that ends the engine.
+"""
+
+from collections.abc import Callable, Container, Iterable
+from typing import Generic, TypeVar
+
+from serve_app.protocol.messages import AddSuspect
+
+L = TypeVar("L")
+
+_ASKED = ""
+"""In place of the attempt that was on trial: the engine has been asked. No attempt has this id."""
+
+
+class Trials(Generic[L]):
+    """Suspects in the order of their arrival, each with its link.
+
+    Args:
+        begin: Tells the link that this suspect begins, and gives it to the engine.
+        ask: Asks the engine a question; ``answered`` is called with the answer.
+    """
+
+    def __init__(self, begin: Callable[[L, AddSuspect], None], ask: Callable[[], None]) -> None:
+        self._begin = begin
+        self._ask = ask
+        self._line: dict[str, tuple[L, AddSuspect]] = {}
+        self._on_trial: str | None = None
+
+    def add(self, link: L, suspect: AddSuspect) -> None:
+        self._line[suspect.attempt_id] = (link, suspect)
+        self._begin_next()
+
+    def let_go(self, attempt_ids: Container[str]) -> None:
+        """These have had a new token or ended in the engine: what they were suspected of has not come."""
+        if self._on_trial is not None and self._on_trial in attempt_ids:
+            self._on_trial = None
+            self._begin_next()
+
+    def withdraw(self, attempt_ids: Iterable[str]) -> None:
+        """These are wanted no more; their abort has been sent to the engine."""
+        for attempt_id in attempt_ids:
+            self._line.pop(attempt_id, None)
+            if attempt_id == self._on_trial:
+                self._on_trial = _ASKED
+                self._ask()
+
+    def answered(self) -> None:
+        """The engine has done all that was sent to it before the question."""
+        self._on_trial = None
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        if self._on_trial is None and self._line:
+            self._on_trial = next(iter(self._line))
+            self._begin(*self._line.pop(self._on_trial))
