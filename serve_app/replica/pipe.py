@@ -25,11 +25,12 @@ PROBE_SLOT = 1 << 16
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """``buffers`` are vLLM's encoding of an ``EngineCoreRequest``; outputs come back for ``slot``."""
+    """``buffers`` and ``num_emitted`` are those of the link's ``Add``; outputs come back for ``slot``."""
 
     slot: int
     attempt_id: str
     buffers: list[bytes]
+    num_emitted: int
 
 
 class AbortInEngine(msgspec.Struct, tag=2, array_like=True, frozen=True):

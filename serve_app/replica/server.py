@@ -327,7 +327,7 @@ class _Link(asyncio.Protocol):
     def _take(self, message: Message) -> None:
         match message:
             case Add():
-                self._server.engine.send(pipe.AddToEngine(self._slot, message.attempt_id, message.buffers))
+                self._server.engine.send(pipe.AddToEngine(self._slot, message.attempt_id, message.buffers, message.num_emitted))
             case Abort():
                 self._server.engine.send(pipe.AbortInEngine(message.attempt_ids))
             case Call():

@@ -138,7 +138,7 @@ capabilities = st.builds(
 )
 opening = {"protocol": counts, "vllm_version": labels, "model": ids, "fingerprint": ids, "nonce": nonces}
 messages_to_replica = st.one_of(
-    st.builds(Add, attempt_id=ids, buffers=buffers),
+    st.builds(Add, attempt_id=ids, buffers=buffers, num_emitted=counts),
     st.builds(Abort, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Ping),
     st.builds(Call, call_id=counts, method=labels, args=st.binary(max_size=64)),
