@@ -90,7 +90,10 @@ def resume_of(request: Any, *, replays_seeded: bool) -> Resume:
     repeatable = greedy or params.seed is not None
     ways = {*_ways(request, "EngineCoreRequest"), *_ways(params, "SamplingParams"), *_ways_of_keys(params.extra_args)}
     if (structured := params.structured_outputs) is not None:
-        ways |= {Way.GRAMMAR if structured._backend in _GRAMMAR_BACKENDS else Way.WHOLE, *_ways(structured, "StructuredOutputsParams")}
+        ways |= {
+            Way.GRAMMAR if structured._backend in _GRAMMAR_BACKENDS else Way.WHOLE,
+            *_ways(structured, "StructuredOutputsParams"),
+        }
     if Way.WHOLE in ways:
         return Resume.REPLAY if repeatable else Resume.NEVER
     if repeatable and (Way.OUTPUT in ways or (not greedy and replays_seeded)):
@@ -100,7 +103,8 @@ def resume_of(request: Any, *, replays_seeded: bool) -> Resume:
 
 def _ways(struct: Any, name: str) -> Iterator[Way]:
     """Yield the ways of those fields that are set and keep a request from going on where it was."""
-    for field, way, default in _fields_that_matter(type(struct), name):
+    cls: Any = type(struct)
+    for field, way, default in _fields_that_matter(cls, name):
         value = getattr(struct, field)
         if value is default or (isinstance(value, (str, list, dict, tuple, set, frozenset)) and not value):
             continue
@@ -114,14 +118,14 @@ def _ways_of_keys(extra_args: dict[str, Any] | None) -> Iterator[Way]:
 
 
 @functools.cache
-def _fields_that_matter(cls: type, name: str) -> list[tuple[str, Way, Any]]:
+def _fields_that_matter(cls: Any, name: str) -> list[tuple[str, Way, Any]]:
     """Return field, way and default; those of the other ways change nothing here and are not looked at per request."""
     way_of = {field: way for way in WAYS[name] for field in names(name, way)}
     fields = [(field, way_of.get(field, Way.WHOLE), default) for field, default in _defaults(cls)]
     return [row for row in fields if row[1] in (Way.OUTPUT, Way.WHOLE)]
 
 
-def _defaults(cls: type) -> Iterator[tuple[str, Any]]:
+def _defaults(cls: Any) -> Iterator[tuple[str, Any]]:
     """Yield all fields of vLLM's struct or dataclass; a container's default is empty, which counts as not set in any case."""
     if issubclass(cls, msgspec.Struct):
         yield from ((field.name, field.default) for field in msgspec.structs.fields(cls))

@@ -33,7 +33,9 @@ def accept_emitted(manager: Any, request: Any, num_emitted: int) -> None:
         reasoning_parser_kwargs=structured.reasoning_parser_kwargs,
     )
     # Behind the compilation in the queue of the same threads, so that it never waits for one that has no thread.
-    structured.grammar = manager.executor.submit(_accept, manager, compiled, before, request, request.prompt_token_ids[-num_emitted:])
+    structured.grammar = manager.executor.submit(
+        _accept, manager, compiled, before, request, request.prompt_token_ids[-num_emitted:]
+    )
 
 
 def _accept(manager: Any, compiled: Future[Any], before: Request, request: Any, emitted: list[int]) -> Any:

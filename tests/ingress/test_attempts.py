@@ -8,6 +8,7 @@ from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
 from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed
 
+
 def request(prompt_embeds: Any = None, sampling_params: SamplingParams | None = None, **fields: Any) -> EngineCoreRequest:
     return EngineCoreRequest(
         "r", [1, 2], None, sampling_params, None, 0.0, None, None, None, prompt_embeds=prompt_embeds, **fields

@@ -1,8 +1,7 @@
-"""vLLM's grammars, compiled and masked as an engine does it: after the emitted tokens they are what they were in the engine that was lost."""
+"""vLLM's grammars, compiled and asked as an engine does it: after the emitted tokens they mask as those of the lost engine did."""
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,11 @@ from serve_app.checkpoints import make_tiny_llama
 from serve_app.replica.grammar import EmittedRejected, accept_emitted
 
 PROMPT = [40, 41, 42]
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 6}, "n": {"enum": [1, 23]}}, "required": ["name", "n"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "n": {"enum": [1, 23]}},
+    "required": ["name", "n"],
+}
 KINDS: dict[str, dict[str, Any]] = {
     "json": {"json": SCHEMA},
     "json_object": {"json_object": True},
@@ -104,7 +107,9 @@ def walk(manager: StructuredOutputManager, of: Any, tokens: list[int], limit: in
 
 
 @pytest.mark.parametrize(("backend", "kind"), [(backend, kind) for backend, kinds in BACKENDS.items() for kind in kinds])
-def test_after_any_number_of_emitted_tokens_the_same_may_follow(manager: StructuredOutputManager, backend: str, kind: str) -> None:
+def test_after_any_number_of_emitted_tokens_the_same_may_follow(
+    manager: StructuredOutputManager, backend: str, kind: str
+) -> None:
     params = sampling(manager, backend, KINDS[kind])
     assert params.structured_outputs._backend == backend
     begin = manager.tokenizer.encode(BEGIN.get(kind, ""), add_special_tokens=False)

@@ -42,7 +42,8 @@ class Engine:
 
     def __init__(self, model: Path) -> None:
         args: dict[str, Any] = {"max_model_len": 512, "dtype": "float32", "enforce_eager": True}
-        args["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}  # else an answer may be blank to its last token
+        # Else an answer may be blank to its last token.
+        args["structured_outputs_config"] = {"backend": "xgrammar", "disable_any_whitespace": True}
         self.model = ModelSettings(name="tiny", model=str(model), kv_cache_gib=0.25, engine_args=args)
         self.said: queue.Queue[Any] = queue.Queue()
         self.process = EngineProcess(HealthSettings(), on_message=self.said.put, on_lost=self.said.put)
