@@ -108,6 +108,8 @@ def _ways(struct: Any, name: str) -> Iterator[Way]:
         value = getattr(struct, field)
         if value is default or (isinstance(value, (str, list, dict, tuple, set, frozenset)) and not value):
             continue
+        if value is False and way is Way.OUTPUT:  # vLLM's front end says so of `watermarking`, whose default is None
+            continue
         if not isinstance(value, (bool, int, float)) or value != default:
             yield way
 

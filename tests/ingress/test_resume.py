@@ -50,6 +50,7 @@ def grammar(backend: str | None = "xgrammar") -> StructuredOutputsParams:
         ({**GREEDY, "bad_words": []}, Resume.CONTINUE, Resume.CONTINUE),
         ({**GREEDY, "thinking_token_budget": 5}, Resume.REPLAY, Resume.REPLAY),
         ({**GREEDY, "thinking_token_budget": 0}, Resume.REPLAY, Resume.REPLAY),
+        ({**GREEDY, "watermarking": False}, Resume.CONTINUE, Resume.CONTINUE),
         ({**GREEDY, "watermarking": True}, Resume.REPLAY, Resume.REPLAY),
         (
             {**GREEDY, "repetition_detection": RepetitionDetectionParams(max_pattern_size=4, min_count=3)},
