@@ -25,6 +25,7 @@ async def test_a_replica_that_dies_in_a_stream_is_followed_by_another_after_prom
         (resumed,) = f.replicas["b"].engine.added
         assert resumed.prompt_token_ids == PROMPT + answer(PROMPT, 2)
         assert resumed.sampling_params.max_tokens == 4
+        assert (f.replicas["a"].engine.num_emitted, f.replicas["b"].engine.num_emitted) == ({"r@0": 0}, {"r@1": 2})
         f.replicas["b"].engine.step(9)
         await until(lambda: stream.finished)
         assert stream.token_ids == answer(PROMPT, 6)
@@ -43,6 +44,7 @@ async def test_a_request_whose_history_matters_is_replayed_without_a_seam() -> N
         f.replicas["a"].stop_listening()
         await until(lambda: f.running("b") == ["r@1"])
         assert f.replicas["b"].engine.added[0].prompt_token_ids == PROMPT
+        assert f.replicas["b"].engine.num_emitted == {"r@1": 0}
         for count in (1, 2, 3):
             f.replicas["b"].engine.step(count)
         await until(lambda: stream.finished)
