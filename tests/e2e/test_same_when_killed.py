@@ -81,6 +81,12 @@ def killed(fleet: Fleet, pid_of: Callable[[Member], int], asks: list[Ask]) -> li
     raise AssertionError("nothing ran on what was killed, three times")
 
 
+def num_gaps(fleet: Fleet) -> float:
+    """Return how often a greedy stream has gone on after its loss, by the series of the gap's length."""
+    labels = (("model", MODEL), ("way", "continue"))
+    return fleet.ingresses()[0].get(("serve_app_resume_gap_seconds_count", labels), 0.0)
+
+
 def busiest(fleet: Fleet) -> str:
     """Return the id of the replica with the most tokens still to make."""
     series = fleet.ingresses()[0]
@@ -91,7 +97,9 @@ def busiest(fleet: Fleet) -> str:
 
 
 def test_streams_are_the_same_when_an_engine_core_is_killed(fleet: Fleet, undisturbed: list[Answer]) -> None:
+    gaps = num_gaps(fleet)
     assert_same(killed(fleet, lambda m: int(m["load"]["engine_pid"]), greedy_streams()), undisturbed)
+    assert num_gaps(fleet) > gaps
     fleet.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
 
 
