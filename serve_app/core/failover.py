@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from serve_app.core.events import LinkEnd
 from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.gaps import Gaps
 from serve_app.core.instructions import FailRequest
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.request import EngineOutput, RequestState, Resume, Trial
@@ -23,6 +24,7 @@ class Failover:
     def __init__(self, settings: FleetSettings, quarantine: Quarantine) -> None:
         self.resumptions = 0
         """How often a request that lost its replica was queued again, since the start."""
+        self.gaps = Gaps()
         self._settings = settings
         self._quarantine = quarantine
 
@@ -96,7 +98,7 @@ class Failover:
         request.to_swallow = 0 if continues else len(request.emitted_ids)
         return tuple(request.emitted_ids) if continues else ()
 
-    def swallow(self, request: RequestState, output: EngineOutput) -> int:
+    def swallow(self, request: RequestState, output: EngineOutput, *, now: float) -> int:
         """Take from an output of a later attempt what was sent already; return the number of its tokens that this removed.
 
         Raises:
@@ -109,7 +111,7 @@ class Failover:
         if not ids:
             return 0  # an end without a token is the engine's own failure, which the front end reports
         if not request.to_swallow:
-            request.lost_at = None
+            self._goes_on(request, now)
             return 0
         position = request.first_difference(ids, ended=output.finish_reason is not None)
         if position is not None:
@@ -118,8 +120,14 @@ class Failover:
         request.to_swallow -= count
         output.new_token_ids = ids[count:]
         if output.new_token_ids:
-            request.lost_at = None
+            self._goes_on(request, now)
         return count
+
+    def _goes_on(self, request: RequestState, now: float) -> None:
+        if request.lost_at is not None:
+            way = request.resume if request.emitted_ids else Resume.RESTART
+            self.gaps.add(way.value, now - request.lost_at)
+            request.lost_at = None
 
     def validate(self, requests: Iterable[RequestState]) -> None:
         """Assert the invariants of what this module keeps in requests."""

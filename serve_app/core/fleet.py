@@ -247,7 +247,7 @@ class FleetState:
                 continue  # an attempt that was aborted or moved while this frame was under way
             if request.attempt:
                 try:
-                    count = self.failover.swallow(request, output)
+                    count = self.failover.swallow(request, output, now=now)
                 except ResumeDiverged as diverged:
                     others += self._give_up(replica, request, diverged)
                     freed = True

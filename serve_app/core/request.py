@@ -23,7 +23,7 @@ class Resume(Enum):
     RESTART = "restart"
     """Its answer is one whole (pooling): it starts again and nothing was sent before."""
     NEVER = "never"
-    """Neither can be right (an unseeded grammar): the client gets one explicit error."""
+    """Neither can be right (unseeded, and with a parameter that nobody has judged): the client gets one explicit error."""
 
 
 class Trial(Enum):

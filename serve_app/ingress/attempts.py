@@ -1,4 +1,4 @@
-"""From the front end's request to the request of one attempt, and how a request may go on elsewhere.
+"""From the front end's request to the request of one attempt.
 
 Pure functions over vLLM's request struct. The front end's own object is never changed: ``RequestState`` and the children of n>1
 share its lists and its ``SamplingParams``.
@@ -11,11 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
-from serve_app.core.request import Resume
 from serve_app.errors import BadRequest, RequestTooLarge, SendFailed, ServingError
+from serve_app.ingress.resume import Way, names
 from serve_app.protocol.errors import FrameTooLarge, MalformedMessage
-
-_GREEDY_BELOW = 1e-5  # vllm.sampling_params: a lower temperature is greedy
 
 
 def fingerprint_of(request: Any, model: str) -> str:
@@ -37,35 +35,6 @@ def fingerprint_of(request: Any, model: str) -> str:
     return digest.hexdigest()
 
 
-def resume_of(request: Any, *, replays_seeded: bool) -> Resume:
-    """Return how the request goes on after its replica is lost.
-
-    Penalties, bad words, repetition detection, thinking budgets and grammars look at the engine's *output* history, which
-    prompt + emitted ids does not restore. ``replays_seeded``: the engine's seeded generator does so too (vLLM's V1 runner, the
-    one on CPU; the V2 runner's noise is a function of seed and position).
-    """
-    params = request.sampling_params
-    if params is None:
-        return Resume.RESTART
-    greedy = params.temperature < _GREEDY_BELOW
-    repeatable = greedy or params.seed is not None
-    if params.structured_outputs is not None or request.prompt_embeds is not None:
-        return Resume.REPLAY if repeatable else Resume.NEVER
-    if repeatable and (_looks_at_history(params) or (not greedy and replays_seeded)):
-        return Resume.REPLAY
-    return Resume.CONTINUE
-
-
-def _looks_at_history(params: Any) -> bool:
-    return bool(
-        params.presence_penalty
-        or params.frequency_penalty
-        or params.bad_words
-        or params.repetition_detection
-        or params.thinking_token_budget
-    )
-
-
 def attempt_request(request: Any, start: StartAttempt) -> Any:
     """Return a copy of ``request`` for one attempt: its own id, and after tokens were emitted only what is left to do."""
     attempt = copy.copy(request)
@@ -74,14 +43,14 @@ def attempt_request(request: Any, start: StartAttempt) -> Any:
     if not start.emitted or attempt.sampling_params is None:
         return attempt
     params = attempt.sampling_params = copy.copy(request.sampling_params)
-    # Delivered with the first token.
-    params.prompt_logprobs = params.prompt_logprob_token_ids = params.prompt_logprob_start = None
-    if params.extra_args and "kv_transfer_params" in params.extra_args:
-        params.extra_args = {k: v for k, v in params.extra_args.items() if k != "kv_transfer_params"}
+    for name in names("SamplingParams", Way.ONCE):
+        setattr(params, name, None)
+    if params.extra_args:
+        once = names("extra_args", Way.ONCE)
+        params.extra_args = {k: v for k, v in params.extra_args.items() if k not in once}
     if start.continue_from:
         count = len(start.continue_from)
         attempt.prompt_token_ids = [*request.prompt_token_ids, *start.continue_from]
-        attempt.reasoning_ended = None  # recomputed by the engine from the longer prompt
         params.max_tokens = request.sampling_params.max_tokens - count
         params.min_tokens = max(0, request.sampling_params.min_tokens - count)
     return attempt

@@ -45,12 +45,13 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.errors import CallFailed, NoReplica
-from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, fingerprint_of, resume_of, why_unsendable
+from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, fingerprint_of, why_unsendable
 from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.link import ReplicaLink
 from serve_app.ingress.links import ReplicaLinks
 from serve_app.ingress.metrics import LoadGauges
+from serve_app.ingress.resume import resume_of
 from serve_app.ingress.start_times import StartTimes
 from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.membership import Lease
@@ -264,7 +265,8 @@ class FleetClient(EngineCoreClient):
         if not (link := self.links[start.replica_id]).is_open():
             return  # the link is about to be lost, and with that the request resumes
         request = attempt_request(original, start)
-        link.write(link.connection.send_add(start.attempt_id, self._encoder.encode(request), suspect=start.suspect))
+        num_emitted = len(start.continue_from)
+        link.write(link.connection.send_add(start.attempt_id, self._encoder.encode(request), num_emitted, suspect=start.suspect))
 
     def _abort_attempts(self, abort: AbortAttempts) -> None:
         if (link := self.links.get(abort.replica_id)) is not None and link.is_open():

@@ -5,15 +5,18 @@ ingress share the collectors; vLLM labels every series with ``model_name``.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 from vllm.v1.metrics import loggers
 from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.core.fleet import FleetState
+from serve_app.core.gaps import BOUNDS_S, Gaps
 from serve_app.protocol.messages import ENGINE_LOST
 
 
@@ -89,6 +92,7 @@ class FleetCollector(Collector):
             "serve_app_resumptions", "Times a request that lost its replica went on.", labels=["model"]
         )
         moved = CounterMetricFamily("serve_app_moved", "Requests moved away from replicas that drained.", labels=["model"])
+        gaps = HistogramMetricFamily("serve_app_resume_gap_seconds", _GAP, labels=["model", "way"])
         gauges = {
             name: GaugeMetricFamily(f"serve_app_replica_{name}", text, labels=["model", "replica"])
             for name, text in _REPLICA_GAUGES.items()
@@ -100,13 +104,25 @@ class FleetCollector(Collector):
             resumptions.add_metric([model], state["resumptions"])
             moved.add_metric([model], state["moved"])
             blocked.add_metric([model], state["blocked"])
+            _add_gaps(gaps, model, fleet.failover.gaps)
             for outcome, count in state["outcomes"].items():
                 outcomes.add_metric([model, outcome], count)
             for replica_id, load in state["replicas"].items():
                 for name, family in gauges.items():
                     family.add_metric([model, replica_id], float(load[name]))
-        yield from (waiting, tokens, blocked, outcomes, resumptions, moved, *gauges.values())
+        yield from (waiting, tokens, blocked, outcomes, resumptions, moved, gaps, *gauges.values())
 
+
+def _add_gaps(family: HistogramMetricFamily, model: str, gaps: Gaps) -> None:
+    ends = [*map(floatToGoString, BOUNDS_S), "+Inf"]
+    for way, counts in gaps.counts.items():
+        family.add_metric([model, way], list(zip(ends, accumulate(counts), strict=True)), gaps.sums_s[way])
+
+
+_GAP = (
+    "How long a request that lost its replica stood still: from when the ingress lost the link, or ejected the silent replica, "
+    "to the next new token for the client. By how it went on: continue, replay, or restart where no token had been sent."
+)
 
 _REPLICA_GAUGES = {
     "held": "Unfinished requests of this ingress on the replica.",

@@ -252,7 +252,7 @@ class IngressConnection(_Connection):
         self._hello = encode_message(hello)
         return encode_frame(self._hello)
 
-    def send_add(self, attempt_id: str, buffers: Sequence[BytesLike], *, suspect: bool = False) -> bytes:
+    def send_add(self, attempt_id: str, buffers: Sequence[BytesLike], num_emitted: int = 0, *, suspect: bool = False) -> bytes:
         """Return the frame that starts an attempt. Ids are never used twice on a link.
 
         Raises:
@@ -261,7 +261,7 @@ class IngressConnection(_Connection):
         """
         if self.state is State.OPEN:
             self._check_attempt(attempt_id)
-        frame = self._frame(add_message(attempt_id, buffers, suspect=suspect))
+        frame = self._frame(add_message(attempt_id, buffers, num_emitted, suspect=suspect))
         self.attempts.add(attempt_id)
         return frame
 

@@ -113,10 +113,14 @@ class Ping(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag
 
 
 class Add(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=5):
-    """Ingress to replica: start this attempt. ``buffers`` is vLLM's encoding of an ``EngineCoreRequest``."""
+    """Ingress to replica: start this attempt. ``buffers`` is vLLM's encoding of an ``EngineCoreRequest``.
+
+    The last ``num_emitted`` ids of its prompt are the answer so far: the engine computes them as prompt, and a grammar accepts them.
+    """
 
     attempt_id: Id
     buffers: Buffers
+    num_emitted: Count
 
 
 class Abort(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=6):
@@ -154,6 +158,7 @@ class AddSuspect(Struct, array_like=True, frozen=True, forbid_unknown_fields=Tru
 
     attempt_id: Id
     buffers: Buffers
+    num_emitted: Count
 
 
 class TrialBegins(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=12):
@@ -206,7 +211,9 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _opening_decoder = msgspec.msgpack.Decoder(_Opening)
 
 
-def add_message(attempt_id: str, buffers: Sequence[BytesLike], *, suspect: bool = False) -> Add | AddSuspect:
+def add_message(
+    attempt_id: str, buffers: Sequence[BytesLike], num_emitted: int = 0, *, suspect: bool = False
+) -> Add | AddSuspect:
     """Return a checked Add or AddSuspect; ``buffers`` are not copied.
 
     Raises:
@@ -217,7 +224,7 @@ def add_message(attempt_id: str, buffers: Sequence[BytesLike], *, suspect: bool 
     if not 0 < len(buffers) <= MAX_BUFFERS:
         raise MalformedMessage(f"{len(buffers)} buffers, limits 1 and {MAX_BUFFERS}")
     kind = AddSuspect if suspect else Add
-    return kind(attempt_id, cast(list[bytes], list(buffers)))  # MessagePack writes all three kinds alike
+    return kind(attempt_id, cast(list[bytes], list(buffers)), num_emitted)  # MessagePack writes all three kinds alike
 
 
 def readable(text: str, max_chars: int) -> str:

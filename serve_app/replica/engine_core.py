@@ -28,6 +28,7 @@ from serve_app.protocol.messages import Capabilities
 from serve_app.replica import pipe
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import EngineInput, EngineOutput
+from serve_app.replica.grammar import accept_emitted
 
 _PROBE_ID = "probe"
 
@@ -96,6 +97,13 @@ class PipedEngineCore(EngineCoreProc):
 
     def _runs_only_the_probe(self) -> bool:
         return self.scheduler.requests.keys() == {_PROBE_ID}
+
+    def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> Any:
+        """Return what vLLM's own preprocessing does; the last ``num_emitted`` ids of the prompt are the answer so far."""
+        made, wave = self.preprocess_add_request(request)
+        if num_emitted:
+            accept_emitted(self.structured_output_manager, made, num_emitted)
+        return made, wave
 
     def probe(self) -> bool:
         """Begin to make one token for the supervisor; return False if this return is the whole answer.

@@ -39,7 +39,7 @@ class Core(Protocol):
     busy_s: float
     ENGINE_CORE_DEAD: bytes
 
-    def preprocess_add_request(self, request: EngineCoreRequest) -> Any: ...
+    def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> Any: ...
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None: ...
 
 
@@ -101,7 +101,7 @@ class EngineInput:
             return
         request.client_index = message.slot
         try:
-            core.input_queue.put_nowait((EngineCoreRequestType.ADD, core.preprocess_add_request(request)))
+            core.input_queue.put_nowait((EngineCoreRequestType.ADD, core.preprocess_attempt(request, message.num_emitted)))
         except Exception:  # as vLLM: an error of this request, never of the engine
             core._handle_request_preproc_error(request)
 

@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -27,11 +28,12 @@ TRIALS_SLOT = PROBE_SLOT + 1
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """``buffers`` are vLLM's encoding of an ``EngineCoreRequest``; outputs come back for ``slot``."""
+    """``buffers`` and ``num_emitted`` are those of the link's ``Add``; outputs come back for ``slot``."""
 
     slot: int
     attempt_id: str
     buffers: list[bytes]
+    num_emitted: int
 
 
 class AbortInEngine(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -75,6 +77,21 @@ class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
     finished: list[str]
     frame: bytes
     num_outputs: int
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """What the engine said last. ``step`` counts its steps, ``busy_s`` the seconds in them, ``kv_usage`` is a share, 0..1."""
+
+    step: int = 0
+    busy_s: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+    def take(self, step: StepOutputs) -> None:
+        self.step, self.busy_s, self.running = step.step, step.busy_s, step.running
+        self.waiting, self.kv_usage = step.waiting, step.kv_usage
 
 
 class CallResult(msgspec.Struct, tag=12, array_like=True, frozen=True):

@@ -46,17 +46,6 @@ class ReplicaIdentity:
     model: str
 
 
-@dataclass(slots=True)
-class EngineLoad:
-    """What the engine said last. ``step`` counts its steps, ``busy_s`` the seconds in them, ``kv_usage`` is a share, 0..1."""
-
-    step: int = 0
-    busy_s: float = 0.0
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-
-
 class ReplicaServer:
     """Accepts links and relays between them and the engine core."""
 
@@ -74,7 +63,7 @@ class ReplicaServer:
         self.token = token
         self.engine = engine
         self.ready = ready
-        self.load = EngineLoad()
+        self.load = pipe.EngineLoad()
         self._drain_ends_at: float | None = None
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
@@ -112,7 +101,7 @@ class ReplicaServer:
 
     def send_heartbeats(self) -> None:
         if not self.num_attempts():  # an abort of the last one makes no step, and so no new figures
-            self.load = EngineLoad(step=self.load.step, busy_s=self.load.busy_s)
+            self.load = pipe.EngineLoad(step=self.load.step, busy_s=self.load.busy_s)
         for link in list(self.open_links()):
             link.send_heartbeat()
 
@@ -158,9 +147,7 @@ class ReplicaServer:
                     link.send_result(message)
 
     def _on_step(self, step: pipe.StepOutputs) -> None:
-        load = self.load
-        load.step, load.busy_s, load.running = step.step, step.busy_s, step.running
-        load.waiting, load.kv_usage = step.waiting, step.kv_usage
+        self.load.take(step)
         if link := self._links.get(step.slot):
             link.pass_on(step)
             if step.num_outputs:
@@ -358,7 +345,7 @@ class _Link(asyncio.Protocol):
         self._start(suspect)
 
     def _start(self, add: Add | AddSuspect) -> None:
-        self._server.engine.send(pipe.AddToEngine(self._slot, add.attempt_id, add.buffers))
+        self._server.engine.send(pipe.AddToEngine(self._slot, add.attempt_id, add.buffers, add.num_emitted))
 
     def _call(self, call: Call) -> None:
         if call.method in CALLABLE_METHODS:

@@ -52,6 +52,8 @@ class FakeEngine:
         self.running: dict[str, tuple[int, EngineCoreRequest, list[int]]] = {}
         """Attempt id -> slot, request, output so far."""
         self.added: list[EngineCoreRequest] = []
+        self.num_emitted: dict[str, int] = {}
+        """Attempt id -> how many ids at the end of its prompt are the answer so far."""
         self.aborted: list[str] = []
         self.steps = 0
         self._emit: Callable[[pipe.FromEngine], None] = lambda message: None
@@ -93,6 +95,7 @@ class FakeEngine:
         assert request.request_id == message.attempt_id
         assert message.attempt_id not in self.running, "vLLM would assert on it"
         self.added.append(request)
+        self.num_emitted[message.attempt_id] = message.num_emitted
         self.running[message.attempt_id] = (message.slot, request, [])
 
     def _call(self, message: pipe.CallEngine) -> None:

@@ -14,6 +14,8 @@ from vllm.v1.metrics import loggers
 from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
+from serve_app.ingress import metrics as metrics_of_ingress
+from serve_app.ingress.connection import STALLED_CLIENTS
 from serve_app.ingress.metrics import FleetCollector
 from tests.chart.places import alert
 from tests.chart.render import Refused, Rendered, at, merged, models, render
@@ -35,10 +37,12 @@ def expressions(r: Rendered) -> Iterator[str]:
 
 
 def fleet_series() -> dict[str, set[str]]:
-    """Name -> labels of the series of an ingress, as the collector names them."""
+    """Name -> labels of the series of an ingress, as its collectors name them."""
     metrics: list[Metric] = list(FleetCollector([FleetState(FleetSettings(model="m"))]).collect())
     found = {m.name + ("_total" if m.type == "counter" else ""): set(m._labelnames) for m in metrics}  # type: ignore[attr-defined]
-    return found
+    buckets = {f"{m.name}_bucket": found[m.name] for m in metrics if m.type == "histogram"}
+    counters = {f"{c._name}_total": set(c._labelnames) for c in (STALLED_CLIENTS, metrics_of_ingress._engines_lost)}
+    return {**found, **buckets, **counters}
 
 
 def test_every_series_exists() -> None:

@@ -72,8 +72,7 @@ def exact(module: str, name: str, was: str) -> str:
         return f"{module}.{name}: is gone"
     now = next(list(getattr(found, a)) for a in ("__struct_fields__", "_fields", "__members__") if hasattr(found, a))
     change = difference(was.split(), now)
-    hint = "; does a resume restore what they need (serve_app/ingress/attempts.py)?" if name == "SamplingParams" else ""
-    return line(f"{module}.{name}", f"fields {change}{hint}" if change else "")
+    return line(f"{module}.{name}", f"fields {change}" if change else "")
 
 
 def members(cls: type) -> set[str]:

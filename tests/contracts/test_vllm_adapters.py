@@ -19,7 +19,7 @@ from vllm.v1.executor.abstract import Executor
 
 from serve_app import engine_args
 from serve_app.config import ModelSettings
-from serve_app.ingress import attempts
+from serve_app.ingress import resume
 from serve_app.ingress.app import VLLM_ROUTES
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.replica.engine import CALLABLE_METHODS
@@ -112,7 +112,7 @@ def test_every_environment_variable_that_we_set_is_read() -> None:
 
 
 def test_the_same_temperature_is_greedy() -> None:
-    assert find("vllm.sampling_params", "_SAMPLING_EPS") == attempts._GREEDY_BELOW
+    assert find("vllm.sampling_params", "_SAMPLING_EPS") == resume._GREEDY_BELOW
 
 
 def test_vllm_has_a_handler_for_every_route_that_we_pass_on() -> None:

@@ -53,6 +53,14 @@ CALLED = {
         EngineCoreProc.process_output_sockets(self, output_paths, coord_output_path, engine_index)
         EngineCoreProc.reset_prefix_cache(self, reset_running_requests=, reset_connector=)
         EngineCoreProc.run_busy_loop(self)""",
+    "vllm.v1.request": """
+        Request.__init__(self, request_id, prompt_token_ids, sampling_params, pooling_params, client_index=, arrival_time=,
+            prompt_embeds=, prompt_is_token_ids=, mm_features=, lora_request=, cache_salt=, priority=, trace_headers=,
+            block_hasher=, resumable=, session_id=, reasoning_ended=, reasoning_parser_kwargs=, abort_immediately=, kv_hints=)
+        Request.append_output_token_ids(self, token_ids)""",
+    "vllm.v1.structured_output": """
+        StructuredOutputManager.accept_tokens(self, request, new_token_ids)
+        StructuredOutputManager.grammar_init(self, request)""",
     "vllm.v1.engine.output_processor": """
         OutputProcessor.abort_requests(self, request_ids, internal)
         RequestOutputCollector.put(self, output)""",
@@ -118,7 +126,8 @@ USED = {
     },
     "vllm.v1.engine.async_llm": {"AsyncLLM": "model_config output_processor", "EngineCoreClient": ""},
     "vllm.v1.engine.core": {
-        "EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue scheduler vllm_config"
+        "EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue scheduler "
+        "structured_output_manager vllm_config"
     },
     "vllm.v1.engine.core_client": {"EngineCoreClient": ""},
     "vllm.v1.engine.output_processor": {"OutputProcessor": "request_states", "RequestState": "parent_req queue"},
@@ -127,6 +136,9 @@ USED = {
     "vllm.v1.executor.abstract": {
         "Executor": "cache_config lora_config model_config parallel_config scheduler_config speculative_config vllm_config"
     },
+    "vllm.v1.request": {"Request": "prompt_token_ids request_id sampling_params structured_output_request"},
+    "vllm.v1.structured_output": {"StructuredOutputManager": "executor"},
+    "vllm.v1.structured_output.request": {"StructuredOutputRequest": "_grammar grammar reasoning_ended reasoning_parser_kwargs"},
     "vllm.v1.kv_cache_interface": {
         "FullAttentionSpec": "block_size dtype head_size num_kv_heads",
         "KVCacheConfig": "",

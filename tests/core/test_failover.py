@@ -181,3 +181,26 @@ def test_a_second_link_to_a_replica_replaces_the_first_and_what_it_held_may_go_t
     fleet = fleet_of("a")
     run(fleet, arrived("r"), outputs("a", Output("r@0", [7])))
     assert run(fleet, LinkOpened("a", 8)) == [start("r", 1, "a", (7,), emitted=1)]
+
+
+@pytest.mark.parametrize("way", [Resume.CONTINUE, Resume.REPLAY])
+def test_a_gap_lasts_from_the_first_loss_to_the_next_new_token(way: Resume) -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r", way), outputs("a", Output("r@0", [7])))
+    run(fleet, LinkLost("a", LinkEnd.BROKE_OFF), now=10.0)
+    run(fleet, LinkOpened("b", 8), now=10.2)
+    run(fleet, LinkLost("b", LinkEnd.BROKE_OFF), LinkOpened("c", 8), now=11.0)
+    if way is Resume.REPLAY:
+        run(fleet, outputs("c", Output("r@2", [7])), now=11.5)  # repeats what was sent
+    assert fleet.failover.gaps.counts == {}
+    run(fleet, outputs("c", Output("r@2", [8])), now=13.0)
+    run(fleet, outputs("c", Output("r@2", [9])), now=20.0)
+    assert fleet.failover.gaps.sums_s == {way.value: 3.0}
+    assert fleet.failover.gaps.counts == {way.value: [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]}
+
+
+def test_a_request_without_a_token_yet_starts_anew_after_its_gap() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r", Resume.REPLAY), LinkLost("a", LinkEnd.BROKE_OFF), LinkOpened("b", 8), now=1.0)
+    run(fleet, outputs("b", Output("r@1", [7])), now=101.0)
+    assert fleet.failover.gaps.counts == {"restart": [0] * 10 + [1]}

@@ -81,6 +81,12 @@ def killed(fleet: Fleet, pid_of: Callable[[Member], int], asks: list[Ask]) -> li
     raise AssertionError("nothing ran on what was killed, three times")
 
 
+def num_gaps(fleet: Fleet) -> float:
+    """Return how often a greedy stream has gone on after its loss, by the series of the gap's length."""
+    labels = (("model", MODEL), ("way", "continue"))
+    return fleet.ingresses()[0].get(("serve_app_resume_gap_seconds_count", labels), 0.0)
+
+
 def busiest(fleet: Fleet) -> str:
     """Return the id of the replica with the most tokens still to make."""
     series = fleet.ingresses()[0]
@@ -91,7 +97,9 @@ def busiest(fleet: Fleet) -> str:
 
 
 def test_streams_are_the_same_when_an_engine_core_is_killed(fleet: Fleet, undisturbed: list[Answer]) -> None:
+    gaps = num_gaps(fleet)
     assert_same(killed(fleet, lambda m: int(m["load"]["engine_pid"]), greedy_streams()), undisturbed)
+    assert num_gaps(fleet) > gaps
     fleet.wait_for_replicas(2, limit_s=RESTART_LIMIT_S)
 
 
@@ -107,16 +115,18 @@ def test_without_the_lease_board_serving_goes_on_and_a_new_replica_is_found(flee
     board = fleet.process("ray::LeaseBoard").pid
     assert_same(play(fleet.url, greedy_streams(), lambda: kill(board)), undisturbed)
 
-    long = {"regex": "[a-z ]{900}"}
-    asks = [completion(MODEL, structured_outputs=long, temperature=1.0, max_tokens=950, ignore_eos=False)] * 4
+    sampled: dict[str, Any] = {"temperature": 1.0, "max_tokens": 950}
+    bound = completion(MODEL, structured_outputs={"regex": "[a-z ]{900}"}, ignore_eos=False, **sampled)
+    asks = [bound, bound, *[completion(MODEL, vllm_xargs={"unknown": 1}, **sampled)] * 2]
     for _ in range(3):  # on a busy machine the streams may be over before the kill
         engines = {m["replica_id"]: m["load"]["engine_pid"] for m in members_on_the_new_board(fleet)}
         answers = play(fleet.url, asks, lambda engines=engines: kill(engines[busiest(fleet)]))  # type: ignore[misc]
+        assert all(re.fullmatch("[a-z ]{900}", a.text()) for a in answers[:2])
         assert all(a.is_complete() or a.errors() for a in answers), "a silent end"
         wait_for_heir(fleet, set(engines))
-        if any(a.errors() for a in answers):
+        if any(a.errors() for a in answers[2:]):
             return
-    raise AssertionError("no stream was on the killed engine, three times")
+    raise AssertionError("no stream that cannot go on was on the killed engine, three times")
 
 
 def wait_for_heir(fleet: Fleet, before: set[str]) -> None:

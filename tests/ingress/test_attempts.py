@@ -1,64 +1,18 @@
 from typing import Any
 
 import numpy as np
-import pytest
-from vllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
-from serve_app.core.request import Resume
-from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, resume_of
-
-GREEDY: dict[str, Any] = {"temperature": 0.0}
-SEEDED: dict[str, Any] = {"seed": 7}
+from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed
 
 
 def request(prompt_embeds: Any = None, sampling_params: SamplingParams | None = None, **fields: Any) -> EngineCoreRequest:
     return EngineCoreRequest(
         "r", [1, 2], None, sampling_params, None, 0.0, None, None, None, prompt_embeds=prompt_embeds, **fields
     )
-
-
-@pytest.mark.parametrize(
-    ("params", "on_v1", "on_v2"),
-    [
-        (GREEDY, Resume.CONTINUE, Resume.CONTINUE),
-        ({}, Resume.CONTINUE, Resume.CONTINUE),
-        (SEEDED, Resume.REPLAY, Resume.CONTINUE),
-        ({**GREEDY, **SEEDED}, Resume.CONTINUE, Resume.CONTINUE),
-        ({"presence_penalty": 0.5}, Resume.CONTINUE, Resume.CONTINUE),
-        ({**GREEDY, "presence_penalty": 0.5}, Resume.REPLAY, Resume.REPLAY),
-        ({**SEEDED, "frequency_penalty": -0.5}, Resume.REPLAY, Resume.REPLAY),
-        ({**GREEDY, "repetition_penalty": 1.5}, Resume.CONTINUE, Resume.CONTINUE),
-        ({**GREEDY, "bad_words": ["no"]}, Resume.REPLAY, Resume.REPLAY),
-        ({**GREEDY, "thinking_token_budget": 5}, Resume.REPLAY, Resume.REPLAY),
-        (
-            {**GREEDY, "repetition_detection": RepetitionDetectionParams(max_pattern_size=4, min_count=3)},
-            Resume.REPLAY,
-            Resume.REPLAY,
-        ),
-        ({"structured_outputs": StructuredOutputsParams(choice=["x"])}, Resume.NEVER, Resume.NEVER),
-        ({**SEEDED, "structured_outputs": StructuredOutputsParams(choice=["x"])}, Resume.REPLAY, Resume.REPLAY),
-        ({**GREEDY, "structured_outputs": StructuredOutputsParams(choice=["x"])}, Resume.REPLAY, Resume.REPLAY),
-    ],
-)
-def test_how_a_request_resumes_follows_from_what_the_engine_remembers(
-    params: dict[str, Any], on_v1: Resume, on_v2: Resume
-) -> None:
-    asked = request(sampling_params=SamplingParams(max_tokens=8, **params))
-    assert resume_of(asked, replays_seeded=True) is on_v1
-    assert resume_of(asked, replays_seeded=False) is on_v2
-
-
-def test_a_pooling_request_restarts() -> None:
-    assert resume_of(request(), replays_seeded=True) is Resume.RESTART
-
-
-def test_a_prompt_of_embeddings_has_no_ids_to_continue_from() -> None:
-    embeds = object()
-    assert resume_of(request(embeds, SamplingParams(temperature=0.0)), replays_seeded=False) is Resume.REPLAY
-    assert resume_of(request(embeds, SamplingParams()), replays_seeded=False) is Resume.NEVER
 
 
 def test_a_first_attempt_is_the_request_under_its_own_id() -> None:
@@ -83,7 +37,7 @@ def test_a_continued_attempt_asks_only_for_what_is_left_and_leaves_the_original_
     attempt = attempt_request(original, StartAttempt("r", "r@1", "a", (5, 6), 2))
     asked = attempt.sampling_params
     assert attempt.prompt_token_ids == [1, 2, 5, 6]
-    assert attempt.reasoning_ended is None
+    assert attempt.reasoning_ended is True
     assert (asked.max_tokens, asked.min_tokens, asked.prompt_logprobs, asked.logprobs) == (6, 0, None, 2)
     assert asked.extra_args == {"other": 2}
     assert asked.all_stop_token_ids == {9}

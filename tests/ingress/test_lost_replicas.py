@@ -25,9 +25,11 @@ async def test_a_replica_that_dies_in_a_stream_is_followed_by_another_after_prom
         (resumed,) = f.replicas["b"].engine.added
         assert resumed.prompt_token_ids == PROMPT + answer(PROMPT, 2)
         assert resumed.sampling_params.max_tokens == 4
+        assert (f.replicas["a"].engine.num_emitted, f.replicas["b"].engine.num_emitted) == ({"r@0": 0}, {"r@1": 2})
         f.replicas["b"].engine.step(9)
         await until(lambda: stream.finished)
         assert stream.token_ids == answer(PROMPT, 6)
+        assert f.client.fleet.failover.gaps.counts.keys() == {"continue"}
         await until(lambda: f.replicas["a"].engine.aborted == ["r@0"])
 
 
@@ -42,6 +44,7 @@ async def test_a_request_whose_history_matters_is_replayed_without_a_seam() -> N
         f.replicas["a"].stop_listening()
         await until(lambda: f.running("b") == ["r@1"])
         assert f.replicas["b"].engine.added[0].prompt_token_ids == PROMPT
+        assert f.replicas["b"].engine.num_emitted == {"r@1": 0}
         for count in (1, 2, 3):
             f.replicas["b"].engine.step(count)
         await until(lambda: stream.finished)
@@ -98,10 +101,10 @@ async def test_a_stream_outlives_any_number_of_drained_replicas() -> None:
 
 @in_loop
 async def test_an_engines_last_words_go_to_the_log_and_no_client_reads_them(caplog: pytest.LogCaptureFixture) -> None:
-    grammar: dict[str, Any] = {"structured_outputs": structured("x"), "temperature": 1.0}
+    unknown: dict[str, Any] = {"extra_args": {"mine": 1}, "temperature": 1.0}
     async with fleet() as f:
         await f.join("a")
-        stream = await f.front.add("r", PROMPT, **grammar)
+        stream = await f.front.add("r", PROMPT, **unknown)
         await until(lambda: f.running("a") == ["r@0"])
         f.replicas["a"].engine.step()
         await until(lambda: stream.token_ids)
@@ -132,12 +135,12 @@ async def test_what_came_in_one_piece_with_a_goodbye_is_delivered() -> None:
 
 @in_loop
 async def test_a_lost_sibling_that_cannot_resume_ends_the_others_and_nobody_else() -> None:
-    grammar: dict[str, Any] = {"structured_outputs": structured("x"), "temperature": 1.0}
+    unknown: dict[str, Any] = {"extra_args": {"mine": 1}, "temperature": 1.0}
     async with fleet(settings(protocol={"credit": 2})) as f:
         await f.join("a")
-        first = await f.front.add("0_r", PROMPT, parent="r", **grammar)
+        first = await f.front.add("0_r", PROMPT, parent="r", **unknown)
         other = await f.front.add("other", PROMPT)
-        await f.front.add("1_r", PROMPT, parent="r", **grammar)
+        await f.front.add("1_r", PROMPT, parent="r", **unknown)
         await f.front.add("next", PROMPT)
         await until(lambda: f.running("a") == ["0_r@0", "other@0"])
         f.replicas["a"].engine.step()
@@ -153,16 +156,16 @@ async def test_a_lost_sibling_that_cannot_resume_ends_the_others_and_nobody_else
 
 @in_loop
 async def test_a_sibling_that_would_start_after_the_failure_does_not() -> None:
-    grammar: dict[str, Any] = {"structured_outputs": structured("x"), "temperature": 1.0}
+    unknown: dict[str, Any] = {"extra_args": {"mine": 1}, "temperature": 1.0}
     async with fleet(settings(protocol={"credit": 1})) as f:
         await f.join("a")
-        first = await f.front.add("0_r", PROMPT, parent="r", **grammar)
+        first = await f.front.add("0_r", PROMPT, parent="r", **unknown)
         await until(lambda: f.running("a") == ["0_r@0"])
         f.replicas["a"].engine.step()
         await until(lambda: len(first.token_ids) == 1)
         await f.join("b")
         await f.front.add("busy", PROMPT, max_tokens=1)
-        await f.front.add("1_r", PROMPT, parent="r", **grammar)
+        await f.front.add("1_r", PROMPT, parent="r", **unknown)
         await f.front.add("next", PROMPT)
         await until(lambda: f.running("b") == ["busy@0"])
         f.replicas["b"].server.start_drain(60.0)
@@ -172,9 +175,3 @@ async def test_a_sibling_that_would_start_after_the_failure_does_not() -> None:
         await until(lambda: f.running("a") == ["next@0"])
         assert isinstance(error_of(first), ReplicaLost)
         assert f.client.fleet.requests.keys() == {"busy", "next"}
-
-
-def structured(choice: str) -> Any:
-    from vllm.sampling_params import StructuredOutputsParams
-
-    return StructuredOutputsParams(choice=[choice])

@@ -66,6 +66,19 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
     ]
 
 
+def test_a_scrape_shows_how_long_resumed_requests_stood_still() -> None:
+    fleet = busy_fleet()
+    for gap_s in (0.2, 0.25, 3.0, 99.0):
+        fleet.failover.gaps.add("continue", gap_s)
+    registry = CollectorRegistry()
+    registry.register(FleetCollector([fleet]))
+    name, labels = "serve_app_resume_gap_seconds", {"model": "tiny", "way": "continue"}
+    ends = ("0.1", "0.25", "2.0", "4.0", "60.0", "+Inf")
+    assert [registry.get_sample_value(f"{name}_bucket", {**labels, "le": end}) for end in ends] == [0.0, 2.0, 2.0, 3.0, 3.0, 4.0]
+    assert registry.get_sample_value(f"{name}_count", labels) == 4.0
+    assert registry.get_sample_value(f"{name}_sum", labels) == 102.45
+
+
 def test_the_gauges_of_a_step_become_the_fleets() -> None:
     stats = SimpleNamespace(
         num_running_reqs=1,

@@ -1,7 +1,7 @@
 """One request that ends every engine which computes it, among innocent ones of two ingresses; real links, fake engines."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -39,8 +39,8 @@ async def play(replicas: list[FakeReplica], holds: Callable[[], bool]) -> list[s
     return deaths
 
 
-async def join(fleets: list[Fleet], *replica_ids: str) -> list[FakeReplica]:
-    replicas = [await start_replica(fleets[0].settings, i) for i in replica_ids]
+async def join(fleets: list[Fleet], *replica_ids: str, beside: Sequence[FakeReplica] = ()) -> list[FakeReplica]:
+    replicas = [*beside, *[await start_replica(fleets[0].settings, i) for i in replica_ids]]
     for f in fleets:
         f.client.set_members([r.lease for r in replicas])
         await until(lambda f=f: len(f.client.fleet.replicas) == len(replicas))  # type: ignore[misc]
@@ -84,16 +84,10 @@ async def test_a_poison_ends_two_replicas_and_no_other_request_of_either_ingress
 @in_loop
 async def test_the_choices_of_one_poisonous_request_end_two_replicas_and_not_one_each() -> None:
     async with fleet() as f:
-        replicas = await join([f], "a", "b", "c", "d", "e")
-        for replica in replicas[1:]:
-            replica.server.start_drain()  # so that one replica gets them all
-        await until(lambda: sum(r.draining for r in f.client.fleet.replicas.values()) == 4)
+        replicas = await join([f], "a")  # it gets them all
         choices = [await f.front.add(f"{n}_p", POISON, parent="p", seed=n) for n in range(4)]
         await until(lambda: len(replicas[0].engine.running) == 4)
-        for replica in replicas[1:]:
-            replica.server.draining = False
-            replica.server.send_heartbeats()
-        await until(lambda: not any(r.draining for r in f.client.fleet.replicas.values()))
+        replicas = await join([f], "b", "c", "d", "e", beside=replicas)
         deaths = await play(replicas, lambda: not f.client.fleet.requests)
         assert len(deaths) == 2
         assert any(stream.error is not None for stream in choices)

@@ -141,8 +141,8 @@ capabilities = st.builds(
 )
 opening = {"protocol": counts, "vllm_version": labels, "model": ids, "fingerprint": ids, "nonce": nonces}
 messages_to_replica = st.one_of(
-    st.builds(Add, attempt_id=ids, buffers=buffers),
-    st.builds(AddSuspect, attempt_id=ids, buffers=buffers),
+    st.builds(Add, attempt_id=ids, buffers=buffers, num_emitted=counts),
+    st.builds(AddSuspect, attempt_id=ids, buffers=buffers, num_emitted=counts),
     st.builds(TrialPassed, attempt_id=ids),
     st.builds(Abort, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Ping),

@@ -139,11 +139,11 @@ def assert_safe_end(make: Callable[[], IngressConnection | ReplicaConnection], w
 SAMPLE_TO_REPLICA = TO_REPLICA + wire_of(
     [
         Ping(),
-        Add("r1@0", [b"prompt", b"tensor"]),
+        Add("r1@0", [b"prompt", b"tensor"], 0),
         Call(1, "reset_prefix_cache", b"\x90"),
         Abort(["r1@0"]),
-        Add("r2@0", [b"p"]),
-        AddSuspect("r3@1", [b"p"]),
+        Add("r2@0", [b"p"], 0),
+        AddSuspect("r3@1", [b"p"], 0),
         TrialPassed("r3@1"),
     ]
 )
@@ -213,17 +213,17 @@ def test_what_came_before_the_fault_can_still_be_used() -> None:
 def test_a_duplicate_add_is_refused() -> None:
     _, replica = open_pair()
     with pytest.raises(DuplicateAttempt) as refused:
-        replica.receive_data(wire_of([Add("a", [b"x"]), Add("a", [b"x"])]))
+        replica.receive_data(wire_of([Add("a", [b"x"], 0), Add("a", [b"x"], 0)]))
     assert refused.value.attempt_id == "a"
-    assert replica.undelivered == [Add("a", [b"x"])]
+    assert replica.undelivered == [Add("a", [b"x"], 0)]
     assert_refused(replica, refused.value)
 
 
 def test_one_add_too_many_is_refused() -> None:
     _, replica = open_pair(credit=2)
-    assert len(replica.receive_data(wire_of([Add("a", [b"x"]), Add("b", [b"x"])]))) == 2
+    assert len(replica.receive_data(wire_of([Add("a", [b"x"], 0), Add("b", [b"x"], 0)]))) == 2
     with pytest.raises(CreditExceeded) as refused:
-        replica.receive_data(wire_of([Add("c", [b"x"])]))
+        replica.receive_data(wire_of([Add("c", [b"x"], 0)]))
     assert refused.value.limit == 2
     assert_refused(replica, refused.value)
 
@@ -234,13 +234,13 @@ def test_a_finished_attempt_gives_its_credit_back() -> None:
     replica.attempt_finished("a")
     ingress.attempt_finished("a")
     ingress.attempt_finished("never added")
-    assert replica.receive_data(ingress.send_add("b", [b"x"])) == [Add("b", [b"x"])]
+    assert replica.receive_data(ingress.send_add("b", [b"x"])) == [Add("b", [b"x"], 0)]
 
 
 def test_an_aborted_attempt_gives_its_credit_back_before_the_next_message_is_looked_at() -> None:
     ingress, replica = open_pair(credit=1)
     wire = ingress.send_add("a", [b"x"]) + ingress.send_abort(["a", "unknown"]) + ingress.send_add("b", [b"x"])
-    assert replica.receive_data(wire) == [Add("a", [b"x"]), Abort(["a", "unknown"]), Add("b", [b"x"])]
+    assert replica.receive_data(wire) == [Add("a", [b"x"], 0), Abort(["a", "unknown"]), Add("b", [b"x"], 0)]
     assert ingress.attempts == replica.attempts == {"b"}
 
 
@@ -262,7 +262,7 @@ def test_the_ingress_refuses_its_own_faults_and_the_link_goes_on() -> None:
     with pytest.raises(CreditExceeded):
         ingress.send_add("c", [b"x"])
     assert (ingress.state, ingress.attempts, ingress.data_to_send()) == (State.OPEN, {"a", "b"}, b"")
-    assert replica.receive_data(wire) == [Add("a", [b"x"]), Add("b", [b"x"])]
+    assert replica.receive_data(wire) == [Add("a", [b"x"], 0), Add("b", [b"x"], 0)]
 
 
 def test_the_replica_refuses_its_own_faults_and_the_link_goes_on() -> None:
@@ -277,7 +277,7 @@ def test_the_replica_refuses_its_own_faults_and_the_link_goes_on() -> None:
 def test_every_message_of_an_open_link_arrives() -> None:
     ingress, replica = open_pair()
     wire = ingress.ping() + ingress.send_add("a", [b"x", memoryview(b"y")]) + ingress.send_call(7, "reset", b"\x90")
-    assert replica.receive_data(wire) == [Ping(), Add("a", [b"x", b"y"]), Call(7, "reset", b"\x90")]
+    assert replica.receive_data(wire) == [Ping(), Add("a", [b"x", b"y"], 0), Call(7, "reset", b"\x90")]
     wire = replica.send_heartbeat(step=5, running=1, waiting=2, kv_usage=0.5, drain_left_s=7.5)
     wire += outputs(b"o") + replica.send_result(7, "e" * 20_000, b"")
     assert ingress.receive_data(wire) == [
@@ -289,7 +289,7 @@ def test_every_message_of_an_open_link_arrives() -> None:
 
 def test_a_suspect_counts_as_an_attempt_and_the_words_of_its_trial_arrive() -> None:
     ingress, replica = open_pair(credit=1)
-    assert replica.receive_data(ingress.send_add("a", [b"x"], suspect=True)) == [AddSuspect("a", [b"x"])]
+    assert replica.receive_data(ingress.send_add("a", [b"x"], suspect=True)) == [AddSuspect("a", [b"x"], 0)]
     assert ingress.attempts == replica.attempts == {"a"}
     with pytest.raises(CreditExceeded):
         ingress.send_add("b", [b"x"], suspect=True)

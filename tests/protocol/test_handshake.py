@@ -232,7 +232,7 @@ def flipped(wire: bytes, position: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "message", [Ping(), Add("a", [b"x"]), frames_in(CHALLENGE)[0], frames_in(PROOF)[0]], ids=lambda m: type(m).__name__
+    "message", [Ping(), Add("a", [b"x"], 0), frames_in(CHALLENGE)[0], frames_in(PROOF)[0]], ids=lambda m: type(m).__name__
 )
 def test_the_replica_takes_nothing_but_a_hello_first(message: Message) -> None:
     assert repr(refusal(make_replica(), frame(message))) == repr(UnexpectedMessage(type(message).__name__, "handshake"))
@@ -274,7 +274,7 @@ def test_a_large_frame_is_refused_until_the_peer_has_proved_itself() -> None:
 
 def test_a_large_add_right_behind_the_proof_comes_through() -> None:
     replica, buffer = greeted(), b"x" * (MAX_HANDSHAKE_FRAME_BYTES + 1)
-    assert replica.receive_data(PROOF + frame(Add("a", [buffer]))) == [Add("a", [buffer])]
+    assert replica.receive_data(PROOF + frame(Add("a", [buffer], 0))) == [Add("a", [buffer], 0)]
 
 
 def test_what_is_sent_at_once_goes_out_behind_the_proof() -> None:

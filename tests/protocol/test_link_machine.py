@@ -87,7 +87,7 @@ class LinkMachine(RuleBasedStateMachine):
         del self.to_replica[:num_bytes]
         for message in self.replica.receive_data(data):
             match message:
-                case Add(attempt_id, _):
+                case Add(attempt_id, _, _):
                     assert attempt_id not in self.running
                     self.running.add(attempt_id)
                 case Abort(attempt_ids):

@@ -97,13 +97,15 @@ def replaced(message: Message, **changes: Any) -> Message:
         replaced(HEARTBEAT, draining=1),
         replaced(HEARTBEAT, drain_left_s=-0.1),
         replaced(HEARTBEAT, drain_left_s=float("inf")),
-        Add("", [b""]),
-        Add("x" * 257, [b""]),
-        Add("a", []),
-        Add("a", [b""] * 4097),
-        Add("a", ["text"]),  # type: ignore[list-item]
-        AddSuspect("", [b""]),
-        AddSuspect("a", []),
+        Add("", [b""], 0),
+        Add("x" * 257, [b""], 0),
+        Add("a", [], 0),
+        Add("a", [b""] * 4097, 0),
+        Add("a", [b""], -1),
+        Add("a", ["text"], 0),  # type: ignore[list-item]
+        AddSuspect("", [b""], 0),
+        AddSuspect("a", [], 0),
+        AddSuspect("a", [b""], -1),
         TrialBegins(""),
         TrialPassed("x" * 257),
         Abort([]),
@@ -156,7 +158,7 @@ def test_malformed_bytes_are_refused(body: str) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Add("\ud800", [b""]), Call(1 << 70, "m", b""), Outputs([object()])],  # type: ignore[list-item]
+    [Add("\ud800", [b""], 0), Call(1 << 70, "m", b""), Outputs([object()])],  # type: ignore[list-item]
 )
 def test_what_messagepack_cannot_carry_is_our_own_fault(message: Message) -> None:
     with pytest.raises(MalformedMessage):
@@ -164,13 +166,13 @@ def test_what_messagepack_cannot_carry_is_our_own_fault(message: Message) -> Non
 
 
 def test_all_kinds_of_buffers_are_written_alike() -> None:
-    expected = encode_message(Add("a", [b"ab", b"cd", b"ef"]))
+    expected = encode_message(Add("a", [b"ab", b"cd", b"ef"], 0))
     assert encode_message(add_message("a", [b"ab", bytearray(b"cd"), memoryview(b"ef")])) == expected
 
 
 def test_messages_are_checked_when_made_for_sending() -> None:
-    assert add_message("a", [b"x"]) == Add("a", [b"x"])
-    assert add_message("a", [b"x"], suspect=True) == AddSuspect("a", [b"x"])
+    assert add_message("a", [b"x"]) == Add("a", [b"x"], 0)
+    assert add_message("a", [b"x"], 3, suspect=True) == AddSuspect("a", [b"x"], 3)
     for attempt_id, buffers in (("", [b""]), ("x" * 257, [b""]), ("a", []), ("a", [b""] * 4097)):
         with pytest.raises(MalformedMessage):
             add_message(attempt_id, buffers)

@@ -42,7 +42,7 @@ def request(request_id: str) -> pipe.AddToEngine:
             data_parallel_rank=None,
         )
     )
-    return pipe.AddToEngine(0, request_id, [bytes(encoded)])
+    return pipe.AddToEngine(0, request_id, [bytes(encoded)], 0)
 
 
 class Supervisor:

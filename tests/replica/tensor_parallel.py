@@ -66,7 +66,7 @@ async def main(model_path: str, request: bytes) -> None:
     say("engine", engine.pid)
     await starting
     say("ready")
-    engine.send(pipe.AddToEngine(0, ATTEMPT_ID, [request]))
+    engine.send(pipe.AddToEngine(0, ATTEMPT_ID, [request], 0))
     await first.wait()
     say("tokens")
     await asyncio.get_running_loop().create_future()

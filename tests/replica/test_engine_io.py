@@ -44,8 +44,8 @@ class FakeCore:
         self.busy_s = 0.5
         self.failed: list[str] = []
 
-    def preprocess_add_request(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        return request
+    def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> tuple[EngineCoreRequest, int]:
+        return request, num_emitted
 
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None:
         self.failed.append(request.request_id)
@@ -82,9 +82,9 @@ def request(request_id: str) -> EngineCoreRequest:
     return EngineCoreRequest(request_id, [1, 2], None, params, None, 0.0, None, None, None)
 
 
-def add(attempt_id: str, request_id: str = "") -> pipe.AddToEngine:
+def add(attempt_id: str, request_id: str = "", num_emitted: int = 0) -> pipe.AddToEngine:
     buffers = [bytes(b) for b in MsgpackEncoder().encode(request(request_id or attempt_id))]
-    return pipe.AddToEngine(5, attempt_id, buffers)
+    return pipe.AddToEngine(5, attempt_id, buffers, num_emitted)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_arguments_that_are_none_are_answered_and_the_next_message_is_read(args:
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        (pipe.AddToEngine(5, "r@0", [b"\xc1"]), "DecodeError: "),
-        (pipe.AddToEngine(5, "r@0", [b"\x93"]), "ValidationError: "),
+        (pipe.AddToEngine(5, "r@0", [b"\xc1"], 0), "DecodeError: "),
+        (pipe.AddToEngine(5, "r@0", [b"\x93"], 0), "ValidationError: "),
         (add("r@0", "other@0"), "ValueError: request id 'other@0' inside attempt 'r@0'"),
         (add("r@0", "x" * 20_000), "ValueError: request id 'xxx"),
     ],
@@ -118,7 +118,7 @@ def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is
     message: pipe.AddToEngine, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     core = FakeCore()
-    assert read(core, message, add("s@0"), pipe.AbortInEngine(["s@0"])) == []
+    assert read(core, message, add("s@0", num_emitted=2), pipe.AbortInEngine(["s@0"])) == []
     (told,) = write(core)
     assert isinstance(told, pipe.StepOutputs)
     assert told.slot == 5
@@ -126,8 +126,8 @@ def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is
     (line,) = caplog.messages
     assert line.startswith(f"attempt 'r@0' holds no request: {problem}")
     assert len(line) < 1100
-    (kind, taken_in), abort = taken(core)
-    assert (kind, taken_in.request_id, taken_in.client_index) == (EngineCoreRequestType.ADD, "s@0", 5)
+    (kind, (taken_in, num_emitted)), abort = taken(core)
+    assert (kind, taken_in.request_id, taken_in.client_index, num_emitted) == (EngineCoreRequestType.ADD, "s@0", 5, 2)
     assert abort == (EngineCoreRequestType.ABORT, ["s@0"])
     assert core.aborts_queue.get_nowait() == ["s@0"]
 

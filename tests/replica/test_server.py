@@ -95,7 +95,7 @@ async def test_messages_go_to_the_engine_with_the_slot_of_their_link() -> None:
         probe.link.write(probe.link.connection.send_abort(["r@0", "unknown@3"]))
         await until(lambda: len(told) == 3)
     assert told == [
-        pipe.AddToEngine(1, "r@0", [b"request"]),
+        pipe.AddToEngine(1, "r@0", [b"request"], 0),
         pipe.CallEngine(1, 7, "reset_prefix_cache", b"args"),
         pipe.AbortInEngine(["r@0", "unknown@3"]),
     ]

@@ -22,7 +22,7 @@ class Line:
 
     def add(self, link: str, *attempt_ids: str) -> None:
         for attempt_id in attempt_ids:
-            self.trials.add(link, AddSuspect(attempt_id, [b""]))
+            self.trials.add(link, AddSuspect(attempt_id, [b""], 0))
 
 
 def test_suspects_of_all_links_begin_one_by_one_in_the_order_of_their_arrival() -> None:
@@ -72,7 +72,7 @@ async def two_in_line(replica: FakeReplica, told: list[pipe.ToEngine]) -> tuple[
     await until(lambda: told)
     send(two, "s@1")
     await until(lambda: replica.server.num_attempts() == 2)
-    assert told == [pipe.AddToEngine(0, "r@1", [b"request"])]
+    assert told == [pipe.AddToEngine(0, "r@1", [b"request"], 0)]
     await until(lambda: heard(one))
     assert (heard(one), heard(two)) == ([TrialBegins("r@1")], [])
     return one, two
@@ -86,7 +86,7 @@ async def test_the_next_suspect_goes_to_the_engine_when_the_ingress_of_the_forme
         one.link.write(one.link.connection.send_trial_passed("r@1"))
         await until(lambda: len(told) == 2)
         await until(lambda: heard(two))
-    assert told[1:] == [pipe.AddToEngine(1, "s@1", [b"request"])]
+    assert told[1:] == [pipe.AddToEngine(1, "s@1", [b"request"], 0)]
     assert heard(two) == [TrialBegins("s@1")]
     await replica.close()
 
@@ -113,5 +113,5 @@ async def test_the_next_suspect_waits_for_the_engines_answer_when_the_ingress_of
         question = pipe.CallEngine(pipe.TRIALS_SLOT, 0, "is_sleeping", b"\x90")
         assert told[1:] == [pipe.AbortInEngine(["r@1"]), question]
         replica.server.on_engine_message(pipe.CallResult(pipe.TRIALS_SLOT, 0, "", b"\xc2"))
-        assert told[3:] == [pipe.AddToEngine(1, "s@1", [b"request"])]
+        assert told[3:] == [pipe.AddToEngine(1, "s@1", [b"request"], 0)]
     await replica.close()
