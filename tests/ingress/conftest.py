@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models import registry
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import StatLoggerBase, unregister_vllm_metrics
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.ingress.generate import generate_route
@@ -77,7 +77,9 @@ async def start_engine(model: Path) -> AsyncLLM:
         max_logprobs=MAX_LOGPROBS,
         max_num_seqs=32,
     )
-    return AsyncLLM.from_engine_args(args, stat_loggers=[StepStats])
+    engine = AsyncLLM.from_engine_args(args, stat_loggers=[StepStats])
+    unregister_vllm_metrics()  # nobody reads them here, and they would be in the way of a front end of ours in another module
+    return engine
 
 
 @pytest.fixture(scope="session")
