@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start bench-false-ejections selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run demo test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start bench-false-ejections selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -15,6 +15,7 @@ WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 # Tests that compute on vLLM's CPU engine, which its CUDA build lacks.
 ON_CPU_ENGINES := ingress/test_generate.py ingress/test_generate_disconnect.py replica/test_tensor_parallel.py
 CONFIG ?= examples/cpu.yaml
+CHAOS ?= build/chaos
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
 CUDA_IMAGE ?= $(IMAGE)-cuda
@@ -39,6 +40,10 @@ test: .venv ## all tests that need neither a cluster nor Helm, 12 to 15 minutes 
 
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
 	$(BIN)/pytest $(WORKERS) -m "not cluster and not cuda" --ignore tests/chart
+
+chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; goes on where it was stopped, prints the worst counts
+	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \
+	$(BIN)/python -m tests.chaos.records $(CHAOS); exit $$status
 
 check: .venv ## format, lint, types, dependency direction; under a minute
 	$(BIN)/ruff format --check .

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -33,6 +36,11 @@ class Answer:
     events: list[Any] = field(default_factory=list)
     cut: bool = False
     ended: bool = False
+    times: list[float] = field(default_factory=list)
+    """When the request was sent and when each line of its stream arrived, by the monotonic clock."""
+
+    def longest_silence_s(self) -> float:
+        return max((later - earlier for earlier, later in pairwise(self.times)), default=0.0)
 
     def errors(self) -> list[Any]:
         return [e["error"] for e in self.events if isinstance(e, dict) and "error" in e]
@@ -134,6 +142,7 @@ class Volley:
         # A client each: connections are spread over the ingresses when they are made. Without TLS, loading the
         # certificates would only hold every other stream up for 30 ms.
         async with httpx.AsyncClient(base_url=self._url, timeout=ANSWER_LIMIT_S, verify=False) as client:
+            answer.times.append(time.monotonic())
             try:
                 async with client.stream("POST", ask.path, json=ask.body) as response:
                     answer.status, answer.headers = response.status_code, dict(response.headers)
@@ -152,6 +161,7 @@ class Volley:
             if not line.startswith("data: "):
                 continue
             data = line.removeprefix("data: ")
+            answer.times.append(time.monotonic())
             answer.events.append(data if data == "[DONE]" else json.loads(data))
             async with self._progress:
                 self._progress.notify_all()
@@ -164,3 +174,28 @@ def play(url: str, asks: Sequence[Ask], meanwhile: Callable[[], None] | None = N
         return await Volley(url, asks).play(meanwhile)
 
     return asyncio.run(run())
+
+
+class Load:
+    """Streams in a closed loop, in a thread, until the block ends; those that run then are finished."""
+
+    def __init__(self, url: str, ask: Ask, *, num_streams: int) -> None:
+        self.answers: list[Answer] = []
+        self._url = url
+        self._ask = ask
+        self._enough = threading.Event()
+        self._threads = [threading.Thread(target=self._loop) for _ in range(num_streams)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _loop(self) -> None:
+        while not self._enough.is_set():
+            self.answers += play(self._url, [self._ask])

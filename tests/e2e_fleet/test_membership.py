@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.conftest import ELASTIC_PORT, NUM_INGRESSES
 from tests.e2e_fleet.operations import MODEL, Fleet, moments, replicas, taking, temporary_folder
-from tests.e2e_fleet.streams import Answer, Ask, chat, completion, play
+from tests.e2e_fleet.streams import Answer, Load, chat, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("elastic")]
 
@@ -23,31 +22,6 @@ SLACK_S = 15.0  # of a busy machine; the properties keep what was seen
 START_LIMIT_S = 180.0
 
 Record = Callable[[str, object], None]
-
-
-class Load:
-    """Streams in a closed loop, in a thread, until the block ends; those that run then are finished."""
-
-    def __init__(self, url: str, ask: Ask, *, num_streams: int) -> None:
-        self.answers: list[Answer] = []
-        self._url = url
-        self._ask = ask
-        self._enough = threading.Event()
-        self._threads = [threading.Thread(target=self._loop) for _ in range(num_streams)]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._enough.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _loop(self) -> None:
-        while not self._enough.is_set():
-            self.answers += play(self._url, [self._ask])
 
 
 def seen(elastic: Fleet, holds: Callable[..., bool], *, limit_s: float) -> list[float]:

@@ -1,0 +1,75 @@
+"""What a scenario measured, one JSON line per run; as a command, the worst of each scenario's runs."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.e2e_fleet.streams import Answer
+
+NUM_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run. ``healed_s``: from the fault until another process of that title runs. Silences are of all streams, in seconds."""
+
+    scenario: str
+    seed: int
+    n: int
+    failures: int
+    healed_s: float
+    longest_silences_s: list[float]
+    load_1min: float
+
+
+def folder() -> Path | None:
+    """Return where runs are recorded: only ``make chaos`` says so."""
+    found = os.environ.get("SERVE_APP_CHAOS")
+    return Path(found) if found else None
+
+
+def seeds() -> range:
+    return range(1, 1 + (NUM_RUNS if folder() else 1))
+
+
+def read(root: Path) -> list[Record]:
+    return [Record(**json.loads(line)) for file in sorted(root.glob("*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def is_there(scenario: str, seed: int) -> bool:
+    root = folder()
+    return root is not None and any((r.scenario, r.seed) == (scenario, seed) for r in read(root))
+
+
+def audit(scenario: str, seed: int, answers: Sequence[Answer], undisturbed: Answer, *, healed_s: float) -> Record:
+    """Count as failed each answer that is not complete or not token for token the undisturbed one; keep the record."""
+    failures = sum(not a.is_complete() or a.folded() != undisturbed.folded() for a in answers)
+    silences = sorted(round(a.longest_silence_s(), 2) for a in answers)
+    record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, round(os.getloadavg()[0], 1))
+    if (root := folder()) is not None:
+        root.mkdir(parents=True, exist_ok=True)
+        with (root / f"{scenario}.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+    return record
+
+
+def worst(records: Sequence[Record]) -> str:
+    """Return a line of one scenario's runs."""
+    n, failures = sum(r.n for r in records), sum(r.failures for r in records)
+    silence_s = max(max(r.longest_silences_s) for r in records)
+    healed_s = max(r.healed_s for r in records)
+    line = f"{records[0].scenario:24} runs {len(records)}  n {n}  failures {failures}"
+    return f"{line}  healed after {healed_s:.1f} s  longest silence {silence_s:.1f} s"
+
+
+def main() -> None:
+    records = read(Path(sys.argv[1]))
+    for scenario in sorted({r.scenario for r in records}):
+        print(worst([r for r in records if r.scenario == scenario]))
+
+
+if __name__ == "__main__":
+    main()
