@@ -9,8 +9,7 @@ import pytest
 from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, replicas, taking
-from tests.e2e_fleet.streams import completion, play
-from tests.e2e_fleet.test_membership import Load
+from tests.e2e_fleet.streams import Load, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
