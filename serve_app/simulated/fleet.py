@@ -21,6 +21,8 @@ from serve_app.simulated.scheduler import Hardware, Job, Replica
 CREDIT = 2048
 OBSERVE_S = 1.0
 """Between two observations of the autoscaler; what it sees is as old, as members report every second."""
+UNTIL_EMPTY_S = 1e9
+"""What a draining replica says it has left: here it goes when it is empty, so that nothing moves."""
 
 
 class Scaling(Protocol):
@@ -284,7 +286,8 @@ class SimulatedFleet:
         replica = member.replica
         running, waiting = replica.num_running, len(replica.waiting)
         usage = min(1.0, replica.reserved / replica.hardware.kv_tokens)
-        beat = HeartbeatArrived(replica.replica_id, replica.steps, running, waiting, usage, member.draining)
+        load = (replica.steps, running, waiting, usage)
+        beat = HeartbeatArrived(replica.replica_id, *load, member.draining, drain_left_s=UNTIL_EMPTY_S)
         self._carry_out(self.fleet.handle(beat, now=at), at)
 
     def _load(self) -> Load:
