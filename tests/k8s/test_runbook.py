@@ -28,7 +28,9 @@ FAKED = (*OURS, "kubectl", "helm", "aws", "terraform", "curl", "openssl", "envsu
 ELSEWHERE = {"REGION": "eu-west-1", "CLUSTER": "serve-app", "NODE_ROLE": "serve-app-node"}
 """Variables that the runbook takes from k8s/README.md."""
 FAKE = r"""#!/bin/bash
-printf '%s\x01' "${0##*/}" "$@" $'\n' >> "$CALLS"
+exec 9>> "$CALLS"; flock 9 # both ends of a pipe run at once, and bash writes up to each newline by itself
+printf '%s\x01' "${0##*/}" "$@" $'\n' >&9
+exec 9>&-
 case "$*" in
   *port-forward*) exec /bin/sleep 20 ;;
   *"-o json") echo '[{"revision": 1, "status": "deployed"}]' ;;
