@@ -105,6 +105,25 @@ class Cluster:
             events: list[dict[str, Any]] = json.loads(found.data)["items"]
         return events
 
+    def helm_revisions(self, release: str) -> dict[int, str]:
+        """Return the status of each revision that Helm keeps of a release, in their order; the labels of its Secrets, without what they hold.
+
+        Raises:
+            ClusterFailed: The cluster refused or did not answer.
+        """
+        from kubernetes.client import CoreV1Api
+
+        with explained(self, "list secrets"):
+            found = CoreV1Api(self.api).list_namespaced_secret(
+                self.namespace,
+                label_selector=f"owner=helm,name={release}",
+                _headers={"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"},
+                _request_timeout=_LIMIT_S,
+                _preload_content=False,
+            )
+        labels = [item["metadata"]["labels"] for item in json.loads(found.data)["items"]]
+        return dict(sorted((int(each["version"]), each["status"]) for each in labels))
+
     def apply(self, manifests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         """Apply each by server-side apply, and yield its kind and name.
 

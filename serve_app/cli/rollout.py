@@ -13,11 +13,13 @@ from serve_app.cli import kube
 from serve_app.cli.manifests import manifest_problems
 from serve_app.cli.rayservice import RayService, Verdict, judge
 from serve_app.config import default_cache_dir, read_text
-from serve_app.errors import ConfigError
+from serve_app.errors import ClusterFailed, ConfigError
 
 FAILED, TIMED_OUT = 3, 4
 _SETTLED = 3
 """Looks in a row that must find it done, or failed: in the first moment after a change, the old state may still be shown."""
+_RAN = ("superseded", "deployed")
+"""Helm's words for revisions to go back to. Without a number, `helm rollback` goes to the revision before, even one that was refused."""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -107,6 +109,14 @@ def _save(cluster: kube.Cluster, name: str) -> str:
 
 
 def _way_back(cluster: kube.Cluster, service: RayService) -> str:
-    if service.helm_release:
-        return f"helm rollback {service.helm_release} {cluster.helm_options()}"
-    return "apply the manifests of before"
+    release = service.helm_release
+    if not release:
+        return "apply the manifests of before"
+    try:
+        *before, _ = cluster.helm_revisions(release).items()
+    except (ClusterFailed, ValueError):  # no right to list Secrets, or Helm keeps its revisions elsewhere
+        return f"helm history {release} {cluster.helm_options()}, then helm rollback {release} REVISION {cluster.helm_options()}"
+    ran = [revision for revision, status in before if status in _RAN]
+    if not ran:
+        return f"none, no revision before it was deployed; change the values and upgrade, or: helm uninstall {release} {cluster.helm_options()}"
+    return f"helm rollback {release} {ran[-1]} {cluster.helm_options()}"

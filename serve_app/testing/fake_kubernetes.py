@@ -20,6 +20,7 @@ _KINDS: dict[str, list[tuple[str, str, bool]]] = {
 _SERVICE = re.compile(r"/apis/ray.io/v1/namespaces/([^/]+)/rayservices(?:/([^/]+))?")
 _PODS = re.compile(r"/api/v1/namespaces/([^/]+)/pods")
 _EVENTS = re.compile(r"/api/v1/namespaces/([^/]+)/events")
+_SECRETS = re.compile(r"/api/v1/namespaces/([^/]+)/secrets")
 _CONFIG_MAP = re.compile(r"/api/v1/namespaces/([^/]+)/configmaps/([^/]+)")
 
 
@@ -34,6 +35,8 @@ class FakeKubernetes:
     applied: list[dict[str, Any]] = field(default_factory=list)
     after_apply: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """States of a RayService from the moment it is applied."""
+    helm_revisions: dict[int, str] = field(default_factory=dict)
+    """Status by revision, of every release."""
     has_kuberay: bool = True
     forbidden: tuple[str, ...] = ()
     """Methods and plurals that the asker may not use, as "list pods"."""
@@ -51,6 +54,8 @@ class FakeKubernetes:
             return self._list_pods(match[1], parse_qs(parts.query).get("labelSelector", [""])[0])
         if match := _EVENTS.fullmatch(parts.path):
             return self._list_warnings(match[1], parse_qs(parts.query).get("fieldSelector", [""])[0])
+        if match := _SECRETS.fullmatch(parts.path):
+            return self._list_revisions(match[1], parse_qs(parts.query).get("labelSelector", [""])[0])
         if method == "PATCH" and _CONFIG_MAP.fullmatch(parts.path):
             return self._apply(body)
         return 404, {}  # as for a path that no kind has: no Status
@@ -109,6 +114,13 @@ class FakeKubernetes:
             return self._forbidden("list", "events", namespace)
         items = self.warnings if selector == "involvedObject.kind=Pod,type=Warning" else []
         return 200, {"kind": "EventList", "apiVersion": "v1", "items": items}
+
+    def _list_revisions(self, namespace: str, selector: str) -> tuple[int, dict[str, Any]]:
+        if "list secrets" in self.forbidden:
+            return self._forbidden("list", "secrets", namespace)
+        labels = dict(pair.split("=") for pair in selector.split(","))
+        items = [{"metadata": {"labels": labels | {"version": str(r), "status": s}}} for r, s in self.helm_revisions.items()]
+        return 200, {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "items": items}
 
     def _forbidden(self, verb: str, resource: str, namespace: str) -> tuple[int, dict[str, Any]]:
         message = f'{resource} is forbidden: User "u" cannot {verb} resource "{resource}" in the namespace "{namespace}"'

@@ -115,17 +115,48 @@ def test_a_redis_that_does_not_start_fails_the_rollout(kubernetes: FakeKubernete
     )
 
 
+FAILED = rayservice(
+    pending=cluster("demo-new", application="DEPLOY_FAILED", deployment="DEPLOY_FAILED", message="no memory"),
+    annotations={"meta.helm.sh/release-name": "demo"},
+)
+
+
 def test_a_failed_rollout_ends_with_3_the_reason_and_helms_way_back(kubernetes: FakeKubernetes) -> None:
-    failed = cluster("demo-new", application="DEPLOY_FAILED", deployment="DEPLOY_FAILED", message="no memory")
-    kubernetes.services["demo"] = [rayservice(pending=failed, annotations={"meta.helm.sh/release-name": "demo"})]
+    kubernetes.services["demo"] = [FAILED]
+    kubernetes.helm_revisions = {9: "superseded", 11: "failed", 10: "superseded", 12: "deployed"}
     assert rollout() == (
         3,
         [
             "error: the rollout of demo has failed: replica-tiny: no memory",
             "look:     serve-app status demo --context test -n llm",
-            "way back: helm rollback demo --kube-context test -n llm",
+            "way back: helm rollback demo 10 --kube-context test -n llm",
         ],
     )
+
+
+@pytest.mark.parametrize(
+    ("revisions", "way_back"),
+    [
+        ({4: "superseded", 5: "deployed", 6: "failed"}, "helm rollback demo 5 --kube-context test -n llm"),
+        (
+            {1: "failed", 2: "deployed"},
+            "none, no revision before it was deployed; change the values and upgrade, or: helm uninstall demo ",
+        ),
+        ({}, "helm history demo --kube-context test -n llm, then helm rollback demo REVISION --kube-context test -n llm"),
+    ],
+)
+def test_the_way_back_is_the_last_revision_that_was_deployed(
+    kubernetes: FakeKubernetes, revisions: dict[int, str], way_back: str
+) -> None:
+    kubernetes.services["demo"] = [FAILED]
+    kubernetes.helm_revisions = revisions
+    assert rollout()[1][-1].startswith(f"way back: {way_back}")
+
+
+def test_without_the_right_to_list_secrets_the_way_back_says_how_to_find_the_revision(kubernetes: FakeKubernetes) -> None:
+    kubernetes.services["demo"] = [FAILED]
+    kubernetes.forbidden = ("list secrets",)
+    assert rollout()[1][-1].startswith("way back: helm history demo ")
 
 
 def test_a_rollout_that_takes_too_long_ends_with_4(kubernetes: FakeKubernetes) -> None:

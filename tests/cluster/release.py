@@ -89,10 +89,6 @@ class Release:
         gpus = GPU_VALUES if num_gpus() else ()
         return run(*command, *self.images.values(), *gpus, *arguments, limit_s=LIMIT_S, code=code)
 
-    def rollback(self) -> None:
-        """`helm rollback` to the revision before."""
-        run("helm", "rollback", RELEASE, "-n", NAMESPACE)
-
     def serve_app(self, command: str, *arguments: str, name: str = RELEASE, namespace: str = NAMESPACE, code: int = 0) -> str:
         """Return what `serve-app status` or `rollout` printed about a release."""
         ours = (sys.executable, "-m", "serve_app.cli.main", command, name, "-n", namespace)

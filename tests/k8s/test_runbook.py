@@ -33,7 +33,7 @@ printf '%s\x01' "${0##*/}" "$@" $'\n' >&9
 exec 9>&-
 case "$*" in
   *port-forward*) exec /bin/sleep 20 ;;
-  *"-o json") echo '[{"revision": 1, "status": "deployed"}]' ;;
+  *"-o json") echo '[{"revision": 1, "status": "superseded"}, {"revision": 2, "status": "deployed"}]' ;;
   *) echo pod/of-the-cluster ;;
 esac
 """
