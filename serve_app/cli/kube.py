@@ -106,7 +106,9 @@ class Cluster:
         return events
 
     def helm_revisions(self, release: str) -> dict[int, str]:
-        """Return the status of each revision that Helm keeps of a release, in their order; the labels of its Secrets, without what they hold.
+        """Return the status of each revision that Helm keeps of a release, in their order.
+
+        It asks for the labels of Helm's Secrets alone: what they hold is large, and the values of the release.
 
         Raises:
             ClusterFailed: The cluster refused or did not answer.

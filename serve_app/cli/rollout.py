@@ -118,5 +118,6 @@ def _way_back(cluster: kube.Cluster, service: RayService) -> str:
         return f"helm history {release} {cluster.helm_options()}, then helm rollback {release} REVISION {cluster.helm_options()}"
     ran = [revision for revision, status in before if status in _RAN]
     if not ran:
-        return f"none, no revision before it was deployed; change the values and upgrade, or: helm uninstall {release} {cluster.helm_options()}"
+        uninstall = f"helm uninstall {release} {cluster.helm_options()}"
+        return f"none, no revision before it was deployed; change the values and upgrade, or: {uninstall}"
     return f"helm rollback {release} {ran[-1]} {cluster.helm_options()}"
