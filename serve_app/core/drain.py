@@ -59,9 +59,11 @@ class Drains:
         self.num_moved = 0
         self._drains: dict[str, Drain] = {}
 
-    def told(self, replica_id: str, left_s: float, *, now: float) -> None:
-        """Plan by what the replica said first: of its later words only the delay on the way differs."""
-        if replica_id not in self._drains:
+    def told(self, replica_id: str, left_s: float | None, *, now: float) -> None:
+        """Plan by what the replica said first: of its later words only the delay on the way differs. None: it does not drain."""
+        if left_s is None:
+            self.forget(replica_id)
+        elif replica_id not in self._drains:
             self._drains[replica_id] = Drain.told(left_s, now=now)
 
     def forget(self, replica_id: str) -> None:

@@ -34,11 +34,15 @@ class RequestsAborted:
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress, if it is not draining."""
+    """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress, if it is not draining.
+
+    ``weights`` is equal for replicas that may go on with each other's answers.
+    """
 
     replica_id: str
     credit: int
     draining: bool = False
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,11 +157,11 @@ class FleetState:
         return aborts + self._dispatch()
 
     def _on_link_opened(self, event: LinkOpened, *, now: float) -> list[Instruction]:
-        is_new = event.replica_id not in self.replicas
-        failed = self._forget_replica(event.replica_id, LinkEnd.ENDED_HERE, now=now)
-        self.failover.linked_again(event.replica_id, self.requests.values())
-        self.replicas[event.replica_id] = ReplicaState(event.replica_id, event.credit, heard_at=now, draining=event.draining)
-        self._routing.changed(event.replica_id)
+        replica_id, is_new = event.replica_id, event.replica_id not in self.replicas
+        failed = self._forget_replica(replica_id, LinkEnd.ENDED_HERE, now=now)
+        self.failover.linked_again(replica_id, self.requests.values())
+        self.replicas[replica_id] = ReplicaState(replica_id, event.credit, now, draining=event.draining, weights=event.weights)
+        self._routing.changed(replica_id)
         taken_back = self._take_back_queued(event.credit, now) if is_new and not event.draining else []
         return failed + taken_back + self._dispatch()
 
@@ -189,10 +189,7 @@ class FleetState:
         if replica is None:
             return []
         replica.take_heartbeat(event, now=now)
-        if event.draining:
-            self.drains.told(event.replica_id, event.drain_left_s, now=now)
-        else:
-            self.drains.forget(event.replica_id)
+        self.drains.told(event.replica_id, event.drain_left_s if event.draining else None, now=now)
         self._routing.changed(event.replica_id)
         return self._dispatch()
 
@@ -260,6 +257,7 @@ class FleetState:
             output.request_id = request.request_id
             if output.new_token_ids:
                 if not request.emitted_ids:
+                    request.weights = replica.weights
                     self.tally.first_token(request, late=now - request.arrived_at > self.settings.ttft_s)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(now)
@@ -336,11 +334,12 @@ class FleetState:
 
     def _next_start(self) -> tuple[RequestState, ReplicaState] | None:
         for request in self.waiting.values():
-            if (only := self.quarantine.must_go_to(request)) is None:
-                replica = self._routing.pick(request, self.replicas)
-                return None if replica is None else (request, replica)
-            if self.replicas[only].has_room():
-                return request, self.replicas[only]
+            only = self.quarantine.must_go_to(request)
+            replica = self._routing.pick(request, self.replicas) if only is None else self.replicas[only]
+            if replica is not None and replica.takes(request):
+                return request, replica
+            if only is None and request.weights is None:  # one that goes on may lack nothing but a replica with its weights
+                return None
         return None
 
     def _start(self, request: RequestState, replica: ReplicaState) -> StartAttempt:

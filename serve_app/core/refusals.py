@@ -6,7 +6,7 @@ from serve_app.core.cold_starts import ColdStarts
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import RequestState
 from serve_app.core.routing import ReplicaState
-from serve_app.errors import NoReplica, QueueFull
+from serve_app.errors import NoReplica, QueueFull, ReplicaLost
 
 
 class Refusals:
@@ -27,10 +27,13 @@ class Refusals:
     def queue_full(self, waiting: int) -> QueueFull:
         return QueueFull(waiting=waiting, limit=self._settings.max_waiting_requests, retry_after_s=self.retry_after_s())
 
-    def of_long_wait(self, request: RequestState, now: float) -> NoReplica | None:
+    def of_long_wait(self, request: RequestState, now: float) -> NoReplica | ReplicaLost | None:
         """Return the error of a request that has waited for too long; None while it may wait."""
         if (waited_s := now - request.waiting_since) <= self._settings.no_replica_s:
             return None
+        if request.weights is not None and all(r.weights != request.weights for r in self._replicas):
+            reason = f"for {waited_s:.1f} s there was no replica with the weights that began its answer"
+            return ReplicaLost(request=request.request_id, reason=reason)
         return NoReplica(
             model=self._settings.model,
             waited_s=waited_s,

@@ -53,7 +53,8 @@ class RequestState:
     """One unfinished request.
 
     ``prompt_tokens`` and ``max_tokens`` (output tokens still allowed) are counts; ``emitted_ids`` is what the front end has been
-    given so far. ``fingerprint`` is that of all requests which give the engine the same to compute. ``Failover`` keeps the fields from
+    given so far; ``weights``, once there are any, the id of the weights that made them, with which alone the answer may go on.
+    ``fingerprint`` is that of all requests which give the engine the same to compute. ``Failover`` keeps the fields from
     ``to_swallow`` on: how many of ``emitted_ids`` a replay has still to repeat, ``deaths``, the engines that died while they had the
     request, ``broken_off``, the replicas whose connection broke off meanwhile, and ``lost_at``, the time of the first loss after the
     latest new token. ``suspect_of`` names the replica that the request may have brought down, until its next new token. ``Quarantine``
@@ -66,6 +67,7 @@ class RequestState:
     resume: Resume
     fingerprint: str = ""
     emitted_ids: list[int] = field(default_factory=list)
+    weights: str | None = None
     attempt: int = -1
     replica_id: str | None = None
     arrived_at: float = 0.0

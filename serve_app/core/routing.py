@@ -1,7 +1,7 @@
 """Which replica gets the next attempt. Pure; only ``FleetState`` calls it."""
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,9 +26,14 @@ class ReplicaState:
     waiting: int = 0
     kv_usage: float = 0.0
     draining: bool = False
+    weights: str = ""
 
     def has_room(self) -> bool:
         return not self.draining and len(self.held) < self.credit
+
+    def takes(self, request: RequestState) -> bool:
+        """Return whether an attempt of the request may start here: with other weights another answer would go on."""
+        return self.has_room() and request.weights in (None, self.weights)
 
     def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> None:
         """Note what the replica told of its load."""
@@ -60,14 +65,14 @@ class ReplicaState:
 
 
 class RoutingPolicy(Protocol):
-    """Chooses among replicas that have room."""
+    """Chooses among replicas that take a request."""
 
     def changed(self, replica_id: str) -> None:
         """Note that a replica is new, or that anything of it that `pick` looks at may be another."""
         ...
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
-        """Return the replica for the next attempt of ``request``, None when none of ``replicas`` has room."""
+        """Return the replica for the next attempt of ``request``, None when none of ``replicas`` takes it."""
         ...
 
 
@@ -82,14 +87,14 @@ def rank_of(replica: ReplicaState) -> Rank:
 class LeastOutstandingTokens:
     """The replica with the fewest tokens still to compute for this ingress; then the one with fewer requests in its engine.
 
-    Cost of a pick, amortized: O(log n) for each replica that changed since the last. A look at each of 1,000 replicas for every
-    request would cost 0.15 ms, six times as much.
+    Cost of a pick, amortized: O(log n) for each replica that changed since the last, and a look at each version of the weights, of
+    which a roll-out has two. A look at each of 1,000 replicas for every request would cost 0.15 ms, six times as much.
     """
 
     def __init__(self) -> None:
-        self._ranks: list[Rank] = []
-        """Heap. The rank of every replica with room is in it, but for those of ``_changed``; what is no replica's rank any more
-        is dropped when it comes to the top."""
+        self._ranks: dict[str, list[Rank]] = {}
+        """Heaps by weights. The rank of every replica with room is in its heap, but for those of ``_changed``; what is no replica's
+        rank any more is dropped when it comes to the top."""
         self._changed: set[str] = set()
 
     def changed(self, replica_id: str) -> None:
@@ -97,20 +102,29 @@ class LeastOutstandingTokens:
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
         self._take_changes(replicas)
-        while self._ranks:
-            rank = self._ranks[0]
+        versions = list(self._ranks) if request.weights is None else [request.weights]
+        least = [replica for weights in versions if (replica := self._least(weights, replicas)) is not None]
+        return min(least, key=rank_of, default=None)
+
+    def _least(self, weights: str, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
+        ranks = self._ranks.get(weights, [])
+        while ranks:
+            rank = ranks[0]
             replica = replicas.get(rank[-1])
             if replica is not None and replica.has_room() and rank_of(replica) == rank:
                 return replica
-            heapq.heappop(self._ranks)
+            heapq.heappop(ranks)
+        self._ranks.pop(weights, None)
         return None
 
     def _take_changes(self, replicas: Mapping[str, ReplicaState]) -> None:
-        if len(self._ranks) + len(self._changed) > 2 * len(replicas):  # more old ranks than true ones: all anew
-            self._ranks = [rank_of(r) for r in replicas.values() if r.has_room()]
-            heapq.heapify(self._ranks)
-        else:
-            for replica_id in self._changed:
-                if (replica := replicas.get(replica_id)) is not None and replica.has_room():
-                    heapq.heappush(self._ranks, rank_of(replica))
+        changed: Iterable[str] = self._changed
+        if sum(map(len, self._ranks.values())) + len(self._changed) > 2 * len(
+            replicas
+        ):  # more old ranks than true ones: all anew
+            self._ranks.clear()
+            changed = replicas
+        for replica_id in changed:
+            if (replica := replicas.get(replica_id)) is not None and replica.has_room():
+                heapq.heappush(self._ranks.setdefault(replica.weights, []), rank_of(replica))
         self._changed.clear()

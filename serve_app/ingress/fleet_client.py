@@ -160,7 +160,7 @@ class FleetClient(EngineCoreClient):
     def _link_opened(self, link: ReplicaLink) -> None:
         peer = link.connection.peer
         assert peer is not None
-        self._handle(LinkOpened(link.replica_id, peer.credit, draining=peer.draining))
+        self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, peer.capabilities.weights))
 
     def _link_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
         self._calls.link_lost(link, cause)

@@ -48,12 +48,16 @@ BytesLike = bytes | bytearray | memoryview
 
 
 class Capabilities(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What an ingress must know of the engine; tokens and blocks as vLLM counts them."""
+    """What an ingress must know of the engine; tokens and blocks as vLLM counts them.
+
+    ``weights``: replicas with equal ones may go on with each other's answers.
+    """
 
     max_model_len: Positive
     block_size: Positive
     num_kv_blocks: Count
     tasks: Annotated[tuple[Label, ...], Meta(max_length=64)]
+    weights: Label
 
 
 class Hello(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=0):

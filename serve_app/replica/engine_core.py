@@ -29,6 +29,7 @@ from serve_app.replica import pipe
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import EngineInput, EngineOutput
 from serve_app.replica.grammar import accept_emitted
+from serve_app.replica.weights import weights_id
 
 _PROBE_ID = "probe"
 
@@ -151,6 +152,7 @@ class PipedEngineCore(EngineCoreProc):
             block_size=response.block_size or 0,
             num_kv_blocks=response.num_gpu_blocks,
             tasks=tuple(self.get_supported_tasks()),
+            weights=weights_id(self.vllm_config),
         )
         max_num_seqs = self.vllm_config.scheduler_config.max_num_seqs
         warm_up_s = time.monotonic() - self._loaded

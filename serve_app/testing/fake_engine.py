@@ -25,6 +25,7 @@ CAPABILITIES = Capabilities(
     block_size=128,
     num_kv_blocks=512,
     tasks=("generate",),
+    weights="w" * 16,
 )
 
 

@@ -19,7 +19,11 @@ class Compared(LeastOutstandingTokens):
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
         picked = super().pick(request, replicas)
         assert picked is min(
-            (r for r in replicas.values() if not r.draining and len(r.held) < r.credit),
+            (
+                r
+                for r in replicas.values()
+                if not r.draining and len(r.held) < r.credit and (request.weights is None or request.weights == r.weights)
+            ),
             key=lambda r: (r.outstanding_tokens, len(r.held), r.running + r.waiting, r.replica_id),
             default=None,
         )

@@ -70,6 +70,8 @@ class Request:
     suspect_of: str = ""
     """The replica that it may have brought down since its latest token."""
     trial: Literal["", "in line", "begun"] = ""
+    weights: str = ""
+    """That gave its first token."""
     moves: int = 0
     """Times it came back from an engine's queue."""
     outcomes: list[str] = field(default_factory=list)
@@ -82,6 +84,7 @@ class Link:
     credit: int
     heard_at: float
     draining: bool = False
+    weights: str = ""
     waiting: int = 0
     """In the engine's queue, by the last heartbeat; so many of them are this ingress's as of all that the engine then had."""
     beat_running: int = 0
@@ -148,8 +151,13 @@ class FleetMachine(RuleBasedStateMachine):
         self.waiting_since[request_id] = self.now
         self.handle(arrived)
 
-    @rule(replica_id=st.sampled_from(REPLICAS), credit=st.integers(1, 3), draining=st.sampled_from([False] * 5 + [True]))
-    def open_link(self, replica_id: str, credit: int, draining: bool) -> None:
+    @rule(
+        replica_id=st.sampled_from(REPLICAS),
+        credit=st.integers(1, 3),
+        draining=st.sampled_from([False] * 5 + [True]),
+        weights=st.sampled_from(["new", "new", "old"]),
+    )
+    def open_link(self, replica_id: str, credit: int, draining: bool, weights: str = "new") -> None:
         """Of a replica that has one, it replaces the first."""
         is_new = replica_id not in self.links
         self.forget(replica_id, LinkEnd.ENDED_HERE)
@@ -157,10 +165,10 @@ class FleetMachine(RuleBasedStateMachine):
             if replica_id in request.broken_off and request.suspect_of == replica_id:
                 request.suspect_of = ""
             request.broken_off.discard(replica_id)
-        self.links[replica_id] = Link(credit, self.now, draining)
+        self.links[replica_id] = Link(credit, self.now, draining, weights)
         if is_new and not draining:
             self.take_back(credit)
-        self.handle(LinkOpened(replica_id, credit, draining))
+        self.handle(LinkOpened(replica_id, credit, draining, weights))
 
     @precondition(lambda self: self.links)
     @rule(replica_id=st.sampled_from(REPLICAS), end=st.sampled_from(LinkEnd))
@@ -389,7 +397,7 @@ class FleetMachine(RuleBasedStateMachine):
         assert self.now >= link.moves_from
         assert any(not k.draining and not k.waiting and len(k.held) < k.credit for k in self.links.values())
         assert not self.is_stuck(request)
-        assert not self.queue
+        assert all(self.waits_for_its_like(i) or self.waits_for_its_weights(i) for i in self.queue)
         del link.held[request_id]
         request.moves += 1
         request.lost_at = self.now if request.lost_at is None else request.lost_at
@@ -398,7 +406,10 @@ class FleetMachine(RuleBasedStateMachine):
 
     def start(self, start: StartAttempt) -> Event | None:
         request, link = self.requests[start.request_id], self.links[start.replica_id]
-        assert start.request_id == next(i for i in self.queue if not self.waits_for_its_like(i)), "not its turn"
+        assert start.request_id == next(
+            i for i in self.queue if not self.waits_for_its_like(i) and not self.waits_for_its_weights(i)
+        )
+        assert request.weights in ("", link.weights)
         self.queue.remove(start.request_id)
         assert not self.is_blocked(start.request_id)
         assert start.suspect == bool(request.suspect_of)
@@ -435,8 +446,15 @@ class FleetMachine(RuleBasedStateMachine):
         only = self.tried_alike(request_id)
         return only is not None and (self.links[only].draining or len(self.links[only].held) >= self.links[only].credit)
 
+    def waits_for_its_weights(self, request_id: str) -> bool:
+        weights = self.requests[request_id].weights
+        links = [k for k in self.links.values() if not k.draining and len(k.held) < k.credit]
+        return bool(weights) and all(k.weights != weights for k in links)
+
     def deliver(self, output: Output) -> None:
         request = self.requests[output.request_id]
+        if output.new_token_ids and not request.delivered:
+            (request.weights,) = {k.weights for k in self.links.values() if output.request_id in k.held}
         request.delivered += output.new_token_ids
         if output.new_token_ids:
             request.lost_at = None
@@ -450,7 +468,9 @@ class FleetMachine(RuleBasedStateMachine):
             must_start = self.start_s and all(k.draining for k in self.links.values())
             assert error.retry_after_s == (max(self.start_s.values()) if must_start else 5.0)
         if isinstance(error, ReplicaLost):
-            assert self.is_deadly(request) or self.is_stuck(request) or self.stands_still(request_id)
+            is_alone = request.weights and all(k.weights != request.weights for k in self.links.values())
+            has_waited = is_alone and self.now - self.waiting_since[request_id] > NO_REPLICA_S
+            assert self.is_deadly(request) or self.is_stuck(request) or self.stands_still(request_id) or has_waited
         elif isinstance(error, ResumeDiverged):
             assert request.resume is Resume.REPLAY
             assert 0 <= error.position < len(request.delivered)
@@ -507,15 +527,16 @@ class FleetMachine(RuleBasedStateMachine):
         assert counted["rejected"] + counted["failed"] == ended.total() - others
 
     def teardown(self) -> None:
-        """With one good replica every request that is left comes to its end."""
+        """With a good replica for each version of the weights every request that is left comes to its end."""
         for replica_id in list(self.links):
             self.lose_link(replica_id, LinkEnd.SAID_GOODBYE)
-        self.open_link("last", 100, False)
-        link = self.links["last"]
+        for weights in ("old", "new"):
+            self.open_link(weights, 100, False, weights)
         for _ in range(20 + 10 * len(self.live())):
-            link.frames.append([self.compute(link, i, 1, wrong=False) for i in list(link.running)])
-            while link.frames:
-                self.receive_frame("last")
+            for replica_id, link in self.links.items():
+                link.frames.append([self.compute(link, i, 1, wrong=False) for i in list(link.running)])
+                while link.frames:
+                    self.receive_frame(replica_id)
         self.every_request_is_live_or_has_exactly_one_outcome()
         self.what_was_delivered_is_the_beginning_of_the_answer_and_all_of_it_at_the_end()
         assert self.live() == []

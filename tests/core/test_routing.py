@@ -7,26 +7,35 @@ from serve_app.core.request import RequestState, Resume
 from serve_app.core.routing import LeastOutstandingTokens, ReplicaState
 from tests.core.helpers import Compared, Output, arrived, fleet_of, outputs, run, start
 
-REQUEST = RequestState("r", prompt_tokens=1, max_tokens=1, resume=Resume.CONTINUE)
+REQUESTS = {w: RequestState("r", prompt_tokens=1, max_tokens=1, resume=Resume.CONTINUE, weights=w) for w in (None, "v", "w")}
 HELD = [RequestState(f"h{i}", prompt_tokens=1, max_tokens=1, resume=Resume.CONTINUE) for i in range(3)]
 IDS = tuple("abcdefghijkl")
 
 
 states = st.builds(
-    lambda held, tokens, running, waiting, draining: ReplicaState(
-        "", 3, 0.0, {r.request_id: r for r in HELD[:held]}, tokens, running=running, waiting=waiting, draining=draining
+    lambda held, tokens, running, waiting, draining, weights: ReplicaState(
+        "",
+        3,
+        0.0,
+        {r.request_id: r for r in HELD[:held]},
+        tokens,
+        running=running,
+        waiting=waiting,
+        draining=draining,
+        weights=weights,
     ),
     st.integers(0, 3),
     *(st.integers(0, 2),) * 3,
     st.sampled_from([False, False, False, True]),
+    st.sampled_from(["v", "w"]),
 )
-histories = st.lists(st.tuples(st.sampled_from(IDS), st.none() | states, st.booleans()), max_size=80)
-"""Replica, its new state (None: it goes), whether a pick follows."""
+histories = st.lists(st.tuples(st.sampled_from(IDS), st.none() | states, st.sampled_from(("", *REQUESTS))), max_size=80)
+"""Replica, its new state (None: it goes), for which request a pick follows, "" for none."""
 
 
 @given(histories)
 def test_every_pick_is_the_least_loaded_replica_with_room_whatever_changed_before(
-    history: list[tuple[str, ReplicaState | None, bool]],
+    history: list[tuple[str, ReplicaState | None, str | None]],
 ) -> None:
     routing, replicas = Compared(), dict[str, ReplicaState]()
     for replica_id, state, picks in history:
@@ -36,9 +45,10 @@ def test_every_pick_is_the_least_loaded_replica_with_room_whatever_changed_befor
             state.replica_id = replica_id
             replicas[replica_id] = state
             routing.changed(replica_id)
-        if picks:
-            routing.pick(REQUEST, replicas)
-    routing.pick(REQUEST, replicas)
+        if picks != "":
+            routing.pick(REQUESTS[picks], replicas)
+    for request in REQUESTS.values():
+        routing.pick(request, replicas)
 
 
 def test_tokens_that_came_count_at_the_next_pick() -> None:
@@ -53,7 +63,7 @@ def test_old_ranks_do_not_pile_up() -> None:
         for replica_id in IDS[:3]:  # ever less to do: what they had is never the least again
             replicas[replica_id].outstanding_tokens -= 1
             routing.changed(replica_id)
-        picked = routing.pick(REQUEST, replicas)
+        picked = routing.pick(REQUESTS[None], replicas)
         assert picked is not None
         assert picked.replica_id == "a"
-    assert len(routing._ranks) <= 2 * len(IDS)
+    assert sum(map(len, routing._ranks.values())) <= 2 * len(IDS)

@@ -36,6 +36,7 @@ CAPABILITIES = Capabilities(
     block_size=128,
     num_kv_blocks=512,
     tasks=("generate",),
+    weights="w" * 16,
 )
 SHARED: dict[str, Any] = {
     "model": "tiny",
@@ -138,6 +139,7 @@ capabilities = st.builds(
     block_size=st.integers(1, 2**40),
     num_kv_blocks=counts,
     tasks=st.lists(labels, max_size=4).map(tuple),
+    weights=labels,
 )
 opening = {"protocol": counts, "vllm_version": labels, "model": ids, "fingerprint": ids, "nonce": nonces}
 messages_to_replica = st.one_of(

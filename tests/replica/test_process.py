@@ -22,7 +22,7 @@ from serve_app.protocol.messages import Capabilities
 from serve_app.replica import pipe
 from serve_app.replica.cold_start import EnginePhases
 end = pipe.EngineEnd(socket.socket(fileno=int(sys.argv[1])))
-end.send(pipe.EngineReady("0.32.0", "f" * 16, Capabilities(2048, 128, 512, ("generate",)), 8, EnginePhases(0.0, 0.0, 0.0)))
+end.send(pipe.EngineReady("0.32.0", "f" * 16, Capabilities(2048, 128, 512, ("generate",), "w" * 16), 8, EnginePhases(0.0, 0.0, 0.0)))
 pathlib.Path(__file__).with_name("said_ready").touch()
 sys.stdin.buffer.read()
 """

@@ -1,0 +1,70 @@
+"""An id of the weights that an engine runs. Replicas with equal ids may go on with each other's answers.
+
+The id is of what the files hold, not of their paths or times: two nodes have copies. To read all of it would take minutes for a large
+model, so a few bytes of each tensor stand for it. A training step changes all weights that it touches.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+_SAMPLE_BYTES = 4096
+_NUM_SAMPLES = 256
+"""Of a file whose tensors are not known."""
+
+
+def weights_id(vllm_config: Any) -> str:
+    """Return 16 hex digits for the weights of a vLLM ``VllmConfig`` and the precision that they are run with.
+
+    The tokens of a simulated engine come from its seed. Weights that are streamed from a bucket are known by its address alone.
+    """
+    model, load, more = vllm_config.model_config, vllm_config.load_config, vllm_config.additional_config
+    if isinstance(more, Mapping) and (simulated := more.get("simulated")):
+        seeded = json.dumps([simulated.get("seed"), simulated.get("eos_probability")])
+        return hashlib.sha256(seeded.encode()).hexdigest()[:16]
+    precision = (model.dtype, model.quantization, vllm_config.cache_config.cache_dtype, load.load_format)
+    digest = hashlib.sha256(json.dumps([str(part) for part in precision]).encode())
+    if not (files := _files(_folder(model, load))):
+        digest.update(f"{model.model_weights or model.model}@{model.revision}".encode())
+    for path in files:
+        digest.update(path.name.encode() + path.stat().st_size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            for offset in _offsets(path, file):
+                file.seek(offset)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def _folder(model: Any, load: Any) -> Path:
+    """Return where the files are: the model's own folder or file, or the hub's cache, into which vLLM has fetched them."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = Path(model.model)
+    with contextlib.suppress(ValueError):  # not the name of a repository
+        if not path.exists():
+            cached = try_to_load_from_cache(model.model, "config.json", cache_dir=load.download_dir, revision=model.revision)
+            path = Path(cached).parent if isinstance(cached, str) else path
+    return path
+
+
+def _files(folder: Path) -> list[Path]:
+    return [folder] if folder.is_file() else sorted(p for p in folder.glob("*") if p.suffix in _SUFFIXES)
+
+
+def _offsets(path: Path, file: BinaryIO) -> Iterator[int]:
+    """Yield where to read: the head of the file and the middle of each tensor, or places at equal distances."""
+    if path.suffix != ".safetensors":
+        size = path.stat().st_size
+        yield from (size * k // _NUM_SAMPLES for k in range(_NUM_SAMPLES))
+        return
+    yield 0
+    file.seek(0)
+    head_bytes = int.from_bytes(file.read(8), "little")
+    tensors = json.loads(file.read(head_bytes))
+    for name in sorted(tensors.keys() - {"__metadata__"}):
+        begin, end = tensors[name]["data_offsets"]
+        yield 8 + head_bytes + max(begin, (begin + end - _SAMPLE_BYTES) // 2)
