@@ -126,6 +126,16 @@ def checked_profile(profile: Any) -> Any:
     return profile
 
 
+def checked_regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as exc:
+        raise wrong(
+            "", f"is {pattern!r}, which is no regular expression: {exc}", "escape what is meant as it stands: \\( for ("
+        ) from None
+    return pattern
+
+
 def checked_absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise wrong("", f"is {str(path)!r}, a relative path", "write it from /: replicas have other working directories")

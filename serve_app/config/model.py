@@ -13,6 +13,7 @@ from serve_app.config.checks import (
     checked_absolute,
     checked_environment,
     checked_profile,
+    checked_regex,
     checked_resources,
     refuse,
     wrong,
@@ -82,6 +83,19 @@ class ScalingSettings(Bounds):
         return self
 
 
+class GoldenPrompt(Section):
+    """A prompt whose answer is known. A replica whose engine answers otherwise, or too late, takes no requests and fails to start."""
+
+    prompt: str = Field(min_length=1)
+    """Plain text, which no chat template is applied to."""
+    expect: Annotated[str, AfterValidator(checked_regex)] = Field(min_length=1)
+    """Regular expression, in Python's syntax, that must be found in the answer. Tokens are chosen greedily."""
+    max_tokens: Int = Field(default=32, ge=1, le=4096)
+    """Tokens of the answer at most."""
+    within_s: Real = Field(default=60.0, gt=0)
+    """Seconds in which the whole answer has to be there."""
+
+
 class SimulatedSettings(Section):
     """Replaces the forward pass by a timing model; scheduler, KV cache and API stay vLLM's own."""
 
@@ -142,6 +156,8 @@ class ModelSettings(Section):
     """Custom Ray resources of one replica, which bind it to nodes that offer them."""
     env: Annotated[dict[str, str], AfterValidator(checked_environment)] = Field(default_factory=dict)
     """Extra environment of the engine's process."""
+    golden: tuple[GoldenPrompt, ...] = ()
+    """What every replica has to answer before it takes requests; for models that make text."""
     required: bool = Field(default=True, strict=True)
     """Whether the ingress is ready only when this model has a replica."""
     kv_cache_gib: Real = Field(default=DEFAULT_KV_CACHE_GIB, gt=0)

@@ -9,12 +9,13 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreRequest
@@ -31,7 +32,7 @@ from serve_app.replica.engine_io import EngineInput, EngineOutput
 from serve_app.replica.grammar import accept_emitted
 from serve_app.replica.weights import weights_id
 
-_PROBE_ID = "probe"
+_PROBE_ID, _GOLDEN_ID = "probe", "golden"
 
 
 class ImpatientExecutor(MultiprocExecutor):
@@ -113,20 +114,31 @@ class PipedEngineCore(EngineCoreProc):
         """
         if self.is_sleeping() or not self._makes_text:
             return False
-        request = EngineCoreRequest(
-            request_id=_PROBE_ID,
-            prompt_token_ids=[0],
-            mm_features=None,
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-            client_index=pipe.PROBE_SLOT,
-        )
-        self.add_request(*self.preprocess_add_request(request))
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        self.add_request(*self.preprocess_add_request(_own_request(_PROBE_ID, [0], params, pipe.PROBE_SLOT)))
         return True
+
+    def golden_attempt(self, ask: pipe.AskGolden) -> Any:
+        """Return what vLLM's own preprocessing does of a golden prompt.
+
+        Raises:
+            ValueError: The prompt does not fit, or the model makes no text.
+        """
+        if not self._makes_text:
+            raise ValueError("the model makes no text")
+        token_ids = self._tokenizer().encode(ask.prompt)
+        if len(token_ids) + ask.max_tokens > self.vllm_config.model_config.max_model_len:
+            limit = self.vllm_config.model_config.max_model_len
+            raise ValueError(f"{len(token_ids)} tokens and max_tokens {ask.max_tokens} are more than max_model_len {limit}")
+        params = SamplingParams(temperature=0.0, max_tokens=ask.max_tokens)
+        return self.preprocess_add_request(_own_request(_GOLDEN_ID, token_ids, params, pipe.GOLDEN_SLOT))
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a golden prompt's answer."""
+        return str(self._tokenizer().decode(token_ids, skip_special_tokens=True))
+
+    def _tokenizer(self) -> Any:
+        return cached_tokenizer_from_config(self.vllm_config.model_config)
 
     def process_input_sockets(
         self, input_addresses: Any, coord_input_address: Any, identity: bytes, ready_event: threading.Event
@@ -158,6 +170,22 @@ class PipedEngineCore(EngineCoreProc):
         warm_up_s = time.monotonic() - self._loaded
         phases = EnginePhases(self._download_s, load_s=self._loaded - self._load_began, warm_up_s=warm_up_s)
         return pipe.EngineReady(public_version(response.vllm_version), self._fingerprint, capabilities, max_num_seqs, phases)
+
+
+def _own_request(request_id: str, token_ids: list[int], params: SamplingParams, slot: int) -> EngineCoreRequest:
+    """Return a request of the supervisor's own."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=token_ids,
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+        client_index=slot,
+    )
 
 
 def build_engine(

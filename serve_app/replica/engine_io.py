@@ -39,6 +39,8 @@ class Core(Protocol):
     busy_s: float
     ENGINE_CORE_DEAD: bytes
 
+    def golden_attempt(self, ask: pipe.AskGolden) -> Any: ...
+    def text_of(self, token_ids: Sequence[int]) -> str: ...
     def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> Any: ...
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None: ...
 
@@ -66,6 +68,8 @@ class EngineInput:
             abort_in(self._core, message.attempt_ids)
         elif isinstance(message, pipe.Ping):
             self._take_in_ping(message)
+        elif isinstance(message, pipe.AskGolden):
+            self._take_in_golden(message)
         else:
             self._take_in_call(message)
 
@@ -75,6 +79,12 @@ class EngineInput:
         if ping.probe:
             call: tuple[int, tuple[int, int], str, list[Any]] = (pipe.PROBE_SLOT, (pipe.PROBE_SLOT, 0), PROBE_METHOD, [])
             self._core.input_queue.put_nowait((EngineCoreRequestType.UTILITY, call))
+
+    def _take_in_golden(self, ask: pipe.AskGolden) -> None:
+        try:
+            self._core.input_queue.put_nowait((EngineCoreRequestType.ADD, self._core.golden_attempt(ask)))
+        except Exception as exc:  # no tokenizer, a prompt that is too long, a model that makes no text
+            self._send(pipe.GoldenAnswer("", readable(f"{type(exc).__name__}: {exc}", MAX_REASON_CHARS)))
 
     def _take_in_call(self, message: pipe.CallEngine) -> None:
         try:
@@ -119,6 +129,7 @@ class EngineOutput:
         self._max_frame_bytes = max_frame_bytes
         self._encoder = MsgpackEncoder()
         self._load: tuple[int, int, float] = (0, 0, 0.0)
+        self._golden_ids: list[int] = []
 
     def run(self) -> None:
         """Pass on what the engine puts out, until it says that it is dead."""
@@ -129,6 +140,9 @@ class EngineOutput:
         if outputs.utility_output is not None:
             self._send(_call_result(slot, outputs.utility_output))
             return
+        if slot == pipe.GOLDEN_SLOT:
+            self._put_out_golden(outputs.outputs)
+            return
         if (stats := outputs.scheduler_stats) is not None:
             waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
             self._load = (stats.num_running_reqs, waiting, stats.kv_cache_usage)
@@ -137,6 +151,14 @@ class EngineOutput:
             outputs = self._without_the_largest(outputs)
             buffers = self._encoder.encode(outputs)
         self._send_step(slot, outputs, buffers)
+
+    def _put_out_golden(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        for output in outputs:
+            self._golden_ids += output.new_token_ids
+            if output.finish_reason is not None:
+                failed = output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
+                self._send(pipe.GoldenAnswer(self._core.text_of(self._golden_ids), f"{output.finish_reason}" if failed else ""))
+                self._golden_ids = []
 
     def _send_step(self, slot: int, outputs: EngineCoreOutputs, buffers: Sequence[Any]) -> None:
         """Send one frame, or several where one would have too many buffers: three per request with logprobs."""

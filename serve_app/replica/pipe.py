@@ -26,6 +26,9 @@ PROBE_SLOT = 1 << 16
 TRIALS_SLOT = PROBE_SLOT + 1
 """The slot of the question that ends the trial of an aborted suspect."""
 
+GOLDEN_SLOT = PROBE_SLOT + 2
+"""The slot of a golden prompt inside the engine core; its outputs never leave it as such."""
+
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """``buffers`` and ``num_emitted`` are those of the link's ``Add``; outputs come back for ``slot``."""
@@ -51,6 +54,13 @@ class Ping(msgspec.Struct, tag=4, array_like=True, frozen=True):
     """The supervisor still runs. ``probe``: make one token; the answer comes back for `PROBE_SLOT`."""
 
     probe: bool
+
+
+class AskGolden(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """Answer ``prompt`` greedily with at most ``max_tokens`` tokens; a `GoldenAnswer` follows. One at a time, before any attempt."""
+
+    prompt: str
+    max_tokens: int
 
 
 class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
@@ -101,14 +111,21 @@ class CallResult(msgspec.Struct, tag=12, array_like=True, frozen=True):
     value: bytes
 
 
+class GoldenAnswer(msgspec.Struct, tag=13, array_like=True, frozen=True):
+    """``problem``: why there is no answer, "" where there is one."""
+
+    text: str
+    problem: str = ""
+
+
 class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The last message of an engine that could not start or cannot go on."""
 
     reason: str
 
 
-ToEngine = AddToEngine | AbortInEngine | CallEngine | Ping
-FromEngine = EngineReady | StepOutputs | CallResult | EngineFailed
+ToEngine = AddToEngine | AbortInEngine | CallEngine | Ping | AskGolden
+FromEngine = EngineReady | StepOutputs | CallResult | GoldenAnswer | EngineFailed
 
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -17,6 +17,7 @@ from serve_app.engine_args import engine_core_args, engine_environment
 from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineStartFailed
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.replica import pipe
+from serve_app.replica.golden import ask_all
 from serve_app.replica.health import LOOK_EVERY_S, MAX_GAP_S, EngineWatch, answers_probe
 from serve_app.replica.process_group import end_group
 
@@ -63,6 +64,7 @@ class EngineProcess:
         self._on_lost = on_lost
         self._ready: asyncio.Future[pipe.EngineReady] | None = None
         self._first_token: asyncio.Future[None] | None = None
+        self._golden: asyncio.Future[pipe.GoldenAnswer] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.Transport | None = None
         self._watch: EngineWatch | None = None
@@ -83,7 +85,8 @@ class EngineProcess:
         timeout_s: float,
         max_frame_bytes: int,
     ) -> pipe.EngineReady:
-        """Start the process and wait until its engine has made a token, if its model makes any from a prompt of one token alone.
+        """Start the process and wait until its engine has made a token, if its model makes any from a prompt of one token alone, and has
+        answered the golden prompts.
 
         No frame of its outputs is over ``max_frame_bytes``.
 
@@ -92,7 +95,7 @@ class EngineProcess:
             timeout_s: For the engine, once it has the path.
 
         Raises:
-            EngineStartFailed: It ended, or had no token in time; nothing is left running.
+            EngineStartFailed: It ended, had no token in time, or a golden prompt's answer was wrong or late; nothing is left running.
         """
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
@@ -113,15 +116,16 @@ class EngineProcess:
             self._hand_over({"engine_args": engine_args, "device": model.device, **limits})
             async with asyncio.timeout(timeout_s):
                 ready = await self._make_first_token(await self._ready)
+            await ask_all(model.name, model.golden, self._ask_golden, lambda: self._write(pipe.Ping(probe=False)))
             self._begin_watch(model)
             return ready
         except TimeoutError:
             await self.stop()
             missing = "not ready" if self._ready.cancelled() else "ready, but without a first token"
             raise EngineStartFailed(model=model.name, reason=f"{missing} after {timeout_s:g} s") from None
-        except EngineStartFailed:
+        except EngineStartFailed as failed:
             await self.stop()
-            raise EngineStartFailed(model=model.name, reason=self._failure) from None
+            raise EngineStartFailed(model=model.name, reason=failed.reason) from None
         except BaseException:  # cancelled, or no files
             self._ready.cancel()
             await self.stop()
@@ -140,6 +144,11 @@ class EngineProcess:
             self._first_token.cancel()
         warm_up_s = ready.phases.warm_up_s + time.monotonic() - began
         return replace(ready, phases=replace(ready.phases, warm_up_s=warm_up_s))
+
+    def _ask_golden(self, ask: pipe.AskGolden) -> asyncio.Future[pipe.GoldenAnswer]:
+        self._golden = asyncio.get_running_loop().create_future()
+        self._write(ask)
+        return self._golden
 
     async def _unless_it_ends(self, model_path: Awaitable[str]) -> str:
         """Return the path; if the process ends before it is there, raise EngineStartFailed at once."""
@@ -203,6 +212,9 @@ class EngineProcess:
             assert self._ready is not None
             if not self._ready.done():
                 self._ready.set_result(message)
+        elif isinstance(message, pipe.GoldenAnswer):
+            if self._golden is not None and not self._golden.done():
+                self._golden.set_result(message)
         elif self._watch is None:
             assert self._first_token is not None
             if answers_probe(message) and not self._first_token.done():
@@ -230,7 +242,7 @@ class EngineProcess:
     def _closed(self) -> None:
         self._failure = self._failure or "the engine core process ended without a word (killed, or out of memory?)"
         assert self._ready is not None
-        for awaited in (self._ready, self._first_token):
+        for awaited in (self._ready, self._first_token, self._golden):
             if awaited is not None and not awaited.done():
                 awaited.set_exception(EngineStartFailed(model="", reason=self._failure))
                 return

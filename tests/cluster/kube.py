@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 POLL_S = 1.0
-LIMIT_S = 900.0  # a pass takes a tenth of it; a machine with much else to do, most
+LIMIT_S = 750.0  # a pass takes a sixth of it; a machine with much else to do, most
 
 
 def run(*command: str, stdin: str | None = None, limit_s: float = 120.0, code: int = 0) -> str:

@@ -87,6 +87,11 @@ def test_a_size_in_gib_is_converted_too() -> None:
             "env.VLLM_CPU_KVCACHE_SPACE: is '4', but serve-app sets this variable itself; set kv_cache_gib beside env",
         ),
         (
+            {"golden": [{"prompt": "1 + 1 =", "expect": "2)"}]},
+            "golden[0].expect: is '2)', which is no regular expression: unbalanced parenthesis at position 1; "
+            "escape what is meant as it stands: \\( for (",
+        ),
+        (
             {"model": "./llama"},
             "model: is 'llama', a relative path; write it from /: replicas have other working directories",
         ),

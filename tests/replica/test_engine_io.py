@@ -4,7 +4,7 @@ import multiprocessing
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -46,6 +46,14 @@ class FakeCore:
 
     def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> tuple[EngineCoreRequest, int]:
         return request, num_emitted
+
+    def golden_attempt(self, ask: pipe.AskGolden) -> tuple[str, int]:
+        if not ask.prompt:
+            raise ValueError("the model makes no text")
+        return ask.prompt, ask.max_tokens
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        return " ".join(map(str, token_ids))
 
     def _handle_request_preproc_error(self, request: EngineCoreRequest) -> None:
         self.failed.append(request.request_id)
@@ -264,3 +272,15 @@ def test_a_ping_is_noted_and_asks_the_engine_for_a_token_only_if_it_says_so() ->
         EngineInput(core, lambda message: None, lambda: noted.append("ping")).run(theirs)
     assert noted == ["ping", "ping"]
     assert taken(core) == [(EngineCoreRequestType.UTILITY, (pipe.PROBE_SLOT, (pipe.PROBE_SLOT, 0), "probe", []))]
+
+
+def test_a_golden_prompt_is_added_or_refused_and_its_answer_leaves_as_one_text() -> None:
+    core, slot = FakeCore(), pipe.GOLDEN_SLOT
+    assert read(core, pipe.AskGolden("1 + 1 =", 8), pipe.AskGolden("", 8)) == [
+        pipe.GoldenAnswer("", "ValueError: the model makes no text")
+    ]
+    assert taken(core) == [(EngineCoreRequestType.ADD, ("1 + 1 =", 8))]
+    parts = [EngineCoreOutput("golden", [5, 6]), EngineCoreOutput("golden", [7], finish_reason=FinishReason.LENGTH)]
+    failed = EngineCoreOutput("golden", [], finish_reason=FinishReason.ERROR)
+    sent = write(core, *((slot, EngineCoreOutputs(outputs=[output])) for output in (*parts, failed)))
+    assert sent == [pipe.GoldenAnswer("5 6 7"), pipe.GoldenAnswer("", "error")]
