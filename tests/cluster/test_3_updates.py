@@ -1,5 +1,7 @@
 """Helm upgrades under streams that never stop: none is cut."""
 
+import json
+
 import pytest
 
 from tests.cluster.kube import get, run, wait_until
@@ -20,6 +22,23 @@ def test_a_value_of_the_configuration_changes_in_place(release: Release) -> None
     seen[0].require_all_complete()
     assert release.active_cluster() == cluster
     assert release.api_key() == key
+
+
+def test_a_release_that_answers_its_golden_prompt_otherwise_takes_no_request_and_is_rolled_back(release: Release) -> None:
+    cluster, models = release.active_cluster(), release.ready_pods("model")
+    golden = json.dumps([{"prompt": "Once upon a time", "expect": "no engine says this", "max_tokens": 8}])
+    changes = ("--set", "config.models.sim.replicas.surge=0", "--set-json", f"config.models.sim.golden={golden}")
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+        release.upgrade(*changes)
+        said = release.serve_app("rollout", code=3)
+        assert "golden prompt 'Once upon a time' was answered with" in said, said
+        assert len(release.ready_pods("model")) == len(models) - 1
+        _, way_back = said.split("way back: ")
+        run(*way_back.split())
+        release.serve_app("rollout")
+        wait_until("as many replicas as before", lambda: len(release.ready_pods("model")) == len(models))
+    seen[0].require_all_complete()
+    assert release.active_cluster() == cluster
 
 
 def test_a_value_of_the_pods_makes_a_new_ray_cluster_and_the_rollback_of_one_that_cannot_start_another(release: Release) -> None:

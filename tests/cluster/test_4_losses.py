@@ -1,6 +1,7 @@
-"""Pods that die or leave under streams: nobody notices the loss of Redis and the head, a replica's is a pause, an ingress ends its own."""
+"""Pods that die, hang or leave under streams: nobody notices Redis and the head, a replica's end is a pause, an ingress ends its own."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.cluster.release import NAMESPACE, RELEASE, Release
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NUM_STREAMS, TOKENS = 6, 300
+HERE = Path(__file__).parent
 AT_ONCE = ("--force", "--grace-period=0")
 REDIS_POD = f"{RELEASE}-redis-0"
 
@@ -43,6 +45,22 @@ def test_streams_resume_when_a_replica_pod_is_lost(release: Release) -> None:
         kubectl("delete", "pod", "-n", NAMESPACE, victim, *AT_ONCE)
         wait_until("as many pods as before", lambda: len(set(release.ready_pods("model")) - {victim}) == num_replicas)
     seen[0].require_all_complete()
+
+
+def test_an_engine_that_hangs_is_replaced_in_its_pod_and_its_streams_go_on(release: Release) -> None:
+    """Nothing of Kubernetes notices a stopped process; its replica does, and Serve starts another one."""
+    pods = release.ready_pods("model")
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
+        (stopped,) = engines(pods[0], stop=True)
+        wait_until("another engine", lambda: [pid for pid in engines(pods[0]) if pid != stopped])
+        wait_until("as many pods as before", lambda: len(release.ready_pods("model")) == len(pods))
+    seen[0].require_all_complete()
+
+
+def engines(pod: str, *, stop: bool = False) -> list[str]:
+    """Return the process ids of the pod's engine cores, stopped by a signal if they are to be."""
+    script = (HERE / "engines.py").read_text()
+    return kubectl("exec", "-n", NAMESPACE, pod, "-c", "ray-worker", "--", "python", "-c", script, "stop" if stop else "").split()
 
 
 def test_a_node_drain_may_take_the_only_ingress_which_ends_its_streams_first(release: Release) -> None:

@@ -1,0 +1,14 @@
+"""Run inside a model pod: prints the process ids of its engine cores, and stops them first if the argument says `stop`."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+ENGINE = b"serve_app.replica.engine"
+
+for folder in Path("/proc").glob("[0-9]*"):
+    if ENGINE in (folder / "cmdline").read_bytes().split(b"\0"):
+        if sys.argv[1:] == ["stop"]:
+            os.kill(int(folder.name), signal.SIGSTOP)
+        print(folder.name)
