@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 
 _SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SAMPLE_BYTES = 4096
-_NUM_SAMPLES = 256
-"""Of a file whose tensors are not known."""
+_MAX_SAMPLES = 4096
+"""Of a checkpoint: some have 90,000 tensors, and each read may be one over the network."""
 
 
 def weights_id(vllm_config: Any) -> str:
@@ -30,10 +30,11 @@ def weights_id(vllm_config: Any) -> str:
     digest = hashlib.sha256(json.dumps([str(part) for part in precision]).encode())
     if not (files := _files(_folder(model, load))):
         digest.update(f"{model.model_weights or model.model}@{model.revision}".encode())
+    num_samples = max(16, _MAX_SAMPLES // max(1, len(files)))
     for path in files:
         digest.update(path.name.encode() + path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:
-            for offset in _offsets(path, file):
+            for offset in _offsets(path, file, num_samples):
                 file.seek(offset)
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
@@ -55,16 +56,17 @@ def _files(folder: Path) -> list[Path]:
     return [folder] if folder.is_file() else sorted(p for p in folder.glob("*") if p.suffix in _SUFFIXES)
 
 
-def _offsets(path: Path, file: BinaryIO) -> Iterator[int]:
-    """Yield where to read: the head of the file and the middle of each tensor, or places at equal distances."""
+def _offsets(path: Path, file: BinaryIO, num_samples: int) -> Iterator[int]:
+    """Yield where to read: the head of the file and the middle of each tensor, or of some among many; else places at equal distances."""
     if path.suffix != ".safetensors":
         size = path.stat().st_size
-        yield from (size * k // _NUM_SAMPLES for k in range(_NUM_SAMPLES))
+        yield from (size * k // num_samples for k in range(num_samples))
         return
     yield 0
     file.seek(0)
     head_bytes = int.from_bytes(file.read(8), "little")
     tensors = json.loads(file.read(head_bytes))
-    for name in sorted(tensors.keys() - {"__metadata__"}):
+    names = sorted(tensors.keys() - {"__metadata__"})
+    for name in names[:: 1 + len(names) // num_samples]:
         begin, end = tensors[name]["data_offsets"]
         yield 8 + head_bytes + max(begin, (begin + end - _SAMPLE_BYTES) // 2)

@@ -60,6 +60,16 @@ def test_a_change_of_any_one_tensor_changes_the_id(checkpoint: Path, tmp_path: P
     assert len(found) == 1 + len(tensors(file))
 
 
+def test_of_very_many_tensors_some_stand_for_all(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = shutil.copytree(checkpoint, tmp_path / "copy") / "model.safetensors"
+    before = file.read_bytes()
+    first, last = min(tensors(file).values())[0], max(tensors(file).values())[1]
+    file.write_bytes(before[:first] + bytes(byte ^ 1 for byte in before[first:last]) + before[last:])
+    monkeypatch.setattr("serve_app.replica.weights._MAX_SAMPLES", 1)
+    assert len(tensors(file)) > 16
+    assert id_of(file.parent) != id_of(checkpoint)
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.gguf"])
 def test_files_without_a_known_form_are_told_apart_by_samples(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
