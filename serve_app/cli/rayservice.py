@@ -249,7 +249,10 @@ def _failure(service: RayService, newest: RayCluster, pods: Iterable[Pod]) -> st
 def _progress(newest: RayCluster, pods: Sequence[Pod], *, is_new: bool) -> Iterator[str]:
     yield f"{'new ' if is_new else ''}cluster {newest.name}: {sum(p.is_ready for p in pods)} of {len(pods)} pods ready"
     yield from (f"{name} {state.status}" for name, state in newest.applications.items() if state.status)
-    yield from (f"{name} {state.status}" for name, state in newest.deployments.items() if state.status != "HEALTHY")
+    for name, state in newest.deployments.items():
+        if state.status != "HEALTHY":
+            # Serve tries a replica that does not start several times before it calls the deployment failed.
+            yield f"{name} {state.status}" + "".join(f": {error}" for error in _own_errors(state.message)[-1:])
 
 
 def _reasons(pods: Iterable[Pod]) -> Iterator[str]:
@@ -263,5 +266,9 @@ def _reasons(pods: Iterable[Pod]) -> Iterator[str]:
 
 def own_words(message: str) -> str:
     """Return our own error's text out of Serve's message, which wraps it in three tracebacks; else the whole message."""
-    found = re.findall(r"^serve_app\.errors\.\w+: (.+)$", message, re.MULTILINE)
+    found = _own_errors(message)
     return found[-1] if found else message
+
+
+def _own_errors(message: str) -> list[str]:
+    return re.findall(r"^serve_app\.errors\.\w+: (.+)$", message, re.MULTILINE)

@@ -44,9 +44,18 @@ def test_a_line_says_what_is_waited_for() -> None:
     assert verdict(service, *pods) == Verdict("progressing", said)
 
 
+NO_MEMORY = "Traceback\nserve_app.errors.EngineStartFailed: the engine core of 'tiny' did not start: no memory\nmore"
+
+
+def test_what_serve_tries_again_is_told_before_it_gives_up() -> None:
+    service = rayservice(pending=cluster("demo-new", application="DEPLOYING", deployment="UPDATING", message=NO_MEMORY))
+    said = "replica-tiny UPDATING: the engine core of 'tiny' did not start: no memory"
+    assert verdict(service).kind == "progressing"
+    assert said in verdict(service).line.split("; ")
+
+
 def test_what_serve_gave_up_has_failed_with_our_own_words() -> None:
-    message = "Traceback\nserve_app.errors.EngineStartFailed: the engine core of 'tiny' did not start: no memory\nmore"
-    service = rayservice(pending=cluster("demo-new", application="DEPLOY_FAILED", deployment="DEPLOY_FAILED", message=message))
+    service = rayservice(pending=cluster("demo-new", application="DEPLOY_FAILED", deployment="DEPLOY_FAILED", message=NO_MEMORY))
     said = "replica-tiny: the engine core of 'tiny' did not start: no memory"
     assert verdict(service) == Verdict("failed", said)
 
