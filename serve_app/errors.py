@@ -27,6 +27,7 @@
       CheckpointError            500  checkpoint_error        never over HTTP: a model's files
       DecisionLogError           500  decision_log_error      never over HTTP: a log of the autoscaler
       ClusterFailed              500  cluster_failed          the command line's dealings with Ray
+        ClusterSilent            500  cluster_silent          Ray gives no answer; it may yet
       ProtocolError              502  protocol_error          one link between ingress and replica: protocol/errors.py
         FrameTooLarge            502  frame_too_large
         MalformedMessage         502  malformed_message
@@ -380,6 +381,13 @@ class ClusterFailed(ServingError):
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.hint}" if self.hint else self.problem
+
+
+@dataclass(eq=False)
+class ClusterSilent(ClusterFailed):
+    """Ray's control plane has not answered within a limit. It is dead, away, or only slow."""
+
+    code: ClassVar[str] = "cluster_silent"
 
 
 @dataclass(eq=False)

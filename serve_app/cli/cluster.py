@@ -19,7 +19,7 @@ import psutil
 from serve_app.cli.reaper import Reaper, end_processes
 from serve_app.config import Settings, default_cache_dir
 from serve_app.engine_args import PROCESS_ENVIRONMENT
-from serve_app.errors import ClusterFailed
+from serve_app.errors import ClusterFailed, ClusterSilent
 
 T = TypeVar("T")
 RAY_LIMIT_S = 30.0
@@ -103,7 +103,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
     """Return what ``call`` returns. It runs in a thread: without a raylet, Ray's calls wait for ever and heed no Ctrl-C.
 
     Raises:
-        ClusterFailed: No answer within ``limit_s`` seconds.
+        ClusterSilent: No answer within ``limit_s`` seconds.
     """
     future: Future[T] = Future()
 
@@ -117,7 +117,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
     try:
         return future.result(limit_s)
     except TimeoutError:
-        raise ClusterFailed(problem=f"Ray has not answered for {limit_s:g} s", hint="its processes may be dead") from None
+        raise ClusterSilent(problem=f"Ray has not answered for {limit_s:g} s", hint="its processes may be dead") from None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster,
 from serve_app.cli.rayservice import own_words
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.config import Settings, load_settings
-from serve_app.errors import ClusterFailed
+from serve_app.errors import ClusterFailed, ClusterSilent
 
 _POLL_S = 0.5
 _WATCH_S = 5.0
@@ -39,9 +39,26 @@ def up(
         with running(settings, ray_address, stop, cut, here=not address):
             if not stop.is_set():
                 _say_ready(settings)
-            while not stop.wait(_WATCH_S):
-                _check_application(settings)
+            _watch(settings, stop)
     console.print("stopped")
+
+
+def _watch(settings: Settings, stop: threading.Event) -> None:
+    """Return when ``stop`` is set. A control plane that does not answer is waited for: the fleet serves without it.
+
+    Raises:
+        ClusterFailed: Serve gave the application up, or this process's own Ray is dead.
+    """
+    silent = False
+    while not stop.wait(_WATCH_S):
+        try:
+            _check_application(settings)
+        except ClusterSilent as exc:
+            if not silent:
+                console.print(f"{exc.problem}: what runs goes on, and nothing is replaced until it answers")
+            silent = True
+        else:
+            silent = False
 
 
 def _interrupted(stop: threading.Event, cut: threading.Event) -> None:
