@@ -2,10 +2,12 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from tests.e2e_fleet.streams import Answer
 
@@ -14,7 +16,7 @@ NUM_RUNS = 5
 
 @dataclass(frozen=True)
 class Record:
-    """One run. ``healed_s``: from the fault until another process of that title runs. Silences are of all streams, in seconds."""
+    """One run. ``healed_s``: as its test says. Silences are of all streams, in seconds. ``reconnects``: streams that were cut."""
 
     scenario: str
     seed: int
@@ -23,6 +25,8 @@ class Record:
     healed_s: float
     longest_silences_s: list[float]
     load_1min: float
+    reconnects: int = 0
+    commit: str = ""
 
 
 def folder() -> Path | None:
@@ -44,11 +48,14 @@ def is_there(scenario: str, seed: int) -> bool:
     return root is not None and any((r.scenario, r.seed) == (scenario, seed) for r in read(root))
 
 
-def audit(scenario: str, seed: int, answers: Sequence[Answer], undisturbed: Answer, *, healed_s: float) -> Record:
+def audit(
+    scenario: str, seed: int, answers: Sequence[Answer], undisturbed: Answer, *, healed_s: float, reconnects: int = 0
+) -> Record:
     """Count as failed each answer that is not complete or not token for token the undisturbed one; keep the record."""
     failures = sum(not a.is_complete() or a.folded() != undisturbed.folded() for a in answers)
     silences = sorted(round(a.longest_silence_s(), 2) for a in answers)
-    record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, round(os.getloadavg()[0], 1))
+    load_1min = round(os.getloadavg()[0], 1)
+    record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, load_1min, reconnects, commit())
     if (root := folder()) is not None:
         root.mkdir(parents=True, exist_ok=True)
         with (root / f"{scenario}.jsonl").open("a") as file:
@@ -56,13 +63,20 @@ def audit(scenario: str, seed: int, answers: Sequence[Answer], undisturbed: Answ
     return record
 
 
+def commit() -> str:
+    """Return what is checked out, with ``-dirty`` where files differ from it."""
+    described = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(described, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def worst(records: Sequence[Record]) -> str:
     """Return a line of one scenario's runs."""
     n, failures = sum(r.n for r in records), sum(r.failures for r in records)
-    silence_s = max(max(r.longest_silences_s) for r in records)
+    silences = [silence for r in records for silence in r.longest_silences_s]
     healed_s = max(r.healed_s for r in records)
-    line = f"{records[0].scenario:24} runs {len(records)}  n {n}  failures {failures}"
-    return f"{line}  healed after {healed_s:.1f} s  longest silence {silence_s:.1f} s"
+    load = max(r.load_1min for r in records)
+    line = f"{records[0].scenario:28} runs {len(records)}  n {n}  failures {failures}  reconnects {sum(r.reconnects for r in records)}"
+    return f"{line}  healed after {healed_s:.1f} s  silence p50 {median(silences):.1f} s, worst {max(silences):.1f} s  load {load:.1f}"
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,11 +78,9 @@ class Fleet:
 
     def process(self, title: str) -> psutil.Process:
         """Return the process below ``serve-app up`` whose title starts so, such as ``ray::LeaseBoard``."""
-        for process in self.family():
-            with contextlib.suppress(psutil.Error):
-                if " ".join(process.cmdline()).startswith(title):
-                    return process
-        raise AssertionError(f"no process {title} below {self.server.process.pid}")
+        found = titled(self.family(), title)
+        assert found, f"no process {title} below {self.server.process.pid}"
+        return found[0]
 
     def ingresses(self, count: int = 1) -> list[Series]:
         """Return the series of each ingress; they share the port, so connections are made until ``count`` have answered."""
@@ -107,10 +105,11 @@ class Fleet:
         """Wait until it answers and every ingress has all replicas that it starts with."""
         wait_ready(self.server, "/readyz")
         num_ingresses = self.config["ingress"].get("replicas", {}).get("min", 1)
-        self.wait_for_replicas(self.config["models"][MODEL]["replicas"]["min"], num_ingresses=num_ingresses)
+        num_replicas = sum(model["replicas"]["min"] for model in self.config["models"].values())
+        self.wait_for_replicas(num_replicas, num_ingresses=num_ingresses)
 
     def wait_for_replicas(self, count: int, *, num_ingresses: int = 1, limit_s: float = 180.0) -> None:
-        """Wait until every ingress has a link to this many replicas that take requests."""
+        """Wait until every ingress has a link to this many replicas, of all models, that take requests."""
         wait_until(
             lambda: all(len(taking(s)) == count for s in self.ingresses(num_ingresses)),
             limit_s=limit_s,
@@ -183,6 +182,11 @@ class Traces:
             except OSError:
                 there.append(f"port {self.port}")
         return there
+
+
+def titled(processes: Iterable[psutil.Process], start: str) -> list[psutil.Process]:
+    """Return those whose command line, which Ray's workers set to what they are, starts so."""
+    return [p for p in processes if title(p).startswith(start)]
 
 
 def is_running(process: psutil.Process) -> bool:
