@@ -39,7 +39,8 @@ class Part:
     home: Path
     variables: Mapping[str, str]
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    num_starts: int = field(default=0, init=False)
+    log_at_start: int = field(default=0, init=False)
+    """How many bytes its log had when it was last started."""
 
     @property
     def log(self) -> Path:
@@ -47,8 +48,8 @@ class Part:
 
     def start(self) -> None:
         """Start it, again with the same arguments; what it prints goes on in one file."""
-        self.num_starts += 1
         with self.log.open("ab") as out:
+            self.log_at_start = out.tell()
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
@@ -60,8 +61,8 @@ class Part:
             )
 
     def has_said(self, words: str) -> bool:
-        """Return whether it said this once for each of its starts."""
-        return self.log.read_text(errors="replace").count(words) == self.num_starts
+        """Return whether it has said this since it was last started."""
+        return words.encode() in self.log.read_bytes()[self.log_at_start :]
 
     def family(self) -> list[psutil.Process]:
         """Return it and all processes below it; nothing when it has ended."""
@@ -93,6 +94,8 @@ class RayCluster:
     redis: Part
     head: Part
     node: Part
+    folder: Path
+    """Ray's own."""
     fleet: Fleet
     """Its server is ``serve-app up --address``, which has none of the fleet's processes below it."""
 
@@ -106,6 +109,8 @@ class RayCluster:
 
         def is_healed() -> bool:
             if not self.head.family():
+                # In a new container it is not there. Here `ray start` would take the node's raylet for a cluster that still runs.
+                (self.folder / "ray_current_cluster").unlink(missing_ok=True)
                 self.head.start()
             if not self.head.has_said(STARTED):
                 return False  # asked now, the command would wait for a minute
@@ -119,9 +124,9 @@ class RayCluster:
 @contextlib.contextmanager
 def ray_cluster(config: Mapping[str, Any], home: Path, *, ray_port: int, redis_port: int) -> Iterator[RayCluster]:
     """Run the fleet of ``config`` with one ingress; it is ready. Leaves nothing behind."""
-    sockets = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # a path of a socket has 107 bytes at most
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # a path of a socket has 107 bytes at most
     shared = {
-        "TMPDIR": str(sockets),
+        "TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -131,7 +136,7 @@ def ray_cluster(config: Mapping[str, Any], home: Path, *, ray_port: int, redis_p
     redis = Part("redis", redis_command(redis_port), home, {})
     ray_start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", "127.0.0.1"]
     ray_start += ["--min-worker-port", "0", "--max-worker-port", "0", "--object-store-memory", str(100 << 20)]
-    as_head = ["--head", "--port", str(ray_port), "--num-cpus", "0", "--include-dashboard", "false", "--temp-dir", str(sockets)]
+    as_head = ["--head", "--port", str(ray_port), "--num-cpus", "0", "--include-dashboard", "false", "--temp-dir", str(folder)]
     as_head += ["--dashboard-agent-listen-port", str(ray_port + 1), "--ray-client-server-port", str(ray_port + 2)]
     as_node = ["--address", f"127.0.0.1:{ray_port}", "--num-cpus", "8", "--dashboard-agent-listen-port", str(ray_port + 3)]
     head = Part("head", ray_start + as_head, home, {**shared, "RAY_REDIS_ADDRESS": f"127.0.0.1:{redis_port}"})
@@ -151,11 +156,11 @@ def ray_cluster(config: Mapping[str, Any], home: Path, *, ray_port: int, redis_p
         url = f"http://127.0.0.1:{config['ingress']['port']}"
         running = Fleet(config["name"], dict(config), Server("fleet", url, up.log, up.process))
         running.wait_until_ready()
-        yield RayCluster(redis, head, node, running)
+        yield RayCluster(redis, head, node, folder, running)
     finally:
         for part in (up, node, head, redis):
             part.kill()
-        shutil.rmtree(sockets, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def redis_command(port: int) -> list[str]:
