@@ -20,7 +20,7 @@ import psutil
 import yaml
 
 from tests.e2e.fleet import Server, environment, wait_until
-from tests.e2e_fleet.operations import Fleet, is_running, titled
+from tests.e2e_fleet.operations import Fleet, is_running
 
 STARTED = "Ray runtime started"
 END_LIMIT_S = 60.0
@@ -98,9 +98,6 @@ class RayCluster:
     """Ray's own."""
     fleet: Fleet
     """Its server is ``serve-app up --address``, which has none of the fleet's processes below it."""
-
-    def replicas(self) -> list[psutil.Process]:
-        return titled(self.node.family(), f"ray::ServeReplica:{self.fleet.name}:replica-")
 
     def wait_until_healed(self) -> None:
         """Start the head whenever it has ended, until Serve says that the application runs and the board has all its members."""

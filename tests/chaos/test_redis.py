@@ -12,7 +12,7 @@ from tests.chaos.ray_cluster import RayCluster, ray_cluster
 from tests.chaos.records import audit, is_there, seeds
 from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.conftest import Configure
-from tests.e2e_fleet.operations import MODEL, taking
+from tests.e2e_fleet.operations import MODEL
 from tests.e2e_fleet.streams import Ask, Load, completion, play
 
 pytestmark = [
@@ -92,10 +92,3 @@ def test_no_request_notices_that_the_head_is_away(cluster: RayCluster, scenario:
     assert record.n >= 2 * NUM_STREAMS
     assert record.failures == 0
     assert cluster.fleet.server.process.poll() is None, cluster.fleet.server.tail()
-
-
-def test_after_all_that_a_replica_that_dies_is_replaced(cluster: RayCluster) -> None:
-    (first, *others) = cluster.replicas()
-    first.kill()
-    wait_until(lambda: len(taking(cluster.fleet.ingresses()[0])) == len(others), limit_s=LIMIT_S, what="its loss")
-    cluster.fleet.wait_for_replicas(1 + len(others))
