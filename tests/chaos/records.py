@@ -3,9 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.e2e_fleet.streams import Answer
 
@@ -23,6 +24,8 @@ class Record:
     healed_s: float
     longest_silences_s: list[float]
     load_1min: float
+    measured: dict[str, float] = field(default_factory=dict)
+    """What only this scenario measures, by a name that ends with its unit."""
 
 
 def folder() -> Path | None:
@@ -44,11 +47,20 @@ def is_there(scenario: str, seed: int) -> bool:
     return root is not None and any((r.scenario, r.seed) == (scenario, seed) for r in read(root))
 
 
-def audit(scenario: str, seed: int, answers: Sequence[Answer], undisturbed: Answer, *, healed_s: float) -> Record:
+def audit(
+    scenario: str,
+    seed: int,
+    answers: Sequence[Answer],
+    undisturbed: Answer,
+    *,
+    healed_s: float,
+    measured: Mapping[str, float] = MappingProxyType({}),
+) -> Record:
     """Count as failed each answer that is not complete or not token for token the undisturbed one; keep the record."""
     failures = sum(not a.is_complete() or a.folded() != undisturbed.folded() for a in answers)
     silences = sorted(round(a.longest_silence_s(), 2) for a in answers)
-    record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, round(os.getloadavg()[0], 1))
+    load_1min, others = round(os.getloadavg()[0], 1), {name: round(value, 2) for name, value in measured.items()}
+    record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, load_1min, others)
     if (root := folder()) is not None:
         root.mkdir(parents=True, exist_ok=True)
         with (root / f"{scenario}.jsonl").open("a") as file:
@@ -62,7 +74,8 @@ def worst(records: Sequence[Record]) -> str:
     silence_s = max(max(r.longest_silences_s) for r in records)
     healed_s = max(r.healed_s for r in records)
     line = f"{records[0].scenario:24} runs {len(records)}  n {n}  failures {failures}"
-    return f"{line}  healed after {healed_s:.1f} s  longest silence {silence_s:.1f} s"
+    others = [f"  {name} at most {max(r.measured[name] for r in records):g}" for name in records[0].measured]
+    return f"{line}  healed after {healed_s:.1f} s  longest silence {silence_s:.1f} s{''.join(others)}"
 
 
 def main() -> None:
