@@ -4,8 +4,9 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.chaos.network import Connections, dropped, from_port, own_network, to
 from tests.chaos.records import audit, is_there, seeds
 from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.conftest import Configure
-from tests.e2e_fleet.operations import MODEL, Fleet, Series, fleet, replicas, scrape, taking
+from tests.e2e_fleet.operations import MODEL, Fleet, fleet, replicas, scrape, taking
 from tests.e2e_fleet.streams import Ask, Load, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
@@ -50,19 +51,34 @@ def ask_of(chosen: random.Random) -> Ask:
     return completion(MODEL, prompt=f"{chosen.randrange(1000)} the quick brown fox", max_tokens=100)
 
 
-def held(series: Series, replica_id: str) -> float:
-    return series.get(("serve_app_replica_held", (("model", MODEL), ("replica", replica_id))), 0.0)
-
-
-def seconds_until(holds: Callable[[], bool], what: str) -> float:
-    began = time.monotonic()
-    wait_until(holds, limit_s=LIMIT_S, what=what)
-    return time.monotonic() - began
-
-
 def wait_for_answers(load: Load, count: int) -> None:
     enough = len(load.answers) + count
     wait_until(lambda: len(load.answers) >= enough, limit_s=LIMIT_S, what=f"{count} more answers")
+
+
+@dataclass(frozen=True)
+class Link:
+    """From the one ingress to one replica; ``port`` is the replica's, ``connections`` are the ingress's."""
+
+    replica_id: str
+    port: int
+    connections: Connections
+
+    @classmethod
+    def choose(cls, pair: Fleet, chosen: random.Random) -> "Link":
+        members = pair.status()["members"]
+        victim = chosen.choice([m for m in members if m["role"] == "replica"])
+        (ingress,) = [m for m in members if m["role"] == "ingress"]
+        return cls(victim["replica_id"], victim["port"], Connections.of(ingress["pid"], victim["port"]))
+
+    def wait_for_stream(self, pair: Fleet) -> None:
+        key = ("serve_app_replica_held", (("model", MODEL), ("replica", self.replica_id)))
+        what = f"a stream on {self.replica_id}\n{pair.server.tail()}"
+        wait_until(lambda: scrape(pair.url).get(key, 0.0) > 0, limit_s=LIMIT_S, what=what)
+
+    def wait_for_end(self, pair: Fleet) -> None:
+        what = f"the end of the link to {self.replica_id}"
+        wait_until(lambda: self.replica_id not in replicas(scrape(pair.url)), limit_s=LIMIT_S, what=what)
 
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -77,32 +93,30 @@ def test_streams_go_on_elsewhere_when_packets_are_lost_and_late_ones_reach_no_cl
     ask = ask_of(chosen)
     undisturbed = play(pair.url, [ask])[0]
     assert undisturbed.is_complete()
-    members = pair.status()["members"]
-    victim: dict[str, Any] = chosen.choice([m for m in members if m["role"] == "replica"])
-    (ingress,) = [m for m in members if m["role"] == "ingress"]
-    name = victim["replica_id"]
-    link = Connections.of(ingress["pid"], victim["port"])
-    assert link.own_ports
+    link, before_it = Link.choose(pair, chosen), taking(scrape(pair.url))
     there, back = WAYS[scenario]
-    with Load(pair.url, ask, num_streams=NUM_STREAMS) as load, link.counted():
+    with Load(pair.url, ask, num_streams=NUM_STREAMS) as load, link.connections.counted():
         time.sleep(chosen.uniform(1.0, 3.0))
-        wait_until(lambda: held(scrape(pair.url), name) > 0, limit_s=LIMIT_S, what=f"a stream on {name}")
-        with dropped(*[to_port(victim["port"])] * there):
-            with dropped(*[from_port(victim["port"])] * back):
-                detected_s = seconds_until(lambda: name not in replicas(scrape(pair.url)), f"the end of the link to {name}")
-                before = link.num_received()
+        link.wait_for_stream(pair)
+        with dropped(*[to_port(link.port)] * there):
+            with dropped(*[from_port(link.port)] * back):
+                lost_at = time.monotonic()
+                link.wait_for_end(pair)
+                detected_s, before = time.monotonic() - lost_at, link.connections.num_received()
                 wait_for_answers(load, NUM_STREAMS)
-            # The way back heals first: else the ingress's last packets may tell the replica's kernel to give up the old
-            # connection before it has sent again what was lost.
-            wait_until(lambda: link.num_received() > before, limit_s=LIMIT_S, what="late frames")
-        healed_s = seconds_until(lambda: held(scrape(pair.url), name) > 0, f"a stream on {name} again\n{pair.server.tail()}")
+            if there:
+                # The way back heals first: else the ingress's last packets may tell the replica's kernel to give up the old
+                # connection before it has sent again what was lost.
+                wait_until(lambda: link.connections.num_received() > before, limit_s=LIMIT_S, what="late frames")
+        healed_at = time.monotonic()
+        link.wait_for_stream(pair)
+        healed_s = time.monotonic() - healed_at
         wait_for_answers(load, NUM_STREAMS)
-        num_late = link.num_received() - before
-    measured = {"detected_s": detected_s, "late_packets": num_late}
+        measured = {"detected_s": detected_s, "late_packets": link.connections.num_received() - before}
     record = audit(scenario, seed, load.answers, undisturbed, healed_s=healed_s, measured=measured)
     assert record.n >= 2 * NUM_STREAMS
     assert record.failures == 0
-    assert taking(scrape(pair.url)) == {m["replica_id"] for m in members if m["role"] == "replica"}
+    assert taking(scrape(pair.url)) == before_it
 
 
 class Slowed:
