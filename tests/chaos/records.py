@@ -15,7 +15,7 @@ NUM_RUNS = 5
 
 @dataclass(frozen=True)
 class Record:
-    """One run. ``healed_s``: from the fault until another process of that title runs. Silences are of all streams, in seconds."""
+    """One run. ``healed_s``: as its test says. Silences are of all streams, in seconds."""
 
     scenario: str
     seed: int
