@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 
 from tests.e2e_fleet.streams import Answer
 
@@ -16,7 +17,7 @@ NUM_RUNS = 5
 
 @dataclass(frozen=True)
 class Record:
-    """One run. ``healed_s``: as its test says. Silences are of all streams, in seconds. ``reconnects``: streams that were cut."""
+    """One run. ``healed_s``: as its test says. Silences are of all streams, in seconds."""
 
     scenario: str
     seed: int
@@ -25,7 +26,8 @@ class Record:
     healed_s: float
     longest_silences_s: list[float]
     load_1min: float
-    reconnects: int = 0
+    measured: dict[str, float] = field(default_factory=dict)
+    """What only this scenario measures, by a name that ends with its unit."""
     commit: str = ""
 
 
@@ -49,13 +51,19 @@ def is_there(scenario: str, seed: int) -> bool:
 
 
 def audit(
-    scenario: str, seed: int, answers: Sequence[Answer], undisturbed: Answer, *, healed_s: float, reconnects: int = 0
+    scenario: str,
+    seed: int,
+    answers: Sequence[Answer],
+    undisturbed: Answer,
+    *,
+    healed_s: float,
+    measured: Mapping[str, float] = MappingProxyType({}),
 ) -> Record:
     """Count as failed each answer that is not complete or not token for token the undisturbed one; keep the record."""
     failures = sum(not a.is_complete() or a.folded() != undisturbed.folded() for a in answers)
     silences = sorted(round(a.longest_silence_s(), 2) for a in answers)
-    load_1min = round(os.getloadavg()[0], 1)
-    record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, load_1min, reconnects, commit())
+    load_1min, others = round(os.getloadavg()[0], 1), {name: round(value, 2) for name, value in measured.items()}
+    record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, load_1min, others, commit())
     if (root := folder()) is not None:
         root.mkdir(parents=True, exist_ok=True)
         with (root / f"{scenario}.jsonl").open("a") as file:
@@ -75,8 +83,9 @@ def worst(records: Sequence[Record]) -> str:
     silences = [silence for r in records for silence in r.longest_silences_s]
     healed_s = max(r.healed_s for r in records)
     load = max(r.load_1min for r in records)
-    line = f"{records[0].scenario:28} runs {len(records)}  n {n}  failures {failures}  reconnects {sum(r.reconnects for r in records)}"
-    return f"{line}  healed after {healed_s:.1f} s  silence p50 {median(silences):.1f} s, worst {max(silences):.1f} s  load {load:.1f}"
+    line = f"{records[0].scenario:28} runs {len(records)}  n {n}  failures {failures}  healed after {healed_s:.1f} s"
+    others = [f"  {name} at most {max(r.measured[name] for r in records):g}" for name in records[0].measured]
+    return f"{line}  silence p50 {median(silences):.1f} s, worst {max(silences):.1f} s{''.join(others)}  load {load:.1f}"
 
 
 def main() -> None:

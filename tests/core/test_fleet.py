@@ -76,6 +76,13 @@ def test_outputs_of_an_attempt_that_was_moved_or_aborted_are_dropped() -> None:
     assert run(fleet, outputs("unknown", Output("r@1", [7]))) == []
 
 
+def test_outputs_of_the_attempt_before_a_partition_are_dropped_when_its_replica_is_linked_again() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r"), LinkLost("a", LinkEnd.UNRESPONSIVE), LinkOpened("a", 8))
+    assert run(fleet, outputs("a", Output("r@0", [7]))) == []
+    assert run(fleet, outputs("a", first := Output("r@1", [8]))) == [DeliverOutputs([first])]
+
+
 def test_aborts_go_to_the_replicas_that_hold_the_attempts_and_unknown_ids_mean_nothing() -> None:
     fleet = fleet_of("a", "b", credit=1)
     run(fleet, *(arrived(f"r{i}") for i in range(4)))

@@ -5,6 +5,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import ReplicaLost
 from serve_app.testing.fake_engine import answer
@@ -62,6 +64,25 @@ async def test_a_link_that_was_cut_is_dialed_again_and_the_request_goes_on_there
         f.replicas["a"].relay.cut()
         await until(lambda: f.running("a") == ["r@1"])
         f.replicas["a"].engine.step(2)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 3)
+
+
+@in_loop
+async def test_outputs_of_an_old_attempt_that_come_on_a_new_link_reach_no_client() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        stream = await f.front.add("r", PROMPT, max_tokens=3)
+        await until(lambda: f.running("a") == ["r@0"])
+        engine = f.replicas["a"].engine
+        engine.step(1)
+        await until(lambda: len(stream.token_ids) == 1)
+        f.replicas["a"].relay.cut()
+        await until(lambda: f.running("a") == ["r@1"])
+        slot, _, _ = engine.running["r@1"]  # a new link gets the lowest free slot, which the old one had
+        late = EngineCoreOutputs(outputs=[EngineCoreOutput("r@0", answer(PROMPT, 3)[1:])], timestamp=1.0)
+        engine.emit_outputs(slot, [bytes(b) for b in MsgpackEncoder().encode(late)])
+        engine.step(2)  # on the same link, so behind the late ones
         await until(lambda: stream.finished)
         assert stream.token_ids == answer(PROMPT, 3)
 
