@@ -9,9 +9,13 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from tests.e2e.fleet import wait_until
+
 CGROUPS = Path("/sys/fs/cgroup")
+_END_LIMIT_S = 60.0
 _HOG = "import sys; held = bytearray(int(sys.argv[1])); held[::4096] = bytes([1]) * len(held[::4096]); sys.stdin.read()"
 
 
@@ -77,7 +81,14 @@ def cgroup(controller: str, name: str) -> Iterator[Path]:
         for pid in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):
                 (CGROUPS / controller / "cgroup.procs").write_text(pid)
+        wait_until(partial(_is_removed, group), limit_s=_END_LIMIT_S, what=f"nothing in {group}")
+
+
+def _is_removed(group: Path) -> bool:
+    """Remove the group, unless processes that were killed in it have not ended yet."""
+    with contextlib.suppress(OSError):
         group.rmdir()
+    return not group.exists()
 
 
 @contextlib.contextmanager
