@@ -254,7 +254,8 @@ def test_a_clock_that_steps_by_an_hour_changes_nothing(
     def newest_hour() -> int:
         """Return how many hours the last line of the ledger is ahead."""
         file = max((home / "ledger").glob("*.jsonl"))
-        return round((json.loads(file.read_text().splitlines()[-1])["time"] - time.time()) / 3600)
+        told = float(json.loads(file.read_text().splitlines()[-1])["time"])
+        return round((told - time.time()) / 3600)
 
     def course() -> tuple[float, float]:
         for step_s in random.Random(seed).sample((3600, -3600), 2):
