@@ -11,6 +11,7 @@
       BodyTooSlow                408  body_too_slow
       NoReplica                  503  no_replica              no capacity now; carries Retry-After
       QueueFull                  503  queue_full
+      TooManyConnections         503  too_many_connections    an ingress has nearly no file descriptors left
       ServerStopping             503  server_stopping         an ingress ends; another one, or the next, takes the request
       ReplicaLost                502  replica_lost            a replica failed while it held the request
       ResumeDiverged             502  resume_diverged
@@ -19,6 +20,7 @@
       EngineStartFailed          500  engine_start_failed     never over HTTP: the replica does not come up
       EngineLost                 500  engine_lost             never over HTTP: why a replica ended its links; its requests resume elsewhere
         EngineDied               500  engine_dead
+          EngineOutOfMemory      500  engine_out_of_memory    the kernel killed it
         EngineHung               500  engine_hung             its supervisor killed it
           EngineStopped          500  engine_stopped
           EngineSilent           500  engine_silent
@@ -210,6 +212,21 @@ class QueueFull(ServingError):
 
 
 @dataclass(eq=False)
+class TooManyConnections(ServingError):
+    """The ingress has only the file descriptors left that it keeps for itself and for probes; ``limit`` counts all that it may have."""
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "too_many_connections"
+    limit: int
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        return (
+            f"too many connections: nearly all of {self.limit} file descriptors are in use; retry in {self.retry_after_s:.1f} s"
+        )
+
+
+@dataclass(eq=False)
 class ServerStopping(ServingError):
     """The ingress ends, and the time that running requests had to finish is over."""
 
@@ -314,6 +331,13 @@ class EngineDied(EngineLost):
 
     def __str__(self) -> str:
         return f"the engine core died: {self.reason}"
+
+
+@dataclass(eq=False)
+class EngineOutOfMemory(EngineDied):
+    """The kernel has killed it, because the machine or the replica's memory cgroup (the container) had no memory left."""
+
+    code: ClassVar[str] = "engine_out_of_memory"
 
 
 @dataclass(eq=False)

@@ -22,9 +22,10 @@ logger = logging.getLogger(__name__)
 _POLL_S = 10.0
 _RETRY_S = 0.5
 
-_AWAY = (ray.exceptions.RayError, OSError, ValueError)
+_AWAY = (ray.exceptions.RayError, OSError, ValueError, RuntimeError)
 """What a call raises while the board or Ray's control store is away. OSError has TimeoutError in it, and Ray's own failures to connect;
-a ValueError says that no actor has that name any more. Nothing of it may end a member's task: Serve would replace a healthy replica."""
+a ValueError says that no actor has that name any more, a RuntimeError that no thread can be started to
+look for it. Nothing of it may end a member's task: Serve would replace a healthy replica."""
 
 
 @dataclass(frozen=True)

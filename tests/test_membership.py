@@ -176,6 +176,7 @@ class Handle:
         TimeoutError(),
         ray.exceptions.RaySystemError("away"),
         ValueError("no such actor"),
+        RuntimeError("can't start new thread"),
     ],
     ids=lambda failure: type(failure).__name__,
 )

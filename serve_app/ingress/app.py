@@ -16,10 +16,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NotSupported, RequestTooLarge, ServerStopping, ServingError
+from serve_app import descriptors
+from serve_app.errors import (
+    BadRequest,
+    BodyTooSlow,
+    ModelNotFound,
+    NotSupported,
+    RequestTooLarge,
+    ServerStopping,
+    ServingError,
+    TooManyConnections,
+)
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.body_fields import RESPONSES_STATE, BodyFields, check_request_id, parse_fields, refuse_stored_responses
-from serve_app.ingress.connection import STALLED
+from serve_app.ingress.connection import CROWDED, STALLED
 from serve_app.ingress.error_answers import ErrorAnswer, answer_of, error_body
 from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
@@ -153,6 +163,8 @@ class IngressApp:
                     verdict.account.id = request_id
         if self._stopped:
             raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
+        if CROWDED in scope.get("state", ()):
+            raise TooManyConnections(descriptors.limit(), retry_after_s=_RETRY_AFTER_S)
         limit = asyncio.timeout(None)
         self._running[limit] = verdict
         try:
@@ -267,12 +279,14 @@ class IngressApp:
         return JSONResponse({"status": "ok", "fleet": self._fleet_id})
 
     async def _readyz(self) -> Response:
-        """Ready: not draining, and some replica of every required model takes requests."""
+        """Ready: not draining, some replica of every required model takes requests, and there is room for connections."""
         missing = [n for n, f in self._front_ends.items() if f.model.required and not f.client.is_ready()]
         if self.draining:
             return JSONResponse({"status": "draining"}, status_code=503)
         if missing:
             return JSONResponse({"status": "waiting", "models_without_a_replica": missing}, status_code=503)
+        if descriptors.are_short_now():
+            return JSONResponse({"status": "crowded", "file_descriptors": descriptors.limit()}, status_code=503)
         return JSONResponse({"status": "ready"})
 
     async def _metrics(self) -> Response:

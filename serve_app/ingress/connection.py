@@ -6,6 +6,8 @@ from prometheus_client import Counter
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from serve_app import descriptors
+
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line with its headers. Cookies and tokens behind gateways reach 16 KiB; 48 MB were once buffered here."""
 
@@ -28,6 +30,17 @@ STALLED_CLIENTS = Counter(
 STALLED = "serve_app_stalled_client"
 """Key in the ``state`` of a request's scope: its client was dropped for that. For the ledger."""
 
+CROWDED_CONNECTIONS = Counter(
+    "serve_app_crowded_connections",
+    "Connections made while nearly no file descriptors were left: probes are answered, requests refused.",
+)
+
+CROWDED = "serve_app_crowded"
+"""Key in the ``state`` of a request's scope: its connection has one of the spare file descriptors."""
+
+CROWDED_TIMEOUT_S = 1.0
+"""For the head of the only request on such a connection: it is a probe's, or it is refused."""
+
 _LINGER_S = 1.0  # for which what a refused client goes on sending is dropped
 
 _SLICE_BYTES = 16 << 10  # what a head may be over its limit before that is noticed
@@ -40,6 +53,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
+    crowded_timeout_s = CROWDED_TIMEOUT_S
     unread_body_timeout_s = UNREAD_BODY_TIMEOUT_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
@@ -50,7 +64,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._spare_framing = 0
         self._refused = False
         self._answered: RequestResponseCycle | None = None
-        self._timer = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        descriptor = transport.get_extra_info("socket").fileno()
+        self._crowded = descriptors.are_short(descriptor)
+        limit_s = self.crowded_timeout_s if self._crowded else self.timeout_keep_alive
+        self._timer = self.loop.call_later(limit_s, self.timeout_keep_alive_handler)
+        if self._crowded:
+            CROWDED_CONNECTIONS.inc()
+            if descriptors.are_nearly_gone(descriptor):
+                transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
@@ -64,6 +85,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
+        if self._crowded:
+            cycle.scope["state"][CROWDED] = True
+            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -87,7 +111,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._timer.cancel()
-        self._timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+        limit_s = self.crowded_timeout_s if self._crowded else self.head_timeout_s
+        self._timer = self.loop.call_later(limit_s, self._head_is_late)
 
     def on_headers_complete(self) -> None:
         self._in_head = False

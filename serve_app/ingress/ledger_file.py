@@ -106,12 +106,12 @@ class LedgerFiles:
             return
         LOST.inc(num_lost)
         if self._fails_since is None:
-            self._fails_since = time.time()
+            self._fails_since = time.monotonic()
             logger.error("the ledger in %s takes no more: %s; requests go on without it", self._folder, problem.strerror)
 
     def _say_again(self, num_lines: int) -> None:
         if self._fails_since is not None and num_lines:
-            logger.warning("the ledger in %s is written again, after %.0f s", self._folder, time.time() - self._fails_since)
+            logger.warning("the ledger in %s is written again, after %.0f s", self._folder, time.monotonic() - self._fails_since)
             self._fails_since = None
 
     def _append(self, data: bytes) -> tuple[int, OSError | None]:

@@ -4,6 +4,8 @@ vLLM's logger expects to be alone in its process: each new one unregisters every
 ingress share the collectors; vLLM labels every series with ``model_name``.
 """
 
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -69,6 +71,12 @@ def count_goodbye(model: str, code: str) -> None:
     """Count a replica's goodbye if it says that its engine is lost. The replica ends before anybody could scrape a series of its own."""
     if code in ENGINE_LOST:
         _engines_lost.labels(model, code).inc()
+
+
+FREE_DISK = Gauge(
+    "serve_app_free_disk_bytes", "Room on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets."
+)
+FREE_DISK.set_function(lambda: shutil.disk_usage(tempfile.gettempdir()).free)
 
 
 class FleetCollector(Collector):

@@ -10,14 +10,14 @@ from typing import Annotated, cast
 import msgspec
 from msgspec import Meta, Struct
 
-from serve_app.errors import EngineDied, EngineSilent, EngineStopped, StepTooLong
+from serve_app.errors import EngineDied, EngineOutOfMemory, EngineSilent, EngineStopped, StepTooLong
 from serve_app.protocol.errors import MalformedMessage
 
 PROTOCOL_VERSION = 1
 """From the first release on, raised with any change of a message. The number and first field of Hello and Challenge and
 all of Goodbye stay as they are, so that two versions can still tell each other why they part."""
 
-ENGINE_LOST = frozenset(kind.code for kind in (EngineDied, EngineStopped, EngineSilent, StepTooLong))
+ENGINE_LOST = frozenset(kind.code for kind in (EngineDied, EngineOutOfMemory, EngineStopped, EngineSilent, StepTooLong))
 """The words of a replica's Goodbye when its engine core has died or was killed; any other word says that the engine lived."""
 
 NONCE_BYTES = 32

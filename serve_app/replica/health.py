@@ -1,6 +1,7 @@
 """The supervisor's watch over its engine: looks at its processes, and does what ``core/health.py`` decides."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,8 @@ from serve_app.core.health import (
 from serve_app.errors import EngineHung
 from serve_app.replica import pipe
 from serve_app.replica.process_group import group_use
+
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 """Costs the supervisor 0.3 ms each time on a machine with 126 processes."""
@@ -52,6 +55,7 @@ class EngineWatch:
         self._judge = EngineJudge(limits)
         self._send = send
         self._on_hung = on_hung
+        self._blind = False
 
     async def run(self, leader: int) -> None:
         """Look at the processes of the group that ``leader`` leads, again and again, until cancelled.
@@ -64,7 +68,15 @@ class EngineWatch:
 
     def _look(self, leader: int) -> None:
         probe = False
-        for instruction in self._judge.handle(Looked(group_use(leader)), now=time.monotonic()):
+        try:
+            looked = [Looked(group_use(leader))]
+            self._blind = False
+        except OSError as exc:  # without descriptors the engine is not to blame, and the ping below must go out
+            looked = []
+            if not self._blind:
+                logger.warning("no look at the engine's processes: %s; the engine is not judged while this lasts", exc)
+            self._blind = True
+        for instruction in (i for event in looked for i in self._judge.handle(event, now=time.monotonic())):
             match instruction:
                 case SendProbe():
                     probe = True

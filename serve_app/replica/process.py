@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.core.health import HealthLimits
 from serve_app.engine_args import engine_core_args, engine_environment
-from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineStartFailed
+from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineOutOfMemory, EngineStartFailed
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.replica import pipe
 from serve_app.replica.golden import ask_all
 from serve_app.replica.health import LOOK_EVERY_S, MAX_GAP_S, EngineWatch, answers_probe
+from serve_app.replica.oom_kills import OomKills
 from serve_app.replica.process_group import end_group
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class EngineProcess:
         self._watch: EngineWatch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._failure = ""
+        self._oom_kills = OomKills()
         self._over = False
 
     @property
@@ -240,10 +242,14 @@ class EngineProcess:
             self._watching.cancel()
 
     def _closed(self) -> None:
-        self._failure = self._failure or "the engine core process ended without a word (killed, or out of memory?)"
+        lost = EngineDied
+        if not self._failure:
+            self._failure = "the engine core process ended without a word (killed?)"
+            if self._oom_kills.any_since():
+                lost, self._failure = EngineOutOfMemory, "the kernel killed the engine core: out of memory"
         assert self._ready is not None
         for awaited in (self._ready, self._first_token, self._golden):
             if awaited is not None and not awaited.done():
                 awaited.set_exception(EngineStartFailed(model="", reason=self._failure))
                 return
-        self._lose(EngineDied(self._failure))
+        self._lose(lost(self._failure))

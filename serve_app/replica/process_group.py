@@ -37,11 +37,14 @@ def group_use(leader: int) -> dict[int, ProcessUse]:
     """Return the processes of the group that ``leader`` leads, by process id.
 
     Read from /proc directly, because this runs twice a second: psutil would make an object of every process of the machine.
+
+    Raises:
+        OSError: /proc cannot be read, for example because this process has no file descriptor left.
     """
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
                 if os.getpgid(int(name)) == leader:
                     found[int(name)] = _use_of(name)
     return found

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from serve_app import descriptors
 from serve_app.config import ProtocolSettings
 from serve_app.errors import ListenFailed
 from serve_app.protocol.connection import ReplicaConnection, State
@@ -163,14 +164,14 @@ class ReplicaServer:
         self.engine.send(pipe.AbortInEngine(attempt_ids))
         self.trials.withdraw(attempt_ids)
 
-    def admit(self, link: "_Link") -> None:
-        """Let a connection begin its handshake; one too many drops the one that has been at it the longest.
+    def admit(self, link: "_Link", descriptor: int) -> None:
+        """Let a connection begin its handshake; one too many, or for too few descriptors, drops the one that has been at it the longest.
 
         Raises:
             SlotsExhausted: It could not be served even if it had the token.
         """
         self._check_slots()
-        if len(self._unproved) >= MAX_UNPROVED:
+        if len(self._unproved) >= MAX_UNPROVED or (self._unproved and descriptors.are_short(descriptor)):
             oldest = next(iter(self._unproved))
             del self._unproved[oldest]
             oldest.drop()
@@ -232,7 +233,7 @@ class _Link(asyncio.Protocol):
             max_frame_bytes=settings.max_frame_bytes,
         )
         try:
-            server.admit(self)
+            server.admit(self, transport.get_extra_info("socket").fileno())
         except SlotsExhausted as exc:
             self._refuse(exc)
             return

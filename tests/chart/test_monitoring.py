@@ -15,8 +15,9 @@ from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.ingress import metrics as metrics_of_ingress
-from serve_app.ingress.connection import STALLED_CLIENTS
-from serve_app.ingress.metrics import FleetCollector
+from serve_app.ingress.connection import CROWDED_CONNECTIONS, STALLED_CLIENTS
+from serve_app.ingress.ledger_file import LOST
+from serve_app.ingress.metrics import FREE_DISK, FleetCollector
 from tests.chart.places import alert
 from tests.chart.render import Refused, Rendered, at, merged, models, render
 
@@ -41,8 +42,9 @@ def fleet_series() -> dict[str, set[str]]:
     metrics: list[Metric] = list(FleetCollector([FleetState(FleetSettings(model="m"))]).collect())
     found = {m.name + ("_total" if m.type == "counter" else ""): set(m._labelnames) for m in metrics}  # type: ignore[attr-defined]
     buckets = {f"{m.name}_bucket": found[m.name] for m in metrics if m.type == "histogram"}
-    counters = {f"{c._name}_total": set(c._labelnames) for c in (STALLED_CLIENTS, metrics_of_ingress._engines_lost)}
-    return {**found, **buckets, **counters}
+    single = (STALLED_CLIENTS, CROWDED_CONNECTIONS, LOST, metrics_of_ingress._engines_lost)
+    counters = {f"{c._name}_total": set(c._labelnames) for c in single}
+    return {**found, **buckets, **counters, FREE_DISK._name: set()}
 
 
 def test_every_series_exists() -> None:

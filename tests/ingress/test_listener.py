@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -10,6 +12,8 @@ import pytest
 from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app import descriptors
+from serve_app.descriptors import SPARE
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.connection import MAX_HEAD_BYTES, MAX_PIPELINED, STALLED, LimitedHttpProtocol
 from serve_app.ingress.listener import Listener
@@ -22,6 +26,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
 class Impatient(LimitedHttpProtocol):
     head_timeout_s = 0.02
     unread_body_timeout_s = 0.02
+    crowded_timeout_s = 0.02
 
 
 async def size(scope: Scope, receive: Receive, send: Send) -> None:
@@ -263,3 +268,65 @@ async def test_the_rest_of_a_body_that_was_refused_is_not_read_for_ever() -> Non
     async with connection(app, protocol=Impatient) as (reader, writer):
         writer.write(HEAD + b"Content-Length: 1000000\r\n\r\nx")
         assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, num_descriptors: int) -> int:
+    """Lower the limit that `descriptors` reads so that about this many can still be opened; return the limit."""
+    with open(os.devnull) as file:
+        limit = file.fileno() + num_descriptors
+    monkeypatch.setattr(descriptors, "limit", lambda: limit)
+    return limit
+
+
+crowded_connections = partial(REGISTRY.get_sample_value, "serve_app_crowded_connections_total")
+
+
+@in_loop
+async def test_one_of_the_last_descriptors_serves_a_probe_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = IngressApp({"tiny": front("tiny")}, AppLimits(max_body_bytes=1000), version={})
+    limit, before = leave(monkeypatch, SPARE), crowded_connections()
+    got = {}
+    for path, head in {
+        "/readyz": b"GET /readyz",
+        "/metrics": b"GET /metrics",
+        "/v1/completions": b"POST /v1/completions",
+    }.items():
+        async with connection(app) as (reader, writer):
+            writer.write(head + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")  # to the end: the connection is closed
+            got[path] = (head.split(b"\r\n")[0], body)
+    assert got["/readyz"] == (b"HTTP/1.1 503 Service Unavailable", b'{"status":"crowded","file_descriptors":%d}' % limit)
+    assert got["/metrics"][0] == b"HTTP/1.1 200 OK"
+    assert f"serve_app_crowded_connections_total {(before or 0) + 2:.1f}\n".encode() in got["/metrics"][1]
+    assert got["/v1/completions"][0] == b"HTTP/1.1 503 Service Unavailable"
+    assert json.loads(got["/v1/completions"][1])["error"]["type"] == "too_many_connections"
+
+
+@in_loop
+async def test_a_silent_connection_does_not_keep_one_of_the_last_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(monkeypatch, SPARE)
+    for begun in (b"", b"GET /rea"):
+        async with connection(protocol=Impatient) as (reader, writer):
+            writer.write(begun)
+            assert (await reader.read())[:12] in (b"", b"HTTP/1.1 408")
+
+
+@in_loop
+async def test_of_the_last_descriptors_half_are_not_for_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(monkeypatch, SPARE // 2)
+    async with connection() as (reader, writer):
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+@in_loop
+async def test_an_ingress_with_few_descriptors_is_ready_again_when_there_are_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = IngressApp({"tiny": front("tiny")}, AppLimits(max_body_bytes=1000), version={})
+    async with connection(app) as (reader, writer):
+        for num_left, ready in ((SPARE - 1, b"503"), (SPARE + 20, b"200")):
+            leave(monkeypatch, num_left)
+            writer.write(b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            assert head.split()[1] == ready

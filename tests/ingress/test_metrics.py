@@ -148,14 +148,15 @@ async def test_a_replica_that_lost_its_engine_is_counted_with_the_reason_and_one
     def lost(reason: str) -> float:
         return REGISTRY.get_sample_value("serve_app_engines_lost_total", {"model": MODEL, "reason": reason}) or 0.0
 
-    reasons = {code: lost(code) for code in ("engine_dead", "engine_silent", "drained", "made_up")}
+    reasons = {code: lost(code) for code in ("engine_dead", "engine_out_of_memory", "engine_silent", "drained", "made_up")}
     async with fleet_on_loopback() as fleet:
-        await fleet.join("a", "b", "c", "d")
-        for replica_id, code in zip("abcd", reasons, strict=True):
+        await fleet.join(*"abcde")
+        for replica_id, code in zip("abcde", reasons, strict=True):
             await fleet.replicas[replica_id].server.close(code, "why")
         await until(lambda: not fleet.client.fleet.replicas)
     assert {code: lost(code) - before for code, before in reasons.items()} == {
         "engine_dead": 1,
+        "engine_out_of_memory": 1,
         "engine_silent": 1,
         "drained": 0,
         "made_up": 0,

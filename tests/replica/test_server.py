@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from serve_app import descriptors
 from serve_app.config import parse_settings
 from serve_app.errors import ListenFailed
 from serve_app.protocol.connection import IngressConnection, State
@@ -313,6 +314,25 @@ async def test_connections_that_prove_nothing_keep_no_ingress_out_and_the_oldest
     for _, writer in idle:
         writer.close()
     await until(lambda: not replica.server._unproved)
+    await replica.close()
+
+
+@in_loop
+async def test_with_few_descriptors_left_each_connection_drops_the_oldest_one_that_has_proved_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = await start_replica(settings(), "a")
+    old = [await asyncio.open_connection("127.0.0.1", replica.port) for _ in range(3)]
+    await until(lambda: len(replica.server._unproved) == 3)
+    monkeypatch.setattr(descriptors, "limit", lambda: old[0][1].get_extra_info("socket").fileno() + descriptors.SPARE)
+    for reader, _ in old:
+        probe = await linked(replica)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert probe.link.is_open()
+    assert (len(replica.server._unproved), len(list(replica.server.open_links()))) == (0, 3)
+    for _, writer in old:
+        writer.close()
     await replica.close()
 
 

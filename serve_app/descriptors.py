@@ -1,0 +1,37 @@
+"""How near this process is to its limit of open files (RLIMIT_NOFILE).
+
+At the limit nothing opens any more: no link to a replica, no file, no connection of a probe that asks why. So the last ``SPARE`` numbers
+are kept for these. The kernel gives each new descriptor the lowest free number: one of the last ``SPARE`` numbers is given only while all
+lower ones are taken.
+"""
+
+import os
+import resource
+
+SPARE = 64
+"""Descriptors. An ingress opens one for each replica that it dials and a few for files; a probe or scrape takes one for a moment."""
+
+
+def limit() -> int:
+    """Return the number of descriptors that this process may have open; another process may change it at any time."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def are_short(descriptor: int) -> bool:
+    """Return whether only spare descriptors were free when this one was given out."""
+    return descriptor >= limit() - SPARE
+
+
+def are_nearly_gone(descriptor: int) -> bool:
+    """Return whether half of the spare ones were taken, too, when this one was given out."""
+    return descriptor >= limit() - SPARE // 2
+
+
+def are_short_now() -> bool:
+    """Return whether only spare descriptors are free at this moment."""
+    try:
+        descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    os.close(descriptor)
+    return are_short(descriptor)

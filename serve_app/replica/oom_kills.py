@@ -1,0 +1,44 @@
+"""Whether the kernel has ended a process of ours because there was no memory left: it counts that in the process's memory cgroup."""
+
+import re
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+class OomKills:
+    """The count of the cgroup that this process is in; in a pod that is the container's."""
+
+    def __init__(self, root: Path = _ROOT, process: Path = Path("/proc/self")) -> None:
+        self._root = root
+        self._process = process
+        self._before = self._count()
+
+    def any_since(self) -> bool:
+        """Return whether there was one since this was made, or since the process came into another cgroup; False where none are counted."""
+        (where, num_before), (now_where, num_now) = self._before, self._count()
+        return num_now > (num_before if where == now_where else 0)
+
+    def _count(self) -> tuple[Path | None, int]:
+        for file in self._files():
+            try:
+                found = re.search(r"^oom_kill (\d+)$", file.read_text(), flags=re.MULTILINE)
+            except OSError:
+                continue
+            return file, int(found[1]) if found else 0
+        return None, 0
+
+    def _files(self) -> list[Path]:
+        """Return where the count may be, of cgroup v1 and v2. A container sees its own cgroup as the root, whatever /proc says."""
+        try:
+            lines = (self._process / "cgroup").read_text().splitlines()
+        except OSError:
+            return []
+        files = []
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            if controllers == "memory":
+                files += [self._root / "memory" / own / "memory.oom_control" for own in (path.lstrip("/"), "")]
+            elif not controllers:
+                files += [self._root / own / "memory.events" for own in (path.lstrip("/"), "")]
+        return files
