@@ -223,6 +223,7 @@ def test_a_full_disk_is_seen_in_the_metrics_and_costs_lines_of_the_ledger(
 
 
 @needs_cgroup("pids")
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_processes_that_can_start_no_thread_go_on_with_those_they_have(pair: Fleet, undisturbed: Answer, seed: int) -> None:
     members = [ingress(pair), *engine_cores(pair), *(p.parent() for p in engine_cores(pair))]
@@ -243,6 +244,7 @@ def test_processes_that_can_start_no_thread_go_on_with_those_they_have(pair: Fle
     tried(pair, undisturbed, "threads", seed, course)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_a_clock_that_steps_by_an_hour_changes_nothing(
     pair: Fleet, undisturbed: Answer, clock: dict[str, str], home: Path, seed: int
@@ -270,6 +272,7 @@ def test_a_clock_that_steps_by_an_hour_changes_nothing(
 
 
 @needs_cgroup("memory")
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_an_engine_core_that_the_kernel_kills_is_counted_as_out_of_memory_and_its_streams_go_on(
     pair: Fleet, undisturbed: Answer, seed: int
