@@ -111,7 +111,7 @@ class LeastOutstandingTokens:
         while ranks:
             rank = ranks[0]
             replica = replicas.get(rank[-1])
-            if replica is not None and replica.has_room() and rank_of(replica) == rank:
+            if replica is not None and replica.weights == weights and replica.has_room() and rank_of(replica) == rank:
                 return replica
             heapq.heappop(ranks)
         self._ranks.pop(weights, None)

@@ -60,6 +60,7 @@ class Request:
     resume: Resume
     sendable: bool
     fingerprint: str
+    arrived_at: float
     delivered: list[int] = field(default_factory=list)
     losses: int = 0
     deaths: int = 0
@@ -136,7 +137,7 @@ class FleetMachine(RuleBasedStateMachine):
         for _ in range(0 if resume is Resume.RESTART else min(length, max_tokens)):
             answer += (next_token(answer),)
         fingerprint = like or request_id
-        self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable, fingerprint)
+        self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable, fingerprint, self.now)
         arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint)
         if self.is_blocked(request_id):
             self.handle(arrived)
@@ -341,11 +342,11 @@ class FleetMachine(RuleBasedStateMachine):
             total = link.waiting + link.beat_running
             part = min(len(unstarted), round(link.waiting * len(link.held) / total)) if total else 0
             taken = unstarted[-part:][: limit - len(back)] if part and not link.draining else []
-            link.waiting -= len(taken)
+            link.waiting = max(0, link.waiting - len(taken))
             back += taken
             for request_id in taken:
                 del link.held[request_id]
-        back.sort(key=list(self.requests).index)
+        back.sort(key=lambda request_id: self.requests[request_id].arrived_at)
         for request_id in back:
             self.requests[request_id].moves += 1
             self.waiting_since[request_id] = self.now
@@ -443,8 +444,10 @@ class FleetMachine(RuleBasedStateMachine):
         return tried[0] if tried and request.suspect_of else None
 
     def waits_for_its_like(self, request_id: str) -> bool:
-        only = self.tried_alike(request_id)
-        return only is not None and (self.links[only].draining or len(self.links[only].held) >= self.links[only].credit)
+        if (only := self.tried_alike(request_id)) is None:
+            return False
+        link, weights = self.links[only], self.requests[request_id].weights
+        return link.draining or len(link.held) >= link.credit or weights not in ("", link.weights)
 
     def waits_for_its_weights(self, request_id: str) -> bool:
         weights = self.requests[request_id].weights
@@ -468,7 +471,7 @@ class FleetMachine(RuleBasedStateMachine):
             must_start = self.start_s and all(k.draining for k in self.links.values())
             assert error.retry_after_s == (max(self.start_s.values()) if must_start else 5.0)
         if isinstance(error, ReplicaLost):
-            is_alone = request.weights and all(k.weights != request.weights for k in self.links.values())
+            is_alone = request.weights and self.links and all(k.weights != request.weights for k in self.links.values())
             has_waited = is_alone and self.now - self.waiting_since[request_id] > NO_REPLICA_S
             assert self.is_deadly(request) or self.is_stuck(request) or self.stands_still(request_id) or has_waited
         elif isinstance(error, ResumeDiverged):

@@ -57,6 +57,15 @@ def test_tokens_that_came_count_at_the_next_pick() -> None:
     assert run(fleet, outputs("a", Output("r1@0", [7])), arrived("r3")) == [start("r3", 0, "a")]
 
 
+def test_a_replica_that_comes_back_with_other_weights_is_not_taken_for_what_it_was() -> None:
+    routing, old, new = LeastOutstandingTokens(), ReplicaState("a", 3, 0.0, weights="v"), ReplicaState("a", 3, 0.0, weights="w")
+    routing.changed("a")
+    assert routing.pick(REQUESTS["v"], {"a": old}) is old
+    routing.changed("a")
+    assert routing.pick(REQUESTS["v"], {"a": new}) is None
+    assert routing.pick(REQUESTS["w"], {"a": new}) is new
+
+
 def test_old_ranks_do_not_pile_up() -> None:
     routing, replicas = LeastOutstandingTokens(), {i: ReplicaState(i, 3, 0.0, outstanding_tokens=10_000) for i in IDS}
     for _ in range(1000):
