@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start bench-false-ejections selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run demo test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -90,6 +90,10 @@ bench-cold-start: .venv ## what the start of a replica costs, phase by phase (5 
 MINUTES ?= 30
 bench-false-ejections: .venv ## a slow replica is left alone: 3x overload with a fifth of a core, for MINUTES
 	$(BIN)/python -m benchmarks.false_ejections --minutes $(MINUTES)
+
+RAY_PYTHON ?= .venv-ray-llm/bin/python
+scorecard: .venv ## what clients notice of faults, beside Ray Serve LLM (RAY_PYTHON) and vLLM behind HAProxy (2 hours)
+	$(BIN)/python -m benchmarks.scorecard --ray-python $(RAY_PYTHON)
 
 selftest-loadtest: .venv ## the load generator against a server of known laws: all of it, with the slow tests (30 minutes)
 	@out=results/selftest-$$(date -u +%Y%m%dT%H%M%SZ); status=0; \

@@ -1,4 +1,4 @@
-"""Ray's head, whose GCS has a Redis, goes away and comes back. Two models, simulated, on a node of their own."""
+"""Ray's head, whose GCS has a Redis, goes away and comes back, or its Redis does. Two models, simulated, on a node of their own."""
 
 import random
 import shutil
@@ -33,6 +33,8 @@ NUM_STREAMS = 4
 class Fault:
     away_s: float
     kill: Callable[[RayCluster], None]
+    start: Callable[[RayCluster], None] = lambda _: None
+    """Bring back what was killed, unless waiting for the healed cluster does: that starts a head which has ended."""
 
 
 def kill_gcs(cluster: RayCluster) -> None:
@@ -45,6 +47,7 @@ def kill_gcs(cluster: RayCluster) -> None:
 FAULTS = {
     "head-killed": Fault(60.0, lambda cluster: cluster.head.kill()),
     "gcs-killed": Fault(0.0, kill_gcs),
+    "redis-killed": Fault(60.0, lambda cluster: cluster.redis.kill(), lambda cluster: cluster.redis.start()),
 }
 
 
@@ -69,7 +72,7 @@ def cluster(seed: int, configure: Configure, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize(("scenario", "fault"), FAULTS.items(), ids=FAULTS)
-def test_no_request_notices_that_the_head_is_away(cluster: RayCluster, scenario: str, fault: Fault, seed: int) -> None:
+def test_no_request_notices_that_it_is_away(cluster: RayCluster, scenario: str, fault: Fault, seed: int) -> None:
     """Another model gets its first requests meanwhile. ``healed_s`` counts from the return."""
     if is_there(scenario, seed):
         pytest.skip("its record is there")
@@ -84,6 +87,7 @@ def test_no_request_notices_that_the_head_is_away(cluster: RayCluster, scenario:
         quiet = play(cluster.fleet.url, [Ask(ask.path, {**ask.body, "model": QUIET})] * 2)
         time.sleep(max(0.0, killed_at + fault.away_s - time.monotonic()))
         returned_at = time.monotonic()
+        fault.start(cluster)
         cluster.wait_until_healed()
         healed_s = time.monotonic() - returned_at
         before = len(load.answers)
