@@ -115,6 +115,7 @@ def is_forgotten(pair: Fleet) -> bool:
     return held == running + waiting
 
 
+@pytest.mark.slow
 def test_an_ingress_that_is_killed_costs_its_clients_one_reconnect_and_nobody_else_anything(pair: Fleet, seed: int) -> None:
     if is_there(INGRESS_KILLED, seed):
         pytest.skip("its record is there")

@@ -147,6 +147,7 @@ def lines(folder: Path) -> list[Line]:
     return [msgspec.json.decode(line, type=Line) for line in found if line.startswith(b'{"seq"')]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_a_replica_that_is_slow_gets_less_and_is_not_ejected(pair: Fleet, seed: int) -> None:
     if is_there("slow", seed):
