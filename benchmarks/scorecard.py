@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 
+import httpx
 import psutil
 import yaml
 
@@ -37,6 +38,7 @@ NO_FAULT = "no fault"
 FAULTS = ("kill", "hang", "scale-down", "roll-out", "control plane")
 """An engine core is killed; one is stopped; one of two replicas is taken away; an engine setting changes; Serve's controller is killed."""
 PORT = 8074
+MARK = "SERVE_APP_SCORECARD"
 NUM_REPLICAS = 2
 START_S = 300.0
 BEFORE_S, SUFFERS_S = 10.0, 2.0
@@ -72,13 +74,13 @@ class Side:
     """What runs, and how it is changed by command."""
 
     url: str
-    root: psutil.Process
+    folder: Path
     scale_down: Sequence[str]
     roll_out: Sequence[str]
 
     def pid(self, *marks: str) -> int:
-        """Return the oldest process below the side's root whose command line has one of ``marks``."""
-        found = [p for p in self.root.children(recursive=True) if any(m in " ".join(_command_line(p)) for m in marks)]
+        """Return the oldest of the side's processes whose command line has one of ``marks``."""
+        found = [p for p in psutil.process_iter() if _belongs_to(p, self.folder, marks)]
         return min(found, key=psutil.Process.create_time).pid
 
     def command(self, fault: str) -> Sequence[str]:
@@ -95,10 +97,11 @@ class Side:
         return self.roll_out
 
 
-def _command_line(process: psutil.Process) -> list[str]:
+def _belongs_to(process: psutil.Process, folder: Path, marks: Sequence[str]) -> bool:
+    """By a variable that all processes of a side inherit: Ray's own are not below the one that starts it."""
     with suppress(psutil.Error):
-        return process.cmdline()
-    return []
+        return any(m in " ".join(process.cmdline()) for m in marks) and process.environ().get(MARK) == str(folder)
+    return False
 
 
 @contextmanager
@@ -111,8 +114,8 @@ def started(name: str, model: ModelSettings, folder: Path, ray_python: str) -> I
     settings = {"name": model.name, **model.model_dump(mode="json", exclude_unset=True)}  # the dump leaves the name out
     command = [python, "-m", "benchmarks.peers", name, str(PORT), str(folder), json.dumps(settings)]
     url = f"http://127.0.0.1:{PORT}"
-    with server(command, f"{url}/v1/models", log=folder / "log", environment=environment(model), start_s=START_S) as root:
-        yield Side(url, root, ["kill", "-USR1", str(root.pid)], ["kill", "-USR2", str(root.pid)])
+    with server(command, f"{url}/v1/models", log=folder / "log", environment=_marked(model, folder), start_s=START_S) as root:
+        yield Side(url, folder, ["kill", "-USR1", str(root.pid)], ["kill", "-USR2", str(root.pid)])
 
 
 @contextmanager
@@ -128,10 +131,21 @@ def _fleet(model: ModelSettings, folder: Path) -> Iterator[Side]:
     other.write_text(yaml.safe_dump(config))
     url = f"http://127.0.0.1:{PORT}"
     command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(own)]
-    variables = {**environment(model), "SERVE_APP_CACHE": str(folder / "cache")}
+    variables = {**_marked(model, folder), "SERVE_APP_CACHE": str(folder / "cache")}
     operate = ["env", f"SERVE_APP_CACHE={folder / 'cache'}", sys.executable, "-m", "tests.e2e_fleet.operate"]
-    with server(command, f"{url}/readyz", log=folder / "log", environment=variables, start_s=START_S) as root:
-        yield Side(url, root, [*operate, "scale", str(own), model.name, "1"], [*operate, "redeploy", str(other)])
+    with server(command, f"{url}/readyz", log=folder / "log", environment=variables, start_s=START_S):
+        yield Side(url, folder, [*operate, "scale", str(own), model.name, "1"], [*operate, "redeploy", str(other)])
+
+
+def _marked(model: ModelSettings, folder: Path) -> dict[str, str]:
+    return {**environment(model), MARK: str(folder)}
+
+
+def _warm_up(url: str, model: str) -> None:
+    """Ask each replica a few times: what a side does for its first requests only is not what faults cost."""
+    for _ in range(4 * NUM_REPLICAS):
+        body = {"model": model, "prompt": "warm", "max_tokens": 4, "temperature": 0}
+        httpx.post(f"{url}/v1/completions", json=body, timeout=START_S).raise_for_status()
 
 
 def measure(side_name: str, fault: str, seed: int, model: ModelSettings, out: Path, ray_python: str) -> Record:
@@ -141,6 +155,7 @@ def measure(side_name: str, fault: str, seed: int, model: ModelSettings, out: Pa
     with tempfile.TemporaryDirectory(prefix="sc-", dir="/tmp") as name:
         folder = Path(name)
         with started(side_name, model, folder, ray_python) as side:
+            _warm_up(side.url, model.name)
             words = [] if fault == NO_FAULT else [*side.command(fault)]
             faults = [{"at_s": FAULT_AT_S, "action": "command", "command": words}] if words else []
             scenario = folder / "scenario.yaml"

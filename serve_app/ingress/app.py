@@ -197,6 +197,8 @@ class IngressApp:
         if verdict.account is not None:
             verdict.account.model = front.model.name
         vllm_app = await front.app()
+        if path in front.repeats:
+            verdict.repeatable = held
         if path != "/generate" and not serves(vllm_app, path):
             await _not_found(f"{path} for the model {front.model.name!r}")(scope, receive, held)
             return

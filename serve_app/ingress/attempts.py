@@ -104,3 +104,10 @@ def _parameters(request: Any) -> list[tuple[str, Any]]:
         ("session_id", request.session_id),
         ("chat_template_kwargs", request.reasoning_parser_kwargs),
     ]
+
+
+def max_output_tokens(params: Any, prompt_tokens: int, max_model_len: int) -> int:
+    """Return what the engine will give at most: it ends every answer at the model's length."""
+    if params is None:
+        return 0
+    return min(params.max_tokens or 1, max(max_model_len - prompt_tokens, 1))

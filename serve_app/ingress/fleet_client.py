@@ -45,7 +45,13 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.errors import CallFailed, NoReplica
-from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, fingerprint_of, why_unsendable
+from serve_app.ingress.attempts import (
+    attempt_request,
+    drop_what_belongs_to_swallowed,
+    fingerprint_of,
+    max_output_tokens,
+    why_unsendable,
+)
 from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.link import ReplicaLink
@@ -53,6 +59,7 @@ from serve_app.ingress.links import ReplicaLinks
 from serve_app.ingress.metrics import LoadGauges
 from serve_app.ingress.resume import resume_of
 from serve_app.ingress.start_times import StartTimes
+from serve_app.ingress.streaming import Streams
 from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.membership import Lease
 from serve_app.protocol.messages import Heartbeat, Message, Outputs, Result, TrialBegins
@@ -105,6 +112,7 @@ class FleetClient(EngineCoreClient):
             on_message=self._message,
             on_lost=self._link_lost,
         )
+        self.streams = Streams()
         self._gauges = LoadGauges(self.fleet)
         self._start_times = StartTimes(model, no_replica_s=settings.timeouts.no_replica_s)
         self._to_do: deque[Instruction] = deque()
@@ -115,6 +123,7 @@ class FleetClient(EngineCoreClient):
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
         """Tell the client what exists only after ``AsyncLLM`` was built around it."""
         self._vllm_config, self._output_processor = vllm_config, output_processor
+        self.streams.bind(output_processor)
         self.links.bind(vllm_config=vllm_config, fingerprint=fingerprint, vllm_version=vllm_version)
 
     async def run(self) -> None:
@@ -197,7 +206,7 @@ class FleetClient(EngineCoreClient):
         if instructions and isinstance(deliver := instructions[0], DeliverOutputs):
             del instructions[0]
             drop_what_belongs_to_swallowed(deliver)
-            frame.outputs = list(deliver.outputs)
+            frame.outputs = self.streams.take(deliver.outputs, self.fleet.requests, now)
             self._forget_finished(frame.outputs)
         if frame.scheduler_stats is not None:
             self._gauges.show(frame.scheduler_stats)
@@ -214,6 +223,7 @@ class FleetClient(EngineCoreClient):
 
     def _forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
+        self.streams.forget(request_id)
         self._verdicts.pop(request_id, None)
         self._failed_siblings.discard(request_id)
 
@@ -313,7 +323,7 @@ class FleetClient(EngineCoreClient):
         arrived = RequestArrived(
             request.request_id,
             prompt_tokens=prompt_tokens,
-            max_tokens=self._max_output_tokens(request.sampling_params, prompt_tokens),
+            max_tokens=max_output_tokens(request.sampling_params, prompt_tokens, self._vllm_config.model_config.max_model_len),
             resume=resume_of(request, replays_seeded=self._replays_seeded),
             fingerprint=fingerprint_of(request, self.model.name),
         )
@@ -324,18 +334,12 @@ class FleetClient(EngineCoreClient):
                 verdict.error = refusal.error
             raise FleetError(refusal.error)
         self._requests[request.request_id] = request
+        self.streams.arrived(request.request_id)
         if verdict is not None:
             self._verdicts[request.request_id] = verdict
             if verdict.account is not None:
                 verdict.account.add(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
         self._carry_out(instructions)
-
-    def _max_output_tokens(self, params: Any, prompt_tokens: int) -> int:
-        """Return what the engine will give at most: it ends every answer at the model's length."""
-        if params is None:
-            return 0
-        room = max(self._vllm_config.model_config.max_model_len - prompt_tokens, 1)
-        return min(params.max_tokens or 1, room)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Stop these requests in their engines.

@@ -43,6 +43,8 @@ class FrontEnd:
         self.client = client
         self.engine = engine
         self.max_logprobs: int = engine.model_config.max_logprobs
+        self.repeats: frozenset[str] = frozenset()
+        """Paths whose streams have events that are alike but for their text."""
         self._args = args
         self._tasks: tuple[str, ...] = ()
         self._app: FastAPI | None = None
@@ -56,7 +58,17 @@ class FrontEnd:
             # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.
             app.state.server = SimpleNamespace(should_exit=False)
             self._app, self._tasks = app, tasks
+            self.repeats = _repeats(app, self._args)
         return self._app
+
+
+def _repeats(app: FastAPI, args: argparse.Namespace) -> frozenset[str]:
+    """A parser of tool calls or reasoning makes other events of a text; vLLM's log of answers and foreign middleware see each event."""
+    if args.enable_log_outputs or args.middleware:
+        return frozenset()
+    chat = getattr(app.state, "openai_serving_chat", None)
+    has_parser = chat is None or chat.parser_cls is not None
+    return frozenset({"/v1/completions"} if has_parser else {"/v1/completions", "/v1/chat/completions"})
 
 
 def serves(app: FastAPI, path: str) -> bool:
@@ -80,6 +92,9 @@ async def build_front_end(model: ModelSettings, model_path: str, client: FleetCl
         fingerprint=model_fingerprint(vllm_config.model_config),
         vllm_version=VLLM_VERSION,
     )
+    for stat_logger in engine.logger_manager.stat_loggers:
+        if isinstance(stat_logger, SharedPrometheusStatLogger):
+            stat_logger.streams = client.streams
     front = FrontEnd(model, client, engine, args)
     await front.app()  # what it cannot be built of is said now
     return front

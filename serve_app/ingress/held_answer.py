@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
 from starlette.types import Message, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.errors import ServingError
 from serve_app.ingress.account import Answer
@@ -56,8 +57,27 @@ class HeldAnswer:
         self._between_events = True
         self._filled = False
         self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out before anything else
+        self._sending = False
         self.status = 0
         self._told_error = False
+        self.on_event: Callable[[bytes], None] | None = None
+        """Is told each body that went out."""
+
+    @property
+    def cycle(self) -> RequestResponseCycle | None:
+        """The answer as uvicorn has it; None behind another server."""
+        owner = getattr(self._send, "__self__", None)
+        return owner if isinstance(owner, RequestResponseCycle) else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether an event that somebody else writes to the connection now would stand between two whole ones."""
+        busy = self._sending or self._filled or self._ended or self._lock.locked()
+        return self._begun and self._between_events and not busy and self._verdict.error is None
+
+    def note_written(self) -> None:
+        """Somebody else has written an event."""
+        self._silent = False
 
     @property
     def answer(self) -> Answer:
@@ -163,8 +183,12 @@ class HeldAnswer:
                 if self._form is not None:
                     self._between_events = body.endswith(self._form.end)
                     message = self._after_a_filler(self._form, message) if self._filled else message
+                if self.on_event is not None:
+                    self.on_event(body)
             self._ended = not message.get("more_body", False)
+        self._sending = True
         await self._send(message)
+        self._sending = False
 
     def _after_a_filler(self, form: _Form, message: Message) -> Message:
         """Repeat the filler in one piece with the event behind it.

@@ -6,6 +6,7 @@ ingress share the collectors; vLLM labels every series with ``model_name``.
 
 import shutil
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -55,8 +56,45 @@ def shared_stat_logger() -> Any:
                 super().__init__(*args, **kwargs)
             finally:
                 loggers.unregister_vllm_metrics = unregister
+            self.streams: Any = None
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+            """As vLLM's, with what `streaming` has counted since the last step, and all gaps between tokens in one pass."""
+            if self.streams is not None:
+                iteration_stats = _sum(self.streams.take_stats(), iteration_stats)
+            gaps: list[float] = []
+            if iteration_stats is not None:
+                gaps, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
+            super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+            if gaps:
+                observe_all(self.histogram_inter_token_latency[engine_idx], gaps)
 
     return StatLogger
+
+
+def _sum(written: Any, stats: Any) -> Any:
+    """Return both counts of one step; ``stats`` is None where vLLM had no output of it."""
+    if not written.num_generation_tokens:
+        return stats
+    if stats is None:
+        return written
+    stats.num_generation_tokens += written.num_generation_tokens
+    stats.num_preempted_reqs += written.num_preempted_reqs
+    stats.inter_token_latencies_iter += written.inter_token_latencies_iter
+    return stats
+
+
+def observe_all(histogram: Histogram, values: Iterable[float]) -> None:
+    """Do what ``histogram.observe`` does for each value; with a step of many streams most are in the same bucket."""
+    bounds, total = histogram._upper_bounds, 0.0
+    counts = [0] * len(bounds)
+    for value in values:
+        total += value
+        counts[bisect_left(bounds, value)] += 1
+    histogram._sum.inc(total)
+    for bucket, count in zip(histogram._buckets, counts, strict=True):
+        if count:
+            bucket.inc(count)
 
 
 SharedPrometheusStatLogger = shared_stat_logger()

@@ -5,20 +5,28 @@ of the body; the fleet client writes an error here when it ends a request before
 """
 
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from serve_app.errors import ServingError
 from serve_app.ingress.account import Account
+
+if TYPE_CHECKING:
+    from serve_app.ingress.held_answer import HeldAnswer
 
 
 class Verdict:
     """All engine requests of one HTTP request (prompt lists, n>1, steps of a beam search) share it."""
 
-    __slots__ = ("account", "error")
+    __slots__ = ("account", "error", "num_requests", "repeatable")
 
     def __init__(self, account: Account | None = None) -> None:
         self.error: ServingError | None = None
         self.account = account
         """For the ledger; None where none is kept."""
+        self.repeatable: HeldAnswer | None = None
+        """The answer, if its middle may be written by `streaming`."""
+        self.num_requests = 0
+        """Engine requests that have come of it; counted where ``repeatable`` is."""
 
 
 current_verdict: ContextVar[Verdict | None] = ContextVar("verdict", default=None)

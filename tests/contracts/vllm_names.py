@@ -61,13 +61,19 @@ CALLED = {
     "vllm.v1.structured_output": """
         StructuredOutputManager.accept_tokens(self, request, new_token_ids)
         StructuredOutputManager.grammar_init(self, request)""",
+    "vllm.v1.engine.detokenizer": """
+        BaseIncrementalDetokenizer.get_next_output_text(self, finished, delta)
+        BaseIncrementalDetokenizer.num_output_tokens(self)
+        BaseIncrementalDetokenizer.update(self, new_token_ids, stop_terminated)""",
     "vllm.v1.engine.output_processor": """
+        OutputProcessor._update_stats_from_output(self, req_state, engine_core_output, engine_core_timestamp, iteration_stats)
         OutputProcessor.abort_requests(self, request_ids, internal)
         RequestOutputCollector.put(self, output)""",
     "vllm.v1.executor.abstract": "Executor.get_class(vllm_config)",
     "vllm.v1.executor.multiproc_executor": "MultiprocExecutor._ensure_worker_termination(worker_procs)",
     "vllm.v1.metrics.loggers": """
         PrometheusStatLogger.__init__(self, vllm_config, engine_indexes=)
+        PrometheusStatLogger.record(self, scheduler_stats, iteration_stats, mm_cache_stats=, engine_idx=)
         unregister_vllm_metrics()""",
     "vllm.v1.outputs": """
         LogprobsLists.slice_request(self, req_idx, num_positions)
@@ -92,8 +98,9 @@ USED = {
     "vllm.engine.protocol": {"EngineClient": "model_config renderer"},
     "vllm.entrypoints.launchers.cli_args": {
         "BaseFrontendArgs": "",
-        "FrontendArgs": "allowed_origins disable_fastapi_docs disable_uvicorn_access_log",
+        "FrontendArgs": "allowed_origins disable_fastapi_docs disable_uvicorn_access_log enable_log_outputs middleware",
     },
+    "vllm.entrypoints.openai.chat_completion.serving": {"OpenAIServingChat": "parser_cls"},
     "vllm.exceptions": {
         "GenerationError": "",
         "GracefulHTTPError": "",
@@ -106,7 +113,7 @@ USED = {
     "vllm.outputs": {"CompletionOutput": "finish_reason index logprobs text", "RequestOutput": "finished outputs"},
     "vllm.renderers": {"BaseRenderer": "default_cmpl_tok_params"},
     "vllm.sampling_params": {
-        "RequestOutputKind": "CUMULATIVE FINAL_ONLY",
+        "RequestOutputKind": "CUMULATIVE DELTA FINAL_ONLY",
         "SamplingParams": "all_stop_token_ids eos_token_id num_logprobs",
     },
     "vllm.usage.usage_lib": {"UsageContext": "OPENAI_API_SERVER"},
@@ -124,13 +131,20 @@ USED = {
         "EngineCoreReadyResponse": "block_size max_model_len num_gpu_blocks vllm_version",
         "EngineCoreRequestType": "ABORT ADD UTILITY",
     },
-    "vllm.v1.engine.async_llm": {"AsyncLLM": "model_config output_processor", "EngineCoreClient": ""},
+    "vllm.v1.engine.async_llm": {"AsyncLLM": "logger_manager model_config output_processor", "EngineCoreClient": ""},
     "vllm.v1.engine.core": {
         "EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue scheduler "
         "structured_output_manager vllm_config"
     },
     "vllm.v1.engine.core_client": {"EngineCoreClient": ""},
-    "vllm.v1.engine.output_processor": {"OutputProcessor": "request_states", "RequestState": "parent_req queue"},
+    "vllm.v1.engine.detokenizer": {"BaseIncrementalDetokenizer": "_last_output_text_offset"},
+    "vllm.v1.engine.logprobs": {"LogprobsProcessor": "num_logprobs"},
+    "vllm.v1.engine.output_processor": {
+        "OutputProcessor": "request_states",
+        "RequestOutputCollector": "output",
+        "RequestState": """detokenizer is_prefilling logprobs_processor output_kind parent_req queue sent_tokens_offset
+            stream_interval streaming_input""",
+    },
     "vllm.v1.engine.parallel_sampling": {"ParentRequest": "child_requests request_id"},
     "vllm.v1.engine.utils": {"EngineZmqAddresses": "inputs outputs"},
     "vllm.v1.executor.abstract": {
@@ -144,8 +158,14 @@ USED = {
         "KVCacheConfig": "",
         "KVCacheSpec": "",
     },
-    "vllm.v1.metrics.loggers": {"PrometheusStatLogger": "_counter_cls _gauge_cls _histogram_cls"},
-    "vllm.v1.metrics.stats": {"SchedulerStats": "kv_cache_usage num_running_reqs num_skipped_waiting_reqs num_waiting_reqs"},
+    "vllm.v1.metrics.loggers": {
+        "PrometheusStatLogger": "_counter_cls _gauge_cls _histogram_cls histogram_inter_token_latency",
+        "StatLoggerManager": "stat_loggers",
+    },
+    "vllm.v1.metrics.stats": {
+        "IterationStats": "inter_token_latencies_iter num_generation_tokens num_preempted_reqs",
+        "SchedulerStats": "kv_cache_usage num_running_reqs num_skipped_waiting_reqs num_waiting_reqs",
+    },
     "vllm.v1.outputs": {
         "EMPTY_MODEL_RUNNER_OUTPUT": "",
         "LogprobsTensors": "empty_cpu logprob_token_ids logprobs selected_token_ranks",

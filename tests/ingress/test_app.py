@@ -59,6 +59,7 @@ class Front:
     asgi: App
     engine: Any = None
     max_logprobs: int = 20
+    repeats: frozenset[str] = frozenset()
 
     async def app(self) -> App:
         return self.asgi

@@ -1,0 +1,322 @@
+"""Streams whose middle is repeated, beside the same streams of vLLM's own, event by event; real HTTP, a fake engine."""
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import REGISTRY
+
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.config import Settings, parse_settings
+from serve_app.fingerprint import model_fingerprint
+from serve_app.ingress.app import AppLimits, IngressApp
+from serve_app.ingress.fleet_client import FleetClient
+from serve_app.ingress.frontend import FrontEnd, build_front_end
+from serve_app.ingress.listener import Listener
+from serve_app.ingress.streaming import Stream, text_of
+from serve_app.testing.fake_engine import FakeEngine
+from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, start_replica, until
+
+pytestmark = pytest.mark.engine
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+NUM_TOKENS = 24
+_CHANGING = re.compile(rb'"created":\d+|"id":"[^"]*"')
+
+
+@dataclass
+class Ingress:
+    """``num_repeated``: tokens whose event vLLM did not write."""
+
+    url: str
+    front: FrontEnd
+    settings: Settings
+    replicas: list[FakeReplica] = field(default_factory=list)
+    num_repeated: int = 0
+
+    async def join(self) -> FakeReplica:
+        engine = FakeEngine(fingerprint=model_fingerprint(self.front.engine.model_config))
+        replica = await start_replica(self.settings, f"r{len(self.replicas)}", engine=engine)
+        self.replicas.append(replica)
+        self.front.client.set_members([r.lease for r in self.replicas])
+        await until(lambda: replica.lease.replica_id in self.front.client.fleet.replicas)
+        return replica
+
+    @contextlib.contextmanager
+    def by_vllm_alone(self) -> Any:
+        repeats, self.front.repeats = self.front.repeats, frozenset()
+        yield
+        self.front.repeats = repeats
+
+
+@contextlib.asynccontextmanager
+async def serving(model: Path, monkeypatch: pytest.MonkeyPatch, port: int, *, silence_s: float = 1e6) -> AsyncIterator[Ingress]:
+    tiny = {"model": str(model), "simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"max_model_len": 512}}
+    sections = {"protocol": {"heartbeat_timeout_s": 100.0}, "ingress": {"host": "127.0.0.1", "port": port}}
+    values = parse_settings({"models": {MODEL: tiny}, **sections})
+    client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
+    front = await build_front_end(values.models[MODEL], str(model), client)
+    listener = Listener(IngressApp({MODEL: front}, AppLimits(100_000, stream_silence_s=silence_s), version={}), values.ingress)
+    await listener.start()
+    ingress = Ingress(f"http://127.0.0.1:{port}", front, values)
+    add = Stream.add
+
+    def counted(stream: Stream, output: Any) -> bool:
+        taken = add(stream, output)
+        ingress.num_repeated += taken
+        return taken
+
+    monkeypatch.setattr(Stream, "add", counted)
+    running = asyncio.create_task(client.run())
+    try:
+        yield ingress
+    finally:
+        await listener.stop()
+        client.set_members([])
+        running.cancel()
+        await asyncio.wait([running])
+        for replica in ingress.replicas:
+            await replica.close()
+        front.engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+class Play:
+    """One streamed request, whose engine steps when it is told to."""
+
+    def __init__(self, ingress: Ingress, path: str, **fields: Any) -> None:
+        self.content = b""
+        self._ingress = ingress
+        self._path = path
+        asked = {"prompt": "hello"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hello"}]}
+        base = {"model": MODEL, "stream": True, "temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        self._body = {**base, **asked, **fields}
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        url = f"{self._ingress.url}{self._path}"
+        async with httpx.AsyncClient() as client, client.stream("POST", url, json=self._body) as response:
+            assert response.status_code == 200, await response.aread()
+            async for piece in response.aiter_raw():
+                self.content += piece
+
+    def num_events(self) -> int:
+        return self.content.count(b"\n\n")
+
+    async def step(self, replica: FakeReplica, count: int = 1) -> None:
+        """Let the engine compute, and everything come to rest: vLLM puts together what comes while it is busy."""
+        before = self.num_events()
+        replica.engine.step(count)
+        await until(lambda: self.num_events() > before or self.task.done())
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    async def to_end(self, replica: FakeReplica, count: int = 1) -> list[bytes]:
+        await until(lambda: replica.engine.running or self.task.done())
+        while replica.engine.running:
+            await self.step(replica, count)
+        await self.task
+        return self.events()
+
+    def events(self) -> list[bytes]:
+        return [_CHANGING.sub(b"", event) for event in self.content.split(b"\n\n")]
+
+    def text(self) -> str:
+        found = [json.loads(e[6:]) for e in self.content.split(b"\n\n") if e.startswith(b"data: {")]
+        choices = [c for e in found for c in e["choices"]]
+        return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
+
+
+async def both(ingress: Ingress, path: str, count: int = 1, **fields: Any) -> tuple[list[bytes], list[bytes], int]:
+    """Return the events of an answer, those of vLLM alone, and how many tokens of the first were repeated."""
+    replica = ingress.replicas[-1]
+    before = ingress.num_repeated
+    ours = await Play(ingress, path, **fields).to_end(replica, count)
+    repeated = ingress.num_repeated - before
+    with ingress.by_vllm_alone():
+        theirs = await Play(ingress, path, **fields).to_end(replica, count)
+    assert ingress.num_repeated == before + repeated, "vLLM wrote all of its own"
+    return ours, theirs, repeated
+
+
+REPEATED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "usage": {"stream_options": {"include_usage": True}},
+    "stop that is not hit": {"stop": ["never this 1234567", "nor that"]},
+    "minimum": {"min_tokens": 9, "stop": ["a", "e"]},
+    "special tokens": {"skip_special_tokens": False},
+    "sampled": {"temperature": 0.7, "seed": 3},
+}
+BY_VLLM: dict[str, dict[str, Any]] = {
+    "two choices": {"n": 2, "temperature": 0.7},
+    "ids": {"return_token_ids": True},
+    "continuous usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+}
+
+
+@in_loop
+async def test_events_are_those_of_vllm(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(model, monkeypatch, 18110) as ingress:
+        await ingress.join()
+        for path in (COMPLETIONS, CHAT):
+            for name, fields in REPEATED.items():
+                ours, theirs, repeated = await both(ingress, path, **fields)
+                assert ours == theirs, (path, name)
+                assert repeated > 0, (path, name)
+            for name, fields in BY_VLLM.items():
+                ours, theirs, repeated = await both(ingress, path, **fields)
+                assert (ours == theirs or name == "two choices", repeated) == (True, 0), (path, name)
+            ours, theirs, repeated = await both(ingress, path, 3)
+            assert (ours == theirs, repeated > 0) == (True, True), f"{path}, three tokens a step"
+        logprobs, echo = {"logprobs": 1}, {"echo": True}
+        for fields in (logprobs, echo, {"prompt": ["hello", "you"]}):
+            assert (await both(ingress, COMPLETIONS, **fields))[2] == 0, fields
+
+
+@in_loop
+async def test_a_stop_string_that_is_hit_anywhere_ends_the_answer_as_vllm_does(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = random.Random(1)
+    async with serving(model, monkeypatch, 18111) as ingress:
+        replica = await ingress.join()
+        whole = Play(ingress, COMPLETIONS)
+        await whole.to_end(replica)
+        text, repeated = whole.text(), 0
+        for start in range(1, len(text) - 4):
+            stop = text[start : start + chosen.randint(1, 4)]
+            fields = {"stop": [stop, "never this"], "include_stop_str_in_output": chosen.random() < 0.5}
+            ours, theirs, num = await both(ingress, COMPLETIONS, chosen.choice([1, 1, 3]), **fields)
+            assert ours == theirs, (start, stop)
+            repeated += num
+        assert repeated > len(text)
+
+
+@in_loop
+async def test_every_character_is_written_as_vllm_writes_it() -> None:
+    from vllm.entrypoints.generate.base.protocol import DeltaMessage
+
+    from serve_app.ingress.streaming import _encode
+
+    for first in range(0, 0x110000, 0x400):
+        text = "".join(chr(c) for c in range(first, first + 0x400) if not 0xD800 <= c < 0xE000)
+        assert DeltaMessage(content=text).model_dump_json(exclude_unset=True).encode() == b'{"content":%b}' % _encode(text)
+
+
+@in_loop
+async def test_an_answer_that_goes_on_elsewhere_is_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(model, monkeypatch, 18112) as ingress:
+        first = await ingress.join()
+        undisturbed = await Play(ingress, CHAT).to_end(first)
+        play = Play(ingress, CHAT)
+        await until(lambda: first.engine.running)
+        for _ in range(8):
+            await play.step(first)
+        second = await ingress.join()
+        first.stop_listening()
+        await until(lambda: second.engine.running)
+        before = ingress.num_repeated
+        assert await play.to_end(second) == undisturbed
+        assert ingress.num_repeated > before
+
+
+@in_loop
+async def test_what_could_not_be_written_comes_with_the_next_token(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither into a connection that is full, nor while something else is being written to it."""
+    async with serving(model, monkeypatch, 18113) as ingress:
+        replica = await ingress.join()
+        whole = Play(ingress, CHAT, stream_options={"include_usage": True})
+        await whole.to_end(replica)
+        play = Play(ingress, CHAT, stream_options={"include_usage": True})
+        await until(lambda: replica.engine.running)
+        for _ in range(6):
+            await play.step(replica)
+        (stream,) = ingress.front.client.streams._of.values()
+        num_events = play.num_events()
+        stream._flow.write_paused = True
+        for _ in range(5):
+            replica.engine.step()
+            await asyncio.sleep(0.01)
+        assert play.num_events() == num_events
+        stream._flow.write_paused = False
+        events = await play.to_end(replica)
+        assert play.text() == whole.text()
+        assert events[-3:] == whole.events()[-3:], "usage and end"
+
+
+@in_loop
+async def test_a_client_that_goes_in_the_middle_is_aborted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(model, monkeypatch, 18114) as ingress:
+        replica = await ingress.join()
+        play = Play(ingress, CHAT)
+        await until(lambda: replica.engine.running)
+        for _ in range(6):
+            await play.step(replica)
+        assert ingress.num_repeated > 0
+        play.task.cancel()
+        await until(lambda: replica.engine.aborted)
+        assert not ingress.front.client.streams._of
+
+
+@in_loop
+async def test_a_silence_in_the_middle_is_filled_and_nothing_is_lost(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(model, monkeypatch, 18115, silence_s=0.2) as ingress:
+        replica = await ingress.join()
+        whole = Play(ingress, CHAT)
+        await whole.to_end(replica)
+        play = Play(ingress, CHAT)
+        await until(lambda: replica.engine.running)
+        for _ in range(6):
+            await play.step(replica)
+        await until(lambda: b": waiting" in play.content)
+        await play.to_end(replica)
+        assert play.text() == whole.text()
+
+
+def series(name: str) -> float:
+    return REGISTRY.get_sample_value(name, {"model_name": MODEL, "engine": "0"}) or 0.0
+
+
+@in_loop
+async def test_tokens_and_gaps_are_counted_as_vllm_counts_them(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("vllm:generation_tokens_total", "vllm:inter_token_latency_seconds_count", "vllm:iteration_tokens_total_sum")
+    async with serving(model, monkeypatch, 18116) as ingress:
+        replica = await ingress.join()
+        counts = []
+        for contexts in (contextlib.nullcontext(), ingress.by_vllm_alone()):
+            with contexts:
+                before = [series(name) for name in names]
+                await Play(ingress, CHAT).to_end(replica)
+                counts.append([series(name) - value for name, value in zip(names, before, strict=True)])
+        assert ingress.num_repeated > 0
+        assert counts[0] == counts[1]
+        assert counts[1][0] == NUM_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (b'data: {"choices":[{"index":0,"text":"a\\u0007","finish_reason":null}]}\n\n', "a\x07"),
+        (b'data: {"choices":[{"index":0,"delta":{"content":""}}]}\n\n', ""),
+        (b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n', None),
+        (b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\n', None),
+        (b'data: {"choices":[{"index":0,"text":"a"}],"usage":{"total_tokens":1}}\n\n', None),
+        (b'data: {"choices":[{"text":"a"},{"text":"b"}]}\n\n', None),
+        (b"data: [DONE]\n\n", None),
+        (b": waiting\n\n", None),
+    ],
+)
+def test_the_text_of_an_event_is_that_of_a_middle_one(event: bytes, text: str | None) -> None:
+    assert text_of(event) == text
