@@ -1,8 +1,8 @@
 """The middle of a stream: vLLM writes its first and last events, and here one of them is repeated with each next text.
 
-A token costs vLLM's front end objects, a task switch and a JSON model in pydantic, and only its text is new. A stream's template
-is an event that vLLM wrote, cut where its text was. From then on a token goes through vLLM's own detokenizer, and its event to the
-connection, within the frame that brought it. vLLM's `RequestState` is told that it may wait with the rest to the end
+A token costs vLLM's front end objects, a task switch and a JSON model in pydantic, and only its text is new. A stream's template is an
+event that vLLM wrote twice, but for the text, cut where that was. From then on a token goes through vLLM's own detokenizer, and its event
+to the connection, within the frame that brought it. vLLM's `RequestState` is told that it may wait with the rest to the end
 (`stream_interval`), so the last token goes through vLLM, which writes what is left: the finish reason, usage, ``[DONE]``.
 
 What keeps the answers equal: a stream begins only once all characters that vLLM has given out stand in events that were written, and
@@ -86,7 +86,7 @@ class _StopFound:
 class Stream:
     """One request whose answer may be repeated. ``state`` is vLLM's ``RequestState`` of it."""
 
-    __slots__ = ("_before", "_behind", "_cycle", "_flow", "_held", "_num_chars", "_num_learned", "_verdict", "begun", "state")
+    __slots__ = ("_cut", "_cycle", "_flow", "_held", "_is_template", "_num_chars", "_num_learned", "_verdict", "begun", "state")
 
     def __init__(self, verdict: Verdict, held: HeldAnswer, cycle: RequestResponseCycle) -> None:
         self.begun = False
@@ -95,7 +95,8 @@ class Stream:
         self._held = held
         self._cycle = cycle
         self._flow = cycle.flow
-        self._before = self._behind = b""
+        self._cut: list[bytes] = []
+        self._is_template = False
         self._num_chars = 0
         self._num_learned = 0
         held.on_event = self._learn
@@ -108,7 +109,9 @@ class Stream:
             return
         self._num_chars += len(text)
         if text and event.count(encoded := _encode(text)) == 1:
-            self._before, self._behind = event.split(encoded)
+            cut = event.split(encoded)
+            self._is_template = cut == self._cut  # the first event may hold more than those behind it
+            self._cut = cut
 
     def begin(self, state: Any, output: Any, num_emitted: int) -> bool:
         """Return whether all tokens before these can be left to this, which they then are.
@@ -118,7 +121,7 @@ class Stream:
             output: What is next of the request.
             num_emitted: How many tokens the request has with those.
         """
-        if not self._before or state is None or self._verdict.num_requests != 1 or not _is_plain(state, output):
+        if not self._is_template or state is None or self._verdict.num_requests != 1 or not _is_plain(state, output):
             return False
         detokenizer = state.detokenizer
         num_tokens = detokenizer.num_output_tokens()
@@ -142,7 +145,7 @@ class Stream:
             self.state.detokenizer = _StopFound(detokenizer, num_before, stop)
             return False
         if self._may_write():
-            body = self._before + _encode(detokenizer.get_next_output_text(False, True)) + self._behind
+            body = _encode(detokenizer.get_next_output_text(False, True)).join(self._cut)
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
             self._held.note_written()
         return True
@@ -211,11 +214,12 @@ class Streams:
                 and output.finish_reason is None
                 and output.new_token_ids
                 and (stream.begun or self._begin(stream, output, requests))
-                and stream.add(output)
             ):
-                self._processor._update_stats_from_output(stream.state, output, now, self._stats)
-            else:
-                rest.append(output)
+                if stream.add(output):
+                    self._processor._update_stats_from_output(stream.state, output, now, self._stats)
+                    continue
+                self.forget(output.request_id)  # what comes behind a stop string is vLLM's to drop
+            rest.append(output)
         return rest
 
     def _begin(self, stream: Stream, output: Any, requests: Any) -> bool:
