@@ -112,7 +112,7 @@ class FleetClient(EngineCoreClient):
             on_message=self._message,
             on_lost=self._link_lost,
         )
-        self.streams = Streams()
+        self.streams = Streams(self._outputs.put_nowait)
         self._gauges = LoadGauges(self.fleet)
         self._start_times = StartTimes(model, no_replica_s=settings.timeouts.no_replica_s)
         self._to_do: deque[Instruction] = deque()
@@ -206,7 +206,7 @@ class FleetClient(EngineCoreClient):
         if instructions and isinstance(deliver := instructions[0], DeliverOutputs):
             del instructions[0]
             drop_what_belongs_to_swallowed(deliver)
-            frame.outputs = self.streams.take(deliver.outputs, self.fleet.requests, now)
+            frame.outputs = self.streams.take(deliver.outputs, now)
             self._forget_finished(frame.outputs)
         if frame.scheduler_stats is not None:
             self._gauges.show(frame.scheduler_stats)

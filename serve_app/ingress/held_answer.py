@@ -57,7 +57,7 @@ class HeldAnswer:
         self._between_events = True
         self._filled = False
         self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out before anything else
-        self._sending = False
+        self.is_sending = False
         self.status = 0
         self._told_error = False
         self.on_event: Callable[[bytes], None] | None = None
@@ -72,7 +72,7 @@ class HeldAnswer:
     @property
     def is_idle(self) -> bool:
         """Whether an event that somebody else writes to the connection now would stand between two whole ones."""
-        busy = self._sending or self._filled or self._ended or self._lock.locked()
+        busy = self.is_sending or self._filled or self._ended or self._lock.locked()
         return self._begun and self._between_events and not busy and self._verdict.error is None
 
     def note_written(self) -> None:
@@ -174,6 +174,7 @@ class HeldAnswer:
             await self._pass_on(message)
 
     async def _pass_on(self, message: Message) -> None:
+        told = message.get("body")
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:
@@ -183,12 +184,12 @@ class HeldAnswer:
                 if self._form is not None:
                     self._between_events = body.endswith(self._form.end)
                     message = self._after_a_filler(self._form, message) if self._filled else message
-                if self.on_event is not None:
-                    self.on_event(body)
             self._ended = not message.get("more_body", False)
-        self._sending = True
+        self.is_sending = True
         await self._send(message)
-        self._sending = False
+        self.is_sending = False
+        if self.on_event is not None and told:
+            self.on_event(told)
 
     def _after_a_filler(self, form: _Form, message: Message) -> Message:
         """Repeat the filler in one piece with the event behind it.

@@ -5,16 +5,18 @@ event that vLLM wrote twice, but for the text, cut where that was. From then on 
 to the connection, within the frame that brought it. vLLM's `RequestState` is told that it may wait with the rest to the end
 (`stream_interval`), so the last token goes through vLLM, which writes what is left: the finish reason, usage, ``[DONE]``.
 
-What keeps the answers equal: a stream begins only once all characters that vLLM has given out stand in events that were written, and
-nothing of it is on its way; it has one choice, no log probabilities and no parser. A stop string that is found goes back to vLLM.
+What keeps the answers equal: a stream begins only once all characters that vLLM has given out stand in events that were written; until
+vLLM is caught up, what comes is parked. It has one choice, no log probabilities, no parser. A stop string that is found goes back to vLLM.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import IterationStats
 
 from serve_app.ingress.held_answer import HeldAnswer
@@ -84,58 +86,61 @@ class _StopFound:
 
 
 class Stream:
-    """One request whose answer may be repeated. ``state`` is vLLM's ``RequestState`` of it."""
+    """One answer. ``num_given``: tokens of it that vLLM was given. ``parked``: outputs that wait until vLLM has written those."""
 
-    __slots__ = ("_cut", "_cycle", "_flow", "_held", "_is_template", "_num_chars", "_num_learned", "_verdict", "begun", "state")
-
-    def __init__(self, verdict: Verdict, held: HeldAnswer, cycle: RequestResponseCycle) -> None:
+    def __init__(self, verdict: Verdict, held: HeldAnswer, cycle: RequestResponseCycle, learned: Callable[[], None]) -> None:
         self.begun = False
         self.state: Any = None
+        self.num_given = 0
+        self.parked: list[tuple[Any, float]] = []
         self._verdict = verdict
         self._held = held
         self._cycle = cycle
         self._flow = cycle.flow
+        self._learned = learned
         self._cut: list[bytes] = []
-        self._is_template = False
         self._num_chars = 0
         self._num_learned = 0
+        self.has_template = False
         held.on_event = self._learn
 
     def _learn(self, event: bytes) -> None:
         self._num_learned += 1
-        if self._num_learned == _MAX_LEARNED:
-            self._held.on_event = None
-        if (text := text_of(event)) is None:
-            return
-        self._num_chars += len(text)
-        if text and event.count(encoded := _encode(text)) == 1:
-            cut = event.split(encoded)
-            self._is_template = cut == self._cut  # the first event may hold more than those behind it
-            self._cut = cut
+        if (text := text_of(event)) is not None:
+            self._num_chars += len(text)
+            if text and event.count(encoded := _encode(text)) == 1:
+                cut = event.split(encoded)
+                self.has_template = cut == self._cut  # the first event may hold more than those behind it
+                self._cut = cut
+        if self._num_learned >= _MAX_LEARNED or self.parked:
+            self._learned()
 
-    def begin(self, state: Any, output: Any, num_emitted: int) -> bool:
-        """Return whether all tokens before these can be left to this, which they then are.
+    def can_ever_begin(self, state: Any, output: Any) -> bool:
+        """Return whether its events differ in nothing but a text; ``state`` is vLLM's ``RequestState``."""
+        self.state = state
+        plain = state is not None and self._verdict.num_requests == 1 and _is_plain(state, output)
+        return plain and bool(self._cycle.chunked_encoding) and self._num_learned < _MAX_LEARNED
 
-        Args:
-            state: vLLM's ``RequestState``; None when vLLM has forgotten the request.
-            output: What is next of the request.
-            num_emitted: How many tokens the request has with those.
-        """
-        if not self._is_template or state is None or self._verdict.num_requests != 1 or not _is_plain(state, output):
+    def is_caught_up(self) -> bool:
+        """Return whether nothing of what vLLM was given is on its way any more."""
+        return (
+            self.state.detokenizer.num_output_tokens() == self.num_given
+            and self.state.queue.output is None
+            and not self._held.is_sending
+        )
+
+    def begin(self) -> bool:
+        """Take over from vLLM, which is caught up; False where it has given out what no event of its own says, as with ``echo``."""
+        detokenizer = self.state.detokenizer
+        if self._num_chars != detokenizer._last_output_text_offset:
             return False
-        detokenizer = state.detokenizer
-        num_tokens = detokenizer.num_output_tokens()
-        is_all_written = state.queue.output is None and self._num_chars == detokenizer._last_output_text_offset
-        if not is_all_written or num_tokens + len(output.new_token_ids) != num_emitted or not self._may_write():
-            return False
-        state.stream_interval, state.sent_tokens_offset = _NEVER, num_tokens
-        self.state, self.begun = state, True
+        self.state.stream_interval, self.state.sent_tokens_offset = _NEVER, detokenizer.num_output_tokens()
+        self.begun = True
         self._held.on_event = None
         return True
 
-    def _may_write(self) -> bool:
-        cycle = self._cycle
-        return bool(self._held.is_idle and not self._flow.write_paused and not cycle.disconnected and cycle.chunked_encoding)
+    def end(self) -> None:
+        self._held.on_event = None
 
     def add(self, output: Any) -> bool:
         """Take these tokens in and write their text, now or with those of the next; False leaves them to vLLM, to end the answer."""
@@ -144,7 +149,7 @@ class Stream:
         if (stop := detokenizer.update(output.new_token_ids, False)) is not None:
             self.state.detokenizer = _StopFound(detokenizer, num_before, stop)
             return False
-        if self._may_write():
+        if not self._flow.write_paused and not self._cycle.disconnected and self._held.is_idle:
             body = _encode(detokenizer.get_next_output_text(False, True)).join(self._cut)
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
             self._held.note_written()
@@ -169,9 +174,14 @@ def _is_plain(state: Any, output: Any) -> bool:
 
 
 class Streams:
-    """Those of one model, and what vLLM would have counted of their tokens."""
+    """Those of one model, and what vLLM would have counted of their tokens.
 
-    def __init__(self) -> None:
+    Args:
+        give: Gives a frame to vLLM, behind those that it was given before.
+    """
+
+    def __init__(self, give: Callable[[EngineCoreOutputs], None]) -> None:
+        self._give = give
         self._stats = IterationStats()
         self._processor: Any = None
         self._of: dict[str, Stream] = {}
@@ -186,22 +196,22 @@ class Streams:
             return
         verdict.num_requests += 1  # of several prompts none is repeated
         if (cycle := held.cycle) is not None:
-            self._of[request_id] = Stream(verdict, held, cycle)
+            self._of[request_id] = Stream(verdict, held, cycle, partial(self._go_on, request_id))
 
     def forget(self, request_id: str) -> None:
-        self._of.pop(request_id, None)
+        if (stream := self._of.pop(request_id, None)) is not None:
+            stream.end()
 
     def take_stats(self) -> IterationStats:
         """Return what was counted since this was last called."""
         taken, self._stats = self._stats, IterationStats()
         return taken
 
-    def take(self, outputs: Sequence[Any], requests: Any, now: float) -> list[Any]:
+    def take(self, outputs: Sequence[Any], now: float) -> list[Any]:
         """Write what can be written of a frame's outputs, and return the rest, which vLLM's own way is for.
 
         Args:
             outputs: vLLM's ``EngineCoreOutput``.
-            requests: The fleet's requests by id.
             now: Monotonic time of the frame, in seconds.
         """
         if not self._of:
@@ -209,19 +219,50 @@ class Streams:
         rest = []
         for output in outputs:
             stream = self._of.get(output.request_id)
-            if (
-                stream is not None
-                and output.finish_reason is None
-                and output.new_token_ids
-                and (stream.begun or self._begin(stream, output, requests))
-            ):
-                if stream.add(output):
-                    self._processor._update_stats_from_output(stream.state, output, now, self._stats)
-                    continue
-                self.forget(output.request_id)  # what comes behind a stop string is vLLM's to drop
-            rest.append(output)
+            if stream is None:
+                rest.append(output)
+            elif output.finish_reason is not None or not (stream.begun or stream.has_template):
+                if stream.parked:
+                    output.new_token_ids = [i for o, _ in stream.parked for i in o.new_token_ids] + output.new_token_ids
+                    stream.parked.clear()
+                stream.num_given += len(output.new_token_ids)
+                rest.append(output)
+            elif stream.begun:
+                rest += self._add(stream, output, now)
+            else:
+                stream.parked.append((output, now))
+                self._go_on(output.request_id)
         return rest
 
-    def _begin(self, stream: Stream, output: Any, requests: Any) -> bool:
-        state = self._processor.request_states.get(output.request_id)
-        return stream.begin(state, output, len(requests[output.request_id].emitted_ids))
+    def _add(self, stream: Stream, output: Any, now: float) -> list[Any]:
+        """Return what of it is vLLM's."""
+        if stream.add(output):
+            self._processor._update_stats_from_output(stream.state, output, now, self._stats)
+            return []
+        self.forget(output.request_id)  # what comes behind a stop string is vLLM's to drop
+        return [output]
+
+    def _go_on(self, request_id: str) -> None:
+        """Let the stream begin with what it has parked once vLLM is caught up, or give all to vLLM where it never can."""
+        stream = self._of[request_id]
+        state = self._processor.request_states.get(request_id)
+        if not stream.parked or not stream.can_ever_begin(state, stream.parked[0][0]):
+            self._give_up(request_id, stream)
+        elif stream.is_caught_up():
+            if stream.begin():
+                self._write_parked(stream)
+            else:
+                self._give_up(request_id, stream)
+
+    def _write_parked(self, stream: Stream) -> None:
+        parked, stream.parked = stream.parked, []
+        for number, (output, now) in enumerate(parked):
+            if left := self._add(stream, output, now):
+                rest = [o for o, _ in parked[number + 1 :]]
+                self._give(EngineCoreOutputs(outputs=left + rest, timestamp=now))
+                return
+
+    def _give_up(self, request_id: str, stream: Stream) -> None:
+        self.forget(request_id)
+        for output, now in stream.parked:
+            self._give(EngineCoreOutputs(outputs=[output], timestamp=now))

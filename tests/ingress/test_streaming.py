@@ -133,9 +133,18 @@ class Play:
     def events(self) -> list[bytes]:
         return [_CHANGING.sub(b"", event) for event in self.content.split(b"\n\n")]
 
+    def told(self) -> list[Any]:
+        return [json.loads(e[6:]) for e in self.content.split(b"\n\n") if e.startswith(b"data: {")]
+
+    def ends(self) -> list[Any]:
+        """Return finish and stop reasons and usages."""
+        choices = [
+            (c["finish_reason"], c.get("stop_reason")) for e in self.told() for c in e["choices"] if c.get("finish_reason")
+        ]
+        return [*choices, *(e["usage"] for e in self.told() if e.get("usage"))]
+
     def text(self) -> str:
-        found = [json.loads(e[6:]) for e in self.content.split(b"\n\n") if e.startswith(b"data: {")]
-        choices = [c for e in found for c in e["choices"]]
+        choices = [c for e in self.told() for c in e["choices"]]
         return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
 
 
@@ -254,6 +263,48 @@ async def test_what_could_not_be_written_comes_with_the_next_token(model: Path, 
         events = await play.to_end(replica)
         assert play.text() == whole.text()
         assert events[-3:] == whole.events()[-3:], "usage and end"
+
+
+@in_loop
+async def test_under_pressure_the_text_and_the_end_are_those_of_vllm(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that come faster than vLLM writes them wait until it is caught up; where vLLM itself would put some together, so may this."""
+    usage = {"stream_options": {"include_usage": True}}
+    pace, take = random.Random(0), FleetClient.get_output_async
+
+    async def slow(client: FleetClient) -> Any:
+        frame = await take(client)
+        for _ in range(pace.choice([0, 0, 5, 20])):
+            await asyncio.sleep(0)
+        return frame
+
+    monkeypatch.setattr(FleetClient, "get_output_async", slow)
+    async with serving(model, monkeypatch, 18117) as ingress:
+        replica = await ingress.join()
+        num_parked = 0
+        for path in (COMPLETIONS, CHAT):
+            with ingress.by_vllm_alone():
+                plain = Play(ingress, path)
+                await plain.to_end(replica)
+                text = plain.text()
+                stops = [{"stop": [text[k : k + 3]]} for k in range(5, len(text) - 3, 9)]
+                bodies = [usage, *stops, *([{"echo": True}] if path == COMPLETIONS else [])]
+                wanted = [Play(ingress, path, **fields) for fields in bodies]
+                for play in wanted:
+                    await play.to_end(replica)
+            for seed, (fields, whole) in enumerate(zip(bodies * 2, wanted * 2, strict=True)):
+                chosen = random.Random(seed)
+                play = Play(ingress, path, **fields)
+                await until(lambda: replica.engine.running)
+                while replica.engine.running:
+                    replica.engine.step(chosen.choice([1, 1, 2]))
+                    for _ in range(chosen.choice([1, 2, 3, 5, 40])):
+                        await asyncio.sleep(0)
+                    num_parked += sum(bool(stream.parked) for stream in ingress.front.client.streams._of.values())
+                await play.task
+                assert play.text() == whole.text(), (path, fields, seed)
+                assert play.ends() == whole.ends(), (path, fields, seed)
+        assert ingress.num_repeated > 100
+        assert num_parked > 10
 
 
 @in_loop
