@@ -69,15 +69,17 @@ class HeldAnswer:
         owner = getattr(self._send, "__self__", None)
         return owner if isinstance(owner, RequestResponseCycle) else None
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether an event that somebody else writes to the connection now would stand between two whole ones."""
-        busy = self.is_sending or self._filled or self._ended or self._lock.locked()
-        return self._begun and self._between_events and not busy and self._verdict.error is None
+    def takes_events(self, cycle: RequestResponseCycle) -> bool:
+        """Return whether `write` may write now: between two whole events, and to a client that takes them."""
+        busy = self.is_sending or self._ended or self._lock.locked() or self._verdict.error is not None
+        return self._begun and self._between_events and not busy and not cycle.flow.write_paused and not cycle.disconnected
 
-    def note_written(self) -> None:
-        """Somebody else has written an event."""
+    def write(self, cycle: RequestResponseCycle, event: bytes) -> None:
+        """Write a whole event that the app did not send, as uvicorn would."""
+        if self._filled and self._form is not None:
+            self._filled, event = False, self._form.filler + event
         self._silent = False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
 
     @property
     def answer(self) -> Answer:

@@ -96,7 +96,6 @@ class Stream:
         self._verdict = verdict
         self._held = held
         self._cycle = cycle
-        self._flow = cycle.flow
         self._learned = learned
         self._cut: list[bytes] = []
         self._num_chars = 0
@@ -149,10 +148,8 @@ class Stream:
         if (stop := detokenizer.update(output.new_token_ids, False)) is not None:
             self.state.detokenizer = _StopFound(detokenizer, num_before, stop)
             return False
-        if not self._flow.write_paused and not self._cycle.disconnected and self._held.is_idle:
-            body = _encode(detokenizer.get_next_output_text(False, True)).join(self._cut)
-            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-            self._held.note_written()
+        if self._held.takes_events(self._cycle):
+            self._held.write(self._cycle, _encode(detokenizer.get_next_output_text(False, True)).join(self._cut))
         return True
 
 

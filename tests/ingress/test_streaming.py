@@ -253,13 +253,13 @@ async def test_what_could_not_be_written_comes_with_the_next_token(model: Path, 
         for _ in range(6):
             await play.step(replica)
         (stream,) = ingress.front.client.streams._of.values()
-        num_events = play.num_events()
-        stream._flow.write_paused = True
+        num_events, flow = play.num_events(), stream._cycle.flow
+        flow.write_paused = True
         for _ in range(5):
             replica.engine.step()
             await asyncio.sleep(0.01)
         assert play.num_events() == num_events
-        stream._flow.write_paused = False
+        flow.write_paused = False
         events = await play.to_end(replica)
         assert play.text() == whole.text()
         assert events[-3:] == whole.events()[-3:], "usage and end"
@@ -268,7 +268,7 @@ async def test_what_could_not_be_written_comes_with_the_next_token(model: Path, 
 @in_loop
 async def test_under_pressure_the_text_and_the_end_are_those_of_vllm(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that come faster than vLLM writes them wait until it is caught up; where vLLM itself would put some together, so may this."""
-    usage = {"stream_options": {"include_usage": True}}
+    usage: dict[str, Any] = {"stream_options": {"include_usage": True}}
     pace, take = random.Random(0), FleetClient.get_output_async
 
     async def slow(client: FleetClient) -> Any:
@@ -287,7 +287,7 @@ async def test_under_pressure_the_text_and_the_end_are_those_of_vllm(model: Path
                 await plain.to_end(replica)
                 text = plain.text()
                 stops = [{"stop": [text[k : k + 3]]} for k in range(5, len(text) - 3, 9)]
-                bodies = [usage, *stops, *([{"echo": True}] if path == COMPLETIONS else [])]
+                bodies: list[dict[str, Any]] = [usage, *stops, *([{"echo": True}] if path == COMPLETIONS else [])]
                 wanted = [Play(ingress, path, **fields) for fields in bodies]
                 for play in wanted:
                     await play.to_end(replica)
@@ -332,6 +332,10 @@ async def test_a_silence_in_the_middle_is_filled_and_nothing_is_lost(model: Path
         for _ in range(6):
             await play.step(replica)
         await until(lambda: b": waiting" in play.content)
+        repeated, size = ingress.num_repeated, len(play.content)
+        replica.engine.step()
+        await until(lambda: b"data: {" in play.content[size:])
+        assert ingress.num_repeated == repeated + 1
         await play.to_end(replica)
         assert play.text() == whole.text()
 
