@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +20,24 @@ from serve_app.errors import ServingError
 
 app = typer.Typer(
     name="serve-app",
-    help="Serve LLMs with vLLM on Ray: one OpenAI-compatible API over a fleet of engines.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"serve-app {metadata.version('serve-app')}")
+        raise typer.Exit
+
+
+@app.callback(help="Serve LLMs with vLLM on Ray: one OpenAI-compatible API over a fleet of engines.")
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it and end.")] = False,
+) -> None:
+    """Options that stand before a command."""
+
+
 config_app = typer.Typer(help="The configuration file.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(model.app, name="model")

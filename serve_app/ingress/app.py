@@ -51,8 +51,10 @@ VLLM_ROUTES = frozenset(
 )
 """POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
 
-WITHOUT_KEY = frozenset({"/healthz", "/readyz", "/metrics"})
+WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics"})
 """Routes that probes and Prometheus read; they tell names and counts, nothing of a request."""
+
+_A_MODEL = "/v1/models/"
 
 _RETRY_AFTER_S = (
     1.0  # from a server that stops: other ingresses take it at once; a client of the only one would else come back too soon
@@ -97,6 +99,7 @@ class IngressApp:
         }
         self._get: dict[str, Callable[[], Awaitable[Response]]] = {
             "/healthz": self._healthz,
+            "/health": self._health,
             "/readyz": self._readyz,
             "/metrics": self._metrics,
             "/version": self._get_version,
@@ -134,6 +137,8 @@ class IngressApp:
                 await _method_not_allowed("POST")(scope, receive, send)
             else:
                 await self._account_for(path, scope, receive, send, key)
+        elif path.startswith(_A_MODEL) and method in ("GET", "HEAD"):
+            await (await self._model(path.removeprefix(_A_MODEL)))(scope, receive, send)
         elif path.startswith("/v1/responses/"):
             raise NotSupported(feature=f"{method} {path}", hint=RESPONSES_STATE)
         else:
@@ -280,6 +285,10 @@ class IngressApp:
         """Alive. An ingress of another application that would listen on this port reads `fleet`, and does not (shared_port.py)."""
         return JSONResponse({"status": "ok", "fleet": self._fleet_id})
 
+    async def _health(self) -> Response:
+        """Alive, in the form of vLLM's own probe: what asks a vLLM server needs no other path here."""
+        return Response()
+
     async def _readyz(self) -> Response:
         """Ready: not draining, some replica of every required model takes requests, and there is room for connections."""
         missing = [n for n, f in self._front_ends.items() if f.model.required and not f.client.is_ready()]
@@ -298,11 +307,25 @@ class IngressApp:
         return JSONResponse(self._version)
 
     async def _models(self) -> Response:
-        cards = []
+        return JSONResponse({"object": "list", "data": await self._cards()})
+
+    async def _model(self, name: str) -> Response:
+        """As OpenAI's API has it, which vLLM leaves out.
+
+        Raises:
+            ModelNotFound: It is not served here.
+        """
+        cards = {card["id"]: card for card in await self._cards()}
+        if name not in cards:
+            raise ModelNotFound(model=name, served=tuple(cards))
+        return JSONResponse(cards[name])
+
+    async def _cards(self) -> list[dict[str, Any]]:
+        cards: list[dict[str, Any]] = []
         for front in self._front_ends.values():
             listing = await (await front.app()).state.openai_serving_models.show_available_models()
             cards += listing.model_dump()["data"]
-        return JSONResponse({"object": "list", "data": cards})
+        return cards
 
 
 def _not_found(path: str) -> Response:

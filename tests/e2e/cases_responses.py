@@ -109,7 +109,10 @@ ROUTES = [
     ),
     absent("documentation", "/docs", None, "GET", "type"),
     absent("openapi", "/openapi.json", method="GET"),
-    absent("health", "/health", None, "GET", "type"),
+    Case("health", "/health", method="GET"),
+    Case(
+        "invalid: a model by its id", f"/v1/models/{MODEL}", method="GET", wanted={"status": "model-by-id", "body": "model-by-id"}
+    ),
     absent("ping", "/ping", None, "GET", "type"),
     absent("load", "/load", method="GET"),
     absent("messages of another vendor", "/v1/messages", {"model": MODEL, "max_tokens": 3, "messages": ASK}),

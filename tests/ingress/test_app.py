@@ -112,7 +112,7 @@ def test_a_route_of_vllms_reaches_its_app_with_the_whole_body(path: str) -> None
     assert answer.json() == {"path": path, "body": '{"model": "tiny", "x": 1}', "more": False}
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/v1/models/tiny", "/v1/load_lora_adapter", "/pause", "/v1/completions/"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/v1/load_lora_adapter", "/pause", "/v1/completions/"])
 def test_what_is_not_on_the_list_does_not_exist(path: str) -> None:
     for method in ("GET", "POST"):
         response = asyncio.run(call(ingress(), method, path))
@@ -142,6 +142,15 @@ def test_version_and_models_are_of_all_front_ends() -> None:
     assert get(app, "/v1/models") == (200, {"object": "list", "data": [{"id": "tiny"}, {"id": "big"}]})
 
 
+def test_a_model_is_told_by_its_id_and_an_unknown_one_is_404() -> None:
+    app = ingress(front("tiny"), front("org/big"))
+    assert get(app, "/v1/models/org/big") == (200, {"id": "org/big"})
+    status, body = get(app, "/v1/models/small")
+    assert (status, body["error"]["code"]) == (404, 404)
+    assert "tiny, org/big" in body["error"]["message"]
+    assert asyncio.run(call(app, "POST", "/v1/models/tiny")).status_code == 404
+
+
 def test_metrics_are_prometheus_text() -> None:
     response = asyncio.run(call(ingress(), "GET", "/metrics"))
     assert response.status_code == 200
@@ -153,6 +162,8 @@ def test_metrics_are_prometheus_text() -> None:
 
 def test_an_ingress_is_alive_whatever_its_replicas() -> None:
     assert get(ingress(front("tiny", ready=False)), "/healthz") == (200, {"status": "ok", "fleet": ""})
+    response = asyncio.run(call(ingress(front("tiny", ready=False)), "GET", "/health"))
+    assert (response.status_code, response.content) == (200, b""), "as vLLM's"
 
 
 def test_an_ingress_is_ready_when_every_required_model_has_a_replica() -> None:
@@ -321,7 +332,7 @@ def locked(tmp_path: Path) -> IngressApp:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/version", "/v1/completions", "/generate", "/v1/responses/x", "/docs", "/metrics/"]
+    "path", ["/v1/models", "/v1/models/tiny", "/version", "/v1/completions", "/generate", "/v1/responses/x", "/docs", "/metrics/"]
 )
 def test_without_a_key_every_route_answers_401_as_openai_does(locked: IngressApp, path: str) -> None:
     for method in ("GET", "POST", "OPTIONS"):
@@ -331,7 +342,7 @@ def test_without_a_key_every_route_answers_401_as_openai_does(locked: IngressApp
         assert response.json() == error(said, "invalid_api_key", 401)
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+@pytest.mark.parametrize("path", ["/healthz", "/health", "/readyz", "/metrics"])
 def test_probes_and_prometheus_need_no_key(locked: IngressApp, path: str) -> None:
     assert asyncio.run(call(locked, "GET", path)).status_code == 200
 
