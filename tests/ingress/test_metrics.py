@@ -1,3 +1,4 @@
+import random
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -5,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram, generate_latest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.metrics.loggers import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
@@ -17,7 +18,7 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import Resume
 from serve_app.engine_args import frontend_engine_args
-from serve_app.ingress.metrics import FleetCollector, LoadGauges, shared_stat_logger
+from serve_app.ingress.metrics import FleetCollector, LoadGauges, observe_all, shared_stat_logger
 from serve_app.testing.fleet import MODEL, Fleet, in_loop, until
 from serve_app.testing.fleet import fleet as fleet_on_loopback
 
@@ -161,3 +162,18 @@ async def test_a_replica_that_lost_its_engine_is_counted_with_the_reason_and_one
         "drained": 0,
         "made_up": 0,
     }
+
+
+def test_many_values_are_observed_as_one_by_one() -> None:
+    chosen = random.Random(1)
+    values = [chosen.expovariate(5.0) for _ in range(200)] + [0.1, 0.5, 0.0, 100.0]
+    one_by_one, at_once = (Histogram("gaps", "", buckets=(0.1, 0.5, 1.0), registry=None) for _ in range(2))
+    for value in values:
+        one_by_one.observe(value)
+    observe_all(at_once, values)
+    wanted, found = (
+        {(s.name, s.labels.get("le")): s.value for s in next(iter(h.collect())).samples if s.name != "gaps_created"}
+        for h in (one_by_one, at_once)
+    )
+    assert found == pytest.approx(wanted)
+    assert found["gaps_count", None] == len(values)
