@@ -131,7 +131,7 @@ class Stream:
     def begin(self) -> bool:
         """Take over from vLLM, which is caught up; False where it has given out what no event of its own says, as with ``echo``."""
         detokenizer = self.state.detokenizer
-        if self._num_chars != detokenizer._last_output_text_offset:
+        if not self.has_template or self._num_chars != detokenizer._last_output_text_offset:
             return False
         self.state.stream_interval, self.state.sent_tokens_offset = _NEVER, detokenizer.num_output_tokens()
         self.begun = True
@@ -219,9 +219,7 @@ class Streams:
             if stream is None:
                 rest.append(output)
             elif output.finish_reason is not None or not (stream.begun or stream.has_template):
-                if stream.parked:
-                    output.new_token_ids = [i for o, _ in stream.parked for i in o.new_token_ids] + output.new_token_ids
-                    stream.parked.clear()
+                self._give_parked(stream)
                 stream.num_given += len(output.new_token_ids)
                 rest.append(output)
             elif stream.begun:
@@ -261,5 +259,10 @@ class Streams:
 
     def _give_up(self, request_id: str, stream: Stream) -> None:
         self.forget(request_id)
+        self._give_parked(stream)
+
+    def _give_parked(self, stream: Stream) -> None:
         for output, now in stream.parked:
+            stream.num_given += len(output.new_token_ids)
             self._give(EngineCoreOutputs(outputs=[output], timestamp=now))
+        stream.parked.clear()

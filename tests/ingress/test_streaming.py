@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import REGISTRY
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, parse_settings
@@ -21,6 +20,7 @@ from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import FrontEnd, build_front_end
 from serve_app.ingress.listener import Listener
+from serve_app.ingress.metrics import SharedPrometheusStatLogger
 from serve_app.ingress.streaming import Stream, text_of
 from serve_app.testing.fake_engine import FakeEngine
 from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, start_replica, until
@@ -293,16 +293,20 @@ async def test_under_pressure_the_text_and_the_end_are_those_of_vllm(model: Path
                     await play.to_end(replica)
             for seed, (fields, whole) in enumerate(zip(bodies * 2, wanted * 2, strict=True)):
                 chosen = random.Random(seed)
-                play = Play(ingress, path, **fields)
+                play, counted, num_steps = Play(ingress, path, **fields), counts(ingress), 0
                 await until(lambda: replica.engine.running)
                 while replica.engine.running:
                     replica.engine.step(chosen.choice([1, 1, 2]))
+                    num_steps += 1
                     for _ in range(chosen.choice([1, 2, 3, 5, 40])):
                         await asyncio.sleep(0)
                     num_parked += sum(bool(stream.parked) for stream in ingress.front.client.streams._of.values())
                 await play.task
                 assert play.text() == whole.text(), (path, fields, seed)
                 assert play.ends() == whole.ends(), (path, fields, seed)
+                if "stop" not in fields:
+                    added = [after - before for after, before in zip(counts(ingress), counted, strict=True)]
+                    assert added[:2] == [NUM_TOKENS, num_steps - 1], (path, fields, seed)
         assert ingress.num_repeated > 100
         assert num_parked > 10
 
@@ -340,24 +344,28 @@ async def test_a_silence_in_the_middle_is_filled_and_nothing_is_lost(model: Path
         assert play.text() == whole.text()
 
 
-def series(name: str) -> float:
-    return REGISTRY.get_sample_value(name, {"model_name": MODEL, "engine": "0"}) or 0.0
+def counts(ingress: Ingress) -> list[float]:
+    """Return what vLLM's logger has: tokens, gaps between them, tokens by step. Not from the registry, which tests of others empty."""
+    stat_loggers = ingress.front.engine.logger_manager.stat_loggers
+    (mine,) = (found for found in stat_loggers if isinstance(found, SharedPrometheusStatLogger))
+    gaps = mine.histogram_inter_token_latency[0]
+    num_gaps = sum(bucket.get() for bucket in gaps._buckets)
+    return [mine.counter_generation_tokens[0]._value.get(), num_gaps, mine.histogram_iteration_tokens[0]._sum.get()]
 
 
 @in_loop
 async def test_tokens_and_gaps_are_counted_as_vllm_counts_them(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("vllm:generation_tokens_total", "vllm:inter_token_latency_seconds_count", "vllm:iteration_tokens_total_sum")
     async with serving(model, monkeypatch, 18116) as ingress:
         replica = await ingress.join()
-        counts = []
-        for contexts in (contextlib.nullcontext(), ingress.by_vllm_alone()):
-            with contexts:
-                before = [series(name) for name in names]
+        added = []
+        for context in (contextlib.nullcontext(), ingress.by_vllm_alone()):
+            with context:
+                before = counts(ingress)
                 await Play(ingress, CHAT).to_end(replica)
-                counts.append([series(name) - value for name, value in zip(names, before, strict=True)])
+                added.append([after - value for after, value in zip(counts(ingress), before, strict=True)])
         assert ingress.num_repeated > 0
-        assert counts[0] == counts[1]
-        assert counts[1][0] == NUM_TOKENS
+        assert added[0] == added[1]
+        assert added[1][0] == NUM_TOKENS
 
 
 @pytest.mark.parametrize(
