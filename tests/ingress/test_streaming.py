@@ -214,6 +214,21 @@ async def test_a_stop_string_that_is_hit_anywhere_ends_the_answer_as_vllm_does(
 
 
 @in_loop
+async def test_uvicorns_cycle_has_what_is_read_of_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its private state: another version of uvicorn fails here first, and not by streams that are never repeated."""
+    async with serving(model, monkeypatch, 18118) as ingress:
+        replica = await ingress.join()
+        play = Play(ingress, CHAT)
+        await until(lambda: replica.engine.running)
+        (stream,) = ingress.front.client.streams._of.values()
+        cycle = stream._cycle
+        await play.step(replica)
+        assert (cycle.chunked_encoding, cycle.disconnected, cycle.flow.write_paused) == (True, False, False)
+        assert callable(cycle.transport.write)
+        await play.to_end(replica)
+
+
+@in_loop
 async def test_every_character_is_written_as_vllm_writes_it() -> None:
     from vllm.entrypoints.generate.base.protocol import DeltaMessage
 
