@@ -10,6 +10,7 @@ from tests.cluster.release import NAMESPACE, RELEASE, Release
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NUM_STREAMS, TOKENS = 6, 300
+NUM_REPLICAS = 2  # of values.yaml
 
 
 def test_a_value_of_the_configuration_changes_in_place(release: Release) -> None:
@@ -25,18 +26,19 @@ def test_a_value_of_the_configuration_changes_in_place(release: Release) -> None
 
 
 def test_a_release_that_answers_its_golden_prompt_otherwise_takes_no_request_and_is_rolled_back(release: Release) -> None:
-    cluster, models = release.active_cluster(), release.ready_pods("model")
+    wait_until("no pods left over by an update", lambda: len(release.ready_pods("model")) == NUM_REPLICAS)
+    cluster = release.active_cluster()
     golden = json.dumps([{"prompt": "Once upon a time", "expect": "no engine says this", "max_tokens": 8}])
     changes = ("--set", "config.models.sim.replicas.surge=0", "--set-json", f"config.models.sim.golden={golden}")
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
         release.upgrade(*changes)
         said = release.serve_app("rollout", code=3)
         assert "golden prompt 'Once upon a time' was answered with" in said, said
-        assert len(release.ready_pods("model")) == len(models) - 1
+        assert len(release.ready_pods("model")) == NUM_REPLICAS - 1
         _, way_back = said.split("way back: ")
         run(*way_back.split())
         release.serve_app("rollout")
-        wait_until("as many replicas as before", lambda: len(release.ready_pods("model")) == len(models))
+        wait_until("as many replicas as before", lambda: len(release.ready_pods("model")) == NUM_REPLICAS)
     seen[0].require_all_complete()
     assert release.active_cluster() == cluster
 
