@@ -28,6 +28,7 @@
       ListenFailed               500  listen_failed           never over HTTP: an ingress or a replica does not come up
       CheckpointError            500  checkpoint_error        never over HTTP: a model's files
       DecisionLogError           500  decision_log_error      never over HTTP: a log of the autoscaler
+      BatchError                 500  batch_error             never over HTTP: a batch cannot begin or go on
       ClusterFailed              500  cluster_failed          the command line's dealings with Ray
         ClusterSilent            500  cluster_silent          Ray gives no answer; it may yet
       ProtocolError              502  protocol_error          one link between ingress and replica: protocol/errors.py
@@ -419,6 +420,18 @@ class DecisionLogError(ServingError):
     """A log of the autoscaler cannot answer what is asked of it; ``hint`` is the way out."""
 
     code: ClassVar[str] = "decision_log_error"
+    problem: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.hint}"
+
+
+@dataclass(eq=False)
+class BatchError(ServingError):
+    """A batch cannot go on, or not begin; what was answered is kept. ``hint`` is the way out."""
+
+    code: ClassVar[str] = "batch_error"
     problem: str
     hint: str
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli import autoscale, ledger, model
+from serve_app.cli import autoscale, batch, ledger, model
 from serve_app.cli.check import check
 from serve_app.cli.demo import demo
 from serve_app.cli.rollout import rollout
@@ -43,6 +43,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(model.app, name="model")
 app.add_typer(autoscale.app, name="autoscale")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(batch.app, name="batch")
 app.command()(check)
 app.command()(up)
 app.command()(down)

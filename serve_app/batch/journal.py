@@ -1,0 +1,149 @@
+"""What a batch has answered so far, in a SQLite file beside its output: the one thing that has to outlive a crash.
+
+A process holds the file's lock from its start to its end, whatever that is: the kernel takes it back. So two never write at once, and a
+process that was killed leaves nothing to wait for. The output is made of the journal at the end, in one piece.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from serve_app.errors import BatchError
+
+_FORMAT = 1
+_PENDING, _ANSWERED, _FAILED = range(3)
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS runs (run INTEGER PRIMARY KEY, format INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS lines (
+  key TEXT PRIMARY KEY, digest TEXT NOT NULL, run INTEGER NOT NULL, position INTEGER NOT NULL,
+  state INTEGER NOT NULL, result TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS of_run ON lines (run, position);
+INSERT INTO runs (format) VALUES ({_FORMAT});
+"""
+
+Standing = Literal["new", "done", "twice"]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Lines of this run's input."""
+
+    answered: int
+    failed: int
+
+
+class Journal:
+    """One batch's journal, held by this process until it is closed. Nothing of it may be used by two threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the journal and lock it.
+
+        Raises:
+            BatchError: Another process holds it, it is none, or it cannot be written.
+        """
+        self.path = path
+        self._num_seen = 0
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=2.0)
+            try:
+                # With this locking mode, WAL needs no memory that processes share, which network file systems do not have.
+                self._db.executescript(
+                    "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; BEGIN EXCLUSIVE;"
+                )
+                self._db.executescript(_SCHEMA)
+                (self._run,) = self._db.execute("SELECT max(run) FROM runs").fetchone()
+                self._refuse_other_formats()
+                self._db.execute("BEGIN")
+            except BaseException:
+                self._db.close()
+                raise
+        except sqlite3.Error as exc:
+            raise _failed(path, exc) from exc
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Keep what was noted, as far as there is room."""
+        try:
+            self.commit()
+        except BatchError:
+            if kind is None:
+                raise
+        finally:
+            self._db.close()
+
+    def see(self, key: str, digest: str, *, again: bool) -> Standing:
+        """Take in the next line of the input and return whether it has to be asked.
+
+        Args:
+            digest: Another one than before: the line was edited, and its old answer is dropped.
+            again: Ask those that failed before.
+        """
+        found = self._do("SELECT digest, run, state FROM lines WHERE key = ?", key).fetchone()
+        if found is not None and found[1] == self._run:
+            return "twice"
+        self._num_seen += 1
+        if found is not None and found[0] == digest and (found[2] == _ANSWERED or (found[2] == _FAILED and not again)):
+            self._do("UPDATE lines SET run = ?, position = ? WHERE key = ?", self._run, self._num_seen, key)
+            return "done"
+        self._do("INSERT OR REPLACE INTO lines VALUES (?, ?, ?, ?, ?, '')", key, digest, self._run, self._num_seen, _PENDING)
+        return "new"
+
+    def record(self, key: str, result: str, *, failed: bool) -> None:
+        """Note the line's one result; durable with the next commit. A line that has one keeps it."""
+        change = "UPDATE lines SET state = ?, result = ? WHERE key = ? AND run = ? AND state = ?"
+        self._do(change, _FAILED if failed else _ANSWERED, result, key, self._run, _PENDING)
+
+    def commit(self) -> None:
+        """Make what was noted durable.
+
+        Raises:
+            BatchError: The disk is full; nothing is half written.
+        """
+        self._do("COMMIT")
+        self._do("BEGIN")
+
+    def counts(self) -> Counts:
+        """Return how the lines of this run's input stand."""
+        found = dict(self._do("SELECT state, count(*) FROM lines WHERE run = ? GROUP BY state", self._run))
+        return Counts(found.get(_ANSWERED, 0), found.get(_FAILED, 0))
+
+    def results(self, *, failed: bool) -> Iterator[str]:
+        """Yield the results of this run's lines in the order of the input: answers, or failures."""
+        state = _FAILED if failed else _ANSWERED
+        with closing(
+            self._do("SELECT result FROM lines WHERE run = ? AND state = ? ORDER BY position", self._run, state)
+        ) as found:
+            for (result,) in found:
+                yield result
+
+    def _do(self, sql: str, *values: object) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(sql, values)
+        except sqlite3.Error as exc:
+            raise _failed(self.path, exc) from exc
+
+    def _refuse_other_formats(self) -> None:
+        (found,) = self._db.execute("SELECT max(format) FROM runs").fetchone()
+        if found != _FORMAT:
+            raise BatchError(
+                f"{self.path} is a journal of format {found}, not {_FORMAT}", "finish it with the newer version that wrote it"
+            )
+
+
+def _failed(path: Path, exc: sqlite3.Error) -> BatchError:
+    said = str(exc)
+    if "disk is full" in said or "disk I/O" in said:
+        return BatchError(
+            f"{path} cannot be written: {said}", "make room and run the same command: what is in the journal is kept"
+        )
+    if "locked" in said:
+        return BatchError(f"another process is writing {path}", "let it finish or end it, or choose another --output")
+    if "not a database" in said or "no such column" in said or "has no column" in said:
+        return BatchError(f"{path} is not the journal of a batch", "remove it, or choose another --output")
+    return BatchError(f"{path} cannot be used: {said}", "choose a folder that can be written")

@@ -1,0 +1,93 @@
+"""What each row asks of the service. Pure."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.batch.rows import Row
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+"""What a line in the form of OpenAI's Batch API may name as its `url`."""
+MAX_ID_CHARS = 512
+_IDS = ("custom_id", "id")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a row gets that does not say otherwise. ``parameters`` are fields of the body."""
+
+    model: str
+    chat: bool = True
+    """A prompt is the user's message of a chat."""
+    system: str = ""
+    prompt_field: str = "prompt"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One line of the output. ``body`` None: the row is bad, and ``problem`` says why.
+
+    Requests with the same ``key`` and ``digest`` are the same; the key is the row's own id, else ``line-<number>``.
+    """
+
+    key: str
+    digest: str
+    path: str
+    body: bytes | None
+    problem: str = ""
+
+
+class _WrongRow(Exception):
+    """Its text is the problem."""
+
+
+def request_of(row: Row, defaults: Defaults) -> Request:
+    """Return the row's request; never raises for what is in the row."""
+    key = f"line-{row.number}"
+    try:
+        if row.value is None:
+            raise _WrongRow(row.problem)
+        value = {defaults.prompt_field: row.value} if isinstance(row.value, str) else dict(row.value)
+        key = _own_id(value) or key
+        path, body = _of_openai(value, defaults) if "body" in value or "url" in value else _of_values(value, defaults)
+        if body.pop("stream", False):
+            raise _WrongRow("asks for a stream; a batch answers with whole texts")
+        text = json.dumps(body, sort_keys=True, allow_nan=False).encode()
+    except (_WrongRow, ValueError) as exc:
+        return Request(key, hashlib.sha256(str(exc).encode()).hexdigest(), "", None, str(exc))
+    return Request(key, hashlib.sha256(path.encode() + b"\0" + text).hexdigest(), path, text)
+
+
+def _own_id(value: dict[str, Any]) -> str:
+    for name in _IDS:
+        if (own := value.pop(name, None)) is not None:
+            if not isinstance(own, str | int) or len(str(own)) > MAX_ID_CHARS:
+                raise _WrongRow(f"has a {name} that is no text of at most {MAX_ID_CHARS} characters")
+            return str(own)
+    return ""
+
+
+def _of_openai(value: dict[str, Any], defaults: Defaults) -> tuple[str, dict[str, Any]]:
+    path, body = value.get("url"), value.get("body")
+    if path not in PATHS:
+        raise _WrongRow(f"has the url {path!r}, none of {', '.join(PATHS)}")
+    if value.get("method", "POST") != "POST":
+        raise _WrongRow(f"has the method {value['method']!r}, not POST")
+    if not isinstance(body, dict):
+        raise _WrongRow("has a body that is no object")
+    return path, {"model": defaults.model, **body}
+
+
+def _of_values(value: dict[str, Any], defaults: Defaults) -> tuple[str, dict[str, Any]]:
+    own = {"model": defaults.model, **defaults.parameters}
+    if "messages" in value:
+        return PATHS[0], {**own, **value}
+    if not isinstance(prompt := value.pop(defaults.prompt_field, None), str):
+        raise _WrongRow(f"has neither messages nor a text as {defaults.prompt_field!r}")
+    if not defaults.chat:
+        return PATHS[1], {**own, "prompt": prompt, **value}
+    system = [{"role": "system", "content": defaults.system}] if defaults.system else []
+    return PATHS[0], {**own, "messages": [*system, {"role": "user", "content": prompt}], **value}

@@ -1,0 +1,145 @@
+"""The rows of an input file, whatever is wrong with some of them: a bad row has its problem, and the next one follows."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from serve_app.errors import BatchError
+
+MAX_ROW_BYTES = 16 << 20
+"""Of one line; the service refuses bodies above `ingress.max_body_bytes`, 10 MiB by default."""
+FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".txt": "text", ".parquet": "parquet"}
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``number`` counts from 1: of JSONL and text the line, of CSV the line on which the record ends, of Parquet the row.
+
+    ``value`` is a prompt or a mapping; with a ``problem`` there is none.
+    """
+
+    number: int
+    value: str | dict[str, Any] | None
+    problem: str = ""
+
+
+def format_of(name: str) -> str:
+    """Return the input's format by its name.
+
+    Raises:
+        BatchError: The name tells none.
+    """
+    stem = Path(name.rpartition("/")[2])
+    suffixes = [suffix for suffix in stem.suffixes if suffix not in _COMPRESSED]
+    if not suffixes or suffixes[-1].lower() not in FORMATS:
+        raise BatchError(
+            f"{name}: its name does not tell the format", f"say --format, one of {', '.join(sorted(set(FORMATS.values())))}"
+        )
+    return FORMATS[suffixes[-1].lower()]
+
+
+def open_input(name: str) -> BinaryIO:
+    """Open a local path or a URL of fsspec, compressed or not.
+
+    Raises:
+        BatchError: It cannot be opened.
+    """
+    try:
+        if "://" not in name and not name.endswith(_COMPRESSED):
+            return Path(name).open("rb")
+        import fsspec
+
+        return cast(BinaryIO, fsspec.open(name, "rb", compression="infer").open())
+    except ImportError as exc:  # fsspec names the package for the protocol
+        raise BatchError(f"{name} cannot be opened: {exc}", "install the package for this protocol beside serve-app") from exc
+    except (OSError, ValueError) as exc:
+        said = getattr(exc, "strerror", None) or str(exc)
+        raise BatchError(f"{name} cannot be opened: {said}", "give a file that is there and can be read") from exc
+
+
+def rows(file: BinaryIO, form: str) -> Iterator[Row]:
+    """Yield the rows; of text and JSONL, empty lines are none.
+
+    Raises:
+        BatchError: What is wrong with it concerns more than a row.
+    """
+    match form:
+        case "csv":
+            yield from _csv_rows(file)
+        case "parquet":
+            yield from _parquet_rows(file)
+        case _:
+            yield from _lines(file, is_json=form == "jsonl")
+
+
+def _lines(file: BinaryIO, *, is_json: bool) -> Iterator[Row]:
+    number = 0
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        if len(line) > MAX_ROW_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = file.readline(1 << 20)
+            yield Row(number, None, f"is longer than {MAX_ROW_BYTES >> 20} MiB")
+            continue
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.strip():
+            yield _of_line(number, line, is_json=is_json)
+
+
+def _of_line(number: int, line: bytes, *, is_json: bool) -> Row:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as exc:
+        return Row(number, None, f"is not UTF-8 at byte {exc.start}")
+    if not is_json:
+        return Row(number, text.rstrip("\r\n"))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        return Row(number, None, f"is not JSON: {exc}")
+    if not isinstance(value, str | dict):
+        return Row(number, None, f"is a JSON {type(value).__name__}, neither an object nor a text")
+    return Row(number, value)
+
+
+def _csv_rows(file: BinaryIO) -> Iterator[Row]:
+    csv.field_size_limit(MAX_ROW_BYTES)
+    reader = csv.DictReader(TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), restkey="", restval=None)
+    try:
+        for record in reader:
+            yield _of_record(reader.line_num, record, len(reader.fieldnames or ()))
+    except csv.Error as exc:
+        raise BatchError(
+            f"line {reader.line_num} of the CSV: {exc}", "a quote may be open; records end at a line outside quotes"
+        ) from exc
+
+
+def _of_record(number: int, record: dict[str, Any], num_columns: int) -> Row:
+    if "" in record or None in record.values():
+        return Row(number, None, f"has another number of columns than the first line, which has {num_columns}")
+    text = "".join(record.values())
+    if any("\udc80" <= character <= "\udcff" for character in text):
+        return Row(number, None, "is not UTF-8")
+    return Row(number, record)
+
+
+def _parquet_rows(file: BinaryIO) -> Iterator[Row]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as exc:
+        raise BatchError(
+            "Parquet needs pyarrow, which is not installed", "install pyarrow, or convert the input to JSONL"
+        ) from exc
+    try:
+        values: Iterable[Any] = (record for batch in ParquetFile(file).iter_batches(1024) for record in batch.to_pylist())
+        for number, value in enumerate(values, 1):
+            yield Row(number, {name: held for name, held in value.items() if held is not None})
+    except ArrowException as exc:
+        raise BatchError(f"not readable as Parquet: {exc}", "check the file, or say --format") from exc

@@ -1,0 +1,192 @@
+"""``serve-app batch run``: the lines of a file, answered by a running service."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from serve_app.errors import BatchError
+
+if TYPE_CHECKING:
+    from serve_app.batch.journal import Journal
+    from serve_app.batch.runner import Progress, Runner
+
+app = typer.Typer(help="Answer the lines of a file, through any crash.", no_args_is_help=True)
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+FAILED_LINES = 3
+_KEYS = ("SERVE_APP_API_KEY", "OPENAI_API_KEY")
+
+
+@app.command()
+def run(
+    source: Annotated[
+        str, typer.Argument(metavar="INPUT", help="JSONL, CSV, text or Parquet; a path, or a URL that fsspec opens.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where the answers go: JSONL in the form of OpenAI's Batch API.")
+    ],
+    url: Annotated[str, typer.Option(help="The running service.")] = "http://127.0.0.1:8010",
+    model: Annotated[str, typer.Option(help="Of lines that name none. Default: the one that is served.")] = "",
+    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="A prompt is a user's message, or text to go on with.")] = True,
+    system: Annotated[str, typer.Option(help="The system's message before each prompt of a chat.")] = "",
+    prompt_field: Annotated[str, typer.Option(help="The column or key that holds the prompt.")] = "prompt",
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("--param", "-p", help="A field of each request, as NAME=VALUE: max_tokens=64, temperature=0."),
+    ] = None,
+    schema: Annotated[Path | None, typer.Option(help="A JSON schema that each answer of a chat has to fit.")] = None,
+    form: Annotated[str, typer.Option("--format", help="jsonl, csv, text or parquet. Default: by the name.")] = "",
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=4096, help="Requests at once, at most; fewer where the service is full.")
+    ] = 256,
+    tries: Annotated[int, typer.Option(min=1, help="Of a request that the service fails.")] = 5,
+    patience_s: Annotated[float, typer.Option(min=1, help="Stop, to be resumed, when for so long nothing was answered.")] = 600.0,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option("--max-tokens-per-minute", min=1, help="Of prompts and answers.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option(help="Ask again for lines that failed in an earlier run.")] = False,
+) -> None:
+    """Ask a running service for each line of INPUT and write one line for each.
+
+    OUTPUT is written at the end, in one piece and in the order of the input. Until then answers are in OUTPUT.journal: after Ctrl-C or any
+    crash the same command goes on. Lines that failed are in OUTPUT.errors.jsonl. The API key is taken from $SERVE_APP_API_KEY.
+
+    Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin, or not go on. 130: Ctrl-C.
+    """
+    import httpx
+
+    from serve_app.batch.journal import Journal
+    from serve_app.batch.requests import Defaults, request_of
+    from serve_app.batch.rows import format_of, open_input, rows
+    from serve_app.batch.runner import Limits, Runner
+
+    parameters = _parameters(parameter or [], schema, chat=chat)
+    limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
+    if source == str(output):
+        raise BatchError(f"INPUT and --output are both {source}", "choose another --output")
+    if not output.parent.is_dir():
+        raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
+    form = form or format_of(source)
+    key = next((value for name in _KEYS if (value := os.environ.get(name))), "")
+    with open_input(source) as file, Journal(output.with_name(output.name + ".journal")) as journal:
+        http = httpx.AsyncClient(
+            base_url=url.removesuffix("/").removesuffix("/v1"),
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(limits.timeout_s, connect=10.0, pool=None),
+            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        )
+        defaults = Defaults(model or _only_model(url, key), chat, system, prompt_field, parameters)
+        runner = Runner(http, journal, limits, retry_failed=retry_failed)
+        asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form))))
+        _finish(journal, output)
+
+
+async def _run(runner: "Runner", http: Any, requests: Iterator[Any]) -> None:
+    """Let it run until its end or a signal; what was answered is kept in any case."""
+    task = asyncio.ensure_future(runner.run(requests, watch=_show))
+    stopped: list[int] = []
+
+    def stop(number: int) -> None:
+        stopped.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    async with http:
+        try:
+            await task
+        except asyncio.CancelledError:
+            progress = runner.progress
+            console.print(f"stopped after {progress.lines:,} lines; the same command goes on from there")
+            raise typer.Exit(128 + stopped[0]) from None
+
+
+async def _show(progress: "Progress") -> None:
+    """Print a line each few seconds, over the last one on a terminal."""
+    while True:
+        await asyncio.sleep(1.0 if console.is_terminal else 10.0)
+        took_s = time.monotonic() - progress.began_at
+        rates = f"{progress.answered / took_s:,.1f} lines/s, {progress.tokens / took_s:,.0f} tokens/s"
+        line = f"{progress.lines:,} lines, {progress.failed:,} failed, {rates}, up to {int(progress.window)} at once"
+        console.print(line, end="\r" if console.is_terminal else "\n")
+
+
+def _finish(journal: "Journal", output: Path) -> None:
+    counts = journal.counts()
+    if counts.answered + counts.failed == 0:
+        raise BatchError("the input has no lines", "give a file with at least one prompt")
+    errors = output.with_name(output.name + ".errors.jsonl")
+    _write(output, journal.results(failed=False))
+    if counts.failed:
+        _write(errors, journal.results(failed=True))
+    else:
+        errors.unlink(missing_ok=True)
+    console.print(f"{counts.answered:,} lines answered: {output}")
+    if counts.failed:
+        console.print(f"{counts.failed:,} lines failed: {errors}", style="red")
+        raise typer.Exit(FAILED_LINES)
+
+
+def _write(path: Path, lines: Iterator[str]) -> None:
+    """Write the file in one piece: it is either the one of before or whole."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _parameters(given: list[str], schema: Path | None, *, chat: bool) -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE, for example max_tokens=64", param_hint="--param")
+        try:
+            parameters[name] = json.loads(value)
+        except ValueError:
+            parameters[name] = value
+    if schema is not None:
+        if not chat:
+            raise typer.BadParameter("a schema is for chats: leave out --no-chat", param_hint="--schema")
+        try:
+            held = json.loads(schema.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as exc:
+            raise BatchError(f"{schema} is no JSON schema: {exc}", "give a file that holds one") from exc
+        parameters["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": held}}
+    return parameters
+
+
+def _only_model(url: str, key: str) -> str:
+    """Return the name of the one model that the service has.
+
+    Raises:
+        BatchError: It does not answer, refuses the key, or has several.
+    """
+    import httpx
+
+    address = url.removesuffix("/").removesuffix("/v1") + "/v1/models"
+    try:
+        answer = httpx.get(address, headers={"authorization": f"Bearer {key}"} if key else {}, timeout=30.0)
+        answer.raise_for_status()
+        names = [card["id"] for card in answer.json()["data"]]
+    except httpx.HTTPStatusError as exc:
+        hint = f"set {_KEYS[0]}" if exc.response.status_code == 401 else "check --url"
+        raise BatchError(f"{address} answers {exc.response.status_code}", hint) from exc
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as exc:
+        raise BatchError(
+            f"{address} does not answer as a service does: {exc}", "check --url, or start it: serve-app up -f FILE"
+        ) from exc
+    if len(names) != 1:
+        raise BatchError(f"{url} serves {', '.join(names)}", "choose one with --model")
+    return str(names[0])

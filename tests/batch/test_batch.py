@@ -1,0 +1,321 @@
+"""``serve-app batch run`` as a process of its own, against a small HTTP server that counts what it is asked."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+
+
+class Service:
+    """Answers a chat with the prompt in capitals. ``verdict`` may give another status for a prompt; ``asked`` counts the prompts."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.verdict: Callable[[str], int] = lambda prompt: 200
+        self.delay_s = 0.0
+        self.bodies: list[dict[str, Any]] = []
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._send(200, {"data": [{"id": "tiny"}]})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                service.bodies.append(body)
+                prompt = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
+                service.asked[prompt] += 1
+                time.sleep(service.delay_s)
+                if (status := service.verdict(prompt)) == 200:
+                    usage = {"total_tokens": 5, "completion_tokens": 3}
+                    self._send(200, {"choices": [{"message": {"content": prompt.upper()}}], "usage": usage})
+                else:
+                    self._send(status, {"error": {"message": f"no: {status}"}})
+
+            def _send(self, status: int, value: object) -> None:
+                text = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(text)))
+                self.send_header("retry-after", "0.1")
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: object) -> None:
+                """A process that is killed breaks its connections off, and that is no news."""
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 512
+
+            def handle_error(self, *_: object) -> None:
+                """See `log_message`."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    running = Service()
+    yield running
+    running.close()
+
+
+class Batch:
+    """One input and its output."""
+
+    def __init__(self, service: Service, folder: Path, lines: list[Any] | None = None, name: str = "in.jsonl") -> None:
+        self.service, self.source, self.output = service, folder / name, folder / "out.jsonl"
+        if lines is not None:
+            self.source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def start(self, *options: str, **kwargs: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "serve_app.cli.main", "batch", "run", str(self.source), "-o", str(self.output)]
+        environment = {**os.environ, "COLUMNS": "500"}
+        return subprocess.Popen(
+            [*command, "--url", self.service.url, *options], stderr=subprocess.PIPE, text=True, env=environment, **kwargs
+        )
+
+    def run(self, *options: str, **kwargs: Any) -> tuple[int, str]:
+        process = self.start(*options, **kwargs)
+        _, said = process.communicate(timeout=200)
+        return process.returncode, said
+
+    def answers(self) -> dict[str, str]:
+        lines = [json.loads(line) for line in self.output.read_text().splitlines()]
+        found = {line["custom_id"]: line["response"]["body"]["choices"][0]["message"]["content"] for line in lines}
+        assert len(found) == len(lines), "an id twice"
+        return found
+
+    def errors(self) -> dict[str, str]:
+        file = self.output.with_name("out.jsonl.errors.jsonl")
+        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return {f"{line['custom_id']} {line['error']['code']}": line["error"]["message"] for line in lines}
+
+
+def prompts(num: int) -> list[dict[str, Any]]:
+    return [{"custom_id": f"id-{i}", "prompt": f"prompt {i}"} for i in range(num)]
+
+
+def test_killed_again_and_again_each_line_has_one_answer_and_hardly_one_was_asked_twice(service: Service, tmp_path: Path) -> None:
+    service.delay_s = 0.02
+    batch, chance, num_kills = Batch(service, tmp_path, prompts(2000)), random.Random(1), 0
+    while True:
+        process = batch.start("--concurrency", "8")
+        try:
+            process.wait(timeout=chance.uniform(1.2, 2.5))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            num_kills += 1
+            assert not batch.output.exists() or len(batch.answers()) == 2000, "an output that is not whole"
+            continue
+        break
+    assert process.returncode == 0
+    assert num_kills >= 2
+    assert batch.answers() == {f"id-{i}": f"PROMPT {i}" for i in range(2000)}
+    assert list(batch.answers()) == [f"id-{i}" for i in range(2000)], "the order of the input"
+    # What was under way, and what a commit each 0.2 s had not reached.
+    assert service.asked.total() - 2000 <= num_kills * (8 + 8 * 0.3 / service.delay_s)
+
+
+def test_ctrl_c_leaves_a_batch_that_goes_on(service: Service, tmp_path: Path) -> None:
+    service.delay_s = 0.05
+    batch = Batch(service, tmp_path, prompts(400))
+    process = batch.start("--concurrency", "4")
+    while service.asked.total() < 40:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from there" in said
+    service.delay_s = 0.0
+    assert batch.run()[0] == 0
+    assert len(batch.answers()) == 400
+    assert service.asked.total() < 400 + 40
+
+
+def test_a_finished_batch_asks_nothing_and_an_edited_input_only_for_what_changed(service: Service, tmp_path: Path) -> None:
+    lines = prompts(20)
+    batch = Batch(service, tmp_path, lines)
+    assert batch.run()[0] == 0
+    assert batch.run()[0] == 0
+    assert service.asked.total() == 20
+    lines[3]["prompt"] = "another"
+    del lines[5]
+    Batch(service, tmp_path, [*lines, {"custom_id": "new", "prompt": "new"}])
+    assert batch.run()[0] == 0
+    assert service.asked.total() == 22
+    assert len(batch.answers()) == 20
+    assert (batch.answers()["id-3"], batch.answers()["new"]) == ("ANOTHER", "NEW")
+
+
+def test_each_bad_line_has_its_reason_and_the_others_their_answers(service: Service, tmp_path: Path) -> None:
+    batch = Batch(service, tmp_path)
+    lines = [
+        b'{"custom_id": "a", "prompt": "good"}',
+        b'{"custom_id": "b", "prompt":',
+        b'{"custom_id": "c"}',
+        b"\xff\xfe",
+        b"[1]",
+        b'{"custom_id": "a", "prompt": "again"}',
+        b'{"prompt": "' + b"x" * (17 << 20) + b'"}',
+        b'{"custom_id": "d", "method": "POST", "url": "/v1/files", "body": {}}',
+        b'{"custom_id": "e", "prompt": "e", "stream": true}',
+        b"",
+        b'{"custom_id": "f", "method": "POST", "url": "/v1/completions", "body": {"prompt": "raw"}}',
+        b'"only a prompt"',
+    ]
+    batch.source.write_bytes(b"\n".join(lines))
+    code, said = batch.run()
+    assert code == 3, said
+    assert batch.answers() == {"a": "GOOD", "f": "RAW", "line-12": "ONLY A PROMPT"}
+    errors = batch.errors()
+    assert errors["line-2 invalid_line"].startswith("the line is not JSON")
+    assert errors["c invalid_line"] == "the line has neither messages nor a text as 'prompt'"
+    assert errors["line-4 invalid_line"] == "the line is not UTF-8 at byte 0"
+    assert errors["line-5 invalid_line"] == "the line is a JSON list, neither an object nor a text"
+    assert errors["a duplicate_id"] == "the id 'a' is another line's already"
+    assert errors["line-7 invalid_line"] == "the line is longer than 16 MiB"
+    assert errors["d invalid_line"].startswith("the line has the url '/v1/files', none of ")
+    assert errors["e invalid_line"].startswith("the line asks for a stream")
+    assert len(errors) == 8
+
+
+def test_a_full_service_is_waited_for_and_a_refused_line_has_the_services_words(service: Service, tmp_path: Path) -> None:
+    def verdict(prompt: str) -> int:
+        if prompt == "prompt 7":
+            return 400
+        return 503 if service.asked[prompt] < 3 else 200
+
+    service.verdict = verdict
+    batch = Batch(service, tmp_path, prompts(50))
+    assert batch.run()[0] == 3
+    assert batch.errors() == {"id-7 request_failed": "no: 400"}
+    assert len(batch.answers()) == 49
+    service.verdict = lambda prompt: 200
+    assert batch.run()[0] == 3, "it is not asked again unbidden"
+    assert batch.run("--retry-failed")[0] == 0
+    assert len(batch.answers()) == 50
+    assert batch.errors() == {}
+
+
+def test_what_the_service_fails_is_tried_again_and_then_given_up(service: Service, tmp_path: Path) -> None:
+    service.verdict = lambda prompt: 500 if prompt == "prompt 1" else 200
+    batch = Batch(service, tmp_path, prompts(3))
+    assert batch.run("--tries", "2")[0] == 3
+    assert service.asked["prompt 1"] == 2
+    assert batch.errors() == {"id-1 request_failed": "no: 500"}
+
+
+def test_a_service_that_is_away_stops_the_batch_and_nothing_is_lost(service: Service, tmp_path: Path) -> None:
+    batch = Batch(service, tmp_path, prompts(10))
+    service.verdict = lambda prompt: 503 if prompt == "prompt 9" else 200
+    code, said = batch.run("--patience-s", "1")
+    assert code == 1
+    assert "nothing was answered for" in said
+    assert "run the same command: what was answered is kept" in said
+    service.verdict = lambda prompt: 200
+    assert batch.run()[0] == 0
+    assert [service.asked[f"prompt {i}"] for i in range(9)] == [1] * 9
+
+
+def test_of_two_at_once_one_is_refused(service: Service, tmp_path: Path) -> None:
+    service.delay_s = 0.1
+    batch = Batch(service, tmp_path, prompts(200))
+    first = batch.start("--concurrency", "4")
+    while not service.asked:
+        time.sleep(0.02)
+    code, said = batch.run()
+    assert code == 1
+    assert "another process is writing" in said
+    service.delay_s = 0.0
+    assert first.wait(timeout=100) == 0
+    assert service.asked.total() == 200
+
+
+def test_a_full_disk_stops_it_and_with_room_it_goes_on(service: Service, tmp_path: Path) -> None:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+
+    batch = Batch(service, tmp_path, prompts(3000))
+    code, said = batch.run(preexec_fn=limited)
+    assert code == 1
+    assert "make room and run the same command" in said
+    assert batch.run()[0] == 0
+    assert len(batch.answers()) == 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("in.csv", 'prompt,max_tokens\n"a, b",1\nc,2\n', ()),
+        ("in.txt", "a, b\n\nc\n", ()),
+        ("in.csv", 'q,x\n"a, b",1\nc,2\n', ("--prompt-field", "q")),
+        ("data", "a, b\nc\n", ("--format", "text")),
+    ],
+)
+def test_csv_and_text(service: Service, tmp_path: Path, name: str, text: str, options: tuple[str, ...]) -> None:
+    batch = Batch(service, tmp_path, name=name)
+    batch.source.write_text(text)
+    assert batch.run(*options)[0] == 0
+    assert list(batch.answers().values()) == ["A, B", "C"]
+
+
+def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    batch = Batch(service, tmp_path, [{"prompt": "a", "temperature": 1}])
+    options = ("-p", "max_tokens=8", "-p", "temperature=0", "--system", "Be brief.", "--schema", str(schema), "--model", "m")
+    assert batch.run(*options)[0] == 0
+    (body,) = service.bodies
+    assert body == {
+        "model": "m",
+        "max_tokens": 8,
+        "temperature": 1,
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options", "said"),
+    [
+        (None, "in.jsonl", (), "cannot be opened: No such file or directory"),
+        ("", "in.jsonl", (), "the input has no lines"),
+        ("x", "in.what", (), "its name does not tell the format; say --format, one of csv, jsonl, parquet, text"),
+        ("x", "in.txt", ("-p", "max_tokens"), "'max_tokens' is not NAME=VALUE"),
+        ("x", "out.jsonl", (), "INPUT and --output are both"),
+        ("x", "in.txt", ("--url", "http://127.0.0.1:9"), "does not answer as a service does"),
+    ],
+)
+def test_what_cannot_begin_says_why(
+    service: Service, tmp_path: Path, text: str | None, name: str, options: tuple[str, ...], said: str
+) -> None:
+    batch = Batch(service, tmp_path, name=name)
+    if text is not None:
+        batch.source.write_text(text)
+    code, told = batch.run(*options)
+    assert code in (1, 2)
+    assert said in " ".join(told.split())
