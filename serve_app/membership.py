@@ -46,12 +46,16 @@ class Lease:
     vllm_version: str = ""
     state: Literal["ready", "draining"] = "ready"
     load: dict[str, Any] = field(default_factory=dict)
+    release: str = ""
+    """Of a replica, the digest of its model's settings (`ModelSettings.release`)."""
     quarantined: tuple[tuple[str, str, float], ...] = ()
     """What an ingress has quarantined: model, fingerprint, and the seconds for which it still is."""
+    condemned: tuple[tuple[str, str], ...] = ()
+    """Canaries that an ingress found bad: digest of the release, and why."""
 
     def concerns(self) -> tuple[object, ...]:
         """Return what others act on at once."""
-        return self.state, self.port, {fingerprint for _, fingerprint, _ in self.quarantined}
+        return self.state, self.port, {fingerprint for _, fingerprint, _ in self.quarantined}, self.condemned
 
 
 class LeaseBoard:
@@ -67,7 +71,7 @@ class LeaseBoard:
         self._incarnation = time.time_ns()
 
     def renew(self, lease: Lease) -> None:
-        """Add or renew a member; only a new one, another state or a new quarantine wakes the pollers."""
+        """Add or renew a member; only a new one, another state, a new quarantine or a condemned canary wakes the pollers."""
         known = self._leases.get(lease.replica_id)
         self._leases[lease.replica_id] = (lease, self._now() + self._expiry_s)
         if known is None or known[0].concerns() != lease.concerns():

@@ -95,6 +95,8 @@ def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, A
     if not model:
         rows = [(*_common(lease), *_ingress_load(lease["load"])) for lease in leases]
         _print_table(console, "", ("ingress", "state", "address", "pid", "streams", "waiting"), rows)
+        canaries = [row for lease in leases for row in _canary_rows(lease)]
+        _print_table(console, "", ("canary", "of", "ingress", "state", "requests", "reason"), canaries)
         return
     rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]
     _print_table(console, model, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
@@ -122,6 +124,13 @@ def _common(lease: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _ingress_load(load: Mapping[str, Any]) -> tuple[str, ...]:
     return str(load.get("streams", 0)), str(sum(m["waiting"] for m in load.get("models", {}).values()))
+
+
+def _canary_rows(ingress: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield what an ingress thinks of each canary."""
+    for name, load in ingress["load"].get("models", {}).items():
+        if (canary := load.get("canary")) is not None:
+            yield name, canary["of"], ingress["replica_id"], canary["state"], str(canary["requests"]), canary["reason"]
 
 
 def _replica_load(load: Mapping[str, Any]) -> tuple[str, ...]:

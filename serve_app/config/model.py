@@ -1,5 +1,7 @@
 """One served model: what the engine loads, how many replicas there are and where they run."""
 
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -120,6 +122,19 @@ class SimulatedSettings(Section):
         return self.time_scale * step_time_s(profile_from(self.profile), work)
 
 
+class CanarySettings(Section):
+    """Makes a model the canary of another one: under that name it answers a share of the requests, until it does worse."""
+
+    of: str = Field(min_length=1)
+    """Name of the model whose requests it shares."""
+    share: Real = Field(default=0.05, gt=0, le=0.5)
+    """Share of those requests. The canary's replicas need room for it: their part of all replicas, or more."""
+    requests: Int = Field(default=200, ge=20)
+    """Requests that each ingress judges until it calls the canary good."""
+    slow_factor: Real = Field(default=2.0, gt=1)
+    """How many times the model's median time to a first token, or between two, counts as slow."""
+
+
 _FROM_ZERO: dict[str, JsonValue] = {
     "if": {"required": ["replicas"], "properties": {"replicas": {"required": ["min"], "properties": {"min": {"const": 0}}}}},
     "then": {"required": ["required"], "properties": {"required": {"const": False}}},
@@ -158,6 +173,8 @@ class ModelSettings(Section):
     """Extra environment of the engine's process."""
     golden: tuple[GoldenPrompt, ...] = ()
     """What every replica has to answer before it takes requests; for models that make text."""
+    canary: CanarySettings | None = None
+    """Makes this model the canary of another one. Default: it has requests of its own only."""
     required: bool = Field(default=True, strict=True)
     """Whether the ingress is ready only when this model has a replica."""
     kv_cache_gib: Real = Field(default=DEFAULT_KV_CACHE_GIB, gt=0)
@@ -166,6 +183,11 @@ class ModelSettings(Section):
     def per_node(self) -> int | None:
         """Return how many replicas one node may hold; None for any number."""
         return self.replicas_per_node or (1 if self.device == "cuda" else None)
+
+    def release(self) -> str:
+        """Return what tells this release of the model from others: a digest of all settings but how many replicas there are."""
+        settings = self.model_dump(mode="json", exclude={"replicas", "canary", "required"})
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod
     def _hint_for(cls, key: str) -> str:
@@ -215,6 +237,10 @@ class ModelSettings(Section):
         if self.replicas.min == 0 and self.required:
             why = "without a replica no ingress is ready, and no balancer sends the request that would start one"
             yield wrong("replicas.min", f"is 0 and required is true: {why}", "set required: false, or replicas.min: 1")
+        if self.replicas.min == 0 and self.canary is not None:
+            yield wrong(
+                "replicas.min", "is 0, and a canary without a replica gets no request", "set replicas.min: 1, or remove it"
+            )
 
     def _simulation_problems(self, simulated: SimulatedSettings) -> Iterator[PydanticCustomError]:
         there = f"and simulated.profile is {simulated.profile!r}"

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from serve_app.config.base import Int, Real, Section
-from serve_app.config.checks import dotted, load_yaml, refuse, to_config_error, to_config_errors, wrong
+from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_error, to_config_errors, wrong
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings
@@ -83,6 +83,7 @@ class Settings(Section):
                 *self._gpu_problems(),
                 *self._hold_problems(),
                 *self._health_problems(),
+                *self._canary_problems(),
             ]
         )
         return self
@@ -155,6 +156,23 @@ class Settings(Section):
             ):
                 problem = f"is {limit_s:g}, and a simulated step of {name} takes up to {step_s:.3g} s: it would be taken for hung"
                 yield wrong("health.eject_after_s", problem, f"set it well above {step_s:.3g}, or lower simulated.time_scale")
+
+    def _canary_problems(self) -> Iterator[PydanticCustomError]:
+        """Each canary is that of one model, and each model has one at most."""
+        canaries: dict[str, str] = {}
+        for name, model in self.models.items():
+            if model.canary is None:
+                continue
+            key, of = dotted(("models", name, "canary", "of")), model.canary.of
+            if of == name:
+                yield wrong(key, f"is {of!r}, the model itself", "name the model whose requests it shares")
+            elif of not in self.models:
+                yield wrong(key, f"is {of!r}, and there is no such model", did_you_mean(of, self.models.keys() - {name}))
+            elif self.models[of].canary is not None:
+                yield wrong(key, f"is {of!r}, itself a canary", "name the model that has the requests")
+            elif of in canaries:
+                yield wrong(key, f"is {of!r}, whose canary is {canaries[of]!r} already", "try one release at a time")
+            canaries.setdefault(of, name)
 
     def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
         """Two replicas on one node cannot listen on one port; which nodes there are, only Ray knows."""

@@ -24,7 +24,7 @@ class Trail:
     """For each change of replica within the answer: seconds from the last token before the change to the first new one after it."""
     end: str = ""
     """Of the request: the engine's finish reason, or the outcome that the front end gave it. Empty: it is unfinished, or failed."""
-    _last_token_at: float = 0.0
+    last_token_at: float = 0.0
     _moved: bool = False
 
     def started(self, replica_id: str, now: float) -> None:
@@ -45,8 +45,8 @@ class Trail:
             self.first_token_at = now
         elif self._moved:
             self._moved = False
-            self.gaps_s.append(now - self._last_token_at)
-        self._last_token_at = now
+            self.gaps_s.append(now - self.last_token_at)
+        self.last_token_at = now
 
     def finished(self, reason: str) -> None:
         """The engine has ended the request."""

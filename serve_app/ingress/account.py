@@ -64,6 +64,17 @@ class Account:
         if len(self._engine_requests) > _FOLD_AT and self._engine_requests[0].trail.end:
             self._fold(self._engine_requests.pop(0), "")
 
+    def begin_again(self) -> None:
+        """The attempts so far came to nothing, and all begins again at another front end."""
+        for request in self._engine_requests:
+            self._fold(request, "given_up")
+        self._engine_requests.clear()
+        self._prompts.clear()
+        self._engines_ends.clear()
+        self._prompt_tokens = self._output_tokens = 0
+        self._answer_id = self._reason = ""
+        self._first_token_at = None
+
     def client_gone(self, answer: Answer) -> None:
         """The client went away when it had been sent ``answer``; after the whole answer that is nothing to note."""
         if self._gone is None and not answer.ended:

@@ -29,6 +29,7 @@ from serve_app.errors import (
 )
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.body_fields import RESPONSES_STATE, BodyFields, check_request_id, parse_fields, refuse_stored_responses
+from serve_app.ingress.canary import SHARED_ROUTES, Canary
 from serve_app.ingress.connection import CROWDED, STALLED
 from serve_app.ingress.error_answers import ErrorAnswer, answer_of, error_body
 from serve_app.ingress.frontend import FrontEnd, serves
@@ -89,7 +90,14 @@ class IngressApp:
         self._stopped = False
         self._running: dict[asyncio.Timeout, Verdict] = {}
         self._front_ends = dict(front_ends)
-        self._default = next(iter(self._front_ends.values()))
+        self._listed = {name: front for name, front in front_ends.items() if front.model.canary is None}
+        self._default = next(iter(self._listed.values()))
+        self.canaries = {
+            front.model.canary.of: Canary(front, front_ends[front.model.canary.of].model)
+            for front in front_ends.values()
+            if front.model.canary is not None
+        }
+        """By the name of the model whose requests each shares."""
         self._limits = limits
         self._version = dict(version)
         self._keys = keys
@@ -199,16 +207,22 @@ class IngressApp:
         if verdict.account is not None:
             verdict.account.asked(fields)
         front = self._front_end(path, fields)
+        app_of = partial(self._app_of, path, held, verdict)
+        if path in SHARED_ROUTES and (canary := self.canaries.get(front.model.name)) is not None:
+            target = canary.split(app_of, front, verdict)
+        else:
+            target = await app_of(front)
+        await self._answer(target, front, scope, _replay(body, receive, partial(_note_gone, verdict, held)), held, verdict)
+
+    async def _app_of(self, path: str, held: HeldAnswer, verdict: Verdict, front: FrontEnd) -> ASGIApp:
+        """Make the front end the one that answers, and return its app for the route."""
         if verdict.account is not None:
             verdict.account.model = front.model.name
         vllm_app = await front.app()
-        if path in front.repeats:
-            verdict.repeatable = held
-        if path != "/generate" and not serves(vllm_app, path):
-            await _not_found(f"{path} for the model {front.model.name!r}")(scope, receive, held)
-            return
-        target = self._generate_app(front) if path == "/generate" else vllm_app
-        await self._answer(target, front, scope, _replay(body, receive, partial(_note_gone, verdict, held)), held, verdict)
+        verdict.repeatable = held if path in front.repeats else None
+        if path == "/generate":
+            return self._generate_app(front)
+        return vllm_app if serves(vllm_app, path) else _not_found(f"{path} for the model {front.model.name!r}")
 
     async def _answer(
         self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict
@@ -273,12 +287,12 @@ class IngressApp:
             return self._default
         front = self._front_ends.get(fields.model)
         if front is None:
-            raise ModelNotFound(model=fields.model, served=tuple(self._front_ends))
+            raise ModelNotFound(model=fields.model, served=tuple(self._listed))
         return front
 
     def _the_only_one(self) -> FrontEnd:
-        if len(self._front_ends) > 1:
-            raise BadRequest(param="model", problem=f"name one of {', '.join(self._front_ends)}")
+        if len(self._listed) > 1:
+            raise BadRequest(param="model", problem=f"name one of {', '.join(self._listed)}")
         return self._default
 
     async def _healthz(self) -> Response:
@@ -291,7 +305,7 @@ class IngressApp:
 
     async def _readyz(self) -> Response:
         """Ready: not draining, some replica of every required model takes requests, and there is room for connections."""
-        missing = [n for n, f in self._front_ends.items() if f.model.required and not f.client.is_ready()]
+        missing = [n for n, f in self._listed.items() if f.model.required and not f.client.is_ready()]
         if self.draining:
             return JSONResponse({"status": "draining"}, status_code=503)
         if missing:
@@ -322,7 +336,7 @@ class IngressApp:
 
     async def _cards(self) -> list[dict[str, Any]]:
         cards: list[dict[str, Any]] = []
-        for front in self._front_ends.values():
+        for front in self._listed.values():
             listing = await (await front.app()).state.openai_serving_models.show_available_models()
             cards += listing.model_dump()["data"]
         return cards

@@ -56,6 +56,7 @@ class Ingress:
             state="draining" if app.draining else "ready",
             load={"streams": app.streams, "models": self._runtime.describe()},
             quarantined=self._runtime.quarantined(),
+            condemned=self._runtime.condemned(),
         )
 
     def check_health(self) -> None:

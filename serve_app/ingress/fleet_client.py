@@ -337,8 +337,7 @@ class FleetClient(EngineCoreClient):
         self.streams.arrived(request.request_id)
         if verdict is not None:
             self._verdicts[request.request_id] = verdict
-            if verdict.account is not None:
-                verdict.account.add(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
+            verdict.began(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
         self._carry_out(instructions)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:

@@ -119,6 +119,8 @@ def _namespace(model: ModelSettings, engine_args: dict[str, Any]) -> argparse.Na
         "allowed_origins": [],  # no CORS: a browser app that needs it sits behind its own gateway
         "disable_fastapi_docs": True,
         "disable_uvicorn_access_log": True,
+        # The first one is in the answers.
+        "served_model_name": [model.name] if model.canary is None else [model.canary.of, model.name],
     }
     for name, value in {**engine_args, **ours, **model.frontend_args}.items():
         setattr(args, name, value)

@@ -20,7 +20,7 @@ from serve_app.ingress.verdict import Verdict
 
 _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")
 _ERROR_OF_VLLM = b'data: {"error": '
-_ERRORS = (_ERROR_OF_VLLM, b"event: error\n", b'{"error": ')
+ERRORS = (_ERROR_OF_VLLM, b"event: error\n", b'{"error": ')
 """How an error begins that is told after the begin of a stream."""
 
 
@@ -107,7 +107,7 @@ class HeldAnswer:
         if error is not None and not self._begun:
             await self._refuse()
             return
-        if body.startswith(_ERRORS):
+        if body.startswith(ERRORS):
             self._told_error = True
         if error is not None and body.startswith(_ERROR_OF_VLLM):
             message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another

@@ -7,7 +7,7 @@ ingress share the collectors; vLLM labels every series with ``model_name``.
 import shutil
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -18,6 +18,7 @@ from prometheus_client.utils import floatToGoString
 from vllm.v1.metrics import loggers
 from vllm.v1.metrics.stats import SchedulerStats
 
+from serve_app.core.canary import State
 from serve_app.core.fleet import FleetState
 from serve_app.core.gaps import BOUNDS_S, Gaps
 from serve_app.protocol.messages import ENGINE_LOST
@@ -180,8 +181,31 @@ _REPLICA_GAUGES = {
 }
 
 
-def register(fleets: Iterable[FleetState]) -> None:
+class CanaryCollector(Collector):
+    """Reads what canaries say of themselves when scraped."""
+
+    def __init__(self, described: Mapping[str, Callable[[], Mapping[str, Any]]]) -> None:
+        self._described = dict(described)
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "serve_app_canary_requests", "Requests for the model `of` that its canary was given.", labels=["model", "of"]
+        )
+        states = GaugeMetricFamily(
+            "serve_app_canary_state", "1 for the state that the canary is in.", labels=["model", "of", "state"]
+        )
+        for name, describe in self._described.items():
+            said = describe()
+            requests.add_metric([name, said["of"]], said["requests"])
+            for state in State:
+                states.add_metric([name, said["of"], state.value], float(state.value == said["state"]))
+        yield from (requests, states)
+
+
+def register(fleets: Iterable[FleetState], canaries: Mapping[str, Callable[[], Mapping[str, Any]]]) -> None:
+    """Show the fleets, and of each canary by its name what it says of itself."""
     REGISTRY.register(FleetCollector(fleets))
+    REGISTRY.register(CanaryCollector(canaries))
 
 
 class LoadGauges:

@@ -43,10 +43,11 @@ class IngressRuntime:
         """
         keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models.values()}
-        metrics.register(front.client.fleet for front in fronts.values())
         ledger = None if (where := settings.ingress.ledger) is None else Ledger(where, ingress_id)
         limits = AppLimits(settings.ingress.max_body_bytes, stream_silence_s=settings.timeouts.stream_silence_s)
         app = IngressApp(fronts, limits, version=_version(settings), keys=keys, fleet_id=fleet_id, ledger=ledger)
+        canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
+        metrics.register((front.client.fleet for front in fronts.values()), canaries)
         return cls(app, Listener(app, settings.ingress), fronts)
 
     @staticmethod
@@ -77,13 +78,22 @@ class IngressRuntime:
         leases = list(leases)
         members = [lease for lease in leases if lease.role == "replica"]
         told = [block for lease in leases for block in lease.quarantined]
+        condemned = {release: reason for lease in leases for release, reason in lease.condemned}
+        for canary in self.app.canaries.values():
+            canary.learn(condemned)
         for name, front in self.front_ends.items():
-            front.client.set_members(members)
+            # A canary is judged by its own replicas. Those of the release before it, which an update replaces, are not meant.
+            release = None if front.model.canary is None else front.model.release()
+            front.client.set_members([member for member in members if release in (None, member.release)])
             front.client.set_quarantined([(fingerprint, left_s) for model, fingerprint, left_s in told if model == name])
 
     def quarantined(self) -> tuple[tuple[str, str, float], ...]:
         """Return what the lease tells other ingresses: model, fingerprint, seconds left."""
         return tuple((name, *block) for name, front in self.front_ends.items() for block in front.client.quarantined())
+
+    def condemned(self) -> tuple[tuple[str, str], ...]:
+        """Return what the lease tells other ingresses: releases that this one found bad, and why."""
+        return tuple(told for canary in self.app.canaries.values() for told in canary.condemned())
 
     def autoscaling_stats(self) -> dict[str, float]:
         """Return per model ``<counter>/<model>`` of its `Tally`, and requests: ``waiting/<model>`` and ``draining/<model>``."""
@@ -96,7 +106,10 @@ class IngressRuntime:
         return stats
 
     def describe(self) -> dict[str, Any]:
-        return {name: front.client.fleet.describe() for name, front in self.front_ends.items()}
+        models = {name: front.client.fleet.describe() for name, front in self.front_ends.items()}
+        for canary in self.app.canaries.values():
+            models[canary.front.model.name]["canary"] = canary.describe()
+        return models
 
 
 def _version(settings: Settings) -> dict[str, Any]:

@@ -7,17 +7,21 @@ of the body; the fleet client writes an error here when it ends a request before
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from serve_app.core.request import RequestState
 from serve_app.errors import ServingError
 from serve_app.ingress.account import Account
 
 if TYPE_CHECKING:
     from serve_app.ingress.held_answer import HeldAnswer
 
+MAX_WATCHED = 4
+"""Engine requests of one HTTP request that are watched; a beam search makes thousands."""
+
 
 class Verdict:
     """All engine requests of one HTTP request (prompt lists, n>1, steps of a beam search) share it."""
 
-    __slots__ = ("account", "error", "num_requests", "repeatable")
+    __slots__ = ("account", "engine_requests", "error", "num_requests", "repeatable")
 
     def __init__(self, account: Account | None = None) -> None:
         self.error: ServingError | None = None
@@ -27,6 +31,21 @@ class Verdict:
         """The answer, if its middle may be written by `streaming`."""
         self.num_requests = 0
         """Engine requests that have come of it; counted where ``repeatable`` is."""
+        self.engine_requests: list[RequestState] | None = None
+        """The first of them, where somebody watches."""
+
+    def began(self, request: RequestState, answer_id: str) -> None:
+        """An engine request has come of it; ``answer_id`` is vLLM's for the answer."""
+        if self.account is not None:
+            self.account.add(request, answer_id)
+        if self.engine_requests is not None and len(self.engine_requests) < MAX_WATCHED:
+            self.engine_requests.append(request)
+
+    def begin_again(self) -> None:
+        """Nothing of an answer has begun, and another front end answers."""
+        self.error, self.num_requests, self.engine_requests = None, 0, None
+        if self.account is not None:
+            self.account.begin_again()
 
 
 current_verdict: ContextVar[Verdict | None] = ContextVar("verdict", default=None)

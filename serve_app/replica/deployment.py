@@ -104,6 +104,7 @@ class Replica:
             replica_id=self.replica_id,
             role="replica",
             model=self.model.name,
+            release=self.model.release(),
             host=host,
             port=self._port,
             epoch=self._epoch,

@@ -17,7 +17,7 @@ from serve_app.core.fleet_settings import FleetSettings
 from serve_app.ingress import metrics as metrics_of_ingress
 from serve_app.ingress.connection import CROWDED_CONNECTIONS, STALLED_CLIENTS
 from serve_app.ingress.ledger_file import LOST
-from serve_app.ingress.metrics import FREE_DISK, FleetCollector
+from serve_app.ingress.metrics import FREE_DISK, CanaryCollector, FleetCollector
 from tests.chart.places import alert
 from tests.chart.render import Refused, Rendered, at, merged, models, render
 
@@ -39,7 +39,8 @@ def expressions(r: Rendered) -> Iterator[str]:
 
 def fleet_series() -> dict[str, set[str]]:
     """Name -> labels of the series of an ingress, as its collectors name them."""
-    metrics: list[Metric] = list(FleetCollector([FleetState(FleetSettings(model="m"))]).collect())
+    collectors = FleetCollector([FleetState(FleetSettings(model="m"))]), CanaryCollector({})
+    metrics: list[Metric] = [metric for collector in collectors for metric in collector.collect()]
     found = {m.name + ("_total" if m.type == "counter" else ""): set(m._labelnames) for m in metrics}  # type: ignore[attr-defined]
     buckets = {f"{m.name}_bucket": found[m.name] for m in metrics if m.type == "histogram"}
     single = (STALLED_CLIENTS, CROWDED_CONNECTIONS, LOST, metrics_of_ingress._engines_lost)
@@ -120,6 +121,18 @@ def test_a_model_that_may_have_no_replica_is_none_that_misses_one() -> None:
     (both,) = rules(1, 0, 2)
     assert re.findall(r'model=~"(.*?)"', both) == ["m0[+][.]a|m2[+][.]a"]
     assert rules(0) == []
+
+
+def test_a_canary_has_an_alert_of_its_own_and_is_not_missed() -> None:
+    chat = {"name": "chat", "model": "/opt/m"}
+    rendered = render(merged(MONITORED, models(chat, chat | {"name": "next", "canary": {"of": "chat"}})))
+    rules = {rule["alert"]: rule["expr"] for rule in rendered.of("PrometheusRule")[""]["spec"]["groups"][0]["rules"]}
+    assert 'model=~"chat"' in rules["ServeAppNoReplica"]
+    registry = CollectorRegistry()
+    registry.register(CanaryCollector({"next": lambda: {"of": "chat", "state": "bad", "requests": 5}}))
+    (bad,) = [s for metric in registry.collect() for s in metric.samples if s.labels.get("state") == "bad"]
+    assert bad.value == 1
+    assert f"max by (model, of) ({bad.name}{{" in rules["ServeAppCanaryIsBad"]
 
 
 def test_the_dashboards_of_two_releases_are_two_to_grafana() -> None:

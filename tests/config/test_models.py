@@ -45,6 +45,14 @@ def test_a_size_in_gib_is_converted_too() -> None:
             "start one; set required: false, or replicas.min: 1",
         ),
         (
+            {"replicas": {"min": 0, "max": 2}, "required": False, "canary": {"of": "chat"}},
+            "replicas.min: is 0, and a canary without a replica gets no request; set replicas.min: 1, or remove it",
+        ),
+        (
+            {"canary": {"of": "chat", "share": 0.6}},
+            "canary.share: is 0.6, but should be less than or equal to 0.5",
+        ),
+        (
             {"device": "cuda", "gpus_per_replica": 2, "engine_args": {"tensor-parallel-size": 4}},
             "engine_args.tensor_parallel_size: is 4 and gpus_per_replica is 2; remove it: gpus_per_replica sets both",
         ),
@@ -263,3 +271,25 @@ def test_an_executor_whose_workers_outlive_their_engine_is_refused() -> None:
     said = refusal(models={"llama": LLAMA | on | {"engine_args": {"distributed_executor_backend": "ray"}}})
     assert said.startswith("models.llama.engine_args.distributed_executor_backend: is 'ray', whose workers would not end")
     parse_settings({"models": {"llama": LLAMA | on | {"engine_args": {"distributed_executor_backend": "mp"}}}})
+
+
+@pytest.mark.parametrize(
+    ("canaries", "said"),
+    [
+        ({"chat": "chat"}, "models.chat.canary.of: is 'chat', the model itself; name the model whose requests it shares"),
+        ({"next": "caht"}, "models.next.canary.of: is 'caht', and there is no such model; did you mean chat?"),
+        (
+            {"next": "chat", "third": "next"},
+            "models.third.canary.of: is 'next', itself a canary; name the model that has the requests",
+        ),
+        (
+            {"next": "chat", "third": "chat"},
+            "models.third.canary.of: is 'chat', whose canary is 'next' already; try one release at a time",
+        ),
+    ],
+)
+def test_a_canary_is_that_of_one_model_which_has_one(canaries: dict[str, str], said: str) -> None:
+    models: dict[str, Any] = {name: dict(LLAMA) for name in ("chat", "next", "third")}
+    for name, of in canaries.items():
+        models[name]["canary"] = {"of": of}
+    assert refusal(models=models) == said

@@ -1,0 +1,146 @@
+"""Whether a canary does worse than the model whose requests it shares. Pure.
+
+Each criterion is a question with yes or no for an answer: did the request fail, did it take more than so many times the model's median
+time to a first token, ... The same question is asked of the model's own requests of the same time, so that what strikes both sides does
+not count against the canary. The test is Wald's sequential one (Annals of Mathematical Statistics 16, 1945): it may be looked at after
+each request without finding more by that. docs/adr/0014-a-canary-judged-against-its-model.md has the reasons and the measured rates.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+FALSE_ALARM = 1e-3
+"""How likely at most each criterion condemns a canary that is as good as its model, were the model's share exactly known."""
+WORSE_BY = 0.2
+"""The share of requests by which a canary is worse that the test looks for; half of it is found too, later."""
+_ENOUGH_TO_TIME = 20
+"""Times of the model that must be known before the canary's are compared with their median."""
+_FIRST_TIMES = 10
+"""Times of the canary that are not judged: its caches are cold."""
+_KEPT, _KEPT_OF_MODEL = 256, 4096
+"""A canary of 5 % sees 256 requests while its model sees 4,864."""
+_USUALLY_SLOW = 0.3
+"""Share of requests beyond the limit of a time that is taken for usual at least: times scatter, and the canary may be slower by less."""
+_MIN_PATIENCE_S, _UNKNOWN_PATIENCE_S = 10.0, 30.0
+
+
+class Criterion(StrEnum):
+    """What is compared. Of the last two the values are seconds, of the others 1 for yes and 0 for no."""
+
+    FAILED = "failed"
+    EMPTY = "had an empty answer"
+    LOOPED = "had an answer that ends in a loop"
+    TTFT = "waited too long for the first token"
+    ITL = "had too long gaps between tokens"
+
+
+TIMES = {Criterion.TTFT: 0.05, Criterion.ITL: 0.005}
+"""Criteria in seconds, and by how many the limit is above the model's median at least: on a fast model noise alone doubles a time."""
+
+
+class State(StrEnum):
+    UNDECIDED = "undecided"
+    GOOD = "good"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class CanaryLimits:
+    """``share`` of the requests, the number of ``requests`` after which a canary counts as good, and how many times slower is bad."""
+
+    share: float
+    requests: int
+    slow_factor: float
+
+
+class Judge:
+    """One canary at one ingress. Its verdict ``BAD`` is final."""
+
+    def __init__(self, limits: CanaryLimits) -> None:
+        self.limits = limits
+        self.reason = ""
+        """Why it is bad, in words for people."""
+        self.num_taken = 0
+        self.num_judged = 0
+        self._due = 0.0
+        self._model = {criterion: deque[float](maxlen=_KEPT_OF_MODEL) for criterion in Criterion}
+        self._canary = {criterion: deque[float](maxlen=_KEPT) for criterion in Criterion}
+        self._times_to_skip = dict.fromkeys(TIMES, _FIRST_TIMES)
+
+    @property
+    def state(self) -> State:
+        if self.reason:
+            return State.BAD
+        return State.GOOD if self.num_judged >= self.limits.requests else State.UNDECIDED
+
+    def takes_next(self, *, is_ready: bool) -> bool:
+        """Return whether the canary gets the next request: evenly spread, never more than its share. Nothing is saved up for it."""
+        if self.reason or not is_ready:
+            return False
+        self._due += self.limits.share
+        if self._due < 1.0 - 1e-9:
+            return False
+        self._due -= 1.0
+        self.num_taken += 1
+        return True
+
+    def patience_s(self) -> float:
+        """Return how long a request waits for the canary's first token before the model answers it."""
+        times = self._model[Criterion.TTFT]
+        return max(_MIN_PATIENCE_S, 2.0 * max(times)) if len(times) >= _ENOUGH_TO_TIME else _UNKNOWN_PATIENCE_S
+
+    def saw_model(self, criterion: Criterion, value: float) -> None:
+        """Take in what the model itself did for a request."""
+        self._model[criterion].append(value)
+
+    def saw_canary(self, criterion: Criterion, value: float) -> None:
+        """Take in what the canary did for a request, and judge it."""
+        if criterion is Criterion.FAILED:
+            self.num_judged += 1
+        if self._times_to_skip.get(criterion, 0):
+            self._times_to_skip[criterion] -= 1
+            return
+        self._canary[criterion].append(value)
+        if not self.reason:
+            self.reason = self._worse_by(criterion)
+
+    def condemn(self, reason: str) -> None:
+        """Another ingress found it bad."""
+        self.reason = self.reason or reason
+
+    def _worse_by(self, criterion: Criterion) -> str:
+        model, canary, limit = self._model[criterion], self._canary[criterion], 0.5
+        if criterion in TIMES:
+            if len(model) < _ENOUGH_TO_TIME:
+                return ""
+            limit = max(self.limits.slow_factor * median(model), median(model) + TIMES[criterion])
+        ours, theirs = _over(canary, limit), _over(model, limit)
+        usual = max(_usual(theirs, len(model)), _USUALLY_SLOW if criterion in TIMES else 0.0)
+        worse = min(usual + WORSE_BY, 0.99)
+        evidence = ours * math.log(worse / usual) + (len(canary) - ours) * math.log((1 - worse) / (1 - usual))
+        if usual >= worse or evidence < -math.log(FALSE_ALARM):
+            return ""
+        said = f"{ours} of {len(canary)} requests {criterion}, of the model's own {theirs} of {len(model)}"
+        return f"{said} (limit {limit:.3g} s)" if criterion in TIMES else said
+
+
+def _usual(num_yes: int, num: int) -> float:
+    """Return a share that is hardly below the true one: from few requests it cannot be known, and an error would be a false alarm."""
+    share = (num_yes + 0.5) / (num + 10)
+    return share + 1.5 * math.sqrt(share * (1 - share) / (num + 10))
+
+
+def _over(values: Iterable[float], limit: float) -> int:
+    return sum(value > limit for value in values)
+
+
+def is_looping(token_ids: Sequence[int], *, tail: int = 48, longest_period: int = 6) -> bool:
+    """Return whether the last ``tail`` tokens repeat a piece of at most ``longest_period`` tokens, as broken weights make them."""
+    last = token_ids[-tail:]
+    return len(last) == tail and any(
+        all(last[i] == last[i - period] for i in range(period, tail)) for period in range(1, longest_period + 1)
+    )

@@ -1,0 +1,227 @@
+"""A canary in front of its model: it answers its share of the requests, and the model answers what it fails to begin.
+
+docs/adr/0014-a-canary-judged-against-its-model.md. What the ingress sees of a request becomes values for ``core/canary.py``, which judges.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.config import ModelSettings
+from serve_app.core.canary import CanaryLimits, Criterion, Judge, State, is_looping
+from serve_app.core.request import RequestState, Resume
+from serve_app.errors import QueueFull, RequestQuarantined, ServerStopping, ServingError
+from serve_app.ingress.frontend import FrontEnd
+from serve_app.ingress.held_answer import ERRORS, HeldAnswer
+from serve_app.ingress.verdict import Verdict
+
+logger = logging.getLogger(__name__)
+
+SHARED_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/generate"})
+"""Routes of which a canary gets its share. An answer of /v1/responses has begun before the engine is asked."""
+
+_LOOK_S = 0.5
+_ITL_TOKENS, _ITL_AFTER_S = 32, 10.0
+"""A gap between tokens is judged after so many tokens, or after so long, whichever comes first."""
+_ITL_LEAST_TOKENS = 8
+
+
+class Canary:
+    """One canary at one ingress."""
+
+    def __init__(self, front: FrontEnd, model: ModelSettings) -> None:
+        assert front.model.canary is not None
+        self.front = front
+        self.of = model.name
+        self.judge = Judge(CanaryLimits(front.model.canary.share, front.model.canary.requests, front.model.canary.slow_factor))
+        self.release = f"{front.model.release()} beside {model.release()}"
+        """Equal in all ingresses that compare these two settings; a verdict on it says nothing of others."""
+
+    def condemned(self) -> tuple[tuple[str, str], ...]:
+        """Return what the lease tells other ingresses: the release and why it is bad."""
+        return ((self.release, self.judge.reason),) if self.judge.reason else ()
+
+    def learn(self, told: dict[str, str]) -> None:
+        """Take in what other ingresses condemned."""
+        if not self.judge.reason and (reason := told.get(self.release)) is not None:
+            self.judge.condemn(reason)
+            self._say_so()
+
+    def describe(self) -> dict[str, Any]:
+        """Return how it stands as plain data, for status and metrics."""
+        judge = self.judge
+        state = {"of": self.of, "state": judge.state.value, "reason": judge.reason}
+        return {**state, "requests": judge.num_taken, "judged": judge.num_judged, "share": judge.limits.share}
+
+    def split(self, app_of: Callable[[FrontEnd], Awaitable[ASGIApp]], model: FrontEnd, verdict: Verdict) -> ASGIApp:
+        """Return an app that answers by the canary or by the model.
+
+        Args:
+            app_of: Makes a front end the one that answers the request, and returns its app.
+        """
+
+        async def answer(scope: Scope, receive: Receive, held: Send) -> None:
+            assert isinstance(held, HeldAnswer)
+            body = await receive()
+            if self.judge.takes_next(is_ready=self.front.client.is_ready()):
+                if await self._try(await app_of(self.front), scope, _first(body, receive), held, verdict):
+                    return
+                verdict.begin_again()
+                await (await app_of(model))(scope, _first(body, receive), held)
+                return
+            watch = _Watch(self.judge.saw_model, verdict)
+            app = await app_of(model)
+            raised = True
+            try:
+                await app(scope, _first(body, receive), held)
+                raised = False
+            finally:
+                watch.end(failed=_has_failed(verdict, held, raised=raised))
+
+        return answer
+
+    async def _try(self, app: ASGIApp, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict) -> bool:
+        """Let the canary answer; return False if the model has to, because the canary failed before the first part of an answer."""
+        was = self.judge.state
+        watch = _Watch(self._saw, verdict)
+        gate = _Gate(held, verdict)
+        task = asyncio.create_task(_run(app, scope, receive, gate), name="canary")
+        try:
+            while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
+                watch.look()
+                if not gate.has_begun and (self.judge.state is State.BAD or watch.waits_s() > self.judge.patience_s()):
+                    gate.has_failed = True
+                    break
+        finally:
+            task.cancel()  # nothing to a task that is done
+            await asyncio.wait([task])
+        raised = None if task.cancelled() else task.exception()
+        if raised is not None and not gate.has_begun:
+            gate.has_failed = True
+        taken_away = was is not State.BAD and self.judge.state is State.BAD and watch.waits_s() <= self.judge.patience_s()
+        if gate.has_failed and taken_away and verdict.error is None and raised is None:
+            return False  # another request condemned the canary; this one says nothing
+        watch.end(failed=_has_failed(verdict, held, raised=raised is not None or gate.has_failed))
+        if gate.has_failed:
+            logger.info("canary %s did not begin to answer, %s does: %r", self.front.model.name, self.of, verdict.error or raised)
+        elif raised is not None:
+            raise raised
+        return not gate.has_failed
+
+    def _saw(self, criterion: Criterion, value: float) -> None:
+        was = self.judge.state
+        self.judge.saw_canary(criterion, value)
+        if self.judge.state is not was:
+            self._say_so()
+
+    def _say_so(self) -> None:
+        name, judge = self.front.model.name, self.judge
+        if judge.state is State.BAD:
+            logger.error("canary %s is bad, %s answers all requests: %s", name, self.of, judge.reason)
+        else:
+            logger.info("canary %s is good: %d requests were judged", name, judge.num_judged)
+
+
+class _Gate:
+    """An ASGI ``send`` that lets nothing of a failure through before the first part of an answer."""
+
+    def __init__(self, held: HeldAnswer, verdict: Verdict) -> None:
+        self._held, self._verdict = held, verdict
+        self.has_begun = False
+        self.has_failed = False
+
+    async def __call__(self, message: Message) -> None:
+        if not self.has_begun and not self.has_failed:
+            self.has_failed = self._fails(message)
+            self.has_begun = not self.has_failed and message["type"] == "http.response.body"
+        if not self.has_failed:
+            await self._held(message)
+
+    def _fails(self, message: Message) -> bool:
+        error = self._verdict.error
+        if error is not None:
+            return _is_the_servers(error)
+        if message["type"] == "http.response.start":
+            return int(message["status"]) >= 500
+        return bool(message.get("body", b"").startswith(ERRORS))
+
+
+class _Watch:
+    """What one request shows of the side that answers it."""
+
+    def __init__(self, saw: Callable[[Criterion, float], None], verdict: Verdict) -> None:
+        self._saw = saw
+        self._requests: list[RequestState] = []
+        verdict.engine_requests = self._requests
+        self._began_at = time.monotonic()
+        self._to_time = {Criterion.TTFT, Criterion.ITL}
+
+    def waits_s(self) -> float:
+        """Return for how long it has waited for a first token; 0 once it has one."""
+        has_token = any(request.trail.first_token_at is not None for request in self._requests)
+        return 0.0 if has_token else time.monotonic() - self._began_at
+
+    def look(self) -> None:
+        """Time it while it runs: an answer may take minutes."""
+        self._time(least_tokens=_ITL_TOKENS)
+
+    def end(self, *, failed: bool | None) -> None:
+        """Take in how it ended. ``failed`` None: that says nothing, because the client was wrong, or gone."""
+        if failed is not None:
+            self._saw(Criterion.FAILED, float(failed))
+        self._time(least_tokens=_ITL_LEAST_TOKENS)
+        if not failed and self._requests and self._requests[0].trail.end and self._requests[0].resume is not Resume.RESTART:
+            first = self._requests[0]
+            self._saw(Criterion.EMPTY, float(first.trail.end == "stop" and len(first.emitted_ids) <= 1))
+            self._saw(Criterion.LOOPED, float(is_looping(first.emitted_ids)))
+        elif Criterion.TTFT in self._to_time and (failed or failed is None) and self._requests:
+            self._saw(Criterion.TTFT, time.monotonic() - self._began_at)  # it waited in vain for so long at least
+
+    def _time(self, *, least_tokens: int) -> None:
+        if not self._requests or (first_at := (trail := self._requests[0].trail).first_token_at) is None:
+            return
+        if Criterion.TTFT in self._to_time:
+            self._to_time.discard(Criterion.TTFT)
+            self._saw(Criterion.TTFT, first_at - self._requests[0].arrived_at)
+        num_tokens = len(self._requests[0].emitted_ids)
+        long_enough = num_tokens >= least_tokens or (num_tokens > 1 and time.monotonic() - first_at > _ITL_AFTER_S)
+        if Criterion.ITL in self._to_time and long_enough:
+            self._to_time.discard(Criterion.ITL)
+            self._saw(Criterion.ITL, (trail.last_token_at - first_at) / (num_tokens - 1))
+
+
+async def _run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, send)
+
+
+def _first(body: Message, receive: Receive) -> Receive:
+    """Return a receive that gives the body that was read, then whatever comes."""
+    messages = iter([body])
+
+    async def receive_from_the_body_on() -> Message:
+        return next(messages, None) or await receive()
+
+    return receive_from_the_body_on
+
+
+def _is_the_servers(error: ServingError) -> bool:
+    """Return whether another front end may do better. A release whose engines crash makes any request look like a poison."""
+    return error.http_status >= 500 or isinstance(error, RequestQuarantined)
+
+
+def _is_refused(verdict: Verdict) -> bool:
+    """Return whether the fleet had no place for it: that says how many replicas there are, not how good they are."""
+    return isinstance(verdict.error, QueueFull | ServerStopping)
+
+
+def _has_failed(verdict: Verdict, held: HeldAnswer, *, raised: bool) -> bool | None:
+    answer = held.answer
+    if _is_refused(verdict) or (verdict.error is not None and not _is_the_servers(verdict.error)):
+        return None
+    if raised or verdict.error is not None or answer.told_error or answer.status >= 500:
+        return True
+    return False if answer.ended and answer.status < 400 else None

@@ -1,0 +1,223 @@
+"""A canary in front of its model, over fake front ends: small ASGI apps in the place of vLLM's."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve_app.config.model import CanarySettings
+from serve_app.core.canary import State
+from serve_app.core.request import RequestState, Resume
+from serve_app.errors import NoReplica, QueueFull, RequestQuarantined
+from serve_app.ingress.app import AppLimits, IngressApp
+from serve_app.ingress.frontend import FrontEnd
+from serve_app.ingress.ledger import Ledger
+from serve_app.ingress.verdict import current_verdict
+from serve_app.testing.fleet import MODEL, in_loop, settings
+from tests.ingress.test_app import App, Front, call
+
+CHAT = "/v1/chat/completions"
+Answer = Callable[[Send], Awaitable[None]]
+
+
+def says(name: str, *, before: Callable[[], Awaitable[None] | None] | None = None) -> ASGIApp:
+    """Answer with the name, after one engine request of three tokens."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        verdict = current_verdict.get()
+        assert verdict is not None
+        request = RequestState("r", prompt_tokens=1, max_tokens=3, resume=Resume.CONTINUE)
+        verdict.began(request, "answer")
+        if before is not None and (waited := before()) is not None:
+            await waited
+        request.emitted_ids += [1, 2, 3]
+        request.trail.started("replica-of-" + name, 0.0)
+        request.trail.delivered(1.0)
+        request.trail.finished("stop")
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": json.dumps({"by": name}).encode()})
+
+    return app
+
+
+def front(name: str, asgi: ASGIApp, *, canary: CanarySettings | None = None, ready: bool = True) -> FrontEnd:
+    model = settings().models[MODEL].model_copy(update={"name": name, "canary": canary})
+    return cast(FrontEnd, Front(model, SimpleNamespace(is_ready=lambda: ready), App(name, asgi)))
+
+
+def pair(canary: ASGIApp, model: ASGIApp | None = None, *, ready: bool = True, ledger: Ledger | None = None) -> IngressApp:
+    """A model and its canary, which gets each second request."""
+    fronts = [
+        front("next", canary, canary=CanarySettings(of="model", share=0.5), ready=ready),
+        front("model", model or says("model")),
+    ]
+    return IngressApp({f.model.name: f for f in fronts}, AppLimits(1000), version={}, ledger=ledger)
+
+
+def state(app: IngressApp) -> State:
+    return app.canaries["model"].judge.state
+
+
+async def ask(app: IngressApp, num: int = 1, path: str = CHAT, model: str = "model") -> Counter[str]:
+    answers = [await call(app, "POST", path, json={"model": model}) for _ in range(num)]
+    assert {a.status_code for a in answers} == {200}
+    return Counter(a.json()["by"] for a in answers)
+
+
+def failing(how: Callable[[Any, Send], Awaitable[None]]) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await how(current_verdict.get(), send)
+
+    return app
+
+
+async def _answers_500(verdict: Any, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 500, "headers": []})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+async def _raises(verdict: Any, send: Send) -> None:
+    raise RuntimeError("broken")
+
+
+async def _loses_its_replica(verdict: Any, send: Send) -> None:
+    verdict.error = NoReplica(model="next", waited_s=30.0, retry_after_s=1.0)
+    await _answers_500(verdict, send)
+
+
+async def _begins_a_stream_with_an_error(verdict: Any, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    await send({"type": "http.response.body", "body": b'data: {"error": {"message": "x"}}\n\n', "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+@in_loop
+async def test_each_side_answers_its_share_and_only_of_generations() -> None:
+    app = pair(says("next"))
+    assert await ask(app, 10) == {"next": 5, "model": 5}
+    assert await ask(app, 10, path="/tokenize") == {"model": 10}
+    assert await ask(app, 2, model="next") == {"next": 2}
+
+
+@pytest.mark.parametrize("how", [_answers_500, _raises, _loses_its_replica, _begins_a_stream_with_an_error])
+@in_loop
+async def test_what_the_canary_fails_to_begin_the_model_answers_and_a_few_condemn_it(how: Any) -> None:
+    app = pair(failing(how))
+    assert await ask(app, 60) == {"model": 60}
+    judge = app.canaries["model"].judge
+    assert state(app) is State.BAD
+    assert judge.num_taken < 12
+    assert "requests failed, of the model's own 0 of" in judge.reason
+
+
+@in_loop
+async def test_a_canary_that_has_no_place_says_nothing_of_its_release() -> None:
+    async def is_full(verdict: Any, send: Send) -> None:
+        verdict.error = QueueFull(waiting=1, limit=1, retry_after_s=1.0)
+        await _answers_500(verdict, send)
+
+    app = pair(failing(is_full))
+    assert await ask(app, 40) == {"model": 40}
+    assert state(app) is State.UNDECIDED
+
+
+@in_loop
+async def test_what_an_end_of_the_canarys_engines_is_blamed_on_is_tried_at_the_model() -> None:
+    async def looks_like_poison(verdict: Any, send: Send) -> None:
+        verdict.error = RequestQuarantined(blocked_s=1.0)
+        await _answers_500(verdict, send)
+
+    app = pair(failing(looks_like_poison))
+    assert await ask(app, 40) == {"model": 40}
+    assert state(app) is State.BAD
+
+
+@in_loop
+async def test_what_the_client_did_wrong_says_nothing_of_the_canary() -> None:
+    async def is_wrong(verdict: Any, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 400, "headers": []})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    app = pair(failing(is_wrong))
+    answers = [(await call(app, "POST", CHAT, json={"model": "model"})).status_code for _ in range(40)]
+    assert Counter(answers) == {200: 20, 400: 20}
+    assert (state(app), app.canaries["model"].judge.num_judged) == (State.UNDECIDED, 0)
+
+
+@in_loop
+async def test_a_canary_without_a_replica_gets_nothing() -> None:
+    assert await ask(pair(says("next"), ready=False), 10) == {"model": 10}
+
+
+@in_loop
+async def test_a_verdict_frees_the_requests_that_hang_at_the_canary() -> None:
+    asked = asyncio.Event()
+
+    def hang() -> Awaitable[None]:
+        asked.set()
+        return asyncio.sleep(1000)
+
+    app = pair(says("next", before=hang))
+    await ask(app)
+    answer = asyncio.ensure_future(ask(app))
+    await asked.wait()
+    app.canaries["model"].judge.condemn("another ingress says so")
+    assert await answer == {"model": 1}
+    assert app.canaries["model"].judge.num_judged == 0
+
+
+@in_loop
+async def test_a_request_that_waits_too_long_for_the_canary_is_answered_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = pair(says("next", before=lambda: asyncio.sleep(1000)))
+    judge = app.canaries["model"].judge
+    monkeypatch.setattr(type(judge), "patience_s", lambda self: 0.0)
+    assert await ask(app, 2) == {"model": 2}
+    assert judge.num_judged == 1
+
+
+@in_loop
+async def test_a_stream_that_the_canary_has_begun_is_not_taken_away() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def app_of_next(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        await send({"type": "http.response.body", "body": b"data: a\n\n", "more_body": True})
+        begun.set()
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"data: b\n\n"})
+
+    app = pair(app_of_next)
+    await ask(app)
+    answer = asyncio.ensure_future(call(app, "POST", CHAT, json={"model": "model", "stream": True}))
+    await begun.wait()
+    app.canaries["model"].judge.condemn("bad")
+    go_on.set()
+    assert (await answer).text == "data: a\n\ndata: b\n\n"
+
+
+@in_loop
+async def test_a_canary_is_neither_listed_nor_needed() -> None:
+    app = pair(says("next"), ready=False)
+    assert [card["id"] for card in (await call(app, "GET", "/v1/models")).json()["data"]] == ["model"]
+    assert (await call(app, "GET", "/readyz")).status_code == 200
+    assert (await ask(app, 2, model="")) == {"model": 2}
+
+
+@in_loop
+async def test_verdicts_are_told_and_learnt_for_the_same_release_only() -> None:
+    bad, other = pair(failing(_answers_500)), pair(says("next"))
+    await ask(bad, 60)
+    told = dict(bad.canaries["model"].condemned())
+    other.canaries["model"].learn({"another release": "x"})
+    assert state(other) is State.UNDECIDED
+    other.canaries["model"].learn(told)
+    assert state(other) is State.BAD
+    assert await ask(other, 10) == {"model": 10}
