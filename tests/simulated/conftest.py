@@ -29,6 +29,7 @@ def make_engine(tiny_llama: Path) -> Iterator[Callable[..., Any]]:
     }.items():
         environment.setenv(name, value)
     from vllm import LLM  # here, because importing it takes seconds and the pure tests need none of it
+    from vllm.v1.metrics.loggers import unregister_vllm_metrics
 
     def make(simulated: Mapping[str, Any] = FAST, **engine_args: Any) -> Any:
         return LLM(
@@ -45,4 +46,5 @@ def make_engine(tiny_llama: Path) -> Iterator[Callable[..., Any]]:
         )
 
     yield make
+    unregister_vllm_metrics()  # they would be in the way of a front end of ours in another module of the same worker
     environment.undo()
