@@ -25,7 +25,7 @@ _IDLE_S = 300.0
 
 @dataclass
 class StaticServer:
-    """A running ``python -m serve_app.static_batching``."""
+    """A running ``python -m benchmarks.static_batching``."""
 
     file: Path
     log: Path
@@ -75,7 +75,7 @@ def static_server(values: dict[str, Any], folder: Path) -> Iterator[StaticServer
     """Start it with these settings; it has a Ray cluster of its own."""
     static = StaticServer(folder / "static.yaml", folder / "static.log")
     static.file.write_text(yaml.safe_dump(values))
-    command = [sys.executable, "-m", "serve_app.static_batching", str(static.file), "--port", str(STATIC_PORT)]
+    command = [sys.executable, "-m", "benchmarks.static_batching", str(static.file), "--port", str(STATIC_PORT)]
     env = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with server(command, f"{static.url}/settings", log=static.log, environment=env, start_s=_START_S) as process:
         static.process = process

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.static_batching.batches import Form, largest_batch, num_steps, step_ends_s
 from loadtest.scenario import Scenario, parse_scenario
 from serve_app.simulated.profiles import PROFILES, Profile
-from serve_app.static_batching.batches import Form, largest_batch, num_steps, step_ends_s
 
 MODEL = "embedded:smollm2-135m-instruct"
 SEED = 0xCADE

@@ -17,10 +17,10 @@ import httpx
 import pytest
 import yaml
 
+from benchmarks.static_batching.batches import step_ends_s
+from benchmarks.static_batching.engines import BatchRequest, SimulatedEngine, TransformersEngine
+from benchmarks.static_batching.settings import StaticSettings, parse_static
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.static_batching.batches import step_ends_s
-from serve_app.static_batching.engines import BatchRequest, SimulatedEngine, TransformersEngine
-from serve_app.static_batching.settings import StaticSettings, parse_static
 from tests.e2e.fleet import answers, wait_until
 
 START_S = 120.0
@@ -77,7 +77,7 @@ def server(tiny: Path, tmp_path: Path) -> Iterator[tuple[str, Path, int]]:
     file.write_text(yaml.safe_dump(_simulated(tiny, 1.0).model_dump(mode="json")))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "serve_app.static_batching", str(file), "--port", str(port)]
+    command = [sys.executable, "-m", "benchmarks.static_batching", str(file), "--port", str(port)]
     log = (tmp_path / "log").open("wb")
     process = subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"

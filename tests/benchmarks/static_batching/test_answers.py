@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
+from benchmarks.static_batching.answers import Answer, StreamOptions, body_of, parse_ask, single_prompt, stream_of
+from benchmarks.static_batching.engines import BatchRequest, own_tokens
+from benchmarks.static_batching.settings import parse_static
 from serve_app.errors import BadRequest, ConfigError, ModelNotFound
-from serve_app.static_batching.answers import Answer, StreamOptions, body_of, parse_ask, single_prompt, stream_of
-from serve_app.static_batching.engines import BatchRequest, own_tokens
-from serve_app.static_batching.settings import parse_static
 
 ANSWER = Answer("so", prompt_tokens=3, output_tokens=2, finish_reason="length")
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}

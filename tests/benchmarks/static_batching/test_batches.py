@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.simulated.profiles import A100_40GB, LLAMA_7B, PROFILES, Profile
-from serve_app.static_batching.batches import (
+from benchmarks.static_batching.batches import (
     BatchGate,
     BatchRecord,
     KvUse,
@@ -19,6 +18,7 @@ from serve_app.static_batching.batches import (
     num_steps,
     step_ends_s,
 )
+from serve_app.simulated.profiles import A100_40GB, LLAMA_7B, PROFILES, Profile
 
 # Weights of 2 GB at 1 GB/s, 4 bytes of KV per token, computing takes no time: a step lasts 2 s and 4 ns per token held.
 MODEL = replace(

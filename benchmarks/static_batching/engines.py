@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.static_batching.batches import closed_at, step_ends_s
+from benchmarks.static_batching.settings import StaticSettings
 from serve_app.simulated.tokens import SequenceHash, extended
 from serve_app.simulated.vocabulary import source_for
-from serve_app.static_batching.batches import closed_at, step_ends_s
-from serve_app.static_batching.settings import StaticSettings
 
 CATCH_UP_S = 10.0
 """Real seconds by which a busy host may fall behind the simulated accelerator without making it slower; a suspended one does."""

@@ -1,4 +1,4 @@
-"""``python -m serve_app.static_batching FILE --port P``: a Ray cluster of its own, the server on it, until Ctrl-C.
+"""``python -m benchmarks.static_batching FILE --port P``: a Ray cluster of its own, the server on it, until Ctrl-C.
 
 SIGHUP makes it read FILE again, and say so when Serve has taken it over. A refused file changes nothing.
 """
@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 from queue import SimpleQueue
 
+from benchmarks.static_batching.settings import load_static
 from serve_app.cli.cluster import local_cluster
 from serve_app.config import parse_settings
 from serve_app.errors import ServingError
-from serve_app.static_batching.settings import load_static
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m serve_app.static_batching", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.static_batching", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--port", type=int, default=8020)
     arguments = parser.parse_args()
@@ -33,7 +33,7 @@ def main() -> None:
 def _serve(file: Path, port: int) -> None:
     from ray import serve  # not before: Ray reads its token when it is imported
 
-    from serve_app.static_batching.deployment import build
+    from benchmarks.static_batching.deployment import build
 
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # after Ray, which sets its own

@@ -16,13 +16,13 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from ray import serve
 
+from benchmarks.static_batching.answers import Answer, Ask, body_of, parse_ask, single_prompt, stream_of
+from benchmarks.static_batching.batches import BatchGate, BatchRecord, Member, num_steps
+from benchmarks.static_batching.engines import BatchRequest, SimulatedEngine, TransformersEngine, make_engine, own_tokens
+from benchmarks.static_batching.settings import StaticSettings, parse_static
 from serve_app.checkpoints import resolve_model
 from serve_app.config import default_cache_dir
 from serve_app.errors import BadRequest, ServingError
-from serve_app.static_batching.answers import Answer, Ask, body_of, parse_ask, single_prompt, stream_of
-from serve_app.static_batching.batches import BatchGate, BatchRecord, Member, num_steps
-from serve_app.static_batching.engines import BatchRequest, SimulatedEngine, TransformersEngine, make_engine, own_tokens
-from serve_app.static_batching.settings import StaticSettings, parse_static
 
 MAX_RECORDS = 20_000
 MAX_ONGOING_REQUESTS = 8192  # a burst waits here, not in the proxy, or its order would be lost

@@ -1,4 +1,4 @@
-"""What one static server is: a value, which `python -m serve_app.static_batching` reads from a YAML file and can be given anew."""
+"""What one static server is: a value, which `python -m benchmarks.static_batching` reads from a YAML file and can be given anew."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -6,11 +6,11 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from benchmarks.static_batching.batches import Form, largest_batch
 from serve_app.config import Int, Real, Section, SimulatedSettings
 from serve_app.config.checks import to_config_error, wrong
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import Profile, profile_from
-from serve_app.static_batching.batches import Form, largest_batch
 
 
 class StaticSettings(Section):
