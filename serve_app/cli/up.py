@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import typer
@@ -16,8 +16,9 @@ from rich.console import Console
 
 from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
 from serve_app.cli.rayservice import own_words
+from serve_app.cli.settings_file import read_settings
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
-from serve_app.config import Settings, load_settings
+from serve_app.config import Settings
 from serve_app.errors import ClusterFailed, ClusterSilent
 
 _POLL_S = 0.5
@@ -26,12 +27,9 @@ _REMOVE_MARGIN_S = 60.0
 console = Console(stderr=True, highlight=False)
 
 
-def up(
-    file: Annotated[Path, typer.Option("--file", "-f", help="The configuration file.")],
-    address: Annotated[str, typer.Option(help="Ray cluster to use; empty: start one here.")] = "",
-) -> None:
-    """Start what FILE describes, print the URL, and serve until Ctrl-C."""
-    settings = load_settings(file)
+def up(file: Path, address: str) -> None:
+    """Do what the command `serve-app up` says of itself."""
+    settings = read_settings(file)
     stop, cut = threading.Event(), threading.Event()
     with _cluster(settings, address) as ray_address:
         for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which sets its own

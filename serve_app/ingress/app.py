@@ -36,6 +36,7 @@ from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.ledger import Ledger
+from serve_app.ingress.metrics import count_request
 from serve_app.ingress.verdict import Verdict, current_verdict
 
 logger = logging.getLogger(__name__)
@@ -153,17 +154,20 @@ class IngressApp:
             await _not_found(path)(scope, receive, send)
 
     async def _account_for(self, path: str, scope: Scope, receive: Receive, send: Send, key: str | None) -> None:
-        """Serve the request; its end, whatever that is, becomes its line in the ledger."""
+        """Serve the request; its end, whatever that is, is counted and becomes its line in the ledger."""
         account = None if self.ledger is None else self.ledger.begin(path, key)
         verdict = Verdict(account)
         held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
+        refusal: ServingError | None = None
         try:
             await self._serve(scope, receive, send, held, verdict)
         except ServingError as exc:
+            refusal = exc
             if account is not None:
                 account.refusal = exc
             raise
         finally:
+            count_request(verdict.model, verdict.ending(held.answer, refusal).word())
             if self.ledger is not None and account is not None:
                 self.ledger.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))
 
@@ -197,7 +201,7 @@ class IngressApp:
             async with asyncio.timeout(self._limits.body_timeout_s) as limit:
                 body = await self._read_body(scope, receive)
         except ClientDisconnect:
-            _note_gone(verdict, held)
+            verdict.client_gone(held.answer)
             return
         except TimeoutError:
             if not limit.expired():
@@ -212,10 +216,11 @@ class IngressApp:
             target = canary.split(app_of, front, verdict)
         else:
             target = await app_of(front)
-        await self._answer(target, front, scope, _replay(body, receive, partial(_note_gone, verdict, held)), held, verdict)
+        await self._answer(target, front, scope, _replay(body, receive, lambda: verdict.client_gone(held.answer)), held, verdict)
 
     async def _app_of(self, path: str, held: HeldAnswer, verdict: Verdict, front: FrontEnd) -> ASGIApp:
         """Make the front end the one that answers, and return its app for the route."""
+        verdict.model = front.model.name
         if verdict.account is not None:
             verdict.account.model = front.model.name
         vllm_app = await front.app()
@@ -349,11 +354,6 @@ def _not_found(path: str) -> Response:
 def _method_not_allowed(allowed: str) -> Response:
     body = error_body(f"allowed methods: {allowed}", HTTPStatus.METHOD_NOT_ALLOWED.phrase, 405)
     return ErrorAnswer(405, {"Allow": allowed}, body).response()
-
-
-def _note_gone(verdict: Verdict, held: HeldAnswer) -> None:
-    if verdict.account is not None and verdict.error is None:
-        verdict.account.client_gone(held.answer)
 
 
 def _replay(body: bytes, receive: Receive, gone: Callable[[], None]) -> Receive:

@@ -17,8 +17,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import frontend_engine_args
-from serve_app.errors import ConfigError
+from serve_app.errors import FrontEndStartFailed
 from serve_app.fingerprint import model_fingerprint, public_version
+from serve_app.foreign_errors import in_one_line
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
 from serve_app.vllm_start import inspect_models_here
@@ -77,14 +78,21 @@ def serves(app: FastAPI, path: str) -> bool:
 
 
 async def build_front_end(model: ModelSettings, model_path: str, client: FleetClient) -> FrontEnd:
-    """Build the front end; takes seconds (tokenizer, chat template) and starts no engine."""
-    engine_args = frontend_engine_args(model, model_path)
+    """Build the front end; takes seconds (tokenizer, chat template) and starts no engine.
+
+    Raises:
+        FrontEndStartFailed: vLLM refuses an argument, or a file of the checkpoint.
+    """
+    try:
+        return await _build(model, frontend_engine_args(model, model_path), client)
+    except Exception as exc:  # vLLM raises of every kind: KeyError for an unknown parser, OSError for a missing tokenizer
+        raise FrontEndStartFailed(model.name, in_one_line(exc)) from exc
+
+
+async def _build(model: ModelSettings, engine_args: dict[str, Any], client: FleetClient) -> FrontEnd:
     args = _namespace(model, engine_args)
     inspect_models_here()
-    try:
-        vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
-    except ValueError as exc:  # pydantic's is one
-        raise ConfigError(f"engine_args of {model.name!r}", " ".join(str(exc).split())) from exc
+    vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     engine = _async_llm(vllm_config, client)
     client.bind(
         vllm_config=vllm_config,

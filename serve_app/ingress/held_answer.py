@@ -14,8 +14,8 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.errors import ServingError
-from serve_app.ingress.account import Answer
 from serve_app.ingress.error_answers import answer_of, responses_event, stream_event, stream_line
+from serve_app.ingress.outcomes import Answer
 from serve_app.ingress.verdict import Verdict
 
 _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.ingress.api_keys import ApiKeys
@@ -94,6 +95,27 @@ def get(app: IngressApp, path: str) -> tuple[int, Any]:
 
 def post(app: IngressApp, path: str = "/v1/completions", **kwargs: Any) -> httpx.Response:
     return asyncio.run(call(app, "POST", path, **kwargs))
+
+
+def counted(model: str) -> dict[str, float]:
+    """What `serve_app_requests_total` says of the model, by outcome."""
+    samples = [s for m in REGISTRY.collect() if m.name == "serve_app_requests" for s in m.samples if s.name.endswith("_total")]
+    return {s.labels["outcome"]: s.value for s in samples if s.labels["model"] == model}
+
+
+# Counts.
+
+
+@in_loop
+async def test_each_request_to_a_model_is_counted_once_whatever_becomes_of_it_and_no_other_is() -> None:
+    app = ingress(front("counted"))
+    unknown = counted("").get("invalid", 0.0)
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        await call(app, "POST", path, json={"model": "counted"})
+    await call(app, "POST", "/v1/completions", json={"model": "of nobody"})
+    await call(app, "GET", "/v1/models")
+    await call(app, "GET", "/v1/completions")
+    assert (counted("counted"), counted("")["invalid"] - unknown) == ({"complete": 2.0}, 1.0)
 
 
 # Routes.
