@@ -90,8 +90,10 @@ async def _break_a_replica(settings: Settings, client: Client) -> bool:
     if client.num_replicas < 2:
         console.print(f"skipped: it takes two replicas; set {dotted(('models', client.model, 'replicas', 'min'))} to 2")
         return True
-    with console.status("asking once undisturbed, to compare with"):
-        undisturbed = await client.chat(STORY, max_tokens=STORY_TOKENS)
+    console.print("First undisturbed, to compare with:")
+    _print_question(STORY)
+    undisturbed = await client.chat(STORY, max_tokens=STORY_TOKENS, on_text=_print_dimmed)
+    console.print("\n\nThe same again, and one of the engines is killed:")
     _print_question(STORY)
     engines = {m["replica_id"]: m["load"].get("engine_pid") for m in members(settings.name) if m["role"] == "replica"}
     victim = _Victim(client, engines)
@@ -99,8 +101,8 @@ async def _break_a_replica(settings: Settings, client: Client) -> bool:
     console.print()
     survived = _judge(undisturbed, answer, victim)
     if victim.killed_at is not None:
-        with console.status("Ray Serve starts another engine"):
-            await client.wait_for_replicas(REPLACED_LIMIT_S)
+        console.print("Ray Serve starts another engine, which takes up to a minute.")
+        await client.wait_for_replicas(REPLACED_LIMIT_S)
         console.print(f"Ray Serve had another replica ready {time.monotonic() - victim.killed_at:.0f} s after the kill.")
     return survived
 
@@ -184,6 +186,10 @@ def _print_question(text: str) -> None:
 
 def _print_text(text: str) -> None:
     console.print(escape(text), end="", soft_wrap=True)
+
+
+async def _print_dimmed(text: str) -> None:
+    console.print(f"[dim]{escape(text)}", end="", soft_wrap=True)
 
 
 def _print_problem(text: str) -> None:

@@ -37,6 +37,7 @@ from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.metrics import count_request
+from serve_app.ingress.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.verdict import Verdict, current_verdict
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ VLLM_ROUTES = frozenset(
 )
 """POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
 
-WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics"})
+WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
 """Routes that probes and Prometheus read; they tell names and counts, nothing of a request."""
 
 _A_MODEL = "/v1/models/"
@@ -85,6 +86,8 @@ class IngressApp:
         keys: ApiKeys | None = None,
         fleet_id: str = "",
         ledger: Ledger | None = None,
+        sagemaker: bool = False,
+        generate_end: bytes = b"\n",
     ) -> None:
         self.draining = False
         self.ledger = ledger
@@ -104,8 +107,10 @@ class IngressApp:
         self._keys = keys
         self._fleet_id = fleet_id
         self._generate = {
-            name: generate_route(front.engine, max_logprobs=front.max_logprobs) for name, front in front_ends.items()
+            name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end)
+            for name, front in front_ends.items()
         }
+        self._post = VLLM_ROUTES | {"/generate"}
         self._get: dict[str, Callable[[], Awaitable[Response]]] = {
             "/healthz": self._healthz,
             "/health": self._health,
@@ -114,6 +119,9 @@ class IngressApp:
             "/version": self._get_version,
             "/v1/models": self._models,
         }
+        if sagemaker:
+            self._get[PING] = self._readyz
+            self._post |= {INVOCATIONS}
 
     @property
     def streams(self) -> int:
@@ -141,7 +149,7 @@ class IngressApp:
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else _method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
-        elif path in VLLM_ROUTES or path == "/generate":
+        elif path in self._post:
             if method != "POST":
                 await _method_not_allowed("POST")(scope, receive, send)
             else:
@@ -210,6 +218,9 @@ class IngressApp:
         fields = parse_fields(body)
         if verdict.account is not None:
             verdict.account.asked(fields)
+        if path == INVOCATIONS:
+            path = route_of(body)
+            scope = {**scope, "path": path, "raw_path": path.encode()}
         front = self._front_end(path, fields)
         app_of = partial(self._app_of, path, held, verdict)
         if path in SHARED_ROUTES and (canary := self.canaries.get(front.model.name)) is not None:

@@ -8,6 +8,7 @@ An answer that is not streamed has nothing that it could say before its end, and
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 from starlette.types import Message, Send
@@ -34,7 +35,8 @@ class _Form(NamedTuple):
 
 _FORMS = {
     b"text/event-stream": _Form(b"\n\n", b": waiting\n\n", stream_event),
-    b"application/x-ndjson": _Form(b"\n", b"\n", stream_line),
+    b"application/x-ndjson": _Form(b"\n", b"\n", partial(stream_line, end=b"\n")),
+    b"application/x-nul-json": _Form(b"\0", b"\0", partial(stream_line, end=b"\0")),
 }
 
 
