@@ -125,7 +125,7 @@ def _table_keys(module: str, table: str) -> frozenset[str]:
     for statement in tree.body if tree else ():
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys)) if name == table:
-                return frozenset(key.value for key in keys if isinstance(key, ast.Constant))
+                return frozenset(k.value for k in keys if isinstance(k, ast.Constant) and isinstance(k.value, str))
     return frozenset()
 
 
