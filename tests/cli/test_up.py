@@ -62,7 +62,7 @@ def test_a_start_that_says_nothing_new_says_from_time_to_time_that_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(up.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("serve_app.cli.up.time.monotonic", lambda: now[0])
     told = up._Told()
     for now[0], line in ((100.5, "1 starting"), (101.0, "1 starting"), (116.0, "1 starting"), (117.0, "1 running")):
         told.tell(line)

@@ -143,7 +143,7 @@ def test_an_invocation_that_is_for_no_route_says_which_fields_tell_one(body: byt
 
 
 def test_ping_is_as_ready_as_readyz_and_needs_no_key(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("secret\n")
+    (tmp_path / "keys").write_text("0123456789abcdef\n")
     keys = ApiKeys(tmp_path / "keys")
     assert get(ingress(sagemaker=True, keys=keys), "/ping") == (200, {"status": "ready"})
     assert get(ingress(front("tiny", ready=False), sagemaker=True), "/ping")[0] == 503
