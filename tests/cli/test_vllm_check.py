@@ -33,9 +33,14 @@ SAID = {
 def test_what_vllm_refuses_is_told_by_model_and_key_and_what_it_takes_is_not(tmp_path: Path) -> None:
     folder = make_tiny_llama(tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    right: dict[str, dict[str, Any]] = {"good": {"engine_args": {"max_model_len": 64, "enable_lora": True}}, "elsewhere": {"model": "an/id"}}
+    right: dict[str, dict[str, Any]] = {
+        "good": {"engine_args": {"max_model_len": 64, "enable_lora": True}},
+        "elsewhere": {"model": "an/id"},
+    }
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump({"models": {n: {"model": str(folder), **m} for n, m in (right | WRONG).items()}}, sort_keys=False))
+    file.write_text(
+        yaml.safe_dump({"models": {n: {"model": str(folder), **m} for n, m in (right | WRONG).items()}}, sort_keys=False)
+    )
     result = CliRunner().invoke(app, ["check", str(file)])
     asking, *lines = result.output.splitlines()
     assert (result.exit_code, asking) == (1, "asking vLLM, which takes 10 to 30 s (--no-vllm leaves it out)")
