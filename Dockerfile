@@ -99,6 +99,7 @@ FROM cpu-packages AS app
 WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY serve_app serve_app
+COPY examples examples
 COPY loadtest loadtest
 RUN pip install --no-cache-dir --no-compile --no-deps --no-index --no-build-isolation --prefix /app . \
  && python3.11 -m compileall -q --invalidation-mode unchecked-hash /app

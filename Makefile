@@ -192,6 +192,10 @@ clean: ## remove .venv and caches; fetched models stay
 .PHONY: .venv
 .venv: .venv/.installed
 
+# Reads what pip says and tells of it a line for 25 packages, and when it begins to unpack: pip itself prints hundreds of lines, or none.
+tell-progress = awk '/^(Collecting|Processing|Requirement already satisfied)/ && ++n % 25 == 0 { print "  " n " packages fetched or there"; fflush() } \
+  /^Installing collected/ { print "  unpacking them, about a minute"; fflush() }'
+
 # Not the directory: its time changes with every file made in it.
 .venv/.installed: requirements/cpu.lock requirements/dev.lock pyproject.toml
 	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3 || true); \
@@ -204,11 +208,13 @@ clean: ## remove .venv and caches; fetched models stay
 	if [ "$$($(BIN)/python -c 'import pip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)" = "$$version" ]; then \
 	  echo "Python $$version ($$python): bringing .venv up to date"; \
 	else echo "Python $$version ($$python): making .venv, about 3 minutes and 3 GB"; rm -rf .venv; "$$python" -m venv .venv; fi
+	@echo "1 of 3: $(TORCH), 200 MB"
 	@if $(BIN)/pip install -q --no-deps $(TORCH) 2>/dev/null; then echo "$(TORCH) came from where pip is configured to look"; \
 	else echo "pip's own sources lack $(TORCH): taking it from $(PYTORCH_CPU_INDEX)"; \
 	  $(BIN)/pip install -q --no-deps --index-url $(PYTORCH_CPU_INDEX) $(TORCH); fi
-	@echo "installing requirements/cpu.lock and dev.lock, every file checked against its hash"
-	@$(BIN)/pip install -q --no-deps --require-hashes -r requirements/cpu.lock -r requirements/dev.lock
+	@echo "2 of 3: $$(cat requirements/cpu.lock requirements/dev.lock | grep -c '^[^ #].*==') packages of requirements/cpu.lock and dev.lock, every file checked against its hash"
+	@$(BIN)/pip install --progress-bar off --no-deps --require-hashes -r requirements/cpu.lock -r requirements/dev.lock | $(tell-progress)
+	@echo "3 of 3: serve-app itself"
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo ".venv is ready: $$($(BIN)/python --version), $$($(BIN)/python -c 'import torch; print("torch", torch.__version__)')"

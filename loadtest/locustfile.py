@@ -21,6 +21,11 @@ from loadtest.master import Master
 from loadtest.records import read_manifest
 from loadtest.target import API_KEY_VARIABLE
 
+WHO_DECIDES = (
+    "The scenario decides how many requests go out, when, and for how long; so users, ramp up and run time are greyed. "
+    "Choose the scenario under Custom parameters; its file describes the load."
+)
+"""Stands above Locust's own page, which greys these fields without a word."""
 PARENT_GONE_S = 15.0
 """After its owner's end a process may still hand over its rows."""
 
@@ -77,7 +82,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--obey-stdin", action="store_true", help="set by serve-app-loadtest", include_in_web_ui=False)
 
 
-def install(environment: Any, **_: Any) -> None:
+def install(environment: Any, web_ui: Any = None, **_: Any) -> None:
     options, api_key = environment.parsed_options, os.environ.get(API_KEY_VARIABLE, "")
     environment.loadtest_drive = install_worker(environment, api_key)
     master = None
@@ -87,8 +92,18 @@ def install(environment: Any, **_: Any) -> None:
     if options.run_folder:
         logging.getLogger("locust.stats_logger").setLevel(logging.WARNING)  # its tables would hide what went wrong
     environment.process_exit_code = ExitCode.PASS  # whatever Locust's own error count says
+    if web_ui is not None:
+        web_ui.app.after_request(_say_who_decides)
     if options.obey_stdin:
         gevent.spawn(obey_stdin, master)
+
+
+def _say_who_decides(response: Any) -> Any:
+    """Put the line into Locust's page, which its scripts draw into the element `root`."""
+    if response.mimetype == "text/html" and not response.direct_passthrough:
+        line = f'<p style="margin: 0; padding: 0.6em 1.5em; font-family: sans-serif">{WHO_DECIDES}</p>'
+        response.set_data(response.get_data(as_text=True).replace('<div id="root">', f'{line}<div id="root">', 1))
+    return response
 
 
 def _standalone(environment: Any, api_key: str) -> Any:

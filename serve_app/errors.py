@@ -18,6 +18,7 @@
       SendFailed                 500  send_failed             our own fault while a request was put on the wire
       CallFailed                 502  call_failed
       EngineStartFailed          500  engine_start_failed     never over HTTP: the replica does not come up
+      FrontEndStartFailed        500  front_end_start_failed  never over HTTP: the ingress does not come up
       EngineLost                 500  engine_lost             never over HTTP: why a replica ended its links; its requests resume elsewhere
         EngineDied               500  engine_dead
           EngineOutOfMemory      500  engine_out_of_memory    the kernel killed it
@@ -315,6 +316,18 @@ class EngineStartFailed(ServingError):
 
     def __str__(self) -> str:
         return f"the engine core of {self.model!r} did not start: {self.reason}"
+
+
+@dataclass(eq=False)
+class FrontEndStartFailed(ServingError):
+    """vLLM's front end of a model could not be built; ``reason`` is vLLM's own, in one line."""
+
+    code: ClassVar[str] = "front_end_start_failed"
+    model: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the front end of {self.model!r} did not start: {self.reason}"
 
 
 class EngineLost(ServingError):

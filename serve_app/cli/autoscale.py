@@ -325,10 +325,22 @@ def _fetch(name: str, address: str, since_s: float) -> str:
         raise DecisionLogError(
             f"the log of {name!r} cannot be read on the head node: {str(exc).splitlines()[-1]}", "try again"
         ) from exc
+    if packed is None and within(RAY_LIMIT_S, lambda: _is_fixed(name)):
+        typer.echo(f"for each model of {name!r}, and for its ingresses, min = max: nothing is decided, so there is no log")
+        raise typer.Exit
     if packed is None:
         others = f"logged there: {', '.join(names)}" if names else "an application logs as soon as it is scaled"
         raise DecisionLogError(f"no application {name!r} has a log there", others)
     return gzip.decompress(packed).decode()
+
+
+def _is_fixed(name: str) -> bool:
+    """Return whether the connected cluster runs an application of that name in which nothing may be scaled."""
+    from ray.serve.context import _get_global_client
+
+    application = _get_global_client().get_serve_details()["applications"].get(name, {})
+    config = application.get("deployed_app_config")
+    return config is not None and not config.get("autoscaling_policy")
 
 
 def _export(name: str, since_s: float) -> tuple[bytes | None, list[str]]:

@@ -1,13 +1,13 @@
-"""`serve-app check FILE`: refuse a wrong configuration in under 2 s, and show what a right one asks for."""
+"""`serve-app check FILE`: refuse a wrong configuration, in under 2 s where vLLM need not be asked, and show what a right one asks for."""
 
-import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from serve_app.cli.manifests import are_manifests, manifest_problems, timeout_problems
+from serve_app.cli.settings_file import in_file, refuse
+from serve_app.cli.vllm_check import local_checkpoints, vllm_problems
 from serve_app.config import ModelSettings, Settings, default_cache_dir, mapping_in, parse_settings, problems, read_text
 from serve_app.config.checks import did_you_mean, dotted
 from serve_app.config.timeouts import RULES, timeouts_of
@@ -16,44 +16,43 @@ from serve_app.errors import ConfigError
 
 
 def check(
-    file: Annotated[
-        Path, typer.Argument(help="A configuration file, or Kubernetes manifests; - is standard input.", show_default=False)
-    ],
-    client_timeout_s: Annotated[float | None, typer.Option(help="After which clients give an answer up.")] = None,
-    load_balancer_idle_s: Annotated[float | None, typer.Option(help="Silence after which the load balancer closes.")] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="Name of a rule of the timeouts that is broken on purpose; may be repeated.")
-    ] = None,
+    file: Path,
+    *,
+    client_timeout_s: float | None,
+    load_balancer_idle_s: float | None,
+    ignore: Collection[str],
+    ask_vllm: bool,
 ) -> None:
-    """Check a configuration file, or manifests of a cluster, without starting anything.
-
-    Exit status 0: it can be used. 1: each line names a wrong key, or a timeout that ends before another one that it must outlast.
-    """
-    ignored = _known_rules(ignore or [])
+    """Do what the command `serve-app check` says of itself."""
+    ignored = _known_rules(ignore)
     text = read_text(file)
     if str(file) == "-" and not text.strip():
         raise ConfigError("standard input", "is empty", "the command before the pipe failed; its message says why")
     try:
         if are_manifests(text):
             edge_s = {"client_s": client_timeout_s, "load_balancer_idle_s": load_balancer_idle_s}
-            _refuse(file, manifest_problems(text, **edge_s, ignored=ignored))
+            refuse(file, manifest_problems(text, **edge_s, ignored=ignored))
             typer.secho(f"{file} is valid: serve-app's configuration, and the order of the timeouts.", fg="green")
             typer.echo("The rest is checked by Kubernetes: kubectl apply --dry-run=server -f FILE")
             return
         values = mapping_in(text, file)
     except ConfigError as exc:
-        raise dataclasses.replace(exc, path=f"{file}: {exc.path}" if exc.path else "") from exc
+        raise in_file(file, exc) from exc
     if isinstance(values.get("config"), dict) and "models" not in values:
         way_out = f"check what they render: helm template demo helm/serve-app -f {file} | serve-app check -"
         raise ConfigError(str(file), "holds values of the Helm chart", way_out)
-    _refuse(file, problems(values))
+    refuse(file, problems(values))
     settings = parse_settings(values)
     known = timeouts_of(settings, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s)
-    _refuse(file, [*_unknown_models(settings), *timeout_problems([known], ignored)])
+    refuse(file, [*_unknown_models(settings), *timeout_problems([known], ignored)])
+    asked = local_checkpoints(settings) if ask_vllm and engine_arg_types() else {}
+    if asked:
+        typer.secho("asking vLLM, which takes 10 to 30 s (--no-vllm leaves it out)", err=True)
+        refuse(file, vllm_problems(settings, asked))
     typer.secho(f"{file} is valid.", fg="green")
     for line in (*map(_model_line, settings.models.values()), *_summary(settings)):
         typer.echo(line)
-    for note in _notes(settings):
+    for note in _notes(settings, asked):
         typer.secho(f"note: {note}", fg="yellow")
 
 
@@ -70,15 +69,6 @@ def _known_rules(names: Collection[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _refuse(file: Path, wrong: Iterable[ConfigError]) -> None:
-    """Print every problem on a line and end the command, if there are any."""
-    lines = [f"error: {file}: {problem}" if problem.path else f"error: {problem}" for problem in wrong]
-    for line in lines:
-        typer.secho(line, fg="red", err=True)
-    if lines:
-        raise typer.Exit(1)
-
-
 def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
     from serve_app.checkpoints import EMBEDDED
 
@@ -89,12 +79,14 @@ def _unknown_models(settings: Settings) -> Iterator[ConfigError]:
             yield ConfigError(path=dotted(("models", model.name, "model")), problem=f"no embedded model {name!r}", hint=hint)
 
 
-def _notes(settings: Settings) -> Iterator[str]:
-    """What is not wrong with the file but missing on this machine."""
+def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
+    """What is not wrong with the file but missing on this machine; vLLM was ``asked`` about these models."""
     from serve_app.checkpoints import CheckpointError, resolve_model
 
     if not engine_arg_types():
         yield "vLLM is not installed: engine_args and frontend_args are unchecked"
+    elif unasked := [name for name in settings.models if name not in asked]:
+        yield f"vLLM was not asked about {', '.join(unasked)}: only names, types and ranges of its arguments are checked"
     for model in settings.models.values():
         try:
             source = resolve_model(model.model, default_cache_dir())

@@ -9,20 +9,23 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+import serve_app
 from serve_app.cli.cluster import local_cluster, members
 from serve_app.cli.demo_answers import Answer, Summary
 from serve_app.cli.demo_client import Client
-from serve_app.cli.startable import refuse_hopeless_start
+from serve_app.cli.settings_file import read_settings
+from serve_app.cli.startable import refuse_hopeless_start, refuse_missing_vllm
 from serve_app.cli.up import running
-from serve_app.config import ModelSettings, Settings, default_cache_dir, load_settings
+from serve_app.config import ModelSettings, Settings, default_cache_dir
 from serve_app.config.checks import dotted
 
+EXAMPLE = Path(serve_app.__path__[0], "examples", "cpu.yaml")
+"""In a checkout a link to the folder `examples`, in an installed package a copy of it."""
 QUESTION = "What is the capital of France?"
 STORY = "Tell me a story about a lighthouse keeper and a lost sailor."
 STORY_TOKENS = 150
@@ -34,11 +37,10 @@ REPLACED_LIMIT_S = 180.0
 console = Console(file=sys.stdout, highlight=False)
 
 
-def demo(
-    file: Annotated[Path, typer.Option("--file", "-f", help="The configuration file.")] = Path("examples/cpu.yaml"),
-) -> None:
-    """Show a fleet at work: an answer, a replica that dies under a stream, a short load. Exit status 0 if all went well."""
-    settings = load_settings(file)
+def demo(file: Path) -> None:
+    """Do what the command `serve-app demo` says of itself."""
+    settings = read_settings(file)
+    refuse_missing_vllm()
     for model in settings.models.values():
         _fetch(model)
     refuse_hopeless_start(settings)
@@ -88,8 +90,10 @@ async def _break_a_replica(settings: Settings, client: Client) -> bool:
     if client.num_replicas < 2:
         console.print(f"skipped: it takes two replicas; set {dotted(('models', client.model, 'replicas', 'min'))} to 2")
         return True
-    with console.status("asking once undisturbed, to compare with"):
-        undisturbed = await client.chat(STORY, max_tokens=STORY_TOKENS)
+    console.print("First undisturbed, to compare with:")
+    _print_question(STORY)
+    undisturbed = await client.chat(STORY, max_tokens=STORY_TOKENS, on_text=_print_dimmed)
+    console.print("\n\nThe same again, and one of the engines is killed:")
     _print_question(STORY)
     engines = {m["replica_id"]: m["load"].get("engine_pid") for m in members(settings.name) if m["role"] == "replica"}
     victim = _Victim(client, engines)
@@ -97,8 +101,8 @@ async def _break_a_replica(settings: Settings, client: Client) -> bool:
     console.print()
     survived = _judge(undisturbed, answer, victim)
     if victim.killed_at is not None:
-        with console.status("Ray Serve starts another engine"):
-            await client.wait_for_replicas(REPLACED_LIMIT_S)
+        console.print("Ray Serve starts another engine, which takes up to a minute.")
+        await client.wait_for_replicas(REPLACED_LIMIT_S)
         console.print(f"Ray Serve had another replica ready {time.monotonic() - victim.killed_at:.0f} s after the kill.")
     return survived
 
@@ -182,6 +186,10 @@ def _print_question(text: str) -> None:
 
 def _print_text(text: str) -> None:
     console.print(escape(text), end="", soft_wrap=True)
+
+
+async def _print_dimmed(text: str) -> None:
+    console.print(f"[dim]{escape(text)}", end="", soft_wrap=True)
 
 
 def _print_problem(text: str) -> None:

@@ -11,11 +11,8 @@ from typing import Annotated
 import typer
 
 from serve_app.cli import autoscale, batch, ledger, model
-from serve_app.cli.check import check
-from serve_app.cli.demo import demo
-from serve_app.cli.rollout import rollout
+from serve_app.cli.commands import check, demo, rollout, up
 from serve_app.cli.status import down, status
-from serve_app.cli.up import up
 from serve_app.errors import ServingError
 
 app = typer.Typer(
@@ -68,9 +65,9 @@ def serve(
     import yaml
 
     from serve_app.application import serve_config
-    from serve_app.config import load_settings
+    from serve_app.cli.settings_file import read_settings
 
-    typer.echo(yaml.safe_dump(serve_config(load_settings(file)), sort_keys=False), nl=False)
+    typer.echo(yaml.safe_dump(serve_config(read_settings(file)), sort_keys=False), nl=False)
 
 
 def main() -> None:

@@ -6,15 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
 
-from serve_app.checkpoints import EMBEDDED, KINDS, CheckpointError, fetch_embedded, problem_with
-from serve_app.checkpoints.weights import download as download_weights
-from serve_app.checkpoints.weights import verify as verify_weights
-from serve_app.checkpoints.weights import wait_for
-from serve_app.config import default_cache_dir
+from serve_app.errors import CheckpointError
 
 app = typer.Typer(help="Fetch and make model checkpoints.", no_args_is_help=True)
 
@@ -34,6 +27,9 @@ def fetch(name: Annotated[str, typer.Argument(help="Which embedded model.")] = D
 
     Does nothing if it is there already.
     """
+    from serve_app.checkpoints import fetch_embedded
+    from serve_app.config import default_cache_dir
+
     with _errors_on_one_line(), _progress() as report:
         path = fetch_embedded(name, cache_dir or default_cache_dir(), report=report)
     typer.echo(path)
@@ -45,6 +41,8 @@ def tiny(
     kind: Annotated[Kind, typer.Option(help="Which architecture.")] = "llama",
 ) -> None:
     """Make a two-layer checkpoint with random weights, the same on each run, and print its path."""
+    from serve_app.checkpoints import KINDS
+
     with _errors_on_one_line():
         path = KINDS[kind](directory)
     typer.echo(path)
@@ -53,6 +51,12 @@ def tiny(
 @app.command(name="list")
 def list_models(cache_dir: CacheDir = None) -> None:
     """Show the embedded models and whether they are fetched."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from serve_app.checkpoints import EMBEDDED, problem_with
+    from serve_app.config import default_cache_dir
+
     directory = cache_dir or default_cache_dir()
     table = Table(Column("model", no_wrap=True), "description", Column("state", overflow="fold"))
     for name, model in EMBEDDED.items():
@@ -65,8 +69,10 @@ def list_models(cache_dir: CacheDir = None) -> None:
 @app.command()
 def download(folder: Folder, mark: Mark) -> None:
     """Fetch hf:ORG/NAME@COMMIT from the Hugging Face hub into DIR, compare checksums, mark it complete."""
+    from serve_app.checkpoints import weights
+
     with _errors_on_one_line():
-        download_weights(folder, mark, say=typer.echo)
+        weights.download(folder, mark, say=typer.echo)
 
 
 @app.command()
@@ -74,8 +80,10 @@ def verify(
     folder: Folder, mark: Mark, sha256: Annotated[str, typer.Option(help="Checksum of the file SHA256SUMS in DIR.")]
 ) -> None:
     """Compare the files in DIR with its SHA256SUMS, mark it complete."""
+    from serve_app.checkpoints import weights
+
     with _errors_on_one_line():
-        verify_weights(folder, mark, sha256=sha256, say=typer.echo)
+        weights.verify(folder, mark, sha256=sha256, say=typer.echo)
 
 
 @app.command()
@@ -86,6 +94,8 @@ def wait(
     """Wait until each DIR is complete, that is, marked with its MARK."""
     if len(folders_and_marks) % 2:
         raise typer.BadParameter("give pairs: DIR MARK DIR MARK")
+    from serve_app.checkpoints.weights import wait_for
+
     pairs = [(Path(folder), mark) for folder, mark in zip(folders_and_marks[::2], folders_and_marks[1::2], strict=True)]
     with _errors_on_one_line():
         wait_for(pairs, timeout_s=timeout_s, say=typer.echo)
@@ -103,6 +113,9 @@ def _errors_on_one_line() -> Iterator[None]:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that draws the stage on standard error, except for the download, where pip draws its own bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=Console(stderr=True))
     task = progress.add_task("")

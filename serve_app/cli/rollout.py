@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 import yaml
@@ -23,22 +23,8 @@ _RAN = ("superseded", "deployed")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def rollout(
-    name: Annotated[str, typer.Argument(help="The release: name of the RayService.")] = "serve-app",
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", help="Manifests to apply first. Without: watch what was applied, by Helm for example."),
-    ] = None,
-    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current one.")] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")] = None,
-    timeout_s: Annotated[float, typer.Option(help="After which it counts as failed.", min=1)] = 1800.0,
-    poll_s: Annotated[float, typer.Option(hidden=True)] = 2.0,
-) -> None:
-    """Roll a change out on Kubernetes and wait until it runs.
-
-    Exit status 0: it runs. 1: nothing was changed, or the cluster cannot be asked. 3: it failed. 4: it took too long. What failed is
-    left as it is, with the way back: where KubeRay makes a new cluster for the change, the old one goes on serving.
-    """
+def rollout(name: str, file: Path | None, *, context: str | None, namespace: str | None, timeout_s: float, poll_s: float) -> None:
+    """Do what the command `serve-app rollout` says of itself."""
     cluster = kube.connect(context, namespace)
     way_back = _apply(cluster, name, file) if file else ""
     try:

@@ -1,28 +1,40 @@
 """Refuses a start that can only fail, before anything is started. For what runs on this machine alone."""
 
 import socket
+import sys
 from pathlib import Path
 
 from serve_app.checkpoints import resolve_model
 from serve_app.cli.cluster import RunState
 from serve_app.config import IngressSettings, ModelSettings, Settings, default_cache_dir
 from serve_app.config.checks import dotted
+from serve_app.config.vllm_source import engine_arg_types
 from serve_app.errors import ClusterFailed, ConfigError, ListenFailed
 
 
 def refuse_hopeless_start(settings: Settings) -> None:
-    """Check the name, the models' folders and the port.
+    """Check for vLLM, and check the name, the models' folders and the port.
 
     Raises:
-        ClusterFailed: An application of that name runs here.
+        ClusterFailed: vLLM is not installed, or an application of that name runs here.
         CheckpointError: An embedded model is not fetched or damaged.
         ConfigError: A model's folder is no checkpoint.
         ListenFailed: The port is taken.
     """
+    refuse_missing_vllm()
     refuse_name_in_use(settings.name)
     for model in settings.models.values():
         _refuse_missing_checkpoint(model)
     _refuse_taken_port(settings.ingress)
+
+
+def refuse_missing_vllm() -> None:
+    """Raise ClusterFailed when this Python has no vLLM, which every ingress and replica imports."""
+    if not engine_arg_types():
+        raise ClusterFailed(
+            problem=f"vLLM is not installed for {sys.executable}",
+            hint="pip install 'serve-app[cpu]', or use .venv/bin/serve-app, which `make .venv` makes with all that is needed",
+        )
 
 
 def refuse_name_in_use(name: str) -> None:

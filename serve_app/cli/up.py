@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import typer
@@ -16,22 +16,22 @@ from rich.console import Console
 
 from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
 from serve_app.cli.rayservice import own_words
+from serve_app.cli.settings_file import read_settings
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
-from serve_app.config import Settings, load_settings
+from serve_app.config import Settings
 from serve_app.errors import ClusterFailed, ClusterSilent
 
 _POLL_S = 0.5
 _WATCH_S = 5.0
 _REMOVE_MARGIN_S = 60.0
+_SILENCE_S = 15.0
+"""Of a start or a stop; then a line says that it goes on."""
 console = Console(stderr=True, highlight=False)
 
 
-def up(
-    file: Annotated[Path, typer.Option("--file", "-f", help="The configuration file.")],
-    address: Annotated[str, typer.Option(help="Ray cluster to use; empty: start one here.")] = "",
-) -> None:
-    """Start what FILE describes, print the URL, and serve until Ctrl-C."""
-    settings = load_settings(file)
+def up(file: Path, address: str) -> None:
+    """Do what the command `serve-app up` says of itself."""
+    settings = read_settings(file)
     stop, cut = threading.Event(), threading.Event()
     with _cluster(settings, address) as ray_address:
         for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which sets its own
@@ -84,6 +84,7 @@ def _cluster(settings: Settings, address: str) -> Iterator[str]:
             _refuse_too_few_gpus(settings)
             console.print(f"logs: {os.environ['TMPDIR']}/ray/session_latest/logs/serve (removed at the end)")
             yield ray_address
+            console.print("ending Ray's processes")
 
 
 def _refuse_too_few_gpus(settings: Settings) -> None:
@@ -159,7 +160,9 @@ def remove(settings: Settings, cut: threading.Event) -> None:
     refuse_dead_ray()
     within(RAY_LIMIT_S, lambda: serve.delete(settings.name, _blocking=False))
     deadline = time.monotonic() + settings.timeouts.drain_s + _REMOVE_MARGIN_S
-    while application_status(settings.name) is not None and time.monotonic() < deadline:
+    told = _Told()
+    while (status := application_status(settings.name)) is not None and time.monotonic() < deadline:
+        told.tell(f"left: {_states(status)}")
         if cut.wait(_POLL_S):
             return
     with contextlib.suppress(ValueError):
@@ -178,16 +181,31 @@ def application_status(name: str) -> Any:
 
 
 def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:
-    said = ""
-    started = time.monotonic()
+    told = _Told()
     while not stop.wait(_POLL_S):
         line = _check_application(settings)
         if _is_ready(url) if url else application_status(settings.name).status == "RUNNING":
-            console.print(f"ready after {time.monotonic() - started:.0f} s")
+            console.print(f"ready after {told.age_s():.0f} s")
             return
-        if line != said:
-            console.print(f"  {line}")
-            said = line
+        told.tell(line)
+
+
+class _Told:
+    """Prints each new line, and an old one again, with the seconds so far, when nothing new has come for `_SILENCE_S`."""
+
+    def __init__(self) -> None:
+        self._began = self._told_at = time.monotonic()
+        self._line = ""
+
+    def age_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def tell(self, line: str) -> None:
+        now = time.monotonic()
+        if line == self._line and now - self._told_at < _SILENCE_S:
+            return
+        console.print(f"  {line}" + (f" ({self.age_s():.0f} s)" if line == self._line else ""))
+        self._line, self._told_at = line, now
 
 
 def _is_ready(url: str) -> bool:
@@ -211,6 +229,11 @@ def _check_application(settings: Settings) -> str:
         reasons = {own_words(d.message): n for n, d in status.deployments.items() if d.message} or {status.message: settings.name}
         hint = "\n".join(f"{name}: {reason}" for reason, name in reasons.items())
         raise ClusterFailed(problem="the application did not come up", hint=hint)
+    return _states(status)
+
+
+def _states(status: Any) -> str:
+    """Return how many replicas of each deployment are in which state."""
     states = [f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items()]
     return "; ".join(states) or "waiting for Ray Serve"
 

@@ -1,6 +1,6 @@
 """The HTTP side."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -55,6 +55,10 @@ class IngressSettings(Section):
     """File with the keys of clients, one a line, plain or `sha256:<hex>`; read again when it changes. None: no key is asked for."""
     ledger: LedgerSettings | None = None
     """Where each request is accounted for. None: nowhere."""
+    sagemaker_routes: bool = Field(default=False, strict=True)
+    """Whether `/ping` and `/invocations` exist, as Amazon SageMaker calls them: docs/migration.md."""
+    generate_delimiter: Literal["newline", "nul"] = "newline"
+    """What is behind each value of a stream of `/generate`. nul: for clients of vLLM's first server, which split at the byte 0."""
     max_body_bytes: Int = Field(default=10 << 20, ge=1)
     """Largest accepted request body; a larger one is answered with 413."""
     max_waiting_requests: Int = Field(default=1000, ge=0)

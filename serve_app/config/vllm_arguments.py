@@ -1,6 +1,7 @@
 """Which of vLLM's arguments a configuration file may give, and of which type; `vllm_source.py` knows them."""
 
 import json
+import operator
 from collections.abc import Collection, Iterator, Mapping
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -9,7 +10,14 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from serve_app.config.checks import RAY_PLACES, did_you_mean, number_hint, refuse, wrong
-from serve_app.config.vllm_source import engine_arg_types, frontend_arg_types, listener_arg_types
+from serve_app.config.vllm_source import (
+    engine_arg_bounds,
+    engine_arg_types,
+    frontend_arg_types,
+    listener_arg_types,
+    reasoning_parser_names,
+    tool_parser_names,
+)
 
 _ONE_NODE = "an engine lives inside one node; use gpus_per_replica for tensor parallelism"
 _MORE_REPLICAS = "each engine is a replica of the fleet; raise replicas.min and replicas.max"
@@ -41,6 +49,9 @@ RESERVED_ENGINE_ARGS: Mapping[str, str] = {
 """Engine arguments that serve-app sets itself, each with the way out. All of data_parallel_* is reserved too."""
 
 
+_KEEPS = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+_SIGNS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+
 # Arguments of vLLM's own HTTP listener. The ingress has its own, so only those that change answers are left.
 _LISTENER_ARGS_THAT_COUNT = frozenset({"enable_flash_late_interaction"})
 _LISTENER_WAY_OUT: Mapping[str, str] = {
@@ -65,7 +76,10 @@ def checked_engine_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         ValidationError: Names that vLLM does not know, that belong elsewhere, that serve-app sets itself, and values of a wrong type.
     """
     result = _with_underscores(args)
-    refuse(problem for name, value in result.items() for problem in _engine_arg_problems(name, value))
+    problems = [problem for name, value in result.items() for problem in _engine_arg_problems(name, value)]
+    if not result.get("reasoning_parser_plugin"):
+        problems += _parser_problems("reasoning_parser", result, reasoning_parser_names())
+    refuse(problems)
     return {name: value for name, value in result.items() if value is not None}
 
 
@@ -81,7 +95,22 @@ def _engine_arg_problems(name: str, value: JsonValue) -> Iterator[PydanticCustom
         else:
             yield _unknown_argument(name, engine_arg_types())
     else:
-        yield from _type_problems(name, value, engine_arg_types().get(name, Any))
+        wrong_type = [*_type_problems(name, value, engine_arg_types().get(name, Any))]
+        yield from wrong_type or _range_problems(name, value)
+
+
+def _range_problems(name: str, value: JsonValue) -> Iterator[PydanticCustomError]:
+    bounds = engine_arg_bounds().get(name, {})
+    if isinstance(value, int | float) and not all(_KEEPS[kind](value, bound) for kind, bound in bounds.items()):
+        allowed = " and ".join(f"{_SIGNS[kind]} {bound:g}" for kind, bound in bounds.items())
+        yield wrong(name, f"is {value!r}, but vLLM takes a number {allowed}")
+
+
+def _parser_problems(name: str, args: Mapping[str, JsonValue], known: Collection[str]) -> Iterator[PydanticCustomError]:
+    parser = args.get(name)
+    if isinstance(parser, str) and parser and known and parser not in known:
+        hint = did_you_mean(parser, known) or f"vLLM has {', '.join(sorted(known))}"
+        yield wrong(name, f"is {parser!r}, which is none of vLLM's parsers", hint)
 
 
 def checked_frontend_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -93,6 +122,8 @@ def checked_frontend_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]
         problem = f"is {result['enable_auto_tool_choice']!r} and tool_call_parser is {parser!r}"
         hint = "set tool_call_parser, for example to hermes, or remove enable_auto_tool_choice"
         problems.append(wrong("enable_auto_tool_choice", problem, hint))
+    if not result.get("tool_parser_plugin"):
+        problems += _parser_problems("tool_call_parser", result, tool_parser_names())
     refuse(problems)
     return {name: value for name, value in result.items() if value is not None}
 

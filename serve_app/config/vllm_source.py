@@ -1,7 +1,8 @@
-"""Names and types of vLLM's arguments, read from its source: importing vLLM takes 8 s, `serve-app check` has 2 s.
+"""Names, types and ranges of vLLM's arguments, read from its source: importing vLLM takes 8 s, `serve-app check` has 2 s.
 
 A type is as much of an annotation as can be told without vLLM's classes: builtin types, unions of them, and `Literal`s, also those
-that its modules give a name. All else counts as `Any`. `tests/config/test_vllm_source.py` compares the outcome with vLLM's own.
+that its modules give a name. All else counts as `Any`. The range of a number is what vLLM's configuration gives its field, to which
+the argument's default refers. `tests/config/test_vllm_source.py` compares the outcome with vLLM's own.
 """
 
 import ast
@@ -14,6 +15,9 @@ from typing import Any, Literal
 
 _ENGINE = "vllm.engine.arg_utils"
 _SERVER = "vllm.entrypoints.launchers.cli_args"
+_TOOL_PARSERS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
+_REASONING_PARSERS = ("vllm.reasoning", "_REASONING_PARSERS_TO_REGISTER")
+_BOUNDS = ("gt", "ge", "lt", "le")
 _BUILTINS: Mapping[str, Any] = {t.__name__: t for t in (bool, int, float, str, list, dict, set, tuple)}
 
 
@@ -36,6 +40,25 @@ def listener_arg_types() -> Mapping[str, Any]:
     return _fields(_SERVER, "FrontendArgs")
 
 
+@lru_cache(maxsize=1)
+def engine_arg_bounds() -> Mapping[str, Mapping[str, float]]:
+    """The arguments of vLLM's engine that are numbers of a range, each with its bounds by pydantic's names: gt, ge, lt, le."""
+    found = {name: _bounds(default, _ENGINE) for name, default in _defaults(_ENGINE, "EngineArgs").items()}
+    return {name: bounds for name, bounds in found.items() if bounds and not name.startswith("_")}
+
+
+@lru_cache(maxsize=1)
+def tool_parser_names() -> frozenset[str]:
+    """The tool parsers that vLLM has; empty when vLLM is not installed."""
+    return _table_keys(*_TOOL_PARSERS)
+
+
+@lru_cache(maxsize=1)
+def reasoning_parser_names() -> frozenset[str]:
+    """The reasoning parsers that vLLM has; empty when vLLM is not installed."""
+    return _table_keys(*_REASONING_PARSERS)
+
+
 @lru_cache(maxsize=64)
 def _module(name: str) -> ast.Module | None:
     spec = importlib.util.find_spec("vllm")  # the top-level package only: a submodule's spec would import its parents
@@ -49,14 +72,61 @@ def _module(name: str) -> ast.Module | None:
 
 
 def _fields(module: str, class_name: str) -> dict[str, Any]:
+    return {name: _type(statement.annotation, module) for name, statement in _statements(module, class_name).items()}
+
+
+def _defaults(module: str, class_name: str) -> dict[str, ast.expr | None]:
+    return {name: statement.value for name, statement in _statements(module, class_name).items()}
+
+
+def _statements(module: str, class_name: str) -> dict[str, ast.AnnAssign]:
+    """Return the statement of each field; none of a class that the module only imports."""
     tree = _module(module)
     bodies = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == class_name] if tree else []
     return {
-        statement.target.id: _type(statement.annotation, module)
+        statement.target.id: statement
         for body in bodies
         for statement in body
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     }
+
+
+def _bounds(default: ast.expr | None, module: str) -> dict[str, float]:
+    """Follow ``CacheConfig.name`` and ``get_field(CacheConfig, "name")`` to the ``Field(..., gt=0, le=1)`` that they mean."""
+    match default:
+        case ast.Attribute(value=ast.Name(id=class_name), attr=name):
+            return _bounds_of_field(class_name, name, module)
+        case ast.Call(func=ast.Name(id="get_field"), args=[ast.Name(id=class_name), ast.Constant(value=str(name))]):
+            return _bounds_of_field(class_name, name, module)
+        case ast.Call(func=ast.Name(id="Field"), keywords=keywords):
+            return {k.arg: ast.literal_eval(k.value) for k in keywords if k.arg in _BOUNDS}  # numbers: -1 is no constant to ast
+    return {}
+
+
+def _bounds_of_field(class_name: str, name: str, module: str) -> dict[str, float]:
+    home = _home(class_name, module)
+    return _bounds(_defaults(home, class_name).get(name), home) if home else {}
+
+
+def _home(name: str, module: str) -> str:
+    """Return the module that defines the class which ``module`` knows by this name, "" where none is found."""
+    tree = _module(module)
+    for statement in tree.body if tree else ():
+        match statement:
+            case ast.ClassDef(name=defined) if defined == name:
+                return module
+            case ast.ImportFrom(module=str(source), names=names, level=0) if name in {alias.name for alias in names}:
+                return _home(name, source)
+    return ""
+
+
+def _table_keys(module: str, table: str) -> frozenset[str]:
+    tree = _module(module)
+    for statement in tree.body if tree else ():
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys)) if name == table:
+                return frozenset(k.value for k in keys if isinstance(k, ast.Constant) and isinstance(k.value, str))
+    return frozenset()
 
 
 def _type(node: ast.expr, module: str) -> Any:

@@ -1,24 +1,15 @@
 """What became of one HTTP request, for its line in the ledger: facts as they come, and at its end its one outcome."""
 
 import time
-from typing import NamedTuple
 
 from serve_app.core.request import RequestState
 from serve_app.errors import ServingError
 from serve_app.ingress.body_fields import MAX_REQUEST_ID_CHARS, BodyFields
-from serve_app.ledger_lines import MAX_ATTEMPTS_LISTED, Line, Outcome
+from serve_app.ingress.outcomes import Answer, Ending, ending
+from serve_app.ledger_lines import MAX_ATTEMPTS_LISTED, Line
 
 _FOLD_AT = 64  # engine requests that are looked at again at the end; a beam search makes thousands
 _ENDS = {"complete": "stop"}  # the front end's own end of an answer: the detokenizer has found a stop string
-
-
-class Answer(NamedTuple):
-    """What went to the client. ``status`` 0: nothing yet."""
-
-    status: int
-    ended: bool
-    told_error: bool
-    """An error was told after the begin of a stream."""
 
 
 class Account:
@@ -87,7 +78,7 @@ class Account:
             error: What ended it, if the fleet or the ingress did.
             stalled: Its client read nothing for too long.
         """
-        outcome, status, reason = self._outcome(answer, error or self.refusal, stalled=stalled)
+        outcome, status, reason = self._ending(answer, error or self.refusal, stalled=stalled)
         for request in self._engine_requests:
             self._fold(request, outcome)
         total_s, first_at = time.monotonic() - self._arrived_at, self._first_token_at
@@ -115,23 +106,15 @@ class Account:
             gaps_s=[round(gap_s, 4) for gap_s in self._gaps_s[:MAX_ATTEMPTS_LISTED]],
         )
 
-    def _outcome(self, answer: Answer, error: ServingError | None, *, stalled: bool) -> tuple[Outcome, int, str]:
-        """Return the outcome, the status, 0 for none, and the reason, empty for the engine's."""
-        engines_ends = self._engines_ends | {request.trail.end for request in self._engine_requests}
-        if self._gone is not None:
-            return "aborted", self._gone.status, "client_stalled" if stalled else "client_gone"
-        if error is not None:
-            started = self._num_attempts or any(request.trail.replicas for request in self._engine_requests)
-            return "failed" if started else "rejected", answer.status or error.http_status, error.code
-        if "error" in engines_ends:
-            return "failed", answer.status, "engine_error"
-        if "abort" in engines_ends:
-            return "aborted", answer.status, "engine_abort"
-        if answer.status >= 400:
-            return "failed" if answer.status >= 500 else "rejected", answer.status, f"http_{answer.status}"
-        if answer.told_error or not answer.ended:
-            return "failed", answer.status, "internal_error"
-        return "complete", answer.status, ""
+    def _ending(self, answer: Answer, error: ServingError | None, *, stalled: bool) -> Ending:
+        return ending(
+            answer,
+            error,
+            gone=self._gone,
+            stalled=stalled,
+            started=bool(self._num_attempts) or any(request.trail.replicas for request in self._engine_requests),
+            engines_ends=self._engines_ends | {request.trail.end for request in self._engine_requests},
+        )
 
     def _fold(self, request: RequestState, outcome: str) -> None:
         """Add up what the engine request went through; where it runs still, it ends as the whole."""

@@ -36,6 +36,8 @@ from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.ledger import Ledger
+from serve_app.ingress.metrics import count_request
+from serve_app.ingress.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.verdict import Verdict, current_verdict
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ VLLM_ROUTES = frozenset(
 )
 """POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
 
-WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics"})
+WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
 """Routes that probes and Prometheus read; they tell names and counts, nothing of a request."""
 
 _A_MODEL = "/v1/models/"
@@ -84,6 +86,8 @@ class IngressApp:
         keys: ApiKeys | None = None,
         fleet_id: str = "",
         ledger: Ledger | None = None,
+        sagemaker: bool = False,
+        generate_end: bytes = b"\n",
     ) -> None:
         self.draining = False
         self.ledger = ledger
@@ -103,8 +107,10 @@ class IngressApp:
         self._keys = keys
         self._fleet_id = fleet_id
         self._generate = {
-            name: generate_route(front.engine, max_logprobs=front.max_logprobs) for name, front in front_ends.items()
+            name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end)
+            for name, front in front_ends.items()
         }
+        self._post = VLLM_ROUTES | {"/generate"}
         self._get: dict[str, Callable[[], Awaitable[Response]]] = {
             "/healthz": self._healthz,
             "/health": self._health,
@@ -113,6 +119,9 @@ class IngressApp:
             "/version": self._get_version,
             "/v1/models": self._models,
         }
+        if sagemaker:
+            self._get[PING] = self._readyz
+            self._post |= {INVOCATIONS}
 
     @property
     def streams(self) -> int:
@@ -140,7 +149,7 @@ class IngressApp:
         if (answer := self._get.get(path)) is not None:
             response = await answer() if method in ("GET", "HEAD") else _method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
-        elif path in VLLM_ROUTES or path == "/generate":
+        elif path in self._post:
             if method != "POST":
                 await _method_not_allowed("POST")(scope, receive, send)
             else:
@@ -153,17 +162,20 @@ class IngressApp:
             await _not_found(path)(scope, receive, send)
 
     async def _account_for(self, path: str, scope: Scope, receive: Receive, send: Send, key: str | None) -> None:
-        """Serve the request; its end, whatever that is, becomes its line in the ledger."""
+        """Serve the request; its end, whatever that is, is counted and becomes its line in the ledger."""
         account = None if self.ledger is None else self.ledger.begin(path, key)
         verdict = Verdict(account)
         held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
+        refusal: ServingError | None = None
         try:
             await self._serve(scope, receive, send, held, verdict)
         except ServingError as exc:
+            refusal = exc
             if account is not None:
                 account.refusal = exc
             raise
         finally:
+            count_request(verdict.model, verdict.ending(held.answer, refusal).word())
             if self.ledger is not None and account is not None:
                 self.ledger.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))
 
@@ -197,7 +209,7 @@ class IngressApp:
             async with asyncio.timeout(self._limits.body_timeout_s) as limit:
                 body = await self._read_body(scope, receive)
         except ClientDisconnect:
-            _note_gone(verdict, held)
+            verdict.client_gone(held.answer)
             return
         except TimeoutError:
             if not limit.expired():
@@ -206,16 +218,20 @@ class IngressApp:
         fields = parse_fields(body)
         if verdict.account is not None:
             verdict.account.asked(fields)
+        if path == INVOCATIONS:
+            path = route_of(body)
+            scope = {**scope, "path": path, "raw_path": path.encode()}
         front = self._front_end(path, fields)
         app_of = partial(self._app_of, path, held, verdict)
         if path in SHARED_ROUTES and (canary := self.canaries.get(front.model.name)) is not None:
             target = canary.split(app_of, front, verdict)
         else:
             target = await app_of(front)
-        await self._answer(target, front, scope, _replay(body, receive, partial(_note_gone, verdict, held)), held, verdict)
+        await self._answer(target, front, scope, _replay(body, receive, lambda: verdict.client_gone(held.answer)), held, verdict)
 
     async def _app_of(self, path: str, held: HeldAnswer, verdict: Verdict, front: FrontEnd) -> ASGIApp:
         """Make the front end the one that answers, and return its app for the route."""
+        verdict.model = front.model.name
         if verdict.account is not None:
             verdict.account.model = front.model.name
         vllm_app = await front.app()
@@ -349,11 +365,6 @@ def _not_found(path: str) -> Response:
 def _method_not_allowed(allowed: str) -> Response:
     body = error_body(f"allowed methods: {allowed}", HTTPStatus.METHOD_NOT_ALLOWED.phrase, 405)
     return ErrorAnswer(405, {"Allow": allowed}, body).response()
-
-
-def _note_gone(verdict: Verdict, held: HeldAnswer) -> None:
-    if verdict.account is not None and verdict.error is None:
-        verdict.account.client_gone(held.answer)
 
 
 def _replay(body: bytes, receive: Receive, gone: Callable[[], None]) -> Receive:

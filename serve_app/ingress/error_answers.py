@@ -84,9 +84,9 @@ def stream_event(error: ServingError) -> bytes:
     return b"data: %s\n\n" % json.dumps(answer_of(error).body).encode()
 
 
-def stream_line(error: ServingError) -> bytes:
-    """Return the line that ends a stream of `/generate`."""
-    return json.dumps(answer_of(error).body).encode() + b"\n"
+def stream_line(error: ServingError, end: bytes) -> bytes:
+    """Return the last value of a stream of `/generate`, whose values have ``end`` behind them."""
+    return json.dumps(answer_of(error).body).encode() + end
 
 
 def responses_event(error: ServingError, sequence_number: int) -> bytes:

@@ -1,6 +1,8 @@
 """One model's front end: vLLM's ``AsyncLLM`` and OpenAI app, built around a ``FleetClient`` instead of an engine of its own."""
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +18,16 @@ from vllm.v1.engine import async_llm
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.config import ModelSettings
+from serve_app.config.checks import dotted
 from serve_app.engine_args import frontend_engine_args
-from serve_app.errors import ConfigError
+from serve_app.errors import FrontEndStartFailed
 from serve_app.fingerprint import model_fingerprint, public_version
+from serve_app.foreign_errors import in_one_line
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
 from serve_app.vllm_start import inspect_models_here
 
+_TOOL_FLAGS = {"--enable-auto-tool-choice": "enable_auto_tool_choice: true", "--tool-call-parser": "tool_call_parser"}
 VLLM_VERSION = public_version(version.__version__)
 
 
@@ -55,6 +60,8 @@ class FrontEnd:
         if self._app is None or tasks != self._tasks:
             app = build_app(self._args, tasks, self.engine.model_config)
             await init_app_state(self.engine, app.state, self._args, tasks)
+            renderer = app.state.online_renderer
+            renderer.create_error_response = partial(_error_in_our_keys, renderer.create_error_response, self.model.name)
             # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.
             app.state.server = SimpleNamespace(should_exit=False)
             self._app, self._tasks = app, tasks
@@ -71,20 +78,36 @@ def _repeats(app: FastAPI, args: argparse.Namespace) -> frozenset[str]:
     return frozenset({"/v1/completions"} if has_parser else {"/v1/completions", "/v1/chat/completions"})
 
 
+def _error_in_our_keys(create: Callable[..., Any], name: str, message: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do what vLLM's method does; a refusal that asks for flags of `vllm serve` names the keys that stand for them here."""
+    if isinstance(message, str) and any(flag in message for flag in _TOOL_FLAGS):
+        for flag, key in _TOOL_FLAGS.items():
+            message = message.replace(flag, key)
+        message += f" in {dotted(('models', name, 'frontend_args'))} of this server's configuration"
+    return create(message, *args, **kwargs)
+
+
 def serves(app: FastAPI, path: str) -> bool:
     """Return whether the model is of a kind that this route is for: vLLM leaves out ``/v1/embeddings`` of a chat model."""
     return any(getattr(route, "path", None) == path for route in app.routes)
 
 
 async def build_front_end(model: ModelSettings, model_path: str, client: FleetClient) -> FrontEnd:
-    """Build the front end; takes seconds (tokenizer, chat template) and starts no engine."""
-    engine_args = frontend_engine_args(model, model_path)
+    """Build the front end; takes seconds (tokenizer, chat template) and starts no engine.
+
+    Raises:
+        FrontEndStartFailed: vLLM refuses an argument, or a file of the checkpoint.
+    """
+    try:
+        return await _build(model, frontend_engine_args(model, model_path), client)
+    except Exception as exc:  # vLLM raises of every kind: KeyError for an unknown parser, OSError for a missing tokenizer
+        raise FrontEndStartFailed(model.name, in_one_line(exc)) from exc
+
+
+async def _build(model: ModelSettings, engine_args: dict[str, Any], client: FleetClient) -> FrontEnd:
     args = _namespace(model, engine_args)
     inspect_models_here()
-    try:
-        vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
-    except ValueError as exc:  # pydantic's is one
-        raise ConfigError(f"engine_args of {model.name!r}", " ".join(str(exc).split())) from exc
+    vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     engine = _async_llm(vllm_config, client)
     client.bind(
         vllm_config=vllm_config,

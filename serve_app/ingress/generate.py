@@ -1,8 +1,9 @@
 """`POST /generate`: the route of vLLM's first server, which many clients still speak, beam search included.
 
 Kept from `vllm/entrypoints/api_server.py` of 2023: the fields next to `prompt` are sampling parameters, `text` in the
-answer holds one string per sequence and begins with the prompt, a stream repeats the text so far. Differs: lines end
-with a newline (first it was NUL), errors have the body of vLLM's `/v1` routes, `best_of` is only the width of a beam search.
+answer holds one string per sequence and begins with the prompt, a stream repeats the text so far. Differs: values of a
+stream end with a newline (first it was NUL, which `ingress.generate_delimiter: nul` brings back), errors have the body of
+vLLM's `/v1` routes, `best_of` is only the width of a beam search.
 `model` was read by the outer application and is ignored here.
 """
 
@@ -30,13 +31,20 @@ from serve_app.ingress.generate_body import GenerateRequest, parse_body
 
 logger = logging.getLogger(__name__)
 
+NEWLINE, NUL = b"\n", b"\0"
+"""What a value of a stream may end with. JSON holds neither of them as it is written here."""
+MEDIA_TYPES = {NEWLINE: b"application/x-ndjson", NUL: b"application/x-nul-json"}
 
-def generate_route(engine_client: EngineClient, *, max_logprobs: int) -> Callable[[Request], Awaitable[Response]]:
+
+def generate_route(
+    engine_client: EngineClient, *, max_logprobs: int, end: bytes = NEWLINE
+) -> Callable[[Request], Awaitable[Response]]:
     """Return the handler of `POST /generate` for one model.
 
     Args:
         engine_client: vLLM's front end, an AsyncLLM.
         max_logprobs: The engine's limit of that name, which bounds the width of a beam search; -1 for its vocabulary.
+        end: `NEWLINE` or `NUL`, behind each value of a stream.
     """
     max_width = (max_logprobs if max_logprobs >= 0 else engine_client.model_config.get_vocab_size()) // 2
 
@@ -46,22 +54,23 @@ def generate_route(engine_client: EngineClient, *, max_logprobs: int) -> Callabl
         except Exception as exc:
             return describe_error(exc).response()
         request_id = f"generate-{request.headers.get('x-request-id', '')}-{random_uuid():.8}"
-        return _Answer(_texts(engine_client, body, request_id), stream=body.stream)
+        return _Answer(_texts(engine_client, body, request_id), stream=body.stream, end=end)
 
     return generate
 
 
 class _Answer(Response):
-    """Sends what a generation yields: each value as a line, or only the last one.
+    """Sends what a generation yields: each value with ``end`` behind it, or only the last one.
 
     The head of a stream comes first, as on vLLM's routes, and that of a refusal before the first line behind it: `HeldAnswer` lets
     only one out. A client that goes away cancels the generation.
     """
 
-    def __init__(self, results: AsyncGenerator[list[str], None], *, stream: bool) -> None:
+    def __init__(self, results: AsyncGenerator[list[str], None], *, stream: bool, end: bytes) -> None:
         super().__init__()
         self._results = results
         self._stream = stream
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Not StreamingResponse: it looks for a disconnect only after the status line, and leaves closing the generator
@@ -76,23 +85,23 @@ class _Answer(Response):
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._stream:
-            headers = [(b"content-type", b"application/x-ndjson")]
+            headers = [(b"content-type", MEDIA_TYPES[self._end])]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         texts: list[str] = []
         try:
             async with aclosing(self._results) as results:
                 async for texts in results:
                     if self._stream:
-                        await send({"type": "http.response.body", "body": _line({"text": texts}), "more_body": True})
+                        await send({"type": "http.response.body", "body": _json({"text": texts}) + self._end, "more_body": True})
         except OSError:
             raise
         except Exception as exc:
             answer = describe_error(exc)
             if not self._stream or not texts:
-                told = Response(_line(answer.body), answer.status, answer.headers, media_type="application/json")
+                told = Response(_json(answer.body) + NEWLINE, answer.status, answer.headers, media_type="application/json")
                 await told(scope, receive, send)
                 return
-            await send({"type": "http.response.body", "body": _line(answer.body), "more_body": True})
+            await send({"type": "http.response.body", "body": _json(answer.body) + self._end, "more_body": True})
         if self._stream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
@@ -225,6 +234,6 @@ async def _outputs(engine: EngineClient, prompt: Any, params: Any, request_id: s
             await engine.abort(request_id)
 
 
-def _line(value: Mapping[str, Any]) -> bytes:
+def _json(value: Mapping[str, Any]) -> bytes:
     # ASCII, as in the early server: clients split by str.splitlines, which also splits at U+0085 and U+2028.
-    return json.dumps(value).encode() + b"\n"
+    return json.dumps(value).encode()

@@ -8,14 +8,15 @@ An answer that is not streamed has nothing that it could say before its end, and
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.errors import ServingError
-from serve_app.ingress.account import Answer
 from serve_app.ingress.error_answers import answer_of, responses_event, stream_event, stream_line
+from serve_app.ingress.outcomes import Answer
 from serve_app.ingress.verdict import Verdict
 
 _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progress\n")
@@ -34,7 +35,8 @@ class _Form(NamedTuple):
 
 _FORMS = {
     b"text/event-stream": _Form(b"\n\n", b": waiting\n\n", stream_event),
-    b"application/x-ndjson": _Form(b"\n", b"\n", stream_line),
+    b"application/x-ndjson": _Form(b"\n", b"\n", partial(stream_line, end=b"\n")),
+    b"application/x-nul-json": _Form(b"\0", b"\0", partial(stream_line, end=b"\0")),
 }
 
 

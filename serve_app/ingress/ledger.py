@@ -10,8 +10,9 @@ import msgspec
 
 from serve_app.config import LedgerSettings
 from serve_app.errors import ServingError
-from serve_app.ingress.account import Account, Answer
+from serve_app.ingress.account import Account
 from serve_app.ingress.ledger_file import LedgerFiles
+from serve_app.ingress.outcomes import Answer
 from serve_app.ledger_lines import OUTCOMES, Counts, Head, Last, file_name
 
 

@@ -112,6 +112,16 @@ def count_goodbye(model: str, code: str) -> None:
         _engines_lost.labels(model, code).inc()
 
 
+_requests = Counter(
+    "serve_app_requests", "HTTP requests to a route of models by how they ended, each once.", ["model", "outcome"]
+)
+
+
+def count_request(model: str, outcome: str) -> None:
+    """Count an HTTP request at its end; ``model`` is "" where none of those served here was asked for."""
+    _requests.labels(model, outcome).inc()
+
+
 FREE_DISK = Gauge(
     "serve_app_free_disk_bytes", "Room on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets."
 )
@@ -134,7 +144,7 @@ class FleetCollector(Collector):
             "Kinds of requests that are refused because one seems to end engines.",
             labels=["model"],
         )
-        outcomes = CounterMetricFamily("serve_app_requests", "Engine requests by terminal outcome.", labels=["model", "outcome"])
+        outcomes = CounterMetricFamily("serve_app_engine_requests", _ENGINE_REQUESTS, labels=["model", "outcome"])
         resumptions = CounterMetricFamily(
             "serve_app_resumptions", "Times a request that lost its replica went on.", labels=["model"]
         )
@@ -166,6 +176,9 @@ def _add_gaps(family: HistogramMetricFamily, model: str, gaps: Gaps) -> None:
         family.add_metric([model, way], list(zip(ends, accumulate(counts), strict=True)), gaps.sums_s[way])
 
 
+_ENGINE_REQUESTS = (
+    "Engine requests by terminal outcome: each choice of n, each prompt of a list and each step of a beam search is one."
+)
 _GAP = (
     "How long a request that lost its replica stood still: from when the ingress lost the link, or ejected the silent replica, "
     "to the next new token for the client. By how it went on: continue, replay, or restart where no token had been sent."

@@ -15,6 +15,7 @@ from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
+from serve_app.ingress.generate import NEWLINE, NUL
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.listener import Listener
 from serve_app.membership import Lease
@@ -45,7 +46,16 @@ class IngressRuntime:
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models.values()}
         ledger = None if (where := settings.ingress.ledger) is None else Ledger(where, ingress_id)
         limits = AppLimits(settings.ingress.max_body_bytes, stream_silence_s=settings.timeouts.stream_silence_s)
-        app = IngressApp(fronts, limits, version=_version(settings), keys=keys, fleet_id=fleet_id, ledger=ledger)
+        app = IngressApp(
+            fronts,
+            limits,
+            version=_version(settings),
+            keys=keys,
+            fleet_id=fleet_id,
+            ledger=ledger,
+            sagemaker=settings.ingress.sagemaker_routes,
+            generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
+        )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
         metrics.register((front.client.fleet for front in fronts.values()), canaries)
         return cls(app, Listener(app, settings.ingress), fronts)

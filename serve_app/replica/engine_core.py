@@ -188,6 +188,11 @@ def _own_request(request_id: str, token_ids: list[int], params: SamplingParams, 
     )
 
 
+def engine_config(engine_args: Mapping[str, Any]) -> Any:
+    """Return vLLM's whole configuration of an engine core; reads the checkpoint's configuration and loads nothing."""
+    return AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+
+
 def build_engine(
     engine_args: Mapping[str, Any], sock: socket.socket, end: pipe.EngineEnd, max_frame_bytes: int, *, download_s: float
 ) -> PipedEngineCore:
@@ -198,7 +203,7 @@ def build_engine(
         download_s: Seconds that this process waited for them: the model's files were still on their way.
     """
     began = time.monotonic()
-    vllm_config = AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    vllm_config = engine_config(engine_args)
     maybe_register_config_serialize_by_value()
     executor = Executor.get_class(vllm_config)
     if executor is MultiprocExecutor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from serve_app.foreign_errors import in_one_line
 from serve_app.protocol.frames import encode_frame
 from serve_app.protocol.messages import MAX_REASON_CHARS, Capabilities, readable
 from serve_app.replica.cold_start import EnginePhases
@@ -158,8 +159,7 @@ class EngineEnd:
         """Tell the supervisor, if it still listens, why this process is about to end."""
         logger.error("engine core failed", exc_info=exc)
         with contextlib.suppress(OSError):
-            one_line = " ".join(f"{type(exc).__name__}: {exc}".split())
-            self.send(EngineFailed(readable(one_line, MAX_REASON_CHARS)))
+            self.send(EngineFailed(readable(in_one_line(exc), MAX_REASON_CHARS)))
 
     def run_thread(self, body: Callable[[], None]) -> None:
         """Run an IO thread's ``body``; if it fails, the process ends.

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from serve_app.cli import up
 from serve_app.config import parse_settings
-from serve_app.errors import ClusterFailed, ClusterSilent
+from serve_app.errors import ClusterFailed, ClusterSilent, FrontEndStartFailed
 
 SETTINGS = parse_settings({"models": {"a": {"model": "some/model"}}})
 SILENT = ClusterSilent(problem="Ray has not answered for 30 s", hint="")
@@ -55,3 +56,24 @@ def test_a_control_plane_that_does_not_answer_ends_nothing_and_is_told_once_each
 def test_an_application_that_serve_gave_up_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClusterFailed, match="did not come up; serve-app: no memory"):
         watch(monkeypatch, Status(), Status("DEPLOY_FAILED", "no memory"))
+
+
+def test_a_start_that_says_nothing_new_says_from_time_to_time_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("serve_app.cli.up.time.monotonic", lambda: now[0])
+    told = up._Told()
+    for now[0], line in ((100.5, "1 starting"), (101.0, "1 starting"), (116.0, "1 starting"), (117.0, "1 running")):
+        told.tell(line)
+    assert capsys.readouterr().err.splitlines() == ["  1 starting", "  1 starting (16 s)", "  1 running"]
+
+
+def test_a_front_end_that_did_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = FrontEndStartFailed("a", "User-specified max_model_len (20480) is greater")
+    message = f"Traceback (most recent call last):\n  File ...\nserve_app.errors.FrontEndStartFailed: {failed}\n"
+    status = Status("DEPLOY_FAILED", "failed", {"ingress": SimpleNamespace(message=message, replica_states={})})
+    monkeypatch.setattr(up, "application_status", lambda name: status)
+    with pytest.raises(ClusterFailed) as refused:
+        up._check_application(SETTINGS)
+    assert str(refused.value) == f"the application did not come up; ingress: {failed}"

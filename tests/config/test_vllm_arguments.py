@@ -40,6 +40,28 @@ def test_a_value_of_another_type_is_refused_with_vllms_own(args: dict[str, Any],
     assert refusals(ENGINE, **args) == [f"{name}: {said}"]
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"gpu_memory_utilization": 90}, "is 90, but vLLM takes a number above 0 and of at most 1"),
+        ({"max_loras": 0}, "is 0, but vLLM takes a number of at least 1"),
+        ({"max_model_len": -2}, "is -2, but vLLM takes a number of at least -1"),
+        ({"max_lora_rank": 20}, "is 20, but vLLM takes one of 1, 8, 16, 32, 64, 128, 256, 320, 512"),
+        ({"reasoning_parser": "quen3"}, "is 'quen3', which is none of vLLM's parsers; did you mean qwen3?"),
+    ],
+)
+def test_a_value_out_of_vllms_range_is_refused(args: dict[str, Any], said: str) -> None:
+    (name,) = args
+    assert refusals(ENGINE, **args) == [f"{name}: {said}"]
+
+
+def test_a_misspelt_tool_parser_is_refused_unless_a_plugin_may_bring_it() -> None:
+    (said,) = refusals(FRONTEND, enable_auto_tool_choice=True, tool_call_parser="hermess")
+    assert said == "tool_call_parser: is 'hermess', which is none of vLLM's parsers; did you mean hermes?"
+    args = {"tool_call_parser": "hermess", "tool_parser_plugin": "/plugins/hermess.py"}
+    assert FRONTEND.validate_python(args) == args
+
+
 def test_a_token_is_refused_without_being_printed() -> None:
     (said,) = refusals(ENGINE, hf_token="hf_abc")
     assert "hf_abc" not in said

@@ -3,15 +3,33 @@
 import dataclasses
 from typing import Any, get_args
 
+from vllm.config import CacheConfig, LoRAConfig, ModelConfig, MultiModalConfig, ParallelConfig, SchedulerConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs, FrontendArgs
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
 
 from serve_app.config.vllm_arguments import RESERVED_ENGINE_ARGS, RESERVED_FRONTEND_ARGS, known_frontend_args
-from serve_app.config.vllm_source import engine_arg_types, frontend_arg_types, listener_arg_types
+from serve_app.config.vllm_source import (
+    engine_arg_bounds,
+    engine_arg_types,
+    frontend_arg_types,
+    listener_arg_types,
+    reasoning_parser_names,
+    tool_parser_names,
+)
+
+CONFIGS: tuple[Any, ...] = (CacheConfig, LoRAConfig, ParallelConfig, SchedulerConfig, ModelConfig, MultiModalConfig)
+"""A later one has the last word: what an earlier one only takes over has no range there."""
 
 
 def types_of(kind: type) -> dict[str, Any]:
     return {field.name: field.type for field in dataclasses.fields(kind) if not field.name.startswith("_")}
+
+
+def bounds_of(metadata: Any) -> dict[str, float]:
+    """What a mark of annotated_types bounds, such as Ge(ge=0)."""
+    return {kind: getattr(metadata, kind) for kind in ("gt", "ge", "lt", "le") if hasattr(metadata, kind)}
 
 
 def is_known(kind: Any) -> bool:
@@ -31,3 +49,18 @@ def test_a_type_that_is_told_is_vllms_own_and_most_are() -> None:
         told = {name: kind for name, kind in ours.items() if is_known(kind)}
         assert told == {name: theirs[name] for name in told}
         assert len(told) > 0.75 * len(ours)
+
+
+def test_the_range_of_a_number_is_the_one_that_vllms_configuration_gives_it() -> None:
+    bounds = engine_arg_bounds()
+    assert bounds["gpu_memory_utilization"] == {"gt": 0, "le": 1}
+    assert bounds["max_loras"] == {"ge": 1}
+    fields = {name: field for config in CONFIGS for name, field in config.__pydantic_fields__.items()}
+    theirs = {name: {k: v for m in fields[name].metadata for k, v in bounds_of(m).items()} for name in bounds if name in fields}
+    assert len(theirs) > 20
+    assert {name: bounds[name] for name in theirs} == theirs
+
+
+def test_the_names_of_parsers_are_those_vllm_registers() -> None:
+    assert tool_parser_names() == set(ToolParserManager.list_registered())
+    assert reasoning_parser_names() == set(ReasoningParserManager.list_registered())

@@ -22,6 +22,7 @@ CALLED = {
     "vllm.inputs": "tokens_input(prompt_token_ids, *, prompt=, cache_salt=)",
     "vllm.logger": "init_logger(name)",
     "vllm.model_executor.models.registry": "_run_in_subprocess(fn)",
+    "vllm.renderers.online_renderer": "OnlineRenderer.create_error_response(self, message, err_type=, status_code=, param=)",
     "vllm.renderers": """
         BaseRenderer.get_tokenizer(self)
         BaseRenderer.render_cmpl_async(self, prompts, tok_params=, *, prompt_extras=, skip_mm_cache=)

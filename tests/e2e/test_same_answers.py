@@ -93,7 +93,7 @@ def _outcomes(now: dict[str, float], *, since: dict[str, float]) -> dict[str, fl
     """Return how many engine requests had which outcome in between."""
     found = {}
     for series, value in now.items():
-        if series.startswith("serve_app_requests_total") and value != since.get(series, 0.0):
+        if series.startswith("serve_app_engine_requests_total") and value != since.get(series, 0.0):
             label = re.search(r'outcome="(\w+)"', series)
             assert label is not None
             found[label[1]] = value - since.get(series, 0.0)

@@ -94,7 +94,7 @@ class Fleet:
 
     def outcome(self, name: str) -> float:
         """Return how many engine requests of a fleet with one ingress ended in this way."""
-        key = ("serve_app_requests_total", (("model", MODEL), ("outcome", name)))
+        key = ("serve_app_engine_requests_total", (("model", MODEL), ("outcome", name)))
         return self.ingresses()[0].get(key, 0.0)
 
     def resumptions(self) -> float:

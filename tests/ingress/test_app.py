@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.ingress.api_keys import ApiKeys
@@ -70,10 +71,10 @@ def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool
     return cast(FrontEnd, Front(model, SimpleNamespace(is_ready=lambda: ready), App(name, asgi)))
 
 
-def ingress(*fronts: FrontEnd, keys: ApiKeys | None = None) -> IngressApp:
+def ingress(*fronts: FrontEnd, keys: ApiKeys | None = None, sagemaker: bool = False) -> IngressApp:
     version = {"version": "0.32.0", "serve_app": "0.1.0"}
     by_name = {f.model.name: f for f in fronts or (front("tiny"),)}
-    return IngressApp(by_name, AppLimits(MAX_BODY_BYTES), version=version, keys=keys)
+    return IngressApp(by_name, AppLimits(MAX_BODY_BYTES), version=version, keys=keys, sagemaker=sagemaker)
 
 
 async def call(app: IngressApp, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -94,6 +95,64 @@ def get(app: IngressApp, path: str) -> tuple[int, Any]:
 
 def post(app: IngressApp, path: str = "/v1/completions", **kwargs: Any) -> httpx.Response:
     return asyncio.run(call(app, "POST", path, **kwargs))
+
+
+def counted(model: str) -> dict[str, float]:
+    """What `serve_app_requests_total` says of the model, by outcome."""
+    samples = [s for m in REGISTRY.collect() if m.name == "serve_app_requests" for s in m.samples if s.name.endswith("_total")]
+    return {s.labels["outcome"]: s.value for s in samples if s.labels["model"] == model}
+
+
+# Counts.
+
+
+@in_loop
+async def test_each_request_to_a_model_is_counted_once_whatever_becomes_of_it_and_no_other_is() -> None:
+    app = ingress(front("counted"))
+    unknown = counted("").get("invalid", 0.0)
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        await call(app, "POST", path, json={"model": "counted"})
+    await call(app, "POST", "/v1/completions", json={"model": "of nobody"})
+    await call(app, "GET", "/v1/models")
+    await call(app, "GET", "/v1/completions")
+    assert (counted("counted"), counted("")["invalid"] - unknown) == ({"complete": 2.0}, 1.0)
+
+
+# SageMaker.
+
+
+@pytest.mark.parametrize(
+    ("field", "route"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}], "stream": True}, "/v1/chat/completions"),
+        ({"prompt": "a", "model": "tiny"}, "/v1/completions"),
+        ({"input": "a"}, "/v1/embeddings"),
+    ],
+)
+def test_an_invocation_is_answered_by_the_route_that_its_body_is_for(field: dict[str, Any], route: str) -> None:
+    response = post(ingress(sagemaker=True), "/invocations", json=field)
+    answer = response.json()
+    assert (response.status_code, answer["path"], json.loads(answer["body"])) == (200, route, field)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[1]", b"no JSON", b"[" * 100_000])
+def test_an_invocation_that_is_for_no_route_says_which_fields_tell_one(body: bytes) -> None:
+    response = post(ingress(sagemaker=True), "/invocations", content=body[:MAX_BODY_BYTES])
+    said = "body: is no JSON object with one of the fields messages, prompt, input, by which /invocations chooses a route"
+    assert (response.status_code, response.json()) == (400, error(said, "BadRequestError", 400, "body"))
+
+
+def test_ping_is_as_ready_as_readyz_and_needs_no_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("0123456789abcdef\n")
+    keys = ApiKeys(tmp_path / "keys")
+    assert get(ingress(sagemaker=True, keys=keys), "/ping") == (200, {"status": "ready"})
+    assert get(ingress(front("tiny", ready=False), sagemaker=True), "/ping")[0] == 503
+    assert post(ingress(sagemaker=True, keys=keys), "/invocations", json={"prompt": "a"}).status_code == 401
+
+
+def test_sagemakers_routes_are_not_there_unless_configured() -> None:
+    assert get(ingress(), "/ping")[0] == 404
+    assert post(ingress(), "/invocations", json={"prompt": "a"}).status_code == 404
 
 
 # Routes.

@@ -63,10 +63,11 @@ TOLD = json.dumps({"error": STOPPING}).encode()
     [
         ({"stream": "text/event-stream", "events": 2}, 200, EVENT * 2 + b"data: %s\n\n" % TOLD),
         ({"stream": "application/x-ndjson", "events": 2}, 200, EVENT * 2 + TOLD + b"\n"),
+        ({"stream": "application/x-nul-json", "events": 2}, 200, EVENT * 2 + TOLD + b"\0"),
         ({"stream": "text/event-stream", "events": 0}, 503, TOLD),
         ({"stream": ""}, 503, TOLD),
     ],
-    ids=["stream", "lines", "stream not begun", "no stream"],
+    ids=["stream", "lines", "values before NUL", "stream not begun", "no stream"],
 )
 @in_loop
 async def test_what_still_runs_at_the_end_of_a_drain_ends_by_one_error(ask: object, status: int, content: bytes) -> None:

@@ -1,15 +1,18 @@
 """vLLM's own front end around a fleet client, without any replica."""
 
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import msgspec
 import pytest
 
-from serve_app.checkpoints import make_tiny_embedding
+from serve_app.checkpoints import make_tiny_embedding, make_tiny_llama
 from serve_app.config import parse_settings
+from serve_app.errors import FrontEndStartFailed
 from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.frontend import build_front_end, serves
+from serve_app.ingress.frontend import FrontEnd, build_front_end, serves
 from serve_app.testing.fake_engine import CAPABILITIES
 from serve_app.testing.fleet import in_loop
 
@@ -36,3 +39,37 @@ async def test_routes_follow_the_tasks_that_the_replicas_report(tmp_path: Path) 
     assert serves(again, "/v1/embeddings")
     assert again is not guessed
     assert await front.app() is again
+
+
+def front_of(folder: Path, **more: Any) -> Coroutine[Any, Any, FrontEnd]:
+    values = parse_settings({"models": {"chat": {"model": str(folder), **more}}})
+    model = values.models["chat"]
+    return build_front_end(model, str(folder), FleetClient(values, model, ingress_id="ingress-1", token=b"", tls=None))
+
+
+@in_loop
+async def test_what_vllm_refuses_is_one_sentence_with_the_models_name(tmp_path: Path) -> None:
+    folder = make_tiny_llama(tmp_path / "model")
+    with pytest.raises(FrontEndStartFailed) as long:
+        await front_of(folder, engine_args={"max_model_len": 20480})
+    said = (
+        "the front end of 'chat' did not start: User-specified max_model_len (20480) is greater than the derived max_model_len "
+    )
+    assert (str(long.value).startswith(said), "\n" in str(long.value)) == (True, False)
+    with pytest.raises(FrontEndStartFailed, match="did not start: VLLMValidationError: The supplied chat template"):
+        await front_of(folder, engine_args={"max_model_len": 64}, frontend_args={"chat_template": "/nowhere.jinja"})
+
+
+@in_loop
+async def test_a_tool_without_a_parser_is_refused_by_the_keys_of_our_configuration(tmp_path: Path) -> None:
+    app = await (await front_of(make_tiny_llama(tmp_path / "model"), engine_args={"max_model_len": 64})).app()
+    tool = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+    body = {"model": "chat", "messages": [{"role": "user", "content": "a"}], "tools": [tool]}
+    there = " in models.chat.frontend_args of this server's configuration"
+    said = {}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, app)), base_url="http://ingress") as client:
+        for choice in ("auto", "required"):
+            response = await client.post("/v1/chat/completions", json={**body, "tool_choice": choice})
+            said[choice] = (response.status_code, response.json()["error"]["message"])
+    auto = f'"auto" tool choice requires enable_auto_tool_choice: true and tool_call_parser to be set{there}'
+    assert said == {"auto": (400, auto), "required": (400, f'tool_choice="required" requires tool_call_parser to be set{there}')}

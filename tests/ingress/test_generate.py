@@ -9,10 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
 from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin
 from vllm.inputs import tokens_input
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+
+from serve_app.ingress.generate import NUL, generate_route
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("generate")]
 
@@ -60,6 +64,22 @@ def test_a_stream_repeats_the_text_so_far_and_ends_with_the_whole_answer(post: P
     assert all(after[0].startswith(before[0]) for before, after in pairwise(lines))
     assert lines[0][0].startswith(PROMPT)
     assert lines[-1] == texts_of(post(**fields))
+
+
+def test_with_nul_as_delimiter_a_client_of_the_first_server_reads_the_stream(engine: AsyncLLM, runner: asyncio.Runner) -> None:
+    fields = {"prompt": PROMPT, "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    app = Starlette(routes=[Route("/generate", generate_route(engine, max_logprobs=MAX_LOGPROBS, end=NUL), methods=["POST"])])
+
+    async def ask() -> bytes:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as client:
+            return (await client.post("/generate", json=fields)).content
+
+    *pieces, after_the_last = runner.run(ask()).split(b"\0")
+    texts = [json.loads(piece)["text"] for piece in pieces]
+    assert after_the_last == b""
+    assert b"\n" not in b"".join(pieces)
+    assert len(texts) > 1
+    assert all(text.startswith(PROMPT) for (text,) in texts)
 
 
 def test_every_line_has_one_text_for_each_of_n(post: Post) -> None:

@@ -16,8 +16,8 @@ from prometheus_client import REGISTRY
 
 from serve_app.config import LedgerSettings
 from serve_app.ingress import ledger_file
-from serve_app.ingress.account import Answer
 from serve_app.ingress.ledger import Ledger
+from serve_app.ingress.outcomes import Answer
 from serve_app.ledger_check import check
 from serve_app.ledger_lines import ledger_files
 

@@ -47,7 +47,7 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
         'serve_app_outstanding_tokens{model="idle"} 0.0',
         'serve_app_quarantined_fingerprints{model="tiny"} 1.0',
         'serve_app_quarantined_fingerprints{model="idle"} 0.0',
-        'serve_app_requests_total{model="tiny",outcome="aborted"} 1.0',
+        'serve_app_engine_requests_total{model="tiny",outcome="aborted"} 1.0',
         'serve_app_resumptions_total{model="tiny"} 0.0',
         'serve_app_resumptions_total{model="idle"} 0.0',
         'serve_app_moved_total{model="tiny"} 0.0',

@@ -1,0 +1,79 @@
+"""What the commands take and say of themselves. Each imports its work when it is called: `--help` shows all of them and needs none."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigFile = Annotated[Path, typer.Option("--file", "-f", help="The configuration file.")]
+
+
+def check(
+    file: Annotated[
+        Path, typer.Argument(help="A configuration file, or Kubernetes manifests; - is standard input.", show_default=False)
+    ],
+    client_timeout_s: Annotated[float | None, typer.Option(help="After which clients give an answer up.")] = None,
+    load_balancer_idle_s: Annotated[float | None, typer.Option(help="Silence after which the load balancer closes.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Name of a rule of the timeouts that is broken on purpose; may be repeated.")
+    ] = None,
+    ask_vllm: Annotated[
+        bool, typer.Option("--vllm/--no-vllm", help="Ask vLLM, too, about models whose checkpoint is on this machine.")
+    ] = True,
+) -> None:
+    """Check a configuration file, or manifests of a cluster, without starting anything.
+
+    Exit status 0: it can be used. 1: each line names a wrong key, or a timeout that ends before another one that it must outlast.
+    """
+    from serve_app.cli import check
+
+    check.check(
+        file,
+        client_timeout_s=client_timeout_s,
+        load_balancer_idle_s=load_balancer_idle_s,
+        ignore=ignore or [],
+        ask_vllm=ask_vllm,
+    )
+
+
+def up(
+    file: ConfigFile,
+    address: Annotated[str, typer.Option(help="Ray cluster to use; empty: start one here.")] = "",
+) -> None:
+    """Start what FILE describes, print the URL, and serve until Ctrl-C."""
+    from serve_app.cli import up
+
+    up.up(file, address)
+
+
+def demo(
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="The configuration file. Default: the example for CPUs.", show_default=False),
+    ] = None,
+) -> None:
+    """Show a fleet at work: an answer, a replica that dies under a stream, a short load. Exit status 0 if all went well."""
+    from serve_app.cli import demo
+
+    demo.demo(file or demo.EXAMPLE)
+
+
+def rollout(
+    name: Annotated[str, typer.Argument(help="The release: name of the RayService.")] = "serve-app",
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="Manifests to apply first. Without: watch what was applied, by Helm for example."),
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig. Default: the current one.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")] = None,
+    timeout_s: Annotated[float, typer.Option(help="After which it counts as failed.", min=1)] = 1800.0,
+    poll_s: Annotated[float, typer.Option(hidden=True)] = 2.0,
+) -> None:
+    """Roll a change out on Kubernetes and wait until it runs.
+
+    Exit status 0: it runs. 1: nothing was changed, or the cluster cannot be asked. 3: it failed. 4: it took too long. What failed is
+    left as it is, with the way back: where KubeRay makes a new cluster for the change, the old one goes on serving.
+    """
+    from serve_app.cli import rollout
+
+    rollout.rollout(name, file, context=context, namespace=namespace, timeout_s=timeout_s, poll_s=poll_s)

@@ -1,0 +1,114 @@
+"""What vLLM itself says of a configuration: in a process of its own, without a GPU, and of a checkpoint it reads no weights.
+
+For each model whose checkpoint is on this machine the front end is built as an ingress builds it, and for a model on cpu the engine core's
+configuration is made as its replica makes it. A model on cuda has only the front end judged: vLLM judges the rest by the GPU that it finds.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from serve_app.checkpoints import CheckpointError, resolve_model
+from serve_app.config import ModelSettings, Settings, default_cache_dir, inherited_environment, parse_settings
+from serve_app.config.checks import dotted
+from serve_app.engine_args import INGRESS_ENVIRONMENT, engine_core_args, engine_environment
+from serve_app.errors import ClusterFailed, ConfigError, FrontEndStartFailed
+from serve_app.foreign_errors import in_one_line
+
+LIMIT_S = 600.0
+"""vLLM's import alone takes a minute on a busy machine."""
+
+
+def local_checkpoints(settings: Settings) -> dict[str, str]:
+    """Return the folder of each model's checkpoint that is on this machine, by the model's name."""
+    found = {name: folder for name, model in settings.models.items() if (folder := _folder(model))}
+    return {name: folder for name, folder in found.items() if (Path(folder) / "config.json").is_file()}
+
+
+def _folder(model: ModelSettings) -> str:
+    try:
+        source = resolve_model(model.model, default_cache_dir())
+    except CheckpointError:
+        return ""
+    return source if source.startswith("/") else ""
+
+
+def vllm_problems(settings: Settings, folders: Mapping[str, str]) -> list[ConfigError]:
+    """Ask vLLM about the models that ``folders`` names; takes 10 s of CPU.
+
+    Raises:
+        ClusterFailed: The process that asks gave no answer.
+    """
+    environment = {**inherited_environment(), **INGRESS_ENVIRONMENT, "HF_HUB_OFFLINE": "1"}
+    asked = json.dumps({"settings": settings.model_dump(mode="json"), "folders": dict(folders)})
+    command = [sys.executable, "-m", "serve_app.cli.vllm_check"]
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, env=environment, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired as exc:
+        raise ClusterFailed(f"vLLM did not answer within {LIMIT_S:g} s", "check without it: --no-vllm") from exc
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ClusterFailed(f"vLLM could not be asked: {last}", "check without it: --no-vllm")
+    return [ConfigError(_key_in(settings.models[name], said), said) for name, said in json.loads(done.stdout)]
+
+
+def _key_in(model: ModelSettings, said: str) -> str:
+    """Return the path of the argument that vLLM names, else the model's."""
+    for section, args in (("engine_args", model.engine_args), ("frontend_args", model.frontend_args)):
+        for name in args:
+            if name in said:
+                return dotted(("models", model.name, section, name))
+    return dotted(("models", model.name))
+
+
+async def _refusals(settings: Settings, folders: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the name of each model that vLLM refuses, and why; an engine core is not asked about where the front end is refused."""
+    from serve_app.ingress.fleet_client import FleetClient
+    from serve_app.ingress.frontend import build_front_end
+
+    found = []
+    for name, folder in folders.items():
+        model = settings.models[name]
+        client = FleetClient(settings, model, ingress_id="check", token=b"", tls=None)
+        try:
+            await build_front_end(model, folder, client)
+        except FrontEndStartFailed as exc:
+            found.append((name, exc.reason))
+        else:
+            found += [(name, said) for said in _engine_refusals(model, folder)]
+    return found
+
+
+def _engine_refusals(model: ModelSettings, folder: str) -> Iterator[str]:
+    from serve_app.replica.engine_core import engine_config
+
+    if model.device != "cpu":
+        return
+    before = inherited_environment()
+    os.environ.update(engine_environment(model, before))
+    try:
+        engine_config(engine_core_args(model, folder))
+    except Exception as exc:  # of every kind, as where the engine starts
+        yield in_one_line(exc)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _main() -> None:
+    """Read the question from standard input and write the answer to standard output, which nothing else may use."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    asked: dict[str, Any] = json.load(sys.stdin)
+    json.dump(asyncio.run(_refusals(parse_settings(asked["settings"]), asked["folders"])), answer)
+    answer.flush()
+    os._exit(0)  # vLLM's threads would take another second
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,23 @@
+"""What an exception that is not ours says, in one line. Most are vLLM's, whose configuration is checked by pydantic."""
+
+from pydantic import ValidationError
+
+_VALIDATORS_WORD = "Value error, "
+
+
+def in_one_line(exc: BaseException) -> str:
+    """Return the text of ``exc`` without line breaks: of pydantic's errors only the sentences, of others the type before the text.
+
+    Left out of pydantic's are the values, which may be whole configurations, and the links to its own documentation.
+    """
+    if isinstance(exc, ValidationError):
+        details = exc.errors(include_url=False, include_context=False, include_input=False)
+        said = "; ".join(_sentence(".".join(map(str, d["loc"])), d["msg"].removeprefix(_VALIDATORS_WORD)) for d in details)
+    else:
+        # The text of a KeyError is its argument in quotes.
+        said = f"{type(exc).__name__}: {exc.args[0] if isinstance(exc, KeyError) and exc.args else exc}"
+    return " ".join(said.split())
+
+
+def _sentence(key: str, said: str) -> str:
+    return f"{key}: {said}" if key else said

@@ -1,0 +1,61 @@
+"""What somebody meets who has just installed serve-app, or has made mistakes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve_app.cli.demo import EXAMPLE
+
+HEAVY = {"gguf", "httpx", "numpy", "prometheus_client", "ray", "serve_app.config", "torch", "vllm", "yaml"}
+
+
+def serve_app(*arguments: str, before: str = "pass") -> tuple[int, str, str]:
+    """Run the command in a process of its own, after ``before``."""
+    program = f"import sys; {before}; from serve_app.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", [["--help"], ["up", "--help"], ["demo", "--help"], ["check", "--help"], ["model", "--help"]])
+def test_help_needs_none_of_what_the_commands_work_with(command: list[str]) -> None:
+    seen = "import atexit; atexit.register(lambda: print(*sys.modules))"
+    code, output, _ = serve_app(*command, before=seen)
+    assert (code, HEAVY & set(output.splitlines()[-1].split())) == (0, set())
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_without_vllm_nothing_is_started_and_one_line_says_how_to_get_it(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {chat: {model: some/model}}")
+    code, output, said = serve_app(command, "-f", str(file), before="sys.modules['vllm'] = None")  # as if it were not installed
+    assert (code, output, said.count("\n")) == (1, "", 1)
+    assert said.startswith(f"error: vLLM is not installed for {sys.executable}; pip install 'serve-app[cpu]', or ")
+
+
+@pytest.mark.parametrize("command", [("up",), ("demo",)])
+def test_all_mistakes_of_a_file_are_told_with_its_name(command: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {chat: {model: /a, engine_args: {gpu_memory_utilization: 90}}}\ningres: {port: 8011}")
+    code, output, said = serve_app(*command, "-f", str(file))
+    assert (code, output, said.splitlines()) == (
+        1,
+        "",
+        [
+            f"error: {file}: ingres: unknown key; did you mean ingress?",
+            f"error: {file}: models.chat.engine_args.gpu_memory_utilization: is 90, but vLLM takes a number above 0 and of at most 1",
+        ],
+    )
+
+
+def test_an_error_of_the_yaml_is_told_with_the_files_name(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("models: {chat: {model: /a}")
+    code, _, said = serve_app("up", "-f", str(file))
+    assert (code, said.startswith(f"error: {file}: line 1, column 2"), said.count("\n")) == (1, True, 1)
+
+
+def test_the_demo_has_its_configuration_whatever_folder_it_is_started_in() -> None:
+    assert EXAMPLE.is_absolute()
+    assert EXAMPLE.read_text() == (Path(__file__).parents[2] / "examples" / "cpu.yaml").read_text()

@@ -1,0 +1,44 @@
+"""How an HTTP request ended, in one word."""
+
+import pytest
+
+from serve_app.errors import BadRequest, QueueFull, ReplicaLost, RequestQuarantined, ServingError
+from serve_app.ingress.outcomes import Answer, ending
+
+WHOLE = Answer(200, ended=True, told_error=False)
+BEGUN = Answer(200, ended=False, told_error=False)
+NOTHING = Answer(0, ended=False, told_error=False)
+FULL = QueueFull(waiting=1, limit=1, retry_after_s=5.0)
+LOST = ReplicaLost(request="r", reason="it died")
+QUARANTINED = RequestQuarantined(blocked_s=600.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "started", "word"),
+    [
+        (WHOLE, None, True, "complete"),
+        (WHOLE, None, False, "complete"),  # /tokenize
+        (BEGUN, None, True, "failed"),
+        (Answer(200, ended=True, told_error=True), None, True, "failed"),
+        (Answer(500, ended=True, told_error=False), None, True, "failed"),
+        (Answer(400, ended=True, told_error=False), None, False, "invalid"),
+        (NOTHING, BadRequest("model", "name one of a, b"), False, "invalid"),
+        (NOTHING, FULL, False, "rejected"),
+        (NOTHING, LOST, True, "failed"),
+        (NOTHING, QUARANTINED, True, "quarantined"),
+        (NOTHING, QUARANTINED, False, "blocked"),
+    ],
+)
+def test_the_series_have_one_word_for_each_end(answer: Answer, error: ServingError | None, started: bool, word: str) -> None:
+    ends = ("length",) if answer == WHOLE and started else ("",)
+    assert ending(answer, error, gone=None, stalled=False, started=started, engines_ends=ends).word() == word
+
+
+def test_a_client_that_left_first_has_aborted_whatever_came_of_it() -> None:
+    left = ending(BEGUN, LOST, gone=BEGUN, stalled=False, started=True, engines_ends=("error",))
+    assert (left, left.word()) == (("aborted", 200, "client_gone"), "aborted")
+
+
+def test_what_the_engine_gave_up_is_told_by_the_engines_reason() -> None:
+    assert ending(WHOLE, None, gone=None, stalled=False, started=True, engines_ends=("error",)).reason == "engine_error"
+    assert ending(WHOLE, None, gone=None, stalled=False, started=True, engines_ends=("abort",)).word() == "aborted"
