@@ -26,6 +26,7 @@ import psutil
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import Settings, inherited_environment, parse_settings
+from serve_app.core.fleet_report import describe
 from serve_app.membership import Lease
 from serve_app.replica import pipe
 from serve_app.replica.process import EngineProcess
@@ -199,7 +200,7 @@ async def measure(model_path: str, arguments: argparse.Namespace) -> dict[str, A
             dying = asyncio.create_task(process.wait())
             await asyncio.wait({playing, dying}, return_when=asyncio.FIRST_COMPLETED)
             lasted_s = time.monotonic() - began
-            ejected, links_lost = dying.done(), linked.client.fleet.describe()["resumptions"]
+            ejected, links_lost = dying.done(), describe(linked.client.fleet)["resumptions"]
             for task in (playing, dying):
                 task.cancel()
             await asyncio.gather(playing, dying, return_exceptions=True)

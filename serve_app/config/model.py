@@ -20,6 +20,7 @@ from serve_app.config.checks import (
     refuse,
     wrong,
 )
+from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.vllm_arguments import checked_engine_args, checked_frontend_args, known_frontend_args
 from serve_app.config.vllm_source import engine_arg_types
@@ -173,6 +174,8 @@ class ModelSettings(Section):
     """Extra environment of the engine's process."""
     golden: tuple[GoldenPrompt, ...] = ()
     """What every replica has to answer before it takes requests; for models that make text."""
+    routing: RoutingSettings = RoutingSettings()
+    """How the ingresses choose a replica for a request."""
     canary: CanarySettings | None = None
     """Makes this model the canary of another one. Default: it has requests of its own only."""
     required: bool = Field(default=True, strict=True)
@@ -185,8 +188,8 @@ class ModelSettings(Section):
         return self.replicas_per_node or (1 if self.device == "cuda" else None)
 
     def release(self) -> str:
-        """Return what tells this release of the model from others: a digest of all settings but how many replicas there are."""
-        settings = self.model_dump(mode="json", exclude={"replicas", "canary", "required"})
+        """Return what tells this release of the model from others: a digest of all settings that its replicas work by."""
+        settings = self.model_dump(mode="json", exclude={"replicas", "canary", "required", "routing"})
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod

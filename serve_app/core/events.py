@@ -5,19 +5,24 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from serve_app.core.prefix_index import NO_PREFIX, Prefix
 from serve_app.core.request import EngineOutput, Resume
 from serve_app.errors import ServingError
 
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """The front end added an engine request. Token counts are >= 0; ``request_id`` is new, ``fingerprint`` as in `RequestState`."""
+    """The front end added an engine request. Token counts are >= 0; ``request_id`` is new, ``fingerprint`` as in `RequestState`.
+
+    ``prefix``: empty where nothing of it is to be routed by.
+    """
 
     request_id: str
     prompt_tokens: int
     max_tokens: int
     resume: Resume
     fingerprint: str
+    prefix: Prefix = NO_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,14 @@ class RequestsAborted:
 class LinkOpened:
     """A replica passed the handshake. ``credit`` is how many unfinished attempts it takes from this ingress, if it is not draining.
 
-    ``weights`` is equal for replicas that may go on with each other's answers.
+    ``weights`` is equal for replicas that may go on with each other's answers. ``kv_tokens``: room of its KV cache, 0 for unknown.
     """
 
     replica_id: str
     credit: int
     draining: bool = False
     weights: str = ""
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ front end's own abort. Cost: one dict lookup and one list extend per token; wait
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 from serve_app.core.drain import Drains, takes_moved
 from serve_app.core.events import (
@@ -39,7 +38,7 @@ from serve_app.core.instructions import (
 from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import EngineOutput, RequestState, Trial
-from serve_app.core.routing import LeastOutstandingTokens, ReplicaState, RoutingPolicy
+from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState, RoutingPolicy
 from serve_app.core.signals import Tally
 from serve_app.errors import RequestQuarantined, ResumeDiverged, ServingError
 
@@ -58,6 +57,10 @@ class FleetState:
         """In the order of service. Not a deque: a thousand clients may go away at once, each from anywhere in the queue."""
         self.outcomes: Counter[str] = Counter()
         """Requests that ended, by how, since the start: feeds the metrics."""
+        self.routed: Counter[str] = Counter()
+        """Attempts that started, by the reason why there."""
+        self.expected_hit_tokens = 0
+        """Prompt tokens of those that were thought to be cached there."""
         self.tally = Tally()
         self.quarantine = Quarantine(settings.quarantine_s)
         self.failover = Failover(settings, self.quarantine)
@@ -106,6 +109,10 @@ class FleetState:
         """Return when a refused request may find a place."""
         return self._refusals.retry_after_s()
 
+    def cold_start_s(self) -> float | None:
+        """Return the p90 of the measured cold starts, None while none was measured."""
+        return self._refusals.cold_starts.p90_s()
+
     def validate(self) -> None:
         """Assert the invariants; for tests and for reading."""
         held = {r.attempt_id: r for replica in self.replicas.values() for r in replica.held.values()}
@@ -118,6 +125,7 @@ class FleetState:
             replica.validate()
         self.failover.validate(self.requests.values())
         self.drains.validate(self.replicas)
+        self._routing.validate(self.replicas)
         self.quarantine.validate(self.requests.values())
         assert self._next_start() is None
 
@@ -130,6 +138,7 @@ class FleetState:
         self.tally.requests += 1
         self.tally.prompt_tokens += event.prompt_tokens
         request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, event.fingerprint)
+        request.prefix = event.prefix
         request.arrived_at = request.waiting_since = now
         if len(self.waiting) >= self.settings.max_waiting_requests and self._routing.pick(request, self.replicas) is None:
             self._reject()
@@ -160,7 +169,9 @@ class FleetState:
         replica_id, is_new = event.replica_id, event.replica_id not in self.replicas
         failed = self._forget_replica(replica_id, LinkEnd.ENDED_HERE, now=now)
         self.failover.linked_again(replica_id, self.requests.values())
-        self.replicas[replica_id] = ReplicaState(replica_id, event.credit, now, draining=event.draining, weights=event.weights)
+        replica = ReplicaState(replica_id, event.credit, now, draining=event.draining, weights=event.weights)
+        replica.kv_tokens = event.kv_tokens
+        self.replicas[replica_id] = replica
         self._routing.changed(replica_id)
         taken_back = self._take_back_queued(event.credit, now) if is_new and not event.draining else []
         return failed + taken_back + self._dispatch()
@@ -169,7 +180,7 @@ class FleetState:
         """Requests that only wait in the queue of an engine come back: a new replica must get its part of them."""
         aborts, back = list[Instruction](), list[RequestState]()
         for replica in self.replicas.values():
-            queued = [] if replica.draining else replica.queued()[: limit - len(back)]
+            queued = [] if replica.draining else self._routing.leaving(replica.queued(), self.replicas)[: limit - len(back)]
             aborts += [AbortAttempts(replica.replica_id, tuple(r.attempt_id for r in queued))] if queued else []
             for request in queued:
                 self._release(request)
@@ -199,6 +210,7 @@ class FleetState:
         if replica is None:
             return []
         self.drains.forget(replica_id)
+        self._routing.forget(replica_id)
         for request in replica.held.values():
             del self._attempts[request.attempt_id]
             request.trail.lost(end.name.lower())
@@ -314,7 +326,7 @@ class FleetState:
         instructions: list[Instruction] = []
         while (move := self.drains.due(self.replicas, now=now)) is not None:
             target = self._routing.pick(move.request, self.replicas)
-            if target is None or not takes_moved(target, move.max_unanswered):
+            if target is None or not takes_moved(target.replica, move.max_unanswered):
                 break
             instructions.append(AbortAttempts(move.replica_id, (move.request.attempt_id,)))
             self._release(move.request)
@@ -327,25 +339,30 @@ class FleetState:
         """Start waiting requests, first come first served, while some replica has room."""
         started: list[Instruction] = []
         while (chosen := self._next_start()) is not None:
-            request, replica = chosen
+            request, choice = chosen
             del self.waiting[request.request_id]
-            started.append(self._start(request, replica))
+            started.append(self._start(request, choice))
         return started
 
-    def _next_start(self) -> tuple[RequestState, ReplicaState] | None:
+    def _next_start(self) -> tuple[RequestState, Choice] | None:
         for request in self.waiting.values():
             only = self.quarantine.must_go_to(request)
-            replica = self._routing.pick(request, self.replicas) if only is None else self.replicas[only]
-            if replica is not None and replica.takes(request):
-                return request, replica
+            trial = None if only is None else Choice(self.replicas[only], Reason.TRIAL)
+            choice = trial or self._routing.pick(request, self.replicas)
+            if choice is not None and choice.replica.takes(request):
+                return request, choice
             if only is None and request.weights is None:  # one that goes on may lack nothing but a replica with its weights
                 return None
         return None
 
-    def _start(self, request: RequestState, replica: ReplicaState) -> StartAttempt:
+    def _start(self, request: RequestState, choice: Choice) -> StartAttempt:
+        replica, reason = choice
         request.attempt += 1
         request.replica_id = replica.replica_id
-        request.trail.started(replica.replica_id, self._now)
+        hit_tokens = self._routing.placed(request, replica)
+        request.trail.started(replica.replica_id, reason.value, hit_tokens, self._now)
+        self.routed[reason.value] += 1
+        self.expected_hit_tokens += hit_tokens
         request.outstanding_tokens = request.tokens_left()
         prefix = self.failover.begin(request)
         replica.held[request.request_id] = request
@@ -379,21 +396,3 @@ class FleetState:
         del self._attempts[request.attempt_id]
         replica.outstanding_tokens -= request.outstanding_tokens
         self._routing.changed(replica.replica_id)
-
-    def num_on_draining(self) -> int:
-        """Return how many requests run on replicas that drain."""
-        return sum(len(replica.held) for replica in self.replicas.values() if replica.draining)
-
-    def describe(self) -> dict[str, Any]:
-        """Return counts and per-replica load as plain data, for status and metrics."""
-        return {
-            "requests": len(self.requests),
-            "waiting": len(self.waiting),
-            "outstanding_tokens": self.outstanding_tokens(),
-            "outcomes": dict(self.outcomes),
-            "resumptions": self.failover.resumptions,
-            "moved": self.drains.num_moved,
-            "blocked": len(self.quarantine),
-            "cold_start_s": self._refusals.cold_starts.p90_s(),
-            "replicas": {r.replica_id: r.describe() for r in self.replicas.values()},
-        }

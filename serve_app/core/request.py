@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from serve_app.core.prefix_index import NO_PREFIX, Prefix
 from serve_app.core.trail import Trail
 
 
@@ -66,6 +67,7 @@ class RequestState:
     max_tokens: int
     resume: Resume
     fingerprint: str = ""
+    prefix: Prefix = NO_PREFIX
     emitted_ids: list[int] = field(default_factory=list)
     weights: str | None = None
     attempt: int = -1

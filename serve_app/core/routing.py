@@ -1,9 +1,13 @@
-"""Which replica gets the next attempt. Pure; only ``FleetState`` calls it."""
+"""Which replica gets the next attempt: what a choice is made from, and the choice by load. Pure; only ``FleetState`` calls it.
+
+`affinity.py` has the choice by what replicas have cached.
+"""
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
 
 from serve_app.core.events import HeartbeatArrived
 from serve_app.core.request import RequestState, Trial
@@ -14,6 +18,7 @@ class ReplicaState:
     """What this ingress knows of one replica with an open link.
 
     ``outstanding_tokens``: prompt tokens not yet prefilled plus output tokens still allowed, over this ingress's attempts.
+    ``kv_tokens``: tokens that its KV cache has room for, 0 where it did not say.
     """
 
     replica_id: str
@@ -27,6 +32,7 @@ class ReplicaState:
     kv_usage: float = 0.0
     draining: bool = False
     weights: str = ""
+    kv_tokens: int = 0
 
     def has_room(self) -> bool:
         return not self.draining and len(self.held) < self.credit
@@ -64,15 +70,55 @@ class ReplicaState:
         return load | {"waiting": self.waiting, "kv_usage": self.kv_usage, "draining": self.draining}
 
 
+class Reason(StrEnum):
+    """Why a request went where it did."""
+
+    PREFIX = "prefix"
+    """At least half of its prompt is cached there."""
+    SESSION = "session"
+    """Its session's requests go there."""
+    HASH = "hash"
+    """What is new in its prompt belongs there, by a rule that all ingresses share."""
+    SPREAD = "spread"
+    """Where one of these would have sent it was too much to do, or no room; so it went by load."""
+    LOAD = "load"
+    """The least was to do there."""
+    TRIAL = "trial"
+    """One like this suspect is tried there."""
+
+
+class Choice(NamedTuple):
+    """A replica for an attempt, and why."""
+
+    replica: ReplicaState
+    reason: Reason
+
+
 class RoutingPolicy(Protocol):
     """Chooses among replicas that take a request."""
 
     def changed(self, replica_id: str) -> None:
-        """Note that a replica is new, or that anything of it that `pick` looks at may be another."""
+        """Note that a replica is new or gone, or that anything of it that `pick` looks at may be another."""
         ...
 
-    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
+    def forget(self, replica_id: str) -> None:
+        """Note that a replica is gone, and all that it had cached."""
+        ...
+
+    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
         """Return the replica for the next attempt of ``request``, None when none of ``replicas`` takes it."""
+        ...
+
+    def placed(self, request: RequestState, replica: ReplicaState) -> int:
+        """Note that an attempt of ``request`` starts at ``replica``; return the prompt tokens that are probably cached there."""
+        ...
+
+    def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
+        """Return those of a replica's queued requests that had better leave it for a new one, in the same order."""
+        ...
+
+    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
+        """Assert the invariants."""
         ...
 
 
@@ -100,7 +146,27 @@ class LeastOutstandingTokens:
     def changed(self, replica_id: str) -> None:
         self._changed.add(replica_id)
 
-    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
+    def forget(self, replica_id: str) -> None:
+        self._changed.add(replica_id)
+
+    def placed(self, request: RequestState, replica: ReplicaState) -> int:
+        self._changed.add(replica.replica_id)
+        return 0
+
+    def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
+        return queued
+
+    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
+        for replica in replicas.values():
+            if replica.has_room() and replica.replica_id not in self._changed:
+                assert rank_of(replica) in self._ranks[replica.weights]
+
+    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
+        least = self.least(request, replicas)
+        return None if least is None else Choice(least, Reason.LOAD)
+
+    def least(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
+        """Return the replica that takes the request and has the least to do."""
         self._take_changes(replicas)
         versions = list(self._ranks) if request.weights is None else [request.weights]
         least = [replica for weights in versions if (replica := self._least(weights, replicas)) is not None]

@@ -17,6 +17,10 @@ class Trail:
     """Of each attempt, in order."""
     ends: list[str] = field(default_factory=list)
     """Why each attempt ended: a `LinkEnd` in lower case, `MOVED`, or the engine's finish reason."""
+    reasons: list[str] = field(default_factory=list)
+    """Of each attempt, why it was routed there: a `Reason`."""
+    expected_hit_tokens: int = 0
+    """Of the latest attempt: prompt tokens that were thought to be cached where it went."""
     started_at: float | None = None
     """When the first attempt was started."""
     first_token_at: float | None = None
@@ -27,11 +31,13 @@ class Trail:
     last_token_at: float = 0.0
     _moved: bool = False
 
-    def started(self, replica_id: str, now: float) -> None:
+    def started(self, replica_id: str, reason: str, expected_hit_tokens: int, now: float) -> None:
         """An attempt begins."""
         if len(self.ends) < len(self.replicas):
             self.ends.append(MOVED)
         self.replicas.append(replica_id)
+        self.reasons.append(reason)
+        self.expected_hit_tokens = expected_hit_tokens
         self.started_at = now if self.started_at is None else self.started_at
         self._moved = self.first_token_at is not None
 

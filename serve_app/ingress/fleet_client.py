@@ -33,8 +33,6 @@ from serve_app.core.events import (
     Ticked,
     TrialBegan,
 )
-from serve_app.core.fleet import FleetState
-from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import (
     AbortAttempts,
     CloseLink,
@@ -44,6 +42,7 @@ from serve_app.core.instructions import (
     PassTrial,
     StartAttempt,
 )
+from serve_app.core.prefix_index import NO_PREFIX
 from serve_app.errors import CallFailed, NoReplica
 from serve_app.ingress.attempts import (
     attempt_request,
@@ -57,6 +56,8 @@ from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.link import ReplicaLink
 from serve_app.ingress.links import ReplicaLinks
 from serve_app.ingress.metrics import LoadGauges
+from serve_app.ingress.new_fleet import new_fleet
+from serve_app.ingress.prefixes import prefix_of
 from serve_app.ingress.resume import resume_of
 from serve_app.ingress.start_times import StartTimes
 from serve_app.ingress.streaming import Streams
@@ -79,17 +80,7 @@ class FleetClient(EngineCoreClient):
     ) -> None:
         self.model = model
         self.resources = SimpleNamespace(engine_dead=False)  # a fleet is never dead: replicas come back
-        self.fleet = FleetState(
-            FleetSettings(
-                model=model.name,
-                max_waiting_requests=settings.ingress.max_waiting_requests,
-                no_replica_s=settings.timeouts.no_replica_s,
-                max_standstill_s=2 * settings.timeouts.no_replica_s,  # one whole wait for a replica, and a prefill
-                heartbeat_timeout_s=settings.protocol.heartbeat_timeout_s,
-                quarantine_s=settings.ingress.quarantine_s,
-                ttft_s=model.replicas.ttft_slo_s,
-            )
-        )
+        self.fleet = new_fleet(settings, model)
         self._settings = settings
         self._vllm_config: Any = None
         self._output_processor: Any = None
@@ -169,7 +160,9 @@ class FleetClient(EngineCoreClient):
     def _link_opened(self, link: ReplicaLink) -> None:
         peer = link.connection.peer
         assert peer is not None
-        self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, peer.capabilities.weights))
+        told = peer.capabilities
+        kv_tokens = told.num_kv_blocks * told.block_size
+        self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, told.weights, kv_tokens))
 
     def _link_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
         self._calls.link_lost(link, cause)
@@ -326,6 +319,7 @@ class FleetClient(EngineCoreClient):
             max_tokens=max_output_tokens(request.sampling_params, prompt_tokens, self._vllm_config.model_config.max_model_len),
             resume=resume_of(request, replays_seeded=self._replays_seeded),
             fingerprint=fingerprint_of(request, self.model.name),
+            prefix=prefix_of(request, self._vllm_config.cache_config) if self.model.routing.by == "prefix" else NO_PREFIX,
         )
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):

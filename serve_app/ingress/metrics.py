@@ -20,6 +20,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from serve_app.core.canary import State
 from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_report import describe
 from serve_app.core.gaps import BOUNDS_S, Gaps
 from serve_app.protocol.messages import ENGINE_LOST
 
@@ -149,17 +150,28 @@ class FleetCollector(Collector):
             "serve_app_resumptions", "Times a request that lost its replica went on.", labels=["model"]
         )
         moved = CounterMetricFamily("serve_app_moved", "Requests moved away from replicas that drained.", labels=["model"])
+        routed = CounterMetricFamily(
+            "serve_app_routed", "Attempts that were given to a replica, by why to that one.", labels=["model", "reason"]
+        )
+        hits = CounterMetricFamily(
+            "serve_app_expected_prefix_hit_tokens",
+            "Prompt tokens of those that were thought to be in the replica's prefix cache.",
+            labels=["model"],
+        )
         gaps = HistogramMetricFamily("serve_app_resume_gap_seconds", _GAP, labels=["model", "way"])
         gauges = {
             name: GaugeMetricFamily(f"serve_app_replica_{name}", text, labels=["model", "replica"])
             for name, text in _REPLICA_GAUGES.items()
         }
         for fleet in self._fleets:
-            model, state = fleet.settings.model, fleet.describe()
+            model, state = fleet.settings.model, describe(fleet)
             waiting.add_metric([model], state["waiting"])
             tokens.add_metric([model], state["outstanding_tokens"])
             resumptions.add_metric([model], state["resumptions"])
             moved.add_metric([model], state["moved"])
+            hits.add_metric([model], state["expected_hit_tokens"])
+            for reason, count in state["routed"].items():
+                routed.add_metric([model, reason], count)
             blocked.add_metric([model], state["blocked"])
             _add_gaps(gaps, model, fleet.failover.gaps)
             for outcome, count in state["outcomes"].items():
@@ -167,7 +179,7 @@ class FleetCollector(Collector):
             for replica_id, load in state["replicas"].items():
                 for name, family in gauges.items():
                     family.add_metric([model, replica_id], float(load[name]))
-        yield from (waiting, tokens, blocked, outcomes, resumptions, moved, gaps, *gauges.values())
+        yield from (waiting, tokens, blocked, outcomes, resumptions, moved, routed, hits, gaps, *gauges.values())
 
 
 def _add_gaps(family: HistogramMetricFamily, model: str, gaps: Gaps) -> None:
@@ -207,8 +219,8 @@ class CanaryCollector(Collector):
         states = GaugeMetricFamily(
             "serve_app_canary_state", "1 for the state that the canary is in.", labels=["model", "of", "state"]
         )
-        for name, describe in self._described.items():
-            said = describe()
+        for name, told in self._described.items():
+            said = told()
             requests.add_metric([name, said["of"]], said["requests"])
             for state in State:
                 states.add_metric([name, said["of"], state.value], float(state.value == said["state"]))

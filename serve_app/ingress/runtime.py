@@ -10,6 +10,7 @@ from serve_app import VERSION
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
+from serve_app.core.fleet_report import describe, num_on_draining
 from serve_app.ingress import metrics
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import AppLimits, IngressApp
@@ -112,11 +113,11 @@ class IngressRuntime:
             fleet = front.client.fleet
             stats |= {f"{counter}/{name}": float(value) for counter, value in asdict(fleet.tally).items()}
             stats[f"waiting/{name}"] = float(len(fleet.waiting))
-            stats[f"draining/{name}"] = float(fleet.num_on_draining())
+            stats[f"draining/{name}"] = float(num_on_draining(fleet))
         return stats
 
     def describe(self) -> dict[str, Any]:
-        models = {name: front.client.fleet.describe() for name, front in self.front_ends.items()}
+        models = {name: describe(front.client.fleet) for name, front in self.front_ends.items()}
         for canary in self.app.canaries.values():
             models[canary.front.model.name]["canary"] = canary.describe()
         return models

@@ -137,7 +137,13 @@ class Replica:
                 return
             self.waiting.popleft()
             self.reserved += need
-            self.prefilling.append((job, attempt_id, job.prompt_tokens))
+            cached = self.begin(job)
+            self.context += cached
+            self.prefilling.append((job, attempt_id, job.prompt_tokens - cached))
+
+    def begin(self, job: Job) -> int:
+        """Note that a job leaves the queue; return how many tokens of its prompt need not be computed, fewer than all of them."""
+        return 0
 
     def _num_decodes(self) -> int:
         """Return the steps until a request ends, or until the one is over during which the first that waits has come."""

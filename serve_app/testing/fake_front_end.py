@@ -48,7 +48,7 @@ class FakeFrontEnd:
         """What vLLM's gauges would be set from, oldest first."""
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=4096, runner_type="generate"),
-            cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=0),
+            cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=0, enable_prefix_caching=True),
         )
         client.bind(vllm_config=self.vllm_config, output_processor=self, fingerprint=FINGERPRINT, vllm_version=VLLM_VERSION)
 

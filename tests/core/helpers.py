@@ -9,16 +9,16 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
 from serve_app.core.request import EngineOutput, RequestState, Resume
-from serve_app.core.routing import LeastOutstandingTokens, ReplicaState
+from serve_app.core.routing import Choice, LeastOutstandingTokens, ReplicaState
 from serve_app.errors import ServingError
 
 
 class Compared(LeastOutstandingTokens):
     """Compares each pick with the least loaded of all replicas with room."""
 
-    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
+    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
         picked = super().pick(request, replicas)
-        assert picked is min(
+        assert (None if picked is None else picked.replica) is min(
             (
                 r
                 for r in replicas.values()

@@ -12,6 +12,7 @@ from serve_app.core.events import (
     StartMeasured,
     Ticked,
 )
+from serve_app.core.fleet_report import describe, num_on_draining
 from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, StartAttempt
 from serve_app.core.request import Resume
 from serve_app.core.signals import Tally
@@ -107,12 +108,12 @@ def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r0"))
     assert run(fleet, heartbeat("a", draining=True), arrived("r1")) == []
-    assert fleet.num_on_draining() == 1
+    assert num_on_draining(fleet) == 1
     last = Output("r0@0", [7], finish_reason="stop")
     assert run(fleet, outputs("a", last)) == [DeliverOutputs([last])]
-    assert fleet.num_on_draining() == 0
+    assert num_on_draining(fleet) == 0
     assert run(fleet, heartbeat("a")) == [start("r1", 0, "a")]
-    assert fleet.num_on_draining() == 0
+    assert num_on_draining(fleet) == 0
 
 
 def test_a_replica_that_drains_when_its_link_opens_gets_nothing_and_others_keep_their_queues() -> None:
@@ -295,13 +296,15 @@ def test_the_tally_counts_demand_work_and_first_tokens() -> None:
 def test_describe_is_plain_data() -> None:
     fleet = fleet_of("a", credit=1)
     run(fleet, arrived("r0"), arrived("r1"), HeartbeatArrived("a", 9, 3, 2, 0.5, draining=False))
-    assert fleet.describe() == {
+    assert describe(fleet) == {
         "requests": 2,
         "waiting": 1,
         "outstanding_tokens": 12,
         "outcomes": {},
         "resumptions": 0,
         "moved": 0,
+        "routed": {"load": 1},
+        "expected_hit_tokens": 0,
         "blocked": 0,
         "cold_start_s": None,
         "replicas": {"a": {"held": 1, "outstanding_tokens": 6, "running": 3, "waiting": 2, "kv_usage": 0.5, "draining": False}},

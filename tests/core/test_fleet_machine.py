@@ -1,7 +1,9 @@
 """The fleet against simulated engines whose next token is a function of the sequence so far, in any order of events."""
 
+import random
 import zlib
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.events import (
     AttemptUnsendable,
     Event,
@@ -33,7 +36,9 @@ from serve_app.core.instructions import (
     PassTrial,
     StartAttempt,
 )
-from serve_app.core.request import Resume
+from serve_app.core.prefix_index import NO_PREFIX, Prefix
+from serve_app.core.request import RequestState, Resume
+from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy
 from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestQuarantined, RequestTooLarge, ResumeDiverged
 from tests.core.helpers import Compared, Output, outputs
 
@@ -102,12 +107,14 @@ class Link:
 
 
 class FleetMachine(RuleBasedStateMachine):
+    routing: Callable[[], RoutingPolicy] = Compared
+
     def __init__(self) -> None:
         super().__init__()
         limits: dict[str, Any] = {"max_waiting_requests": MAX_WAITING, "max_deaths": MAX_DEATHS, "max_standstill_s": STANDSTILL_S}
         limits["quarantine_s"] = QUARANTINE_S
         of_fleet = FleetSettings(model="m", no_replica_s=NO_REPLICA_S, heartbeat_timeout_s=TIMEOUT_S, **limits)
-        self.fleet = FleetState(of_fleet, Compared())
+        self.fleet = FleetState(of_fleet, self.routing())
         self.now = 0.0
         self.requests: dict[str, Request] = {}
         self.links: dict[str, Link] = {}
@@ -117,6 +124,9 @@ class FleetMachine(RuleBasedStateMachine):
         self.start_s: dict[str, float] = {}
         self.ticks = False
         self.blocked: dict[str, float] = {}
+
+    def prefix(self, number: int) -> Prefix:
+        return NO_PREFIX
 
     def live(self) -> list[str]:
         return [i for i, r in self.requests.items() if not r.outcomes]
@@ -138,7 +148,7 @@ class FleetMachine(RuleBasedStateMachine):
             answer += (next_token(answer),)
         fingerprint = like or request_id
         self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable, fingerprint, self.now)
-        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint)
+        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint, self.prefix(len(self.requests)))
         if self.is_blocked(request_id):
             self.handle(arrived)
             assert self.requests[request_id].outcomes == ["RequestQuarantined"]
@@ -547,3 +557,44 @@ class FleetMachine(RuleBasedStateMachine):
 
 FleetMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestFleet = FleetMachine.TestCase
+
+
+MAX_LOAD = 1.2
+
+
+class Bounded(PrefixAffinity):
+    """Looks at each pick: it takes the request, and one by affinity is within the bound."""
+
+    def __init__(self) -> None:
+        super().__init__(MAX_LOAD)
+
+    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
+        choice = super().pick(request, replicas)
+        assert (choice is None) == (not any(r.takes(request) for r in replicas.values()))
+        if choice is not None:
+            loads = [r.outstanding_tokens for r in replicas.values() if not r.draining]
+            assert choice.replica.takes(request)
+            bound = MAX_LOAD * (sum(loads) / len(loads) + request.tokens_left())
+            assert choice.reason in (Reason.LOAD, Reason.SPREAD) or choice.replica.outstanding_tokens <= bound
+        return choice
+
+    def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
+        """All: which of them do is tested by itself."""
+        left = super().leaving(queued, replicas)
+        assert [r for r in queued if r in left] == list(left)
+        return queued
+
+
+class PrefixMachine(FleetMachine):
+    """The same fleet, routed by what replicas have cached: prompts are beginnings of a few conversations, some with a session."""
+
+    routing = Bounded
+
+    def prefix(self, number: int) -> Prefix:
+        rng = random.Random(number)
+        start, length = rng.randrange(3), rng.randrange(5)
+        return Prefix([hash((start, n)) for n in range(length)], 1, rng.choice([None, None, 1, 2]))
+
+
+PrefixMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestPrefixFleet = PrefixMachine.TestCase

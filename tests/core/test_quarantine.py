@@ -14,6 +14,7 @@ from serve_app.core.events import (
     TrialBegan,
 )
 from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_report import describe
 from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FailRequest, Instruction, PassTrial
 from serve_app.core.quarantine import MAX_OWN, Quarantine
 from serve_app.core.request import Resume
@@ -47,9 +48,9 @@ def test_a_suspect_whose_trial_ends_with_its_replica_is_quarantined_and_its_like
     (refusal,) = run(fleet, arrived("again", like="r"), now=110.0)
     assert refused(refusal, "again", 500.0)
     assert run(fleet, arrived("other"), now=110.0) == [start("other", 0, "c")]
-    assert (fleet.outcomes, fleet.describe()["blocked"], fleet.tally.requests) == ({"quarantined": 1, "blocked": 1}, 1, 2)
+    assert (fleet.outcomes, describe(fleet)["blocked"], fleet.tally.requests) == ({"quarantined": 1, "blocked": 1}, 1, 2)
     run(fleet, HeartbeatArrived("c", 1, 0, 0, 0.0, draining=False), Ticked(), now=610.0)
-    assert fleet.describe()["blocked"] == 0
+    assert describe(fleet)["blocked"] == 0
     assert run(fleet, arrived("later", like="r"), now=610.0) == [start("later", 0, "c")]
 
 

@@ -60,10 +60,10 @@ def test_tokens_that_came_count_at_the_next_pick() -> None:
 def test_a_replica_that_comes_back_with_other_weights_is_not_taken_for_what_it_was() -> None:
     routing, old, new = LeastOutstandingTokens(), ReplicaState("a", 3, 0.0, weights="v"), ReplicaState("a", 3, 0.0, weights="w")
     routing.changed("a")
-    assert routing.pick(REQUESTS["v"], {"a": old}) is old
+    assert routing.least(REQUESTS["v"], {"a": old}) is old
     routing.changed("a")
-    assert routing.pick(REQUESTS["v"], {"a": new}) is None
-    assert routing.pick(REQUESTS["w"], {"a": new}) is new
+    assert routing.least(REQUESTS["v"], {"a": new}) is None
+    assert routing.least(REQUESTS["w"], {"a": new}) is new
 
 
 def test_old_ranks_do_not_pile_up() -> None:
@@ -72,7 +72,7 @@ def test_old_ranks_do_not_pile_up() -> None:
         for replica_id in IDS[:3]:  # ever less to do: what they had is never the least again
             replicas[replica_id].outstanding_tokens -= 1
             routing.changed(replica_id)
-        picked = routing.pick(REQUESTS[None], replicas)
+        picked = routing.least(REQUESTS[None], replicas)
         assert picked is not None
         assert picked.replica_id == "a"
     assert sum(map(len, routing._ranks.values())) <= 2 * len(IDS)

@@ -37,7 +37,7 @@ def says(name: str, *, before: Callable[[], Awaitable[None] | None] | None = Non
         if before is not None and (waited := before()) is not None:
             await waited
         request.emitted_ids += [1, 2, 3]
-        request.trail.started("replica-of-" + name, 0.0)
+        request.trail.started("replica-of-" + name, "load", 0, 0.0)
         request.trail.delivered(1.0)
         request.trail.finished("stop")
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})

@@ -1,0 +1,197 @@
+"""A fleet of simulated replicas with prefix caches behind one or several ingresses, in simulated time. Pure.
+
+Queueing and routing are the product's own (`FleetState`, one for each ingress), the replicas those of `serve_app.simulated`. Added here
+is each replica's prefix cache: blocks of prompts and answers, what was used last the longest.
+"""
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.core.events import HeartbeatArrived, LinkOpened, OutputsArrived, RequestArrived
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.instructions import Instruction, StartAttempt
+from serve_app.core.prefix_index import Prefix
+from serve_app.core.request import Resume
+from serve_app.core.routing import RoutingPolicy
+from serve_app.simulated.scheduler import Hardware, Job, Replica
+
+BLOCK_SIZE = 16
+CREDIT = 2048
+BEAT_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Ask(Job):
+    """A request with its text: hashes of the full blocks of the prompt, and of the prompt with its answer."""
+
+    ingress: int
+    blocks: Sequence[int]
+    blocks_after: Sequence[int]
+    prefix: Prefix
+    """As the ingress sees it."""
+    hit_tokens: int = 0
+
+
+class BlockCache:
+    """One replica's prefix cache."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def hit_tokens(self, ask: Ask) -> int:
+        count = 0
+        for block in ask.blocks:
+            if block not in self._blocks:
+                break
+            count += 1
+        return min(count, (ask.prompt_tokens - 1) // BLOCK_SIZE) * BLOCK_SIZE
+
+    def add(self, blocks: Sequence[int]) -> None:
+        """Its end is given up before its beginning, as by vLLM."""
+        for block in reversed(blocks):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._num_blocks:
+            self._blocks.popitem(last=False)
+
+
+class CachingReplica(Replica):
+    """A replica that computes of a prompt only what it has not cached."""
+
+    def __init__(self, replica_id: str, hardware: Hardware) -> None:
+        super().__init__(replica_id, hardware, 0.0)
+        self.cache = BlockCache(hardware.kv_tokens // BLOCK_SIZE)
+
+    def begin(self, job: Job) -> int:
+        assert isinstance(job, Ask)
+        job.hit_tokens = self.cache.hit_tokens(job)
+        self.cache.add(job.blocks)
+        return job.hit_tokens
+
+
+@dataclass(slots=True)
+class _Output:
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: object | None = None
+    events: object | None = None
+    prefill_stats: object | None = None
+
+
+@dataclass(slots=True)
+class RoutedFleet:
+    """``policy`` makes the routing of each ingress."""
+
+    hardware: Hardware
+    num_replicas: int
+    num_ingresses: int
+    policy: Callable[[int], RoutingPolicy]
+    asks: list[Ask] = field(default_factory=list)
+    ingresses: list[FleetState] = field(default_factory=list)
+    placed: Counter[str] = field(default_factory=Counter)
+    """Replica -> requests."""
+    _replicas: dict[str, CachingReplica] = field(default_factory=dict)
+    _versions: dict[str, int] = field(default_factory=dict)
+    _running: dict[str, Ask] = field(default_factory=dict)
+    _told: dict[str, int] = field(default_factory=dict)
+    _agenda: list[tuple[float, int, str, Any]] = field(default_factory=list)
+    _order: int = 0
+    _next_ask: Callable[[Ask, float], Ask | None] = lambda ask, at: None
+
+    def run(self, asks: Iterable[Ask], next_ask: Callable[[Ask, float], Ask | None]) -> list[Ask]:
+        """Serve ``asks``, and what ``next_ask`` returns for an ask that has ended: the next turn of a conversation."""
+        self._next_ask = next_ask
+        limits = FleetSettings(model="m", max_waiting_requests=1 << 20, no_replica_s=1e9)
+        self.ingresses = [FleetState(limits, self.policy(i)) for i in range(self.num_ingresses)]
+        for number in range(self.num_replicas):
+            replica = CachingReplica(f"replica-{number}", self.hardware)
+            self._replicas[replica.replica_id] = replica
+            self._versions[replica.replica_id] = 0
+            for fleet in self.ingresses:
+                fleet.handle(LinkOpened(replica.replica_id, CREDIT, kv_tokens=self.hardware.kv_tokens), now=0.0)
+        for ask in asks:
+            self._put(ask.due_at, "ask", ask)
+        self._put(BEAT_S, "beat", None)
+        while self._agenda:
+            at, _, kind, what = heapq.heappop(self._agenda)
+            if kind == "ask":
+                self._arrive(what, at)
+            elif kind == "step" and what[1] == self._versions[what[0]]:
+                self._advance(self._replicas[what[0]], at)
+            elif kind == "beat":
+                for replica in self._replicas.values():
+                    self._beat(replica, at)
+                if self._agenda or self._running:
+                    self._put(at + BEAT_S, "beat", None)
+        return self.asks
+
+    def _put(self, at: float, kind: str, what: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._agenda, (at, self._order, kind, what))
+
+    def _arrive(self, ask: Ask, at: float) -> None:
+        self.asks.append(ask)
+        self._running[ask.request_id] = ask
+        event = RequestArrived(
+            ask.request_id, ask.prompt_tokens, ask.output_tokens, Resume.CONTINUE, ask.request_id, prefix=ask.prefix
+        )
+        self._start(self.ingresses[ask.ingress].handle(event, now=at), at)
+
+    def _start(self, instructions: Sequence[Instruction], at: float) -> None:
+        for start in instructions:
+            if isinstance(start, StartAttempt):
+                replica = self._replicas[start.replica_id]
+                happened = replica.run_to(at)
+                replica.add(self._running[start.request_id], start.attempt_id, at)
+                self._told[start.attempt_id] = 0
+                self.placed[start.replica_id] += 1
+                self._report(replica, happened, at)
+                self._schedule(replica)
+
+    def _schedule(self, replica: CachingReplica) -> None:
+        self._versions[replica.replica_id] += 1
+        if (next_at := replica.next_at()) is not None:
+            self._put(next_at, "step", (replica.replica_id, self._versions[replica.replica_id]))
+
+    def _advance(self, replica: CachingReplica, at: float) -> None:
+        self._report(replica, replica.run_to(at), at)
+        self._schedule(replica)
+
+    def _report(self, replica: CachingReplica, happened: Sequence[tuple[Job, str, bool]], at: float) -> None:
+        outputs: dict[int, list[_Output]] = {}
+        for ask, attempt_id, ended in happened:
+            assert isinstance(ask, Ask)
+            tokens = (ask.output_tokens if ended else 1) - self._told[attempt_id]
+            outputs.setdefault(ask.ingress, []).append(_Output(attempt_id, [0] * tokens, "length" if ended else None))
+            self._told[attempt_id] += tokens
+            if ended:
+                del self._told[attempt_id], self._running[ask.request_id]
+                replica.cache.add(ask.blocks_after)
+                if (following := self._next_ask(ask, at)) is not None:
+                    self._put(following.due_at, "ask", following)
+        for ingress, items in outputs.items():
+            self._start(self.ingresses[ingress].handle(OutputsArrived(replica.replica_id, items), now=at), at)
+
+    def _beat(self, replica: CachingReplica, at: float) -> None:
+        self._advance(replica, at)
+        self._report_progress(replica, at)
+        usage = min(1.0, replica.reserved / self.hardware.kv_tokens)
+        load = (replica.steps, replica.num_running, len(replica.waiting), usage)
+        for fleet in self.ingresses:
+            self._start(fleet.handle(HeartbeatArrived(replica.replica_id, *load, draining=False), now=at), at)
+
+    def _report_progress(self, replica: CachingReplica, at: float) -> None:
+        outputs: dict[int, list[_Output]] = {}
+        for ends_at, attempt_id, ask in replica.running:
+            assert isinstance(ask, Ask)
+            done = ask.output_tokens - (ends_at - replica.steps)
+            if (new := done - self._told[attempt_id]) > 0:
+                outputs.setdefault(ask.ingress, []).append(_Output(attempt_id, [0] * new))
+                self._told[attempt_id] = done
+        for ingress, items in outputs.items():
+            self._start(self.ingresses[ingress].handle(OutputsArrived(replica.replica_id, items), now=at), at)

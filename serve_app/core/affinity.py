@@ -1,0 +1,170 @@
+"""The choice by what replicas have cached: a prompt goes where its beginning was computed already, if not too much is to do there.
+
+Pure. Only ``FleetState`` calls it. Each ingress learns from its own requests. For what it has not seen it chooses by a rendezvous hash,
+so that several ingresses send it to the same place without a word between them. docs/adr/0019-route-by-cached-prefix.md has the reasons.
+Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (1998), the rendezvous hash; Mirrokni et al.,
+"Consistent Hashing with Bounded Loads" (arXiv 1608.01350), the bound. Differs: the bound leaves room for some requests like this one.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+from serve_app.core.prefix_index import Prefix, PrefixIndex
+from serve_app.core.request import RequestState
+from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState
+
+MIN_SHARE = 0.5
+"""Share of the prompt that has to be cached somewhere for it to go there.
+
+A smaller part, such as a short system prompt before a long question, would draw all requests to the first replica that had it.
+"""
+MIN_CONTINUED = 0.1
+"""Share of requests that have to go on where another ended for new beginnings to be placed by the rendezvous hash, not by load.
+
+The hash is for conversations whose turns come to different ingresses; where there are none it would only load replicas unevenly.
+"""
+CONTINUED_OVER = 100
+"""Requests over which that share is taken."""
+MAX_JUNCTIONS = 10_000
+_ODD, _BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1
+"""A multiplication by it spreads each bit over all higher ones. With Python's hash of a tuple one replica got three times as much
+as another."""
+MAX_TRIES = 3
+"""Replicas that are tried in the order of the rendezvous hash before the request goes by load."""
+
+
+class PrefixAffinity:
+    """Where the longest part of a prompt is cached; then by its session, or by what is new in it; then by load.
+
+    ``max_load``, > 1: no request goes to a replica by affinity that has more to do than so many times the mean plus the request's own
+    tokens. Cost of a pick, amortized: as `LeastOutstandingTokens`, and a hash for each replica that may be chosen.
+    """
+
+    def __init__(self, max_load: float = 2.0) -> None:
+        self.index = PrefixIndex()
+        self._max_load = max_load
+        self._by_load = LeastOutstandingTokens()
+        self._changed: set[str] = set()
+        self._tokens: dict[str, int] = {}
+        """Replica -> tokens to do, of those that do not drain; ``_total`` is their sum."""
+        self._total = 0
+        self._continued = 0.0
+        """Share of the latest requests that went on where another ended."""
+        self._junctions: OrderedDict[int, None] = OrderedDict()
+        """Points at which prompts have left what was known: where a second one leaves it, a beginning is shared."""
+        self._seeds: dict[str, int] = {}
+        """Of the same replicas, for the rendezvous hash. Equal in all ingresses."""
+
+    def changed(self, replica_id: str) -> None:
+        self._changed.add(replica_id)
+        self._by_load.changed(replica_id)
+
+    def forget(self, replica_id: str) -> None:
+        self.changed(replica_id)
+        self.index.forget(replica_id)
+
+    def placed(self, request: RequestState, replica: ReplicaState) -> int:
+        self.changed(replica.replica_id)
+        prefix = request.prefix
+        if not prefix.hashes:
+            return 0
+        self._learn(prefix.hashes)
+        hit_tokens = prefix.tokens(self.index.count(replica.replica_id, prefix.hashes))
+        self.index.add(replica.replica_id, prefix, replica.kv_tokens)
+        return min(hit_tokens, request.prompt_tokens - 1)  # an engine computes the last token in any case
+
+    def leaving(self, queued: Sequence[RequestState], replicas: Mapping[str, ReplicaState]) -> Sequence[RequestState]:
+        """All that had little of their prompt cached there, and of the others the last ones that are too much for the replica."""
+        if not queued:
+            return []
+        self._take_changes(replicas)
+        excess = self._tokens.get(queued[0].replica_id or "", 0) - self._max_load * self._total / max(1, len(self._tokens))
+        leaving: list[RequestState] = []
+        for request in reversed(queued):
+            if excess > 0 or request.trail.expected_hit_tokens < MIN_SHARE * request.prompt_tokens:
+                leaving.append(request)
+                excess -= request.outstanding_tokens
+        return leaving[::-1]
+
+    def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
+        least = self._by_load.least(request, replicas)
+        if least is None:
+            return None
+        self._take_changes(replicas)
+        return self._affine(request, least, replicas)
+
+    def _affine(self, request: RequestState, least: ReplicaState, replicas: Mapping[str, ReplicaState]) -> Choice:
+        prefix = request.prefix
+        # One that goes on elsewhere goes by load: its replica is lost, drains, or had too much to do.
+        if request.attempt >= 0 or (not prefix.hashes and prefix.session is None):
+            return Choice(least, Reason.LOAD)
+        count, holders = self.index.deepest(prefix.hashes)
+        if (goes_on := self._goes_on(prefix.hashes, count)) or (key := self._key(prefix, count)) is None:
+            if not goes_on and prefix.tokens(count) < MIN_SHARE * request.prompt_tokens:
+                return Choice(least, Reason.LOAD)
+            if least.replica_id in holders:
+                return Choice(least, Reason.PREFIX)
+            reason = Reason.PREFIX
+            order = heapq.nsmallest(MAX_TRIES, holders, key=lambda replica_id: self._tokens.get(replica_id, 0))
+        else:
+            reason = Reason.HASH if prefix.session is None else Reason.SESSION
+            seeds = self._seeds
+            order = heapq.nlargest(MAX_TRIES, seeds, key=lambda replica_id: (key ^ seeds[replica_id]) * _ODD & _BITS)
+        bound = self._max_load * (self._total / max(1, len(self._tokens)) + request.tokens_left())
+        for replica_id in order:
+            replica = replicas.get(replica_id)
+            if replica is not None and replica.takes(request) and _has_headroom(replica, request, bound):
+                return Choice(replica, reason)
+        return Choice(least, Reason.SPREAD)
+
+    def _goes_on(self, hashes: Sequence[int], count: int) -> bool:
+        """Return whether the prompt goes on where only one before it ended: the next turn of a conversation."""
+        return count > 0 and hashes[count - 1] not in self._junctions
+
+    def _key(self, prefix: Prefix, count: int) -> int | None:
+        """Return what the rendezvous hash is of; None where it is better to choose by load."""
+        if prefix.session is not None:
+            return prefix.session
+        if self._continued >= MIN_CONTINUED and count < len(prefix.hashes):
+            return prefix.hashes[count]
+        return None
+
+    def _learn(self, hashes: Sequence[int]) -> None:
+        """Count how many requests go on where another ended."""
+        count, _ = self.index.deepest(hashes)
+        self._continued += (self._goes_on(hashes, count) - self._continued) / CONTINUED_OVER
+        if count:
+            self._junctions[hashes[count - 1]] = None
+            self._junctions.move_to_end(hashes[count - 1])
+            if len(self._junctions) > MAX_JUNCTIONS:
+                self._junctions.popitem(last=False)
+
+    def validate(self, replicas: Mapping[str, ReplicaState]) -> None:
+        self._take_changes(replicas)
+        self._by_load.validate(replicas)
+        self.index.validate(replicas)
+        assert self._tokens == {i: r.outstanding_tokens for i, r in replicas.items() if not r.draining}
+        assert self._total == sum(self._tokens.values())
+        assert self._seeds.keys() == self._tokens.keys()
+        assert len(self._junctions) <= MAX_JUNCTIONS
+
+    def _take_changes(self, replicas: Mapping[str, ReplicaState]) -> None:
+        for replica_id in self._changed:
+            replica = replicas.get(replica_id)
+            self._total -= self._tokens.pop(replica_id, 0)
+            if replica is None or replica.draining:
+                self._seeds.pop(replica_id, None)
+                continue
+            self._tokens[replica_id] = replica.outstanding_tokens
+            self._total += replica.outstanding_tokens
+            if replica_id not in self._seeds:
+                self._seeds[replica_id] = int.from_bytes(blake2b(replica_id.encode(), digest_size=8).digest())
+        self._changed.clear()
+
+
+def _has_headroom(replica: ReplicaState, request: RequestState, bound: float) -> bool:
+    """Return whether the replica may get the request by affinity: within the bound, and with room for the prompt in its cache."""
+    free_tokens = (1 - replica.kv_usage) * replica.kv_tokens
+    return replica.outstanding_tokens <= bound and (not replica.kv_tokens or request.prompt_tokens <= free_tokens)

@@ -1,0 +1,27 @@
+"""What a fleet says of itself, as plain data. Pure."""
+
+from typing import Any
+
+from serve_app.core.fleet import FleetState
+
+
+def num_on_draining(fleet: FleetState) -> int:
+    """Return how many requests run on replicas that drain."""
+    return sum(len(replica.held) for replica in fleet.replicas.values() if replica.draining)
+
+
+def describe(fleet: FleetState) -> dict[str, Any]:
+    """Return counts and per-replica load, for status and metrics."""
+    return {
+        "requests": len(fleet.requests),
+        "waiting": len(fleet.waiting),
+        "outstanding_tokens": fleet.outstanding_tokens(),
+        "outcomes": dict(fleet.outcomes),
+        "resumptions": fleet.failover.resumptions,
+        "moved": fleet.drains.num_moved,
+        "routed": dict(fleet.routed),
+        "expected_hit_tokens": fleet.expected_hit_tokens,
+        "blocked": len(fleet.quarantine),
+        "cold_start_s": fleet.cold_start_s(),
+        "replicas": {r.replica_id: r.describe() for r in fleet.replicas.values()},
+    }

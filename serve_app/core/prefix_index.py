@@ -1,0 +1,124 @@
+"""What each replica's prefix cache probably holds, as far as one ingress can know: the prompts that it sent there itself.
+
+Pure. Only `PrefixAffinity` calls this module. A prompt is a chain of hashes, one for each *point* of it, so equal hashes mean equal
+beginnings up to there. Of a replica as much is remembered as its KV cache has room for, and what was used last the longest.
+"""
+
+from collections import OrderedDict
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+FINE_POINTS, MEDIUM_POINTS = 64, 56
+"""Points at each block, then at each 8th block, then at each 64th: 100,000 tokens in blocks of 16 have 210 points, not 6,250.
+
+Where two prompts part between two points, what they share after the first is not seen: at most an eighth of what they share before it.
+"""
+MAX_ENTRIES = 1 << 19
+"""Points remembered of all replicas together, each share of it equal: some 100 MB at most."""
+
+
+def tokens_at(point: int, block_size: int) -> int:
+    """Return how many tokens of a prompt come before the end of its point number ``point``, counted from 0."""
+    if point < FINE_POINTS:
+        return (point + 1) * block_size
+    if point < FINE_POINTS + MEDIUM_POINTS:
+        return (FINE_POINTS + 8 * (point - FINE_POINTS + 1)) * block_size
+    return (FINE_POINTS + 8 * MEDIUM_POINTS + 64 * (point - FINE_POINTS - MEDIUM_POINTS + 1)) * block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What routing knows of a prompt.
+
+    ``hashes``: of the prompt up to each of its points. ``session`` is equal for requests that the client wants to go to one place.
+    """
+
+    hashes: Sequence[int] = ()
+    block_size: int = 1
+    session: int | None = None
+
+    def tokens(self, num_points: int) -> int:
+        """Return how many tokens the first ``num_points`` points cover."""
+        return tokens_at(num_points - 1, self.block_size) if num_points else 0
+
+
+NO_PREFIX = Prefix()
+
+
+class PrefixIndex:
+    """Points by replica and replicas by point. A replica that holds a point holds all before it, so a search may halve."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        self._held: dict[str, OrderedDict[int, int]] = {}
+        """Replica -> point -> tokens since the point before it. What was used last comes last, and each point after those that follow
+        it in its prompts: the first is never one in the midst."""
+        self._tokens: dict[str, int] = {}
+        self._holders: dict[int, set[str]] = {}
+
+    def deepest(self, hashes: Sequence[int]) -> tuple[int, set[str]]:
+        """Return the number of leading points that some replica holds, and the replicas that hold all of them."""
+        count = _count(hashes, self._holders)
+        return count, self._holders[hashes[count - 1]] if count else set()
+
+    def count(self, replica_id: str, hashes: Sequence[int]) -> int:
+        """Return the number of leading points that the replica holds."""
+        return _count(hashes, self._held.get(replica_id, {}))
+
+    def add(self, replica_id: str, prefix: Prefix, capacity_tokens: int) -> None:
+        """The replica gets this prompt, and forgets what it has no room for. ``capacity_tokens`` 0: nobody knows its room."""
+        held = self._held.setdefault(replica_id, OrderedDict())
+        used = self._tokens.get(replica_id, 0)
+        for point in range(len(prefix.hashes) - 1, -1, -1):
+            hashed = prefix.hashes[point]
+            if hashed in held:
+                held.move_to_end(hashed)
+                continue
+            held[hashed] = tokens_at(point, prefix.block_size) - prefix.tokens(point)
+            used += held[hashed]
+            self._holders.setdefault(hashed, set()).add(replica_id)
+        most = self._max_entries // len(self._held)
+        while held and (len(held) > most or used > capacity_tokens > 0):
+            oldest, tokens = held.popitem(last=False)
+            used -= tokens
+            self._drop(oldest, replica_id)
+        self._tokens[replica_id] = used
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone, and its cache with it."""
+        for hashed in self._held.pop(replica_id, ()):
+            self._drop(hashed, replica_id)
+        self._tokens.pop(replica_id, None)
+
+    def _drop(self, hashed: int, replica_id: str) -> None:
+        holders = self._holders[hashed]
+        holders.discard(replica_id)
+        if not holders:
+            del self._holders[hashed]
+
+    def num_entries(self, replica_id: str) -> int:
+        """Return how many points are remembered of the replica."""
+        return len(self._held.get(replica_id, ()))
+
+    def validate(self, alive: Container[str]) -> None:
+        """Assert the invariants; ``alive`` are the replicas that may hold anything."""
+        assert all(replica_id in alive for replica_id in self._held)
+        assert all(len(held) <= self._max_entries for held in self._held.values())
+        holders: dict[int, set[str]] = {}
+        for replica_id, held in self._held.items():
+            assert self._tokens[replica_id] == sum(held.values())
+            for hashed in held:
+                holders.setdefault(hashed, set()).add(replica_id)
+        assert holders == self._holders
+
+
+def _count(hashes: Sequence[int], known: "dict[int, set[str]] | dict[int, int]") -> int:
+    """Return how many leading hashes are known, if none is known behind one that is not."""
+    low, high = 0, len(hashes)
+    while low < high:
+        middle = (low + high) // 2
+        if hashes[middle] in known:
+            low = middle + 1
+        else:
+            high = middle
+    return low

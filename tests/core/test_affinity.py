@@ -1,0 +1,187 @@
+"""Where requests go by what replicas have cached, in the fleet as a whole."""
+
+from collections import Counter
+
+import pytest
+
+from serve_app.core.affinity import CONTINUED_OVER, PrefixAffinity
+from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, RequestArrived, RequestsAborted
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.instructions import AbortAttempts, StartAttempt
+from serve_app.core.prefix_index import Prefix
+from serve_app.core.request import Resume
+from serve_app.core.routing import Reason
+from tests.core.helpers import Output, outputs, run
+
+BLOCK = 10
+
+
+def asked(request_id: str, words: str, *, max_tokens: int = 10, session: int | None = None) -> RequestArrived:
+    """Each word is a block of the prompt."""
+    said = words.split()
+    hashes = [hash_of(" ".join(said[: n + 1])) for n in range(len(said))]
+    prompt_tokens = BLOCK * len(said) + 1
+    return RequestArrived(request_id, prompt_tokens, max_tokens, Resume.CONTINUE, request_id, Prefix(hashes, BLOCK, session))
+
+
+def hash_of(words: str) -> int:
+    return int.from_bytes(words.encode().ljust(8)[-8:]) * 7919 + len(words)
+
+
+def fleet_by_prefix(*replica_ids: str, max_load: float = 1.5, kv_tokens: int = 0) -> FleetState:
+    fleet = FleetState(FleetSettings(model="m"), PrefixAffinity(max_load))
+    for replica_id in replica_ids:
+        fleet.handle(LinkOpened(replica_id, 100, kv_tokens=kv_tokens), now=0.0)
+    return fleet
+
+
+def ask(fleet: FleetState, request_id: str, words: str, **more: int) -> tuple[str, str, int]:
+    """Return where the request went, why, and how much of it was thought to be there."""
+    (start,) = run(fleet, asked(request_id, words, **more))
+    assert isinstance(start, StartAttempt)
+    trail = fleet.requests[request_id].trail
+    return start.replica_id, trail.reasons[-1], trail.expected_hit_tokens
+
+
+def finish(fleet: FleetState, request_id: str) -> None:
+    request = fleet.requests[request_id]
+    assert request.replica_id is not None
+    run(fleet, outputs(request.replica_id, Output(request.attempt_id, [1], "stop")))
+
+
+def talk(fleet: FleetState, number: int, turns: int = 2) -> list[str]:
+    """A conversation with nothing beside it; return where its turns went."""
+    went = []
+    for turn in range(turns):
+        went.append(ask(fleet, f"t{number}-{turn}", " ".join(f"w{number}-{n}" for n in range(turn + 1)))[0])
+        finish(fleet, f"t{number}-{turn}")
+    return went
+
+
+def test_a_prompt_goes_where_its_beginning_was_computed() -> None:
+    fleet = fleet_by_prefix("a", "b")
+    assert ask(fleet, "r0", "system one") == ("a", Reason.LOAD, 0)
+    assert ask(fleet, "r1", "other two", max_tokens=1) == ("b", Reason.LOAD, 0)
+    assert ask(fleet, "r2", "system one more") == ("a", Reason.PREFIX, 20)
+    assert ask(fleet, "r3", "other two more") == ("b", Reason.PREFIX, 20)
+
+
+def test_a_wholly_cached_prompt_leaves_one_token_to_compute() -> None:
+    fleet = fleet_by_prefix("a")
+    ask(fleet, "r0", "one two")
+    again = asked("r1", "one two")
+    run(fleet, RequestArrived("r1", 20, 1, Resume.CONTINUE, "r1", again.prefix))
+    assert fleet.requests["r1"].trail.expected_hit_tokens == 19
+
+
+def test_a_short_common_beginning_does_not_draw_requests_together() -> None:
+    fleet = fleet_by_prefix("a", "b", "c", "d")
+    where = [ask(fleet, f"r{n}", f"system q{n} long long long")[0] for n in range(8)]
+    assert Counter(where) == dict.fromkeys("abcd", 2)
+
+
+def test_a_hot_prefix_spreads_and_no_replica_gets_more_than_the_bound() -> None:
+    fleet = fleet_by_prefix(*"abcdefgh")
+    for number in range(80):
+        ask(fleet, f"r{number}", "hot hot hot hot")
+        loads = [r.outstanding_tokens for r in fleet.replicas.values()]
+        assert max(loads) <= 1.5 * (sum(loads) / 8 + 51) + 51
+    num_used = sum(len(r.held) > 0 for r in fleet.replicas.values())
+    assert num_used >= 5, "8 replicas / 1.5"
+    assert fleet.routed[Reason.SPREAD] == num_used - 1, "once for each replica that did not have it"
+
+
+def test_a_replica_without_room_in_its_cache_gets_nothing_for_what_it_has_cached() -> None:
+    fleet = fleet_by_prefix("a", "b", kv_tokens=100)
+    ask(fleet, "r0", "one two three")
+    run(fleet, HeartbeatArrived("a", 1, 1, 0, 0.8, draining=False))
+    assert ask(fleet, "r1", "one two three four")[:2] == ("b", Reason.SPREAD)
+
+
+def test_a_drained_or_lost_replica_gets_nothing_and_a_lost_one_has_nothing_cached() -> None:
+    fleet = fleet_by_prefix("a", "b", "c")
+    ask(fleet, "r0", "one two")
+    run(fleet, HeartbeatArrived("a", 1, 1, 0, 0.0, draining=True))
+    assert ask(fleet, "r1", "one two three")[:2] == ("b", Reason.SPREAD)
+    run(fleet, LinkLost("b", LinkEnd.BROKE_OFF), LinkLost("a", LinkEnd.BROKE_OFF), RequestsAborted(["r0", "r1"]))
+    run(fleet, LinkOpened("b", 100))
+    where, _, hit_tokens = ask(fleet, "r2", "one two three")
+    assert (where, hit_tokens) in (("b", 0), ("c", 30))
+
+
+def test_what_does_not_fit_into_the_cache_any_more_is_not_expected_there() -> None:
+    fleet = fleet_by_prefix("a", kv_tokens=40)
+    for request_id, words in (("r0", "one two"), ("r1", "three four five")):
+        ask(fleet, request_id, words)
+        finish(fleet, request_id)
+    assert ask(fleet, "r2", "one two x") == ("a", Reason.PREFIX, 10), "its end was given up, its beginning was not"
+
+
+def test_a_request_that_goes_on_elsewhere_goes_by_load() -> None:
+    fleet = fleet_by_prefix("a", "b", "c")
+    ask(fleet, "r0", "one two", max_tokens=100)
+    run(fleet, LinkLost("a", LinkEnd.BROKE_OFF))
+    assert fleet.requests["r0"].trail.reasons == [Reason.LOAD, Reason.LOAD]
+
+
+def test_ingresses_that_never_spoke_send_each_turn_of_a_conversation_to_the_same_replica() -> None:
+    fleets = [fleet_by_prefix(*"abcdefgh") for _ in range(3)]
+    for fleet in fleets:
+        for number in range(CONTINUED_OVER):
+            talk(fleet, number)
+    for number in range(1000, 1050):
+        words = [f"c{number}-{turn}" for turn in range(4)]
+        where = set()
+        for turn in range(4):
+            where.add(ask(fleets[turn % 3], f"r{number}-{turn}", " ".join(words[: turn + 1]))[0])
+            finish(fleets[turn % 3], f"r{number}-{turn}")
+        assert len(where) == 1
+
+
+def test_without_conversations_new_prompts_go_by_load() -> None:
+    fleet = fleet_by_prefix("a", "b")
+    assert {ask(fleet, f"r{n}", f"w{n} x y")[1] for n in range(200)} == {Reason.LOAD}
+
+
+@pytest.mark.parametrize("session", [1, 2, 3, 4])
+def test_a_session_goes_to_one_place_at_every_ingress_whatever_it_asks(session: int) -> None:
+    fleets = [fleet_by_prefix(*"abcdefgh") for _ in range(3)]
+    where = set()
+    for number in range(6):
+        replica_id, reason, _ = ask(fleets[number % 3], f"r{number}", f"w{number}", session=session)
+        finish(fleets[number % 3], f"r{number}")
+        where.add(replica_id)
+        assert reason == Reason.SESSION
+    assert len(where) == 1
+
+
+def test_sessions_are_shared_out_evenly() -> None:
+    fleet = fleet_by_prefix(*"abcdefgh", max_load=10.0)
+    for number in range(800):
+        ask(fleet, f"r{number}", "", session=number * 0x9E3779B97F4A7C15 % 2**64)
+        finish(fleet, f"r{number}")
+    went = Counter[str]()
+    for number in range(800):
+        went[ask(fleet, f"s{number}", "", session=number * 0x9E3779B97F4A7C15 % 2**64)[0]] += 1
+        finish(fleet, f"s{number}")
+    assert min(went.values()) > 50
+    assert max(went.values()) < 200
+
+
+@pytest.mark.parametrize(("max_load", "left"), [(4.0, {"n0@0", "n1@0"}), (1.1, {"n0@0", "n1@0", "q0@0", "q1@0"})])
+def test_a_new_replica_takes_over_what_has_little_cached_and_of_the_rest_what_is_too_much(
+    max_load: float, left: set[str]
+) -> None:
+    fleet = fleet_by_prefix("a", max_load=max_load)
+    for number in range(2):
+        ask(fleet, f"before{number}", f"c{number} d{number}", max_tokens=1)
+        finish(fleet, f"before{number}")
+        ask(fleet, f"runs{number}", f"r{number} s{number}", max_tokens=1000)
+    for number in range(2):
+        assert ask(fleet, f"q{number}", f"c{number} d{number}", max_tokens=1)[2] == 20
+        assert ask(fleet, f"n{number}", f"e{number} f{number}", max_tokens=1)[2] == 0
+    run(fleet, HeartbeatArrived("a", 1, 2, 4, 0.5, draining=False))
+    instructions = run(fleet, LinkOpened("b", 100))
+    aborted = [i for instruction in instructions if isinstance(instruction, AbortAttempts) for i in instruction.attempt_ids]
+    assert set(aborted) == left
