@@ -10,7 +10,10 @@ from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 
+import msgspec
+
 from loadtest.stats import share_bound
+from serve_app.ledger_lines import Line, ledger_files
 from tests.e2e_fleet.streams import Answer
 
 NUM_RUNS = 5
@@ -70,6 +73,12 @@ def audit(
         with (root / f"{scenario}.jsonl").open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
     return record
+
+
+def ledger_lines(root: Path) -> list[Line]:
+    """Return what the ledger says of each request that has ended."""
+    found = [line for file in ledger_files(root) for line in file.read_bytes().splitlines()]
+    return [msgspec.json.decode(line, type=Line) for line in found if line.startswith(b'{"seq"')]
 
 
 def commit() -> str:

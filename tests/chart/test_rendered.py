@@ -110,6 +110,13 @@ def test_a_canary_comes_and_goes_behind_the_models_and_leaves_only_its_worker_gr
     assert [o["metadata"]["name"] for o in gone.objects] == [o["metadata"]["name"] for o in alone.objects]
 
 
+def test_a_promotion_changes_no_pod_where_the_weights_are_on_a_claim_of_ones_own() -> None:
+    claim = at("weights", {"enabled": True, "existingClaim": "weights", "downloads": []})
+    before, after = (render(merged(models({"name": "b", "model": f"/models/v{version}"}), claim)) for version in (1, 2))
+    assert before.config != after.config
+    assert before.cluster == after.cluster
+
+
 @pytest.mark.parametrize(("own", "headroom"), [({}, {"headroom-b"}), ({"headroom": {"pods": 1}}, {"headroom-a", "headroom-b"})])
 def test_a_canary_keeps_a_node_free_only_if_its_own_pods_say_so(own: dict[str, Any], headroom: set[str]) -> None:
     """A node more for each model is one too many where a canary is to cost one replica."""
