@@ -41,24 +41,29 @@ def test_a_release_that_answers_its_golden_prompt_otherwise_takes_no_request_and
 
 
 def test_a_canary_that_is_slow_loses_its_share_and_goes_in_the_ray_cluster_in_which_it_came(release: Release) -> None:
-    """Both are changes of the configuration in place: the ingresses are replaced, the API key and the pods of the model's group stay."""
+    """Both are changes of the configuration in place: the ingresses are replaced, the API key and the pods of the model's group stay.
+
+    Short answers come between the two: the only ingress is replaced by another, and who connects in that moment may be refused.
+    """
     cluster, key = release.active_cluster(), release.api_key()
     slow = SLOW | ({"gpus_per_replica": 1} if num_gpus() else {})
     ingresses = set(release.ready_pods("ingress"))
-    with release.streams(num=NUM_STREAMS, tokens=CANARY_TOKENS) as seen:
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as long:
         release.upgrade("--set-json", f"config.models.{CANARY}={json.dumps(slow)}")
         assert f"cluster {cluster} is ready" in release.serve_app("rollout")
         wait_until("none but new ingresses", lambda: not ingresses & set(release.ready_pods("ingress")))
-        wait_until("a verdict on the canary", lambda: canary(release).get("state") == "bad")
-        found = canary(release)
-        assert "of the model's own" in found["reason"]
-        assert canary(release)["requests"] == found["requests"], "it got more after the verdict"
+        with release.streams(num=NUM_STREAMS, tokens=CANARY_TOKENS) as short:
+            wait_until("a verdict on the canary", lambda: canary(release).get("state") == "bad")
+            found = canary(release)
+            assert "of the model's own" in found["reason"]
+            assert canary(release)["requests"] == found["requests"], "it got more after the verdict"
         release.upgrade("--set-json", f"config.models.{CANARY}={json.dumps(slow | {'served': False})}")
         assert f"cluster {cluster} is ready" in release.serve_app("rollout")
         wait_until("the canary's pod is gone", lambda: {group_of(pod) for pod in release.pods("model")} == {f"model-{MODEL}"})
-    seen[0].require_all_complete()
     assert release.active_cluster() == cluster
     assert release.api_key() == key
+    for seen in (long, short):
+        seen[0].require_all_complete()
 
 
 def test_a_value_of_the_pods_makes_a_new_ray_cluster_and_the_rollback_of_one_that_cannot_start_another(release: Release) -> None:
