@@ -107,10 +107,11 @@ image: .venv ## build the CPU image as IMAGE with BUILD (default: docker build),
 image-cuda: .venv ## build the image of GPU model pods as CUDA_IMAGE (default: IMAGE-cuda); 6 minutes after make image, 30 GB of disk
 	$(call build-image,cuda,$(CUDA_IMAGE))
 
-# Args: target, tag. The secret is pip's own configuration: settings of the environment win over those of files, as for pip.
+# Args: target, tag. The secret is pip's own configuration: settings of the environment win over those of files, as for pip. A constraint
+# is left out: it names a file of this machine, which the build does not see, and the locks say every version.
 define build-image
 	@config=$$(mktemp); trap 'rm -f "$$config"' EXIT; \
-	{ echo "[global]"; $(BIN)/pip config list | sed -n "s/^\(:env:\|global\)[.]*\([a-z-]*\)='\(.*\)'$$/\2 = \3/p" | awk '!seen[$$1]++'; } > "$$config"; \
+	{ echo "[global]"; $(BIN)/pip config list | sed -n "s/^\(:env:\|global\)[.]*\([a-z-]*\)='\(.*\)'$$/\2 = \3/p" | awk '$$1 != "constraint" && !seen[$$1]++'; } > "$$config"; \
 	$(BUILD) --target $(1) --build-arg TORCH=$(TORCH) --build-arg PYTORCH_CPU_INDEX=$(PYTORCH_CPU_INDEX) \
 	  --secret id=pip,src="$$config" -t $(2) .
 endef

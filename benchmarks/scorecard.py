@@ -29,6 +29,7 @@ from benchmarks.peers import changed
 from benchmarks.processes import server
 from benchmarks.targets import environment, fleet_config
 from loadtest.records import Row, RunEvent, read_lines, read_rows
+from loadtest.stats import share_bound
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import ModelSettings
 
@@ -192,7 +193,7 @@ def _pauses(row: Row) -> list[float]:
 
 def bound(n: int, failures: int) -> str:
     """Return the failures in per cent of ``n``; where there are none, the 95 % upper bound of their share."""
-    return f"{failures / n:.1%}" if failures else f"0 (below {1 - 0.05 ** (1 / n):.1%})"
+    return f"{failures / n:.1%}" if failures else f"0 (below {share_bound(0, n):.1%})"
 
 
 def table(records: Sequence[Record]) -> str:

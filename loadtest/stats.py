@@ -57,6 +57,11 @@ def order_interval(low: Floats, high: Floats, q: float, n_eff: float, confidence
     return lower, upper
 
 
+def share_bound(num: int, n: int, confidence: float = CONFIDENCE) -> float:
+    """Return the one-sided upper bound (Clopper-Pearson) of the share of which ``num`` of ``n`` independent samples were seen."""
+    return 1.0 if num >= n else float(law.beta.ppf(confidence, num + 1, n - num))
+
+
 def _batch_means(values: Floats, num: int) -> Floats:
     size = values.size // num
     return np.asarray(values[values.size - size * num :].reshape(num, size).mean(axis=1))

@@ -45,7 +45,12 @@ _ORDER: Schema = {
     "minimum": 0,
     "maximum": 999999,
     "default": 0,
-    "description": "Place of the model's worker group among the others.",
+    "description": "Place of the model's worker group among the others. Of a canary the default is 999999: behind all models.",
+}
+_SERVED: Schema = {
+    "type": "boolean",
+    "default": True,
+    "description": "Whether the model is served. If not, all that is left of it is its worker group, without pods.",
 }
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 
@@ -66,7 +71,7 @@ def _named(*keys: str) -> Schema:
 _NEVER_IGNORED = {
     *("release-name", "set-by-chart", "port-taken", "min-above-max", "config-too-large"),
     *("label-of-chart", "annotation-of-helm", "name-twice", "mount-without-volume", "request-above-limit"),
-    *("weights-path-twice", "alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain"),
+    *("weights-path-twice", "alb-check-not-a-number", "redis-secret-of-chart", "serve-outlasts-drain", "nothing-served"),
 }
 """Rules whose breaking no release survives: Kubernetes, Helm or serve-app itself would refuse it, or the chart cannot do what is asked."""
 
@@ -180,7 +185,7 @@ def values_schema() -> Schema:
     pods = properties["modelPods"]["properties"]
     own = {key: _partial(schema) for key, schema in pods.items()}
     described_pods = {"type": "object", "description": "Keys of modelPods that differ for this model.", "properties": own}
-    of_models = {"order": _ORDER, "pods": {**described_pods, "additionalProperties": False}}
+    of_models = {"order": _ORDER, "pods": {**described_pods, "additionalProperties": False}, "served": _SERVED}
     config["$defs"]["ModelSettings"]["properties"] |= of_models
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

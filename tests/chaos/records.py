@@ -10,6 +10,10 @@ from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 
+import msgspec
+
+from loadtest.stats import share_bound
+from serve_app.ledger_lines import Line, ledger_files
 from tests.e2e_fleet.streams import Answer
 
 NUM_RUNS = 5
@@ -71,6 +75,12 @@ def audit(
     return record
 
 
+def ledger_lines(root: Path) -> list[Line]:
+    """Return what the ledger says of each request that has ended."""
+    found = [line for file in ledger_files(root) for line in file.read_bytes().splitlines()]
+    return [msgspec.json.decode(line, type=Line) for line in found if line.startswith(b'{"seq"')]
+
+
 def commit() -> str:
     """Return what is checked out, with ``-dirty`` where files differ from it."""
     described = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
@@ -78,12 +88,14 @@ def commit() -> str:
 
 
 def worst(records: Sequence[Record]) -> str:
-    """Return a line of one scenario's runs."""
+    """Return a line of one scenario's runs. Bounds are 95 % upper ones: of answers as if each had its own fault, and of runs."""
     n, failures = sum(r.n for r in records), sum(r.failures for r in records)
     silences = [silence for r in records for silence in r.longest_silences_s]
     healed_s = max(r.healed_s for r in records)
     load = max(r.load_1min for r in records)
-    line = f"{records[0].scenario:28} runs {len(records)}  n {n}  failures {failures}  healed after {healed_s:.1f} s"
+    bad_runs = sum(r.failures > 0 for r in records)
+    below = f"below {share_bound(failures, n):.1%} of answers, {share_bound(bad_runs, len(records)):.0%} of runs"
+    line = f"{records[0].scenario:28} runs {len(records)}  n {n}  failures {failures} ({below})  healed after {healed_s:.1f} s"
     others = [f"  {name} at most {max(r.measured[name] for r in records):g}" for name in records[0].measured]
     return f"{line}  silence p50 {median(silences):.1f} s, worst {max(silences):.1f} s{''.join(others)}  load {load:.1f}"
 

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
-from serve_app.ledger_lines import Line, ledger_files
 from tests.chaos.network import Connections, dropped, from_port, own_network, to_port, why_not
-from tests.chaos.records import audit, is_there, seeds
+from tests.chaos.records import audit, is_there, ledger_lines, seeds
 from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, Fleet, fleet, replicas, scrape, taking
@@ -141,12 +139,6 @@ class Slowed:
             self._process.resume()
 
 
-def lines(folder: Path) -> list[Line]:
-    """Return what the ledger says of each request that has ended."""
-    found = [line for file in ledger_files(folder) for line in file.read_bytes().splitlines()]
-    return [msgspec.json.decode(line, type=Line) for line in found if line.startswith(b'{"seq"')]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds())
 def test_a_replica_that_is_slow_gets_less_and_is_not_ejected(pair: Fleet, seed: int) -> None:
@@ -159,11 +151,11 @@ def test_a_replica_that_is_slow_gets_less_and_is_not_ejected(pair: Fleet, seed: 
     members = pair.members("replica")
     victim: dict[str, Any] = chosen.choice(members)
     ledger = Path(pair.config["ingress"]["ledger"]["dir"])
-    before = len(lines(ledger))
+    before = len(ledger_lines(ledger))
     with Slowed(victim["load"]["engine_pid"]), Load(pair.url, ask, num_streams=NUM_STREAMS) as load:
         wait_for_answers(load, NUM_WHILE_SLOW)
-    wait_until(lambda: len(lines(ledger)) >= before + len(load.answers), limit_s=LIMIT_S, what="the ledger's lines")
-    attempts = [replica for line in lines(ledger)[before:] for replica in line.replicas]
+    wait_until(lambda: len(ledger_lines(ledger)) >= before + len(load.answers), limit_s=LIMIT_S, what="the ledger's lines")
+    attempts = [replica for line in ledger_lines(ledger)[before:] for replica in line.replicas]
     given = Counter(attempts)
     measured = {"share": given[victim["replica_id"]] / len(attempts)}
     record = audit("slow", seed, load.answers, undisturbed, healed_s=0.0, measured=measured)

@@ -238,6 +238,12 @@ SCALING: list[Check] = [
         models({"name": "m", "model": "/opt/m", "replicas": {"max": 5000}}),
     ),
     (
+        "a release that serves nothing",
+        models({"name": "m", "model": "/opt/m", "served": False}, {"name": "n", "model": "/opt/m", "served": False}),
+        ("served is false for each of config.models, m, n", "set served: true for one"),
+        models({"name": "m", "model": "/opt/m", "served": False}, {"name": "n", "model": "/opt/m"}),
+    ),
+    (
         "headroom that would not give way",
         SPARE,
         (

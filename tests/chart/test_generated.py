@@ -37,6 +37,7 @@ def test_the_schema_has_the_configuration_as_serve_app_defines_it() -> None:
     made = json.loads((CHART / "values.schema.json").read_text())
     own = made["$defs"]["ModelSettings"]["properties"]
     assert own.pop("order")["default"] == 0
+    assert own.pop("served")["default"] is True
     assert own.pop("pods")["properties"].keys() == made["properties"]["modelPods"]["properties"].keys()
     assert made["$defs"] == settings_json_schema()["$defs"]
 

@@ -95,6 +95,36 @@ def test_a_model_of_a_higher_order_is_behind_the_others_where_kuberay_adds_it_in
     assert groups(first, second, MODEL | {"name": "a"})[:-1] != groups(first, second)
 
 
+CANARY = {"name": "a", "model": "/opt/m", "canary": {"of": "b"}}
+
+
+def test_a_canary_comes_and_goes_behind_the_models_and_leaves_only_its_worker_group() -> None:
+    model = {"name": "b", "model": "/opt/m"}
+    served, gone = (render(models(model, CANARY | {"served": is_served})) for is_served in (True, False))
+    assert groups(model, CANARY)[:-1] == groups(model)
+    assert groups(model, CANARY | {"served": False}) == groups(model, CANARY)
+    assert [render.config["models"].keys() for render in (served, gone)] == [{"a", "b"}, {"b"}]
+    assert [render.group("model-a")["replicas"] for render in (served, gone)] == [1, 0]
+    alone = render(models(model))
+    assert gone.config == alone.config
+    assert [o["metadata"]["name"] for o in gone.objects] == [o["metadata"]["name"] for o in alone.objects]
+
+
+def test_a_promotion_changes_no_pod_where_the_weights_are_on_a_claim_of_ones_own() -> None:
+    claim = at("weights", {"enabled": True, "existingClaim": "weights", "downloads": []})
+    before, after = (render(merged(models({"name": "b", "model": f"/models/v{version}"}), claim)) for version in (1, 2))
+    assert before.config != after.config
+    assert before.cluster == after.cluster
+
+
+@pytest.mark.parametrize(("own", "headroom"), [({}, {"headroom-b"}), ({"headroom": {"pods": 1}}, {"headroom-a", "headroom-b"})])
+def test_a_canary_keeps_a_node_free_only_if_its_own_pods_say_so(own: dict[str, Any], headroom: set[str]) -> None:
+    """A node more for each model is one too many where a canary is to cost one replica."""
+    spare = merged(at("modelPods.headroom.pods", 1), at("priorityClasses.create", True))
+    made = render(merged(models({"name": "b", "model": "/opt/m"}, CANARY | {"pods": own}), spare))
+    assert made.of("Deployment").keys() == headroom
+
+
 def test_a_lower_number_of_replicas_takes_no_pod_of_a_running_ray_cluster_away() -> None:
     """KubeRay writes `replicas` into a running cluster when a model is appended, and removes pods by itself only without autoscaling."""
     fixed = {"min": 2, "max": 2}

@@ -1,28 +1,25 @@
 """Helm upgrades under streams that never stop: none is cut."""
 
 import json
+from typing import Any
 
 import pytest
 
-from tests.cluster.kube import get, run, wait_until
-from tests.cluster.release import NAMESPACE, RELEASE, Release
+from tests.cluster.kube import get, kubectl, run, wait_until
+from tests.cluster.release import MODEL, NAMESPACE, RELEASE, Release, num_gpus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NUM_STREAMS, TOKENS = 6, 300
 NUM_REPLICAS = 2  # of values.yaml
-
-
-def test_a_value_of_the_configuration_changes_in_place(release: Release) -> None:
-    cluster, key = release.active_cluster(), release.api_key()
-    ingresses = set(release.ready_pods("ingress"))
-    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
-        release.upgrade("--set", "config.ingress.max_waiting_requests=999")
-        assert f"cluster {cluster} is ready" in release.serve_app("rollout")
-        wait_until("none but new ingresses", lambda: not ingresses & set(release.ready_pods("ingress")))
-    seen[0].require_all_complete()
-    assert release.active_cluster() == cluster
-    assert release.api_key() == key
+CANARY, CANARY_TOKENS = "next", 40  # tokens of an answer: a verdict takes some 25 answers of the canary
+SLOW = {
+    "model": "embedded:smollm2-135m-instruct",
+    "simulated": {"profile": "a10g-llama-8b", "time_scale": 4.0},
+    "num_cpus": 0.5,
+    "engine_args": {"max_model_len": 2048, "max_num_seqs": 64},
+    "canary": {"of": MODEL, "share": 0.5},
+}
 
 
 def test_a_release_that_answers_its_golden_prompt_otherwise_takes_no_request_and_is_rolled_back(release: Release) -> None:
@@ -41,6 +38,32 @@ def test_a_release_that_answers_its_golden_prompt_otherwise_takes_no_request_and
         wait_until("as many replicas as before", lambda: len(release.ready_pods("model")) == NUM_REPLICAS)
     seen[0].require_all_complete()
     assert release.active_cluster() == cluster
+
+
+def test_a_canary_that_is_slow_loses_its_share_and_goes_in_the_ray_cluster_in_which_it_came(release: Release) -> None:
+    """Both are changes of the configuration in place: the ingresses are replaced, the API key and the pods of the model's group stay.
+
+    Short answers come between the two: the only ingress is replaced by another, and who connects in that moment may be refused.
+    """
+    cluster, key = release.active_cluster(), release.api_key()
+    slow = SLOW | ({"gpus_per_replica": 1} if num_gpus() else {})
+    ingresses = set(release.ready_pods("ingress"))
+    with release.streams(num=NUM_STREAMS, tokens=TOKENS) as long:
+        release.upgrade("--set-json", f"config.models.{CANARY}={json.dumps(slow)}")
+        assert f"cluster {cluster} is ready" in release.serve_app("rollout")
+        wait_until("none but new ingresses", lambda: not ingresses & set(release.ready_pods("ingress")))
+        with release.streams(num=NUM_STREAMS, tokens=CANARY_TOKENS) as short:
+            wait_until("a verdict on the canary", lambda: canary(release).get("state") == "bad")
+            found = canary(release)
+            assert "of the model's own" in found["reason"]
+            assert canary(release)["requests"] == found["requests"], "it got more after the verdict"
+        release.upgrade("--set-json", f"config.models.{CANARY}={json.dumps(slow | {'served': False})}")
+        assert f"cluster {cluster} is ready" in release.serve_app("rollout")
+        wait_until("the canary's pod is gone", lambda: {group_of(pod) for pod in release.pods("model")} == {f"model-{MODEL}"})
+    assert release.active_cluster() == cluster
+    assert release.api_key() == key
+    for seen in (long, short):
+        seen[0].require_all_complete()
 
 
 def test_a_value_of_the_pods_makes_a_new_ray_cluster_and_the_rollback_of_one_that_cannot_start_another(release: Release) -> None:
@@ -78,3 +101,17 @@ def pods_of(cluster: str) -> list[str]:
     """Return the names of a Ray cluster's pods; that of the job which cleans Redis after it is none of them."""
     selector = f"ray.io/cluster={cluster},ray.io/node-type in (head, worker)"
     return [pod["metadata"]["name"] for pod in get("pods", "-n", NAMESPACE, "-l", selector)["items"]]
+
+
+def canary(release: Release) -> dict[str, Any]:
+    """Return what the newest ingress says of the canary; nothing before it knows of one, or while the head cannot be asked."""
+    (head,) = release.ready_pods("head")
+    ask = ("exec", "-n", NAMESPACE, head, "-c", "ray-head", "--", "serve-app", "status", RELEASE, "--address", "auto", "--json")
+    members = json.loads(kubectl(*ask))["members"]
+    newest = max((m for m in members if m["role"] == "ingress"), key=lambda m: int(m["epoch"]))
+    return dict(newest["load"].get("models", {}).get(CANARY, {}).get("canary", {}))
+
+
+def group_of(pod: dict[str, Any]) -> str:
+    """Return the name of the pod's worker group."""
+    return str(pod["metadata"]["labels"]["ray.io/group"])

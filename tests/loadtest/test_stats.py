@@ -18,6 +18,16 @@ def test_a_quantile_is_a_sample_and_infinite_values_stay_at_the_end() -> None:
     assert math.isnan(stats.quantile(np.array([]), 0.5))
 
 
+@pytest.mark.parametrize(("num", "n"), [(0, 1), (0, 80), (0, 44_746), (1, 20), (19, 20)])
+def test_at_the_bound_of_a_share_so_few_or_fewer_are_seen_once_in_twenty(num: int, n: int) -> None:
+    assert law.binom.cdf(num, n, stats.share_bound(num, n)) == pytest.approx(0.05)
+
+
+def test_a_share_of_which_all_or_no_samples_were_seen_has_the_bounds_known_by_heart() -> None:
+    assert stats.share_bound(0, 300) == pytest.approx(3 / 300, rel=0.01)  # the rule of three
+    assert stats.share_bound(5, 5) == stats.share_bound(0, 0) == 1.0
+
+
 def test_a_rank_is_not_moved_by_the_rounding_of_the_product() -> None:
     assert stats.rank(100, 0.07) == 7  # 0.07 * 100 is 7.000000000000001
 

@@ -14,7 +14,7 @@
 {{- $models := dict -}}
 {{- range $model := include "serve-app.models" . | fromYamlArray -}}
 {{- $bound := dict "resources" (dict $model.resource 1) "replicas_per_node" 1 -}}{{- /* to Ray a pod is a node */ -}}
-{{- $_ := set $models $model.name (merge $bound (omit $model "name" "at" "group" "resource" "order" "pods")) -}}
+{{- $_ := set $models $model.name (merge $bound (omit $model "name" "at" "group" "resource" "order" "pods" "served")) -}}
 {{- end -}}
 {{- $_ := set $config "models" $models -}}
 {{ toYaml $config }}

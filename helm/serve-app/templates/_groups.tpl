@@ -120,7 +120,7 @@ template:
 {{- $_ := set $args "initContainers" (include "serve-app.weightsWait" (dict "root" .root "downloads" $mine)) -}}
 {{- end -}}
 groupName: {{ .model.group }}
-replicas: {{ dig "replicas" "initial" "" .model | default $min | int }}
+replicas: {{ ternary (dig "replicas" "initial" "" .model | default $min | int) 0 .model.served }}
 {{ include "serve-app.groupBounds" . }}
 rayStartParams:
   num-cpus: {{ dig "num_cpus" 1 .model | ceil | int | max 1 | quote }}

@@ -49,7 +49,10 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- if not (include "serve-app.models" . | fromYamlArray) -}}
+{{- list "nothing-served" (printf "served is false for each of config.models, %s: an ingress without a model answers nothing; set served: true for one" (keys .Values.config.models | sortAlpha | join ", ")) | toJson | nindent 0 -}}
+{{- end -}}
+{{- range $model := include "serve-app.groups" . | fromYamlArray -}}
 {{- if $model.resources -}}
 {{- list "set-by-chart" (printf "%s.resources is %s, but in a cluster it is {\"%s\":1}: remove it, the chart binds each model to its worker group" $model.at (toJson $model.resources) $model.resource) | toJson | nindent 0 -}}
 {{- end -}}
@@ -104,7 +107,7 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 {{- end }}
 
 {{- define "serve-app.lintGpus" -}}
-{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- range $model := include "serve-app.groups" . | fromYamlArray -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- $gpus := int $pods.gpus -}}
 {{- if and $gpus (gt (int $pods.gpusPerNode) 0) -}}

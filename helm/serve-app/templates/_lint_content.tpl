@@ -13,7 +13,7 @@
 
 {{- /* Each model's pods get an image that can run it, of the build that the other pods have. */}}
 {{- define "serve-app.lintModelImages" -}}
-{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- range $model := include "serve-app.groups" . | fromYamlArray -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- if and (eq $pods.image "cpu") (eq (dig "device" "cpu" $model) "cuda") -}}
 {{- list "cuda-model-in-cpu-image" (printf "modelPods.image is cpu for %s, whose device is cuda: the CPU image has no CUDA; set image to auto, or device to cpu" $model.at) | toJson | nindent 0 -}}
@@ -42,7 +42,7 @@ file, nor another variable. Args: name, value. */}}
 
 {{- /* Values end up in the release's history, in serveConfigV2 and in dashboards: no place for secrets. */}}
 {{- define "serve-app.lintSecrets" -}}
-{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- range $model := include "serve-app.groups" . | fromYamlArray -}}
 {{- range $name := list "hf_token" "hf-token" -}}
 {{- $token := get ($model.engine_args | default dict) $name -}}
 {{- if and $token (kindIs "string" $token) -}}
@@ -56,7 +56,7 @@ file, nor another variable. Args: name, value. */}}
 {{- end -}}
 {{- end -}}
 {{- $all := dict "head" .Values.head "ingressPods" .Values.ingressPods "modelPods" .Values.modelPods "weights" .Values.weights -}}
-{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- range $model := include "serve-app.groups" . | fromYamlArray -}}
 {{- $_ := set $all (printf "%s.pods" $model.at) ($model.pods | default dict) -}}
 {{- end -}}
 {{- range $path, $pods := $all -}}

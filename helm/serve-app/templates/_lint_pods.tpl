@@ -15,7 +15,7 @@
 {{- $labels := dict "commonLabels" $v.commonLabels "head.podLabels" $v.head.podLabels "ingressPods.podLabels" $v.ingressPods.podLabels
     "gcsFaultTolerance.redis.podLabels" $v.gcsFaultTolerance.redis.podLabels "weights.podLabels" $v.weights.podLabels
     "test.podLabels" $v.test.podLabels "check.podLabels" $v.check.podLabels "uninstall.podLabels" $v.uninstall.podLabels -}}
-{{- range $model := include "serve-app.models" $ | fromYamlArray -}}
+{{- range $model := include "serve-app.groups" $ | fromYamlArray -}}
 {{- $path := ternary (printf "%s.pods" $model.at) "modelPods" (hasKey $model "pods") -}}
 {{- $pods := include "serve-app.modelPods" (dict "root" $ "model" $model) | fromYaml -}}
 {{- include "serve-app.lintPod" (dict "root" $ "path" $path "pods" $pods "whose" (printf " for %s" $model.at)) -}}
@@ -64,7 +64,7 @@
 {{- /* What values added to the pods, judged in the pods that came of it. */}}
 {{- define "serve-app.lintAdditions" -}}
 {{- $pods := dict "head" (include "serve-app.headGroup" . | fromYaml).template "ingressPods" (include "serve-app.ingressGroup" . | fromYaml).template -}}
-{{- range $model := include "serve-app.models" . | fromYamlArray -}}
+{{- range $model := include "serve-app.groups" . | fromYamlArray -}}
 {{- $path := ternary (printf "%s.pods" $model.at) "modelPods" (hasKey $model "pods") -}}
 {{- $_ := set $pods $path (include "serve-app.modelGroup" (dict "root" $ "model" $model) | fromYaml).template -}}
 {{- end -}}

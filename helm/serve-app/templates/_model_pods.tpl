@@ -1,11 +1,20 @@
-{{- /* The models, as a YAML list by `order` and name: each with its keys, and `name`; `at`, its path in values; `group`, its worker group;
-`resource`, the Ray resource of that group. Group and resource depend on the model's own name alone, so that they stay when other models
-come or go. */}}
+{{- /* The models that are served, as a YAML list in the form of serve-app.groups. */}}
 {{- define "serve-app.models" -}}
+{{- $served := list -}}
+{{- range include "serve-app.groups" . | fromYamlArray -}}
+{{- if .served }}{{ $served = append $served . }}{{ end -}}
+{{- end -}}
+{{ toYaml $served }}
+{{- end }}
+
+{{- /* The models that have a worker group, as a YAML list by `order` and name: each with its keys, and `name`; `at`, its path in values;
+`group`, its worker group; `resource`, the Ray resource of that group; `served`. Group and resource depend on the model's own name alone,
+so that they stay when other models come or go. A canary stands behind all models: it comes and goes while they serve. */}}
+{{- define "serve-app.groups" -}}
 {{- $models := .Values.config.models | default (include "serve-app.defaultModels" . | fromYaml) -}}
 {{- $places := dict -}}
 {{- range $name, $model := $models -}}
-{{- $_ := set $places (printf "%06d %s" (dig "order" 0 $model | int) $name) $name -}}
+{{- $_ := set $places (printf "%06d %s" (dig "order" (ternary 999999 0 (not (empty $model.canary))) $model | int) $name) $name -}}
 {{- end -}}
 {{- range keys $places | sortAlpha }}
 {{- $name := index $places . -}}
@@ -15,7 +24,7 @@ come or go. */}}
 {{- $plain = printf "%s-%s" (trunc 23 $plain | trimSuffix "-") (sha256sum $name | trunc 6) -}}
 {{- end -}}
 {{- $at := ternary (printf "config.models.%s" $name) (printf "config.models[%q]" $name) (regexMatch "^[A-Za-z0-9_-]+$" $name) -}}
-{{- $known := dict "name" $name "at" $at "group" (printf "model-%s" $plain) "resource" (printf "serve_app_model_%s" (replace "-" "_" $plain)) }}
+{{- $known := dict "name" $name "at" $at "served" (dig "served" true $model) "group" (printf "model-%s" $plain) "resource" (printf "serve_app_model_%s" (replace "-" "_" $plain)) }}
 - {{ merge $known $model | toYaml | nindent 2 | trim }}
 {{- end }}
 {{- end }}
@@ -37,8 +46,8 @@ smollm2-135m-instruct:
 {{- end }}
 
 {{- /* The settings of one model's pods, which groups, headroom and lints share. Sizes come from serve-app.modelSizes; values of modelPods
-replace them, and values of the model's own `pods` replace both. `image` becomes cpu or cuda, `gpus` is added, and models on cpu have no
-compile cache. Args: root, model. */}}
+replace them, and values of the model's own `pods` replace both. `image` becomes cpu or cuda, `gpus` is added, models on cpu have no
+compile cache, and a canary keeps no node free but by its own `pods`. Args: root, model. */}}
 {{- define "serve-app.modelPods" -}}
 {{- $cuda := eq (dig "device" "cpu" .model) "cuda" -}}
 {{- $sizes := include "serve-app.modelSizes" .model | fromYaml -}}
@@ -53,6 +62,9 @@ compile cache. Args: root, model. */}}
 {{- end -}}
 {{- if not $cuda -}}
 {{- $_ := set $pods.compileCache "existingClaim" "" -}}
+{{- end -}}
+{{- if .model.canary -}}
+{{- $_ := set $pods.headroom "pods" (dig "pods" "headroom" "pods" 0 .model) -}}
 {{- end -}}
 {{ toYaml $pods }}
 {{- end }}
