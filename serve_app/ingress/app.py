@@ -5,6 +5,7 @@ Pure ASGI. A request's body is read here once (bounded), its ``model`` picks the
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.ledger import Ledger
+from serve_app.ingress.metrics import count_http
 from serve_app.ingress.verdict import Verdict, current_verdict
 
 logger = logging.getLogger(__name__)
@@ -208,11 +210,14 @@ class IngressApp:
             verdict.account.asked(fields)
         front = self._front_end(path, fields)
         app_of = partial(self._app_of, path, held, verdict)
+        note_gone = partial(_note_gone, verdict, held)
         if path in SHARED_ROUTES and (canary := self.canaries.get(front.model.name)) is not None:
             target = canary.split(app_of, front, verdict)
         else:
             target = await app_of(front)
-        await self._answer(target, front, scope, _replay(body, receive, partial(_note_gone, verdict, held)), held, verdict)
+            if (route := front.direct.get(path)) is not None:
+                target = route.answer_to(scope, body, note_gone) or target
+        await self._answer(target, front, scope, _replay(body, receive, note_gone), held, verdict)
 
     async def _app_of(self, path: str, held: HeldAnswer, verdict: Verdict, front: FrontEnd) -> ASGIApp:
         """Make the front end the one that answers, and return its app for the route."""
@@ -227,11 +232,11 @@ class IngressApp:
     async def _answer(
         self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict
     ) -> None:
-        path = scope["path"]
+        path, began_at = scope["path"], time.monotonic()
         token = current_verdict.set(verdict)
         raised: Exception | None = None
         try:
-            async with held.filling(partial(asyncio.sleep, self._limits.stream_silence_s)):
+            async with held.filling(partial(asyncio.get_running_loop().call_later, self._limits.stream_silence_s)):
                 await target(scope, receive, held)
         except Exception as error:
             # vLLM's app raises what went wrong after the begin of a stream, because the stream cannot tell it any more. It also raises
@@ -241,6 +246,8 @@ class IngressApp:
             raised = error
         finally:
             current_verdict.reset(token)
+            if path in VLLM_ROUTES:
+                count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
             if (raised or held.status >= 500) and verdict.error is None:
                 logger.error("%s for the model %r failed with status %d", path, front.model.name, held.status, exc_info=raised)
 
