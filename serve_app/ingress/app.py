@@ -5,6 +5,7 @@ Pure ASGI. A request's body is read here once (bounded), its ``model`` picks the
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +37,7 @@ from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.ledger import Ledger
-from serve_app.ingress.metrics import count_request
+from serve_app.ingress.metrics import count_http, count_request
 from serve_app.ingress.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.verdict import Verdict, current_verdict
 
@@ -218,6 +219,10 @@ class IngressApp:
         fields = parse_fields(body)
         if verdict.account is not None:
             verdict.account.asked(fields)
+
+        def note_gone() -> None:
+            verdict.client_gone(held.answer)
+
         if path == INVOCATIONS:
             path = route_of(body)
             scope = {**scope, "path": path, "raw_path": path.encode()}
@@ -227,7 +232,9 @@ class IngressApp:
             target = canary.split(app_of, front, verdict)
         else:
             target = await app_of(front)
-        await self._answer(target, front, scope, _replay(body, receive, lambda: verdict.client_gone(held.answer)), held, verdict)
+            if (route := front.direct.get(path)) is not None:
+                target = route.answer_to(scope, body, note_gone) or target
+        await self._answer(target, front, scope, _replay(body, receive, note_gone), held, verdict)
 
     async def _app_of(self, path: str, held: HeldAnswer, verdict: Verdict, front: FrontEnd) -> ASGIApp:
         """Make the front end the one that answers, and return its app for the route."""
@@ -243,11 +250,11 @@ class IngressApp:
     async def _answer(
         self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict
     ) -> None:
-        path = scope["path"]
+        path, began_at = scope["path"], time.monotonic()
         token = current_verdict.set(verdict)
         raised: Exception | None = None
         try:
-            async with held.filling(partial(asyncio.sleep, self._limits.stream_silence_s)):
+            async with held.filling(partial(asyncio.get_running_loop().call_later, self._limits.stream_silence_s)):
                 await target(scope, receive, held)
         except Exception as error:
             # vLLM's app raises what went wrong after the begin of a stream, because the stream cannot tell it any more. It also raises
@@ -257,6 +264,8 @@ class IngressApp:
             raised = error
         finally:
             current_verdict.reset(token)
+            if path in VLLM_ROUTES:
+                count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
             if (raised or held.status >= 500) and verdict.error is None:
                 logger.error("%s for the model %r failed with status %d", path, front.model.name, held.status, exc_info=raised)
 

@@ -30,6 +30,9 @@ STALLED_CLIENTS = Counter(
 STALLED = "serve_app_stalled_client"
 """Key in the ``state`` of a request's scope: its client was dropped for that. For the ledger."""
 
+GONE = "serve_app_gone"
+"""Key in the ``state`` of a request's scope: what to call when its client goes before the end of the answer; the key goes, too."""
+
 CROWDED_CONNECTIONS = Counter(
     "serve_app_crowded_connections",
     "Connections made while nearly no file descriptors were left: probes are answered, requests refused.",
@@ -44,6 +47,10 @@ CROWDED_TIMEOUT_S = 1.0
 _LINGER_S = 1.0  # for which what a refused client goes on sending is dropped
 
 _SLICE_BYTES = 16 << 10  # what a head may be over its limit before that is noticed
+
+
+def _tell_nobody() -> None:
+    """No one has asked."""
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -85,6 +92,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
+        cycle.scope["state"][GONE] = _tell_nobody
         if self._crowded:
             cycle.scope["state"][CROWDED] = True
             cycle.keep_alive = False
@@ -147,6 +155,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Let the application of this request see a disconnect."""
         cycle.disconnected = not cycle.response_complete
         cycle.message_event.set()
+        if cycle.disconnected and (gone := cycle.scope["state"].pop(GONE, None)) is not None:
+            gone()
 
     def _head_is_late(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:

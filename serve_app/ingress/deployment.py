@@ -13,7 +13,7 @@ from ray import serve
 from serve_app.config import Settings, parse_settings
 from serve_app.logs import use_serve_handlers
 from serve_app.membership import Lease, Membership
-from serve_app.vllm_start import without_collection
+from serve_app.vllm_start import settle, without_collection
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class Ingress:
         self._runtime = await IngressRuntime.build(self.settings, ingress_id=self.replica_id, fleet_id=own_fleet)
         self._membership = Membership(self.settings.name, self.settings.membership)
         await refuse_another_fleets_port(self.settings.ingress, own_fleet)
+        settle()
         await self._runtime.listener.start()
         self._tasks = [
             *self._runtime.start(),

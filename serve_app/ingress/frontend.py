@@ -23,6 +23,7 @@ from serve_app.engine_args import frontend_engine_args
 from serve_app.errors import FrontEndStartFailed
 from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.foreign_errors import in_one_line
+from serve_app.ingress.direct import DirectRoute, direct_routes
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
 from serve_app.vllm_start import inspect_models_here
@@ -50,6 +51,8 @@ class FrontEnd:
         self.max_logprobs: int = engine.model_config.max_logprobs
         self.repeats: frozenset[str] = frozenset()
         """Paths whose streams have events that are alike but for their text."""
+        self.direct: dict[str, DirectRoute] = {}
+        """By path: what is answered without vLLM's app."""
         self._args = args
         self._tasks: tuple[str, ...] = ()
         self._app: FastAPI | None = None
@@ -66,6 +69,7 @@ class FrontEnd:
             app.state.server = SimpleNamespace(should_exit=False)
             self._app, self._tasks = app, tasks
             self.repeats = _repeats(app, self._args)
+            self.direct = direct_routes(app, self._args)
         return self._app
 
 

@@ -7,9 +7,9 @@ An answer that is not streamed has nothing that it could say before its end, and
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -40,6 +40,12 @@ _FORMS = {
 }
 
 
+class Timer(Protocol):
+    """As asyncio's ``TimerHandle``."""
+
+    def cancel(self) -> None: ...
+
+
 class HeldAnswer:
     """An ASGI ``send`` that keeps everything back until the first byte that the engine has a part in, or a long silence.
 
@@ -58,9 +64,12 @@ class HeldAnswer:
         self._silent = True
         self._between_events = True
         self._filled = False
+        self._breaking: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()  # the app and the filling both send, and what is held must go out before anything else
         self.is_sending = False
         self.status = 0
+        self.head: Message = {}
+        """The last that the app gave, or that went out in its place."""
         self._told_error = False
         self.on_event: Callable[[bytes], None] | None = None
         """Is told each body that went out."""
@@ -132,32 +141,48 @@ class HeldAnswer:
         return True
 
     @contextlib.asynccontextmanager
-    async def filling(self, pause: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-        """Break the silences of a stream while the app runs: of each ``pause`` in which nothing was sent, at its end."""
-        task = asyncio.create_task(self._fill(pause), name="fill silences")
+    async def filling(self, pause: Callable[[Callable[[], None]], Timer]) -> AsyncIterator[None]:
+        """Break the silences of a stream while the app runs: of each pause in which nothing was sent, at its end.
+
+        Args:
+            pause: Begins one: calls the function that it is given at the end, unless what it returns is cancelled before.
+        """
+        self._pause = pause
+        self._timer = pause(self._pause_is_over)
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            self._timer.cancel()
+            if self._breaking is not None:
+                self._breaking.cancel()
+                await asyncio.wait([self._breaking])
 
-    async def _fill(self, pause: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            await pause()
-            async with self._lock:
-                # With a verdict the end is on its way, and before the head it may still be a real status.
-                if self._silent and not self._ended and self._verdict.error is None:
-                    await self._break_silence()
-            self._silent = True
+    @property
+    def _must_speak(self) -> bool:
+        # With a verdict the end is on its way, and before the head it may still be a real status.
+        return self._silent and not self._ended and self._verdict.error is None
+
+    def _pause_is_over(self) -> None:
+        if self._must_speak:  # only then is there a task, which would cost every answer 30 us
+            self._breaking = asyncio.create_task(self._break_silence(), name="fill silences")
+        else:
+            self._begin_pause()
+
+    def _begin_pause(self) -> None:
+        self._silent = True
+        self._timer = self._pause(self._pause_is_over)
 
     async def _break_silence(self) -> None:
-        if self._form is not None and self._between_events:
-            await self._release()
-            await self._send({"type": "http.response.body", "body": self._form.filler, "more_body": True})
-            self._filled = True
+        async with self._lock:
+            if self._must_speak and self._form is not None and self._between_events:
+                await self._release()
+                await self._send({"type": "http.response.body", "body": self._form.filler, "more_body": True})
+                self._filled = True
+        self._begin_pause()
 
     def _hold_head(self, message: Message) -> None:
         if not self._begun:
+            self.head = message
             self._held = [message]
             media_type = dict(message.get("headers", ())).get(b"content-type", b"")
             self._form = _FORMS.get(media_type.partition(b";")[0])
@@ -168,7 +193,8 @@ class HeldAnswer:
         self._begun = self._ended = True
         response = answer_of(error).response()
         self.status = response.status_code
-        await self._send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        self.head = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        await self._send(self.head)
         await self._send({"type": "http.response.body", "body": response.body})
 
     async def _release(self) -> None:

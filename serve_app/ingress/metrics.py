@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +16,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+from prometheus_fastapi_instrumentator import metrics as http_metrics
 from vllm.v1.metrics import loggers
 from vllm.v1.metrics.stats import SchedulerStats
 
@@ -100,6 +102,44 @@ def observe_all(histogram: Histogram, values: Iterable[float]) -> None:
 
 
 SharedPrometheusStatLogger = shared_stat_logger()
+
+# vLLM's own HTTP series. Whoever makes them first counts: the middleware of a vLLM app that finds them there counts nothing.
+http_metrics.default(registry=REGISTRY)
+_http: dict[str, Any] = {
+    name: REGISTRY._names_to_collectors[f"http_{name}"]
+    for name in ("requests_total", "request_size_bytes", "response_size_bytes", "request_duration_seconds")
+}
+_http_seconds: Any = REGISTRY._names_to_collectors["http_request_duration_highr_seconds"]
+
+
+@cache
+def _http_series(path: str) -> tuple[Any, Any, Any]:
+    sizes = _http["request_size_bytes"].labels(path), _http["response_size_bytes"].labels(path)
+    return *sizes, _http["request_duration_seconds"].labels("POST", path)
+
+
+@cache
+def _http_requests(path: str, status_class: int) -> Any:
+    return _http["requests_total"].labels("POST", f"{status_class}xx", path)
+
+
+def count_http(path: str, headers: Iterable[tuple[bytes, bytes]], head: Mapping[str, Any], duration_s: float) -> None:
+    """Count a request to a route of vLLM's as its middleware does, which sees only the requests to one of several models.
+
+    Args:
+        headers: The request's.
+        head: The answer's ``http.response.start``; empty if its client has gone before.
+    """
+    size_in, size_out, seconds = _http_series(path)
+    _http_requests(path, head.get("status", 200) // 100).inc()
+    size_in.observe(_content_length(headers))
+    size_out.observe(_content_length(head.get("headers", ())))
+    _http_seconds.observe(duration_s)
+    seconds.observe(duration_s)
+
+
+def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 
 _engines_lost = Counter(

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -61,6 +61,7 @@ class Front:
     engine: Any = None
     max_logprobs: int = 20
     repeats: frozenset[str] = frozenset()
+    direct: Mapping[str, Any] = MappingProxyType({})
 
     async def app(self) -> App:
         return self.asgi

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,16 +40,20 @@ class Pauses:
 
     def __init__(self) -> None:
         self._num_begun = 0
-        self._ends = asyncio.Semaphore(0)
+        self._over: Callable[[], None] | None = None
 
-    async def __call__(self) -> None:
+    def __call__(self, over: Callable[[], None]) -> "Pauses":
         self._num_begun += 1
-        await self._ends.acquire()
+        self._over = over
+        return self
+
+    def cancel(self) -> None:
+        self._over = None
 
     async def end(self) -> None:
-        await until(lambda: self._num_begun)
         before = self._num_begun
-        self._ends.release()
+        assert self._over is not None
+        self._over()
         await until(lambda: self._num_begun > before)
 
 
