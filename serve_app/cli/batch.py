@@ -22,7 +22,6 @@ app = typer.Typer(help="Answer the lines of a file, through any crash.", no_args
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 FAILED_LINES = 3
-_KEYS = ("SERVE_APP_API_KEY", "OPENAI_API_KEY")
 
 
 @app.command()
@@ -61,12 +60,11 @@ def run(
 
     Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin, or not go on. 130: Ctrl-C.
     """
-    import httpx
-
+    from serve_app.batch.client import Limits, connect, key_of_environment, only_model
     from serve_app.batch.journal import Journal
     from serve_app.batch.requests import Defaults, request_of
     from serve_app.batch.rows import format_of, open_input, rows
-    from serve_app.batch.runner import Limits, Runner
+    from serve_app.batch.runner import Runner
 
     parameters = _parameters(parameter or [], schema, chat=chat)
     limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
@@ -75,15 +73,10 @@ def run(
     if not output.parent.is_dir():
         raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
     form = form or format_of(source)
-    key = next((value for name in _KEYS if (value := os.environ.get(name))), "")
+    key = key_of_environment()
     with open_input(source) as file, Journal(output.with_name(output.name + ".journal")) as journal:
-        http = httpx.AsyncClient(
-            base_url=url.removesuffix("/").removesuffix("/v1"),
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(limits.timeout_s, connect=10.0, pool=None),
-            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-        )
-        defaults = Defaults(model or _only_model(url, key), chat, system, prompt_field, parameters)
+        http = connect(url, key, limits)
+        defaults = Defaults(model or only_model(url, key), chat, system, prompt_field, parameters)
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
         asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form))))
         _finish(journal, output)
@@ -165,28 +158,3 @@ def _parameters(given: list[str], schema: Path | None, *, chat: bool) -> dict[st
             raise BatchError(f"{schema} is no JSON schema: {exc}", "give a file that holds one") from exc
         parameters["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": held}}
     return parameters
-
-
-def _only_model(url: str, key: str) -> str:
-    """Return the name of the one model that the service has.
-
-    Raises:
-        BatchError: It does not answer, refuses the key, or has several.
-    """
-    import httpx
-
-    address = url.removesuffix("/").removesuffix("/v1") + "/v1/models"
-    try:
-        answer = httpx.get(address, headers={"authorization": f"Bearer {key}"} if key else {}, timeout=30.0)
-        answer.raise_for_status()
-        names = [card["id"] for card in answer.json()["data"]]
-    except httpx.HTTPStatusError as exc:
-        hint = f"set {_KEYS[0]}" if exc.response.status_code == 401 else "check --url"
-        raise BatchError(f"{address} answers {exc.response.status_code}", hint) from exc
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as exc:
-        raise BatchError(
-            f"{address} does not answer as a service does: {exc}", "check --url, or start it: serve-app up -f FILE"
-        ) from exc
-    if len(names) != 1:
-        raise BatchError(f"{url} serves {', '.join(names)}", "choose one with --model")
-    return str(names[0])
