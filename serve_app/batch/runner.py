@@ -42,28 +42,31 @@ class Runner:
         self.progress = Progress(window=self._client.window)
         self._journal, self._max_tasks, self._retry_failed = journal, limits.concurrency, retry_failed
         self._running: set[asyncio.Task[None]] = set()
+        self._helpers: list[asyncio.Task[None]] = []
 
     async def run(self, requests: Iterator[Request], *, watch: Callable[[Progress], Coroutine[Any, Any, None]]) -> None:
         """Ask for all that is not answered yet. Whatever ends it, what was answered is in the journal.
 
         Args:
-            watch: Runs beside, to show the progress; is cancelled at the end.
+            watch: Runs beside, to show the progress, and is cancelled at the end. What it raises ends the run.
 
         Raises:
             BatchError: The service is away for too long, or the journal cannot be written.
         """
-        helpers = [asyncio.create_task(self._commit(), name="commit"), asyncio.create_task(watch(self.progress), name="progress")]
+        self._helpers = [
+            asyncio.create_task(self._commit(), name="commit"),
+            asyncio.create_task(watch(self.progress), name="watch"),
+        ]
         try:
             for request in requests:
                 await self._take(request)
-                self._raise_what_failed(helpers)
+                self._raise_what_failed()
             while self._running:
-                await asyncio.wait({*self._running, helpers[0]}, return_when=asyncio.FIRST_COMPLETED)
-                self._raise_what_failed(helpers)
+                await self._wait()
         finally:
-            for task in (*self._running, *helpers):
+            for task in (*self._running, *self._helpers):
                 task.cancel()
-            await asyncio.gather(*self._running, *helpers, return_exceptions=True)
+            await asyncio.gather(*self._running, *self._helpers, return_exceptions=True)
 
     async def _take(self, request: Request) -> None:
         standing = self._journal.see(request.key, request.digest, again=self._retry_failed)
@@ -79,18 +82,19 @@ class Runner:
             self._fail(request.key, request.key, Failure("invalid_line", f"the line {request.problem}"))
         else:
             while len(self._running) >= self._max_tasks:
-                await asyncio.wait(self._running, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-                self._raise_what_failed(())
+                await self._wait()
             task = asyncio.create_task(self._ask(request, request.body), name=request.key)
             self._running.add(task)
 
-    def _raise_what_failed(self, helpers: object) -> None:
-        for task in [task for task in self._running if task.done()]:
+    async def _wait(self) -> None:
+        """Return when a line has its result; raise what ended a helper."""
+        await asyncio.wait({*self._running, *self._helpers}, return_when=asyncio.FIRST_COMPLETED)
+        self._raise_what_failed()
+
+    def _raise_what_failed(self) -> None:
+        for task in [task for task in (*self._running, *self._helpers) if task.done()]:
             self._running.discard(task)
             task.result()
-        for task in helpers if isinstance(helpers, list) else ():
-            if task.done():
-                task.result()
 
     async def _commit(self) -> None:
         while True:

@@ -1,7 +1,10 @@
 """``FleetModelHandler`` in pipelines that Beam's own DirectRunner runs, against a small HTTP server that counts what it is asked."""
 
+import json
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -208,3 +211,34 @@ def test_a_name_is_needed_where_nobody_answers() -> None:
     handler = FleetModelHandler("http://127.0.0.1:9")
     with pytest.raises(BatchError, match="does not answer as a service does"):
         handler.run_inference(["a"], handler.load_model())
+
+
+def test_the_example_writes_answers_and_failures(service: Service, tmp_path: Path) -> None:
+    service.verdict = lambda prompt: 400 if prompt == "bad" else 200
+    (tmp_path / "prompts.txt").write_text("a\nbad\nb\n")
+    example = str(Path(__file__).parents[2] / "examples" / "beam_pipeline.py")
+    options = ["--url", service.url, "--input", str(tmp_path / "prompts.txt"), "--output", str(tmp_path / "out")]
+    main = runpy.run_path(example)["main"]
+    main([*options, "--max_tokens", "4", "--direct_num_workers", "1"])
+
+    def lines(pattern: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for file in tmp_path.glob(pattern) for line in file.read_text().splitlines()]
+
+    assert sorted((line["prompt"], line["answer"], line["model"]) for line in lines("out-answers*.jsonl")) == [
+        ("a", "A", "tiny"),
+        ("b", "B", "tiny"),
+    ]
+    assert lines("out-failures*.jsonl") == [{"prompt": "bad", "code": "request_failed", "message": "no: 400"}]
+    assert {body["max_tokens"] for body in service.bodies} == {4}
+
+
+@pytest.mark.slow
+def test_worker_processes_have_a_client_each(service: Service) -> None:
+    service.delay_s = 0.05
+    options = PipelineOptions(direct_running_mode="multi_processing", direct_num_workers=2)
+    handler = FleetModelHandler(service.url, "m", limits=Limits(concurrency=3), min_batch_size=4, max_batch_size=8)
+    with beam.Pipeline(options=options) as pipeline:
+        prompts = pipeline | beam.Create([f"prompt {i}" for i in range(100)]) | beam.Reshuffle()
+        assert_that(prompts | RunInference(handler) | beam.combiners.Count.Globally(), equal_to([100]))
+    assert service.asked == {f"prompt {i}": 1 for i in range(100)}
+    assert 3 < service.most_at_once <= 6
