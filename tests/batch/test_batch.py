@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.batch.service import Service
@@ -220,6 +222,17 @@ def test_csv_and_text(service: Service, tmp_path: Path, name: str, text: str, op
     assert list(batch.answers().values()) == ["A, B", "C"]
 
 
+def test_parquet_and_a_value_of_it_that_no_request_can_hold(service: Service, tmp_path: Path) -> None:
+    batch = Batch(service, tmp_path, name="in.parquet")
+    table = pa.table({"prompt": ["a", "b", "c"], "max_tokens": [1, None, 3], "user": [None, b"bytes", None]})
+    pq.write_table(table, batch.source)
+    assert batch.run()[0] == 3
+    assert batch.answers() == {"line-1": "A", "line-3": "C"}
+    said = "the line holds a value that JSON has no form for: Object of type bytes is not JSON serializable"
+    assert batch.errors() == {"line-2 invalid_line": said}
+    assert [body.get("max_tokens") for body in service.bodies] == [1, 3]
+
+
 def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
@@ -245,6 +258,7 @@ def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Pa
         ("x", "in.txt", ("-p", "max_tokens"), "'max_tokens' is not NAME=VALUE"),
         ("x", "out.jsonl", (), "INPUT and --output are both"),
         ("x", "in.txt", ("--url", "http://127.0.0.1:9"), "does not answer as a service does"),
+        ("x", "in.txt", ("--embedded", "fleet.yaml"), "leave out --url: with --embedded the batch has a service of its own"),
     ],
 )
 def test_what_cannot_begin_says_why(
