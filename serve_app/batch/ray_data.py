@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from serve_app.batch.client import Answer, Client, Failure, Limits, connect, key_of_environment, only_model
@@ -76,7 +76,7 @@ class _Asker:
         self._client = Client(connect(url, key, limits), limits)
 
     async def __call__(self, batch: "pa.Table") -> "pa.Table":
-        self._refuse_columns(batch.column_names)
+        refuse_columns(batch.column_names, self._column)
         examples = enumerate(batch.column(self._column).to_pylist(), 1)
         outcomes = await asyncio.gather(
             *(self._ask(request_of_example(number, text, self._defaults)) for number, text in examples)
@@ -88,13 +88,13 @@ class _Asker:
             return Failure("invalid_line", f"the prompt {request.problem}")
         return await self._client.ask(request.path, request.body)
 
-    def _refuse_columns(self, names: list[str]) -> None:
-        if self._column not in names:
-            raise BatchError(
-                f"the dataset has no column {self._column!r}", f"name the prompts' column: one of {', '.join(names)}"
-            )
-        if taken := [name for name in COLUMNS if name in names]:
-            raise BatchError(f"the dataset has a column {taken[0]!r} already", "rename it before predict")
+
+def refuse_columns(names: Sequence[str], column: str) -> None:
+    """Raise BatchError when the prompts' ``column`` is not among the columns' ``names``, or one that `predict` adds is."""
+    if column not in names:
+        raise BatchError(f"the dataset has no column {column!r}", f"name the prompts' column: one of {', '.join(names)}")
+    if taken := [name for name in COLUMNS if name in names]:
+        raise BatchError(f"the dataset has a column {taken[0]!r} already", "rename it before predict")
 
 
 def _with_outcomes(batch: "pa.Table", outcomes: list[Answer | Failure]) -> "pa.Table":

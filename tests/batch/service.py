@@ -1,12 +1,14 @@
 """A small HTTP server in place of a service: it counts what it is asked, and fails as a test wants it to."""
 
 import json
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -84,3 +86,10 @@ class Service:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def block_of_the_docs(service: Service, word: str) -> str:
+    """Return the Python block of docs/batch.md that holds the word; it asks this service."""
+    page = (Path(__file__).parents[2] / "docs" / "batch.md").read_text()
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if word in block]
+    return str(block).replace("http://127.0.0.1:8010", service.url)

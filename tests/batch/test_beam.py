@@ -17,7 +17,7 @@ from apache_beam.transforms.window import FixedWindows, GlobalWindows, Timestamp
 
 from serve_app.beam import Failure, FleetModelHandler, Limits, SplitFailures
 from serve_app.errors import BatchError, ServiceAway
-from tests.batch.service import Service
+from tests.batch.service import Service, block_of_the_docs
 
 pytestmark = pytest.mark.timeout(240)
 IMPATIENT = Limits(patience_s=0.5, tries=2)
@@ -230,6 +230,11 @@ def test_the_example_writes_answers_and_failures(service: Service, tmp_path: Pat
     ]
     assert lines("out-failures*.jsonl") == [{"prompt": "bad", "code": "request_failed", "message": "no: 400"}]
     assert {body["max_tokens"] for body in service.bodies} == {4}
+
+
+def test_the_pipeline_of_the_docs_runs(service: Service) -> None:
+    exec(block_of_the_docs(service, "apache_beam"), {})
+    assert service.asked == {"What is the capital of France?": 1, "Count to ten.": 1}
 
 
 @pytest.mark.slow

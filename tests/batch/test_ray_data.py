@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from serve_app.batch.client import Limits
-from serve_app.batch.ray_data import predict
-from tests.batch.service import Service
+from serve_app.batch.ray_data import predict, refuse_columns
+from serve_app.errors import BatchError
+from tests.batch.service import Service, block_of_the_docs
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     import ray
 
@@ -33,7 +34,7 @@ def cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def test_each_row_has_its_answer_or_its_reason_beside_its_own_columns(service: Service) -> None:
+def test_each_row_has_its_answer_or_its_reason_beside_its_own_columns(cluster: None, service: Service) -> None:
     import ray
 
     service.verdict = lambda prompt: 400 if prompt == "prompt 7" else 503 if service.asked[prompt] < 2 else 200
@@ -48,7 +49,7 @@ def test_each_row_has_its_answer_or_its_reason_beside_its_own_columns(service: S
     assert {body["max_tokens"] for body in service.bodies} == {8}
 
 
-def test_messages_and_texts_to_go_on_with(service: Service) -> None:
+def test_messages_and_texts_to_go_on_with(cluster: None, service: Service) -> None:
     import ray
 
     chats = ray.data.from_items([{"chat": [{"role": "user", "content": "a"}]}, {"chat": [{"role": "user", "content": "b"}]}])
@@ -58,14 +59,21 @@ def test_messages_and_texts_to_go_on_with(service: Service) -> None:
     assert service.bodies[-1] == {"model": "m", "prompt": "c"}
 
 
-def test_what_is_wrong_with_all_rows_is_said_once_computed(service: Service) -> None:
+def test_the_example_of_the_docs_runs(cluster: None, service: Service) -> None:
+    exec(block_of_the_docs(service, "ray_data"), {})
+    assert service.asked == {"What is the capital of France?": 1}
+
+
+def test_a_service_that_is_away_fails_the_dataset_and_no_row(cluster: None, service: Service) -> None:
     import ray
 
-    dataset = ray.data.from_items([{"prompt": "a", "error": "?"}])
-    with pytest.raises(Exception, match="the dataset has no column 'text'; name the prompts' column: one of prompt, error"):
-        predict(dataset, service.url, "m", column="text").take_all()
-    with pytest.raises(Exception, match="the dataset has a column 'error' already; rename it before predict"):
-        predict(dataset, service.url, "m").take_all()
     service.verdict = lambda prompt: 503
     with pytest.raises(Exception, match="nothing was answered for"):
-        predict(dataset.drop_columns(["error"]), service.url, "m", limits=Limits(patience_s=0.5)).take_all()
+        predict(ray.data.from_items([{"prompt": "a"}]), service.url, "m", limits=Limits(patience_s=0.5)).take_all()
+
+
+def test_columns_that_cannot_be_asked_or_added_are_named() -> None:
+    with pytest.raises(BatchError, match="the dataset has no column 'text'; name the prompts' column: one of prompt, id"):
+        refuse_columns(["prompt", "id"], "text")
+    with pytest.raises(BatchError, match="the dataset has a column 'error' already; rename it before predict"):
+        refuse_columns(["prompt", "error"], "prompt")

@@ -11,14 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import pytest
 import yaml
-from apache_beam.metrics import MetricsFilter
-from apache_beam.ml.inference.base import RunInference
-from apache_beam.testing.util import assert_that, equal_to
 
-from serve_app.beam import FleetModelHandler
 from tests.e2e.fleet import environment, wait_until
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, fleet
@@ -36,6 +31,13 @@ def config_of(configure: Configure, port: int, num_replicas: int = 1) -> dict[st
 
 
 def test_a_beam_pipeline_has_each_answer_once_from_a_real_service(configure: Configure, tmp_path: Path) -> None:
+    import apache_beam as beam  # here: importing it takes seconds, and most runs leave slow tests out
+    from apache_beam.metrics import MetricsFilter
+    from apache_beam.ml.inference.base import RunInference
+    from apache_beam.testing.util import assert_that, equal_to
+
+    from serve_app.beam import FleetModelHandler
+
     with fleet(config_of(configure, 8047, num_replicas=2), tmp_path) as running:
         handler = FleetModelHandler(running.url, chat=False)
         pipeline = beam.Pipeline()
@@ -54,20 +56,29 @@ class Job:
     """A ``serve-app batch run --embedded`` whose temporary folder is its own."""
 
     def __init__(self, config: dict[str, Any], home: Path, temporary: Path) -> None:
-        self.output, self.temporary, self._home = home / "out.jsonl", temporary, home
+        self.output, self.temporary, self._home, self._said = home / "out.jsonl", temporary, home, home / "said"
         (home / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
         (home / "fleet.yaml").write_text(yaml.safe_dump(config))
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "serve_app.cli.main", "batch", "run", "prompts.txt", "-o", str(self.output), "--no-chat"]
         command += ["--embedded", "fleet.yaml", "-p", "ignore_eos=true", *options]
         variables = {**environment(self._home), "TMPDIR": str(self.temporary), "COLUMNS": "500"}
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables, cwd=self._home)
+        with self._said.open("w") as said:
+            return subprocess.Popen(command, stderr=said, env=variables, cwd=self._home)
 
-    def run(self, *options: str) -> tuple[int, str]:
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def start_and_see(self, word: str, *options: str) -> subprocess.Popen[bytes]:
+        """Return once it has said the word."""
         process = self.start(*options)
-        _, said = process.communicate(timeout=LIMIT_S)
-        return process.returncode, said
+        wait_until(lambda: word in self.said() or process.poll() is not None, limit_s=LIMIT_S, what=word)
+        assert process.poll() is None, self.said()
+        return process
+
+    def run(self, *options: str) -> int:
+        return self.start(*options).wait(LIMIT_S)
 
     def left(self) -> list[str]:
         return os.listdir(self.temporary)
@@ -83,16 +94,12 @@ def short_folder() -> Iterator[Path]:
 def test_a_batch_starts_its_own_fleet_and_leaves_nothing_also_when_it_is_killed(configure: Configure, tmp_path: Path) -> None:
     with short_folder() as temporary:
         job = Job(config_of(configure, 8048), tmp_path, temporary)
-        killed = job.start("-p", "max_tokens=500", "--concurrency", "2")
-        assert killed.stderr is not None
-        while "the fleet is ready" not in killed.stderr.readline():
-            assert killed.poll() is None
+        killed = job.start_and_see("the fleet is ready", "-p", "max_tokens=500", "--concurrency", "2")
         assert job.left(), "Ray's folder, and the test would see what is left"
         killed.kill()
-        killed.communicate()
+        killed.wait()
         wait_until(lambda: not job.left(), limit_s=LIMIT_S, what="gone: the fleet of a killed batch")
-        code, said = job.run("-p", "max_tokens=4")
-        assert code == 0, said
+        assert job.run("-p", "max_tokens=4") == 0, job.said()
         lines = [json.loads(line) for line in job.output.read_text().splitlines()]
         assert [line["custom_id"] for line in lines] == [f"line-{i}" for i in range(1, 201)]
         assert {line["response"]["body"]["model"] for line in lines} == {MODEL}
@@ -102,18 +109,15 @@ def test_a_batch_starts_its_own_fleet_and_leaves_nothing_also_when_it_is_killed(
 def test_ctrl_c_ends_the_fleet_too_and_what_cannot_start_says_why(configure: Configure, tmp_path: Path) -> None:
     with short_folder() as temporary:
         job = Job(config_of(configure, 8049), tmp_path, temporary)
-        process = job.start("-p", "max_tokens=500", "--concurrency", "2")
-        assert process.stderr is not None
-        while "the fleet is ready" not in process.stderr.readline():
-            assert process.poll() is None
+        process = job.start_and_see("lines/s", "-p", "max_tokens=500", "--concurrency", "2")
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 130, said
-        assert "the same command goes on from there" in said
+        assert process.wait(LIMIT_S) == 130, job.said()
+        assert "the same command goes on from there" in job.said()
         wait_until(lambda: not job.left(), limit_s=LIMIT_S, what="gone: the fleet of a batch that was stopped")
         config = config_of(configure, 8049)
         config["models"][MODEL]["model"] = str(tmp_path / "nothing")
-        code, said = Job(config, tmp_path, temporary).run()
-        assert code == 1
-        assert f"the fleet of fleet.yaml ended with status 1: models.{MODEL}.model: {tmp_path}/nothing does not exist" in said
+        assert Job(config, tmp_path, temporary).run() == 1
+        assert (
+            f"the fleet of fleet.yaml ended with status 1: models.{MODEL}.model: {tmp_path}/nothing does not exist" in job.said()
+        )
         assert job.left() == []
