@@ -134,7 +134,7 @@ lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known
 	  --generate-hashes --no-emit-index-url "$$@"; }; \
 	compile --override requirements/overrides-cpu.txt --python-version 3.11 --extra cpu --extra loadtest --no-emit-package torch "$${args[@]}" \
 	  -o requirements/cpu.lock pyproject.toml; \
-	compile --python-version 3.11 --group dev -c requirements/cpu.lock -o requirements/dev.lock; \
+	compile --override requirements/overrides-dev.txt --python-version 3.11 --group dev -c requirements/cpu.lock -o requirements/dev.lock; \
 	compile --python-version 3.11 --group sbom -o requirements/sbom.lock; \
 	compile --python-version 3.11 --extra cuda --extra loadtest -c requirements/cpu.lock -o requirements/cuda.lock pyproject.toml
 	@echo "requirements/*.lock are renewed; make test installs them"

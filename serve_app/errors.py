@@ -30,6 +30,7 @@
       CheckpointError            500  checkpoint_error        never over HTTP: a model's files
       DecisionLogError           500  decision_log_error      never over HTTP: a log of the autoscaler
       BatchError                 500  batch_error             never over HTTP: a batch cannot begin or go on
+        ServiceAway              500  service_away            the service that it asks has answered nothing for too long
       ClusterFailed              500  cluster_failed          the command line's dealings with Ray
         ClusterSilent            500  cluster_silent          Ray gives no answer; it may yet
       ProtocolError              502  protocol_error          one link between ingress and replica: protocol/errors.py
@@ -450,3 +451,10 @@ class BatchError(ServingError):
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.hint}"
+
+
+@dataclass(eq=False)
+class ServiceAway(BatchError):
+    """For ``Limits.patience_s`` the service has answered no request at all."""
+
+    code: ClassVar[str] = "service_away"

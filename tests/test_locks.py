@@ -28,6 +28,12 @@ def test_vllm_and_torch_are_one_version_built_twice() -> None:
         assert cuda["torch"] == torch
 
 
+def test_tests_run_with_the_versions_of_the_images() -> None:
+    cpu, dev = pins("cpu.lock"), pins("dev.lock")
+    assert {name: (cpu[name], dev[name]) for name in cpu.keys() & dev.keys() if cpu[name] != dev[name]} == {}
+    assert {"protobuf", "pillow", "python-dateutil", "ray"} <= cpu.keys() & dev.keys()
+
+
 @pytest.mark.parametrize("package", ["nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-nvvm"])
 def test_the_cuda_compiler_is_of_the_runtimes_release(package: str) -> None:
     """Kernels that another release of nvcc builds do not run on the driver that torch asks for."""

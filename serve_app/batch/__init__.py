@@ -1,5 +1,7 @@
-"""Batch inference: the lines of a file become requests to a running service, and their answers one line each.
+"""Batch inference: the lines of a file, or the elements of a pipeline, become requests to a service, and their answers one result each.
 
-``rows`` reads the input, ``requests`` makes requests of it, ``journal`` remembers what was answered through any crash, ``runner`` asks the
-service. docs/adr/0015-a-journal-makes-batches-resumable.md has the reasons. The package knows the service by HTTP alone.
+``requests`` makes requests, and ``client`` asks for them; ``blocking`` is that client for threads. For files, ``rows`` reads the input,
+``journal`` remembers what was answered through any crash, and ``runner`` brings them together; ``fleet_process`` is a service that lives
+for one batch. ``ray_data`` and `serve_app.beam` are for pipelines. The reasons are in docs/adr/0015 and 0018. The package knows the
+service by HTTP alone.
 """

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 from serve_app.batch.rows import Row
@@ -55,10 +55,28 @@ def request_of(row: Row, defaults: Defaults) -> Request:
         path, body = _of_openai(value, defaults) if "body" in value or "url" in value else _of_values(value, defaults)
         if body.pop("stream", False):
             raise _WrongRow("asks for a stream; a batch answers with whole texts")
-        text = json.dumps(body, sort_keys=True, allow_nan=False).encode()
-    except (_WrongRow, ValueError) as exc:
+        text = _json(body)
+    except _WrongRow as exc:
         return Request(key, hashlib.sha256(str(exc).encode()).hexdigest(), "", None, str(exc))
     return Request(key, hashlib.sha256(path.encode() + b"\0" + text).hexdigest(), path, text)
+
+
+def request_of_example(number: int, example: object, defaults: Defaults) -> Request:
+    """Return the request of an element of a pipeline: a text, a mapping, or a list of messages, which may be dataclasses."""
+    if isinstance(example, str | dict):
+        return request_of(Row(number, example), defaults)
+    if isinstance(example, list | tuple):
+        messages = [asdict(m) if is_dataclass(m) and not isinstance(m, type) else m for m in example]
+        return request_of(Row(number, {"messages": messages}), defaults)
+    kind = type(example).__name__
+    return request_of(Row(number, None, f"is of the type {kind}, no text, mapping or list of messages"), defaults)
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, sort_keys=True, allow_nan=False).encode()
+    except (ValueError, TypeError) as exc:
+        raise _WrongRow(f"holds a value that JSON has no form for: {exc}") from exc
 
 
 def _own_id(value: dict[str, Any]) -> str:

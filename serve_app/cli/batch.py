@@ -1,6 +1,9 @@
-"""``serve-app batch run``: the lines of a file, answered by a running service."""
+"""``serve-app batch run``: the lines of a file, answered by a running service, or by one that is started for it."""
 
 import asyncio
+import contextlib
+import functools
+import itertools
 import json
 import os
 import signal
@@ -15,6 +18,7 @@ from rich.console import Console
 from serve_app.errors import BatchError
 
 if TYPE_CHECKING:
+    from serve_app.batch.fleet_process import FleetProcess
     from serve_app.batch.journal import Journal
     from serve_app.batch.runner import Progress, Runner
 
@@ -22,7 +26,7 @@ app = typer.Typer(help="Answer the lines of a file, through any crash.", no_args
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 FAILED_LINES = 3
-_KEYS = ("SERVE_APP_API_KEY", "OPENAI_API_KEY")
+_URL = "http://127.0.0.1:8010"
 
 
 @app.command()
@@ -33,7 +37,11 @@ def run(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where the answers go: JSONL in the form of OpenAI's Batch API.")
     ],
-    url: Annotated[str, typer.Option(help="The running service.")] = "http://127.0.0.1:8010",
+    url: Annotated[str, typer.Option(help=f"The running service. Default: {_URL}.")] = "",
+    embedded: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG", help="Start this fleet here for the batch, in place of a running service, and end it."),
+    ] = None,
     model: Annotated[str, typer.Option(help="Of lines that name none. Default: the one that is served.")] = "",
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="A prompt is a user's message, or text to go on with.")] = True,
     system: Annotated[str, typer.Option(help="The system's message before each prompt of a chat.")] = "",
@@ -54,19 +62,18 @@ def run(
     ] = None,
     retry_failed: Annotated[bool, typer.Option(help="Ask again for lines that failed in an earlier run.")] = False,
 ) -> None:
-    """Ask a running service for each line of INPUT and write one line for each.
+    """Ask a service for each line of INPUT and write one line for each.
 
     OUTPUT is written at the end, in one piece and in the order of the input. Until then answers are in OUTPUT.journal: after Ctrl-C or any
     crash the same command goes on. Lines that failed are in OUTPUT.errors.jsonl. The API key is taken from $SERVE_APP_API_KEY.
 
     Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin, or not go on. 130: Ctrl-C.
     """
-    import httpx
-
+    from serve_app.batch.client import Limits, connect, key_of_environment, only_model
     from serve_app.batch.journal import Journal
     from serve_app.batch.requests import Defaults, request_of
     from serve_app.batch.rows import format_of, open_input, rows
-    from serve_app.batch.runner import Limits, Runner
+    from serve_app.batch.runner import Runner
 
     parameters = _parameters(parameter or [], schema, chat=chat)
     limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
@@ -74,24 +81,36 @@ def run(
         raise BatchError(f"INPUT and --output are both {source}", "choose another --output")
     if not output.parent.is_dir():
         raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
+    if url and embedded:
+        raise typer.BadParameter("leave out --url: with --embedded the batch has a service of its own", param_hint="--embedded")
     form = form or format_of(source)
-    key = next((value for name in _KEYS if (value := os.environ.get(name))), "")
-    with open_input(source) as file, Journal(output.with_name(output.name + ".journal")) as journal:
-        http = httpx.AsyncClient(
-            base_url=url.removesuffix("/").removesuffix("/v1"),
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(limits.timeout_s, connect=10.0, pool=None),
-            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-        )
-        defaults = Defaults(model or _only_model(url, key), chat, system, prompt_field, parameters)
+    key = key_of_environment()
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open_input(source))
+        journal = stack.enter_context(Journal(output.with_name(output.name + ".journal")))
+        fleet = stack.enter_context(_fleet(embedded)) if embedded else None
+        url = fleet.url if fleet else url or _URL
+        http = connect(url, key, limits)
+        defaults = Defaults(model or only_model(url, key), chat, system, prompt_field, parameters)
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
-        asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form))))
+        asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form)), fleet))
         _finish(journal, output)
 
 
-async def _run(runner: "Runner", http: Any, requests: Iterator[Any]) -> None:
+@contextlib.contextmanager
+def _fleet(config: Path) -> "Iterator[FleetProcess]":
+    from serve_app.batch.fleet_process import FleetProcess
+
+    began_at = time.monotonic()
+    console.print(f"starting the fleet of {config}")
+    with FleetProcess(config) as fleet:
+        console.print(f"the fleet is ready after {time.monotonic() - began_at:.0f} s")
+        yield fleet
+
+
+async def _run(runner: "Runner", http: Any, requests: Iterator[Any], fleet: "FleetProcess | None") -> None:
     """Let it run until its end or a signal; what was answered is kept in any case."""
-    task = asyncio.ensure_future(runner.run(requests, watch=_show))
+    task = asyncio.ensure_future(runner.run(requests, watch=functools.partial(_watch, fleet)))
     stopped: list[int] = []
 
     def stop(number: int) -> None:
@@ -109,10 +128,14 @@ async def _run(runner: "Runner", http: Any, requests: Iterator[Any]) -> None:
             raise typer.Exit(128 + stopped[0]) from None
 
 
-async def _show(progress: "Progress") -> None:
-    """Print a line each few seconds, over the last one on a terminal."""
-    while True:
-        await asyncio.sleep(1.0 if console.is_terminal else 10.0)
+async def _watch(fleet: "FleetProcess | None", progress: "Progress") -> None:
+    """Print a line each few seconds, over the last one on a terminal; raise when the batch's own fleet has ended."""
+    for second in itertools.count(1):
+        await asyncio.sleep(1.0)
+        if fleet is not None:
+            fleet.refuse_end()
+        if second % 10 and not console.is_terminal:
+            continue
         took_s = time.monotonic() - progress.began_at
         rates = f"{progress.answered / took_s:,.1f} lines/s, {progress.tokens / took_s:,.0f} tokens/s"
         line = f"{progress.lines:,} lines, {progress.failed:,} failed, {rates}, up to {int(progress.window)} at once"
@@ -165,28 +188,3 @@ def _parameters(given: list[str], schema: Path | None, *, chat: bool) -> dict[st
             raise BatchError(f"{schema} is no JSON schema: {exc}", "give a file that holds one") from exc
         parameters["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": held}}
     return parameters
-
-
-def _only_model(url: str, key: str) -> str:
-    """Return the name of the one model that the service has.
-
-    Raises:
-        BatchError: It does not answer, refuses the key, or has several.
-    """
-    import httpx
-
-    address = url.removesuffix("/").removesuffix("/v1") + "/v1/models"
-    try:
-        answer = httpx.get(address, headers={"authorization": f"Bearer {key}"} if key else {}, timeout=30.0)
-        answer.raise_for_status()
-        names = [card["id"] for card in answer.json()["data"]]
-    except httpx.HTTPStatusError as exc:
-        hint = f"set {_KEYS[0]}" if exc.response.status_code == 401 else "check --url"
-        raise BatchError(f"{address} answers {exc.response.status_code}", hint) from exc
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as exc:
-        raise BatchError(
-            f"{address} does not answer as a service does: {exc}", "check --url, or start it: serve-app up -f FILE"
-        ) from exc
-    if len(names) != 1:
-        raise BatchError(f"{url} serves {', '.join(names)}", "choose one with --model")
-    return str(names[0])

@@ -7,79 +7,17 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.batch.service import Service
+
 pytestmark = pytest.mark.timeout(240)
-
-
-class Service:
-    """Answers a chat with the prompt in capitals. ``verdict`` may give another status for a prompt; ``asked`` counts the prompts."""
-
-    def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
-        self.verdict: Callable[[str], int] = lambda prompt: 200
-        self.delay_s = 0.0
-        self.bodies: list[dict[str, Any]] = []
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self._send(200, {"data": [{"id": "tiny"}]})
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                service.bodies.append(body)
-                prompt = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
-                service.asked[prompt] += 1
-                time.sleep(service.delay_s)
-                if (status := service.verdict(prompt)) == 200:
-                    usage = {"total_tokens": 5, "completion_tokens": 3}
-                    self._send(200, {"choices": [{"message": {"content": prompt.upper()}}], "usage": usage})
-                else:
-                    self._send(status, {"error": {"message": f"no: {status}"}})
-
-            def _send(self, status: int, value: object) -> None:
-                text = json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(text)))
-                self.send_header("retry-after", "0.1")
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, *_: object) -> None:
-                """A process that is killed breaks its connections off, and that is no news."""
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 512
-
-            def handle_error(self, *_: object) -> None:
-                """See `log_message`."""
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    running = Service()
-    yield running
-    running.close()
 
 
 class Batch:
@@ -123,9 +61,10 @@ def test_killed_again_and_again_each_line_has_one_answer_and_hardly_one_was_aske
     batch, chance, num_kills = Batch(service, tmp_path, prompts(2000)), random.Random(1), 0
     while True:
         process = batch.start("--concurrency", "8")
-        try:
-            process.wait(timeout=chance.uniform(1.2, 2.5))
-        except subprocess.TimeoutExpired:
+        until = service.asked.total() + chance.randint(200, 900)
+        while process.poll() is None and service.asked.total() < until:
+            time.sleep(0.02)
+        if process.poll() is None:
             process.kill()
             process.wait()
             num_kills += 1
@@ -242,7 +181,7 @@ def test_a_service_that_is_away_stops_the_batch_and_nothing_is_lost(service: Ser
 
 
 def test_of_two_at_once_one_is_refused(service: Service, tmp_path: Path) -> None:
-    service.delay_s = 0.1
+    service.delay_s = 1.0
     batch = Batch(service, tmp_path, prompts(200))
     first = batch.start("--concurrency", "4")
     while not service.asked:
@@ -283,6 +222,17 @@ def test_csv_and_text(service: Service, tmp_path: Path, name: str, text: str, op
     assert list(batch.answers().values()) == ["A, B", "C"]
 
 
+def test_parquet_and_a_value_of_it_that_no_request_can_hold(service: Service, tmp_path: Path) -> None:
+    batch = Batch(service, tmp_path, name="in.parquet")
+    table = pa.table({"prompt": ["a", "b", "c"], "max_tokens": [1, None, 3], "user": [None, b"bytes", None]})
+    pq.write_table(table, batch.source)
+    assert batch.run()[0] == 3
+    assert batch.answers() == {"line-1": "A", "line-3": "C"}
+    said = "the line holds a value that JSON has no form for: Object of type bytes is not JSON serializable"
+    assert batch.errors() == {"line-2 invalid_line": said}
+    assert [body.get("max_tokens") for body in service.bodies] == [1, 3]
+
+
 def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
@@ -308,6 +258,7 @@ def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Pa
         ("x", "in.txt", ("-p", "max_tokens"), "'max_tokens' is not NAME=VALUE"),
         ("x", "out.jsonl", (), "INPUT and --output are both"),
         ("x", "in.txt", ("--url", "http://127.0.0.1:9"), "does not answer as a service does"),
+        ("x", "in.txt", ("--embedded", "fleet.yaml"), "leave out --url: with --embedded the batch has a service of its own"),
     ],
 )
 def test_what_cannot_begin_says_why(

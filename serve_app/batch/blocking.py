@@ -1,0 +1,85 @@
+"""The client for callers that have threads and no event loop, as Beam's workers do."""
+
+import asyncio
+import contextlib
+import threading
+import weakref
+from collections.abc import Sequence
+
+import httpx
+
+from serve_app.batch.client import Answer, Client, Failure, Limits, connect, only_model
+from serve_app.batch.requests import Request
+
+
+class BlockingClient:
+    """Of one service. All threads that use it share its connections and its places; an event loop in a thread of its own serves them.
+
+    The thread and the connections end with the last reference to this object. It cannot be pickled.
+    """
+
+    def __init__(self, url: str, key: str, limits: Limits, *, lease: object = None) -> None:
+        """Connect with the first request.
+
+        Args:
+            lease: Kept as long as this client: what the service lives by, when it lives for this client.
+        """
+        self._url, self._key, self._lease = url, key, lease
+        self._model = ""
+        http = connect(url, key, limits)
+        self._client = Client(http, limits)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=_serve, args=(self._loop, http), daemon=True, name="batch client").start()
+        weakref.finalize(self, _stop, self._loop)
+
+    def ask(self, requests: Sequence[Request]) -> list[Answer | Failure]:
+        """Return the outcomes in the order of ``requests``, as soon as the last one is there.
+
+        Raises:
+            ServiceAway: The service has answered nothing for too long; the outcomes that had come are dropped.
+        """
+        asked = asyncio.run_coroutine_threadsafe(_ask_all(self._client, requests), self._loop)
+        try:
+            return asked.result()
+        finally:
+            asked.cancel()  # when the caller's thread was interrupted; else it has ended
+
+    def only_model(self) -> str:
+        """Return the name of the one model that the service has; asks for it once.
+
+        Raises:
+            BatchError: The service does not answer, refuses the key, or has several.
+        """
+        if not self._model:
+            self._model = only_model(self._url, self._key)
+        return self._model
+
+
+async def _ask_all(client: Client, requests: Sequence[Request]) -> list[Answer | Failure]:
+    tasks = [asyncio.create_task(_ask(client, request), name=request.key) for request in requests]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _ask(client: Client, request: Request) -> Answer | Failure:
+    if request.body is None:
+        return Failure("invalid_line", f"the prompt {request.problem}")
+    return await client.ask(request.path, request.body)
+
+
+def _serve(loop: asyncio.AbstractEventLoop, http: httpx.AsyncClient) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(http.aclose())
+    finally:
+        loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.suppress(RuntimeError):  # it is closed already
+        loop.call_soon_threadsafe(loop.stop)

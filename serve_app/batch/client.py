@@ -1,0 +1,256 @@
+"""Asks a service: as many requests at once as it takes, each until it has an answer or a reason why it will have none.
+
+The command line, Beam and Ray Data share this client, so that full, failing and lost services are the same to all of them.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from serve_app.errors import BatchError, ServiceAway
+
+KEYS = ("SERVE_APP_API_KEY", "OPENAI_API_KEY")
+"""Environment variables that may hold the API key; the first one that is set counts."""
+_FIRST_WINDOW = 16
+_MAX_WAIT_S = 30.0
+_BACK_PRESSURE = (429, 503)
+_TRIED_AGAIN = (408, 500, 502, 504)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``concurrency``: requests at once, at most. ``tries`` of one request that the service fails; being full or away is no failure.
+
+    ``patience_s``: the client gives up when for so long nothing at all was answered. ``timeout_s`` is of one request.
+    ``tokens_per_minute`` bounds prompts and answers together.
+    """
+
+    concurrency: int = 256
+    tries: int = 5
+    patience_s: float = 600.0
+    timeout_s: float = 900.0
+    tokens_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``body`` is the service's, and ``request_id`` the service's name of the request. ``num_sent``: how often it was sent, >= 1."""
+
+    body: dict[str, Any]
+    request_id: str
+    num_sent: int
+
+    def usage(self, name: str) -> int:
+        """Return a count of tokens, such as ``total_tokens``; 0 where the service tells none."""
+        usage = self.body.get("usage")
+        return int(usage.get(name) or 0) if isinstance(usage, dict) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request has no answer: ``code`` and ``message`` as in an error file, and the last HTTP status, None when there was none."""
+
+    code: str
+    message: str
+    status: int | None = None
+    num_sent: int = 0
+
+
+class Client:
+    """Of one service, within one event loop. ``window`` requests run at once; more wait for a place, first come first served.
+
+    The window begins with 16, grows while nothing is refused, and loses a third when the service has no place.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, limits: Limits) -> None:
+        self.window = float(min(_FIRST_WINDOW, limits.concurrency))
+        self._http, self._limits = http, limits
+        self._num_running = 0
+        self._queue: deque[asyncio.Future[None]] = deque()
+        self._answered_at = time.monotonic()
+        self._shrunk_at = 0.0
+        self._is_full = False
+        self._tokens_at: float | None = None
+
+    async def ask(self, path: str, body: bytes) -> Answer | Failure:
+        """Send the request to ``path`` until there is an answer, or no hope of one.
+
+        Raises:
+            ServiceAway: For ``patience_s`` no request of this client was answered.
+        """
+        async with self._place():
+            return await self._ask(path, body)
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        if self._queue or self._num_running >= int(self.window):
+            ticket = asyncio.get_running_loop().create_future()
+            self._queue.append(ticket)
+            try:
+                await ticket
+            except asyncio.CancelledError:
+                if not ticket.cancelled():  # it had been admitted already
+                    self._leave()
+                raise
+        else:
+            self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        if self._num_running == 0:  # silence while nothing was asked is no fault of the service
+            self._answered_at = time.monotonic()
+        self._num_running += 1
+
+    def _leave(self) -> None:
+        self._num_running -= 1
+        while self._queue and self._num_running < int(self.window):
+            if not (ticket := self._queue.popleft()).done():
+                self._enter()
+                ticket.set_result(None)
+
+    async def _ask(self, path: str, body: bytes) -> Answer | Failure:
+        num_sent = tries = 0
+        while True:
+            await self._wait_for_tokens()
+            num_sent += 1
+            try:
+                response = await self._http.post(path, content=body, headers={"content-type": "application/json"})
+            except httpx.TimeoutException:
+                tries, status, said, wait_s = tries + 1, None, f"no answer within {self._limits.timeout_s:g} s", 1.0
+            except (httpx.TransportError, httpx.StreamError) as exc:  # the service is away, or was while it answered
+                self._refuse_to_wait_for_ever(exc)
+                await asyncio.sleep(_spread(1.0))
+                continue
+            else:
+                status, said, wait_s = response.status_code, _reason(response), 2.0**tries
+                if status == 200 and (value := _object(response)) is not None:
+                    return self._answered(Answer(value, _request_id(response, value), num_sent))
+                if status in _BACK_PRESSURE:
+                    self._shrink()
+                    self._refuse_to_wait_for_ever(said)
+                    await asyncio.sleep(_spread(_retry_after_s(response)))
+                    continue
+                tries += 1
+                if status not in _TRIED_AGAIN and status != 200:
+                    tries = self._limits.tries
+            if tries >= self._limits.tries:
+                self._answered_at = time.monotonic()
+                return Failure("request_failed", said, status, num_sent)
+            await asyncio.sleep(_spread(min(wait_s, _MAX_WAIT_S)))
+
+    def _answered(self, answer: Answer) -> Answer:
+        self._answered_at = time.monotonic()
+        self._spend(answer.usage("total_tokens"))
+        if self._is_full:
+            self.window = min(self.window + 1.0 / self.window, self._limits.concurrency)
+        elif self._num_running >= int(self.window):
+            self.window = min(self.window + 1.0, self._limits.concurrency)
+        return answer
+
+    def _shrink(self) -> None:
+        """The service has no place: fewer at once, by a third a second at most, because the refusals of one moment are one sign."""
+        self._is_full = True
+        if (now := time.monotonic()) - self._shrunk_at > 1.0:
+            self._shrunk_at = now
+            self.window = max(1.0, self.window * 0.7)
+
+    def _refuse_to_wait_for_ever(self, why: object) -> None:
+        waited_s = time.monotonic() - self._answered_at
+        if waited_s > self._limits.patience_s:
+            said = f"nothing was answered for {waited_s:.0f} s: {why or type(why).__name__}"
+            raise ServiceAway(said, "see to the service and start again")
+
+    def _spend(self, num_tokens: int) -> None:
+        if self._limits.tokens_per_minute is not None:
+            begin = max(self._tokens_at or 0.0, time.monotonic() - 1.0)
+            self._tokens_at = begin + 60.0 * num_tokens / self._limits.tokens_per_minute
+
+    async def _wait_for_tokens(self) -> None:
+        while self._tokens_at is not None and (wait_s := self._tokens_at - time.monotonic()) > 0:
+            await asyncio.sleep(min(wait_s, 1.0))
+
+
+def connect(url: str, key: str, limits: Limits) -> httpx.AsyncClient:
+    """Return the connections to the service at ``url``, with or without ``/v1`` at its end. ``key`` may be empty."""
+    return httpx.AsyncClient(
+        base_url=_base(url),
+        headers=_authorization(key),
+        timeout=httpx.Timeout(limits.timeout_s, connect=10.0, pool=None),
+        limits=httpx.Limits(max_connections=limits.concurrency, max_keepalive_connections=limits.concurrency),
+    )
+
+
+def key_of_environment() -> str:
+    """Return the API key that this process's environment holds, empty when there is none."""
+    return next((value for name in KEYS if (value := os.environ.get(name))), "")
+
+
+def only_model(url: str, key: str) -> str:
+    """Return the name of the one model that the service has.
+
+    Raises:
+        BatchError: It does not answer, refuses the key, or has several.
+    """
+    address = f"{_base(url)}/v1/models"
+    try:
+        answer = httpx.get(address, headers=_authorization(key), timeout=30.0)
+        answer.raise_for_status()
+        names = [card["id"] for card in answer.json()["data"]]
+    except httpx.HTTPStatusError as exc:
+        hint = f"set {KEYS[0]}" if exc.response.status_code == 401 else "check the URL"
+        raise BatchError(f"{address} answers {exc.response.status_code}", hint) from exc
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as exc:
+        raise BatchError(
+            f"{address} does not answer as a service does: {exc}", "check the URL, or start it: serve-app up -f FILE"
+        ) from exc
+    if len(names) != 1:
+        raise BatchError(f"{url} serves {', '.join(names)}", "name one of them as the model")
+    return str(names[0])
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _authorization(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def _spread(wait_s: float) -> float:
+    return wait_s * random.uniform(0.75, 1.25)  # not a secret
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    with contextlib.suppress(ValueError):
+        return min(max(float(response.headers.get("retry-after", "1")), 0.1), _MAX_WAIT_S)
+    return 1.0
+
+
+def _object(response: httpx.Response) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        if isinstance(value := response.json(), dict):
+            return value
+    return None
+
+
+def _request_id(response: httpx.Response, value: dict[str, Any]) -> str:
+    return str(response.headers.get("x-request-id", value.get("id", "")))
+
+
+def _reason(response: httpx.Response) -> str:
+    """Return the service's own words."""
+    value = _object(response) or {}
+    error = value.get("error")
+    said = error.get("message") if isinstance(error, dict) else None
+    return str(said or f"HTTP {response.status_code}: {response.text[:200]}")

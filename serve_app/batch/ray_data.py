@@ -1,0 +1,115 @@
+"""``predict``: a Ray dataset's prompts, answered by a running service. Needs the extra ``serve-app[ray-data]``."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from serve_app.batch.client import Answer, Client, Failure, Limits, connect, key_of_environment, only_model
+from serve_app.batch.requests import Defaults, Request, request_of_example
+from serve_app.errors import BatchError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from ray.data import Dataset
+
+COLUMNS = ("answer", "response", "error")
+"""What `predict` adds: the answer's text, the service's whole body as JSON, and the reason why there is neither."""
+
+
+def predict(
+    dataset: "Dataset",
+    url: str,
+    model: str = "",
+    *,
+    column: str = "prompt",
+    chat: bool = True,
+    system: str = "",
+    parameters: Mapping[str, Any] | None = None,
+    limits: Limits | None = None,
+    api_key: Callable[[], str] = key_of_environment,
+    batch_size: int = 64,
+    num_actors: int = 1,
+) -> "Dataset":
+    """Return the dataset with three more columns. It is lazy, as Ray's datasets are; a task that Ray repeats asks again.
+
+    A row that the service refuses, or fails ``limits.tries`` times, has its reason as ``error``; of other rows it is null.
+
+    Args:
+        model: Empty: the one that the service has.
+        column: Holds texts, or lists of messages.
+        chat: A text is a user's message of a chat, after ``system``; else text to go on with.
+        parameters: Fields of each request, such as ``max_tokens``.
+        limits: Of each actor; None: `Limits()`.
+        api_key: Is called in the actors. Default: their ``$SERVE_APP_API_KEY``.
+        batch_size: Rows; an actor has four batches under way.
+        num_actors: Each is a process with a client of its own.
+
+    Raises:
+        BatchError: When the dataset is computed: the service has answered nothing for ``limits.patience_s``, the column is missing, or one
+            of the three is there already.
+    """
+    defaults = Defaults(model, chat, system, parameters=dict(parameters or {}))
+    return dataset.map_batches(
+        _Asker,
+        fn_constructor_kwargs={
+            "url": url,
+            "defaults": defaults,
+            "column": column,
+            "limits": limits or Limits(),
+            "api_key": api_key,
+        },
+        batch_size=batch_size,
+        batch_format="pyarrow",
+        concurrency=num_actors,
+    )
+
+
+class _Asker:
+    """In an actor of Ray Data, which calls it for several batches at once, all in one event loop."""
+
+    def __init__(self, url: str, defaults: Defaults, column: str, limits: Limits, api_key: Callable[[], str]) -> None:
+        key = api_key()
+        name = defaults.model or only_model(url, key)
+        self._defaults = Defaults(name, defaults.chat, defaults.system, parameters=defaults.parameters)
+        self._column = column
+        self._client = Client(connect(url, key, limits), limits)
+
+    async def __call__(self, batch: "pa.Table") -> "pa.Table":
+        refuse_columns(batch.column_names, self._column)
+        examples = enumerate(batch.column(self._column).to_pylist(), 1)
+        outcomes = await asyncio.gather(
+            *(self._ask(request_of_example(number, text, self._defaults)) for number, text in examples)
+        )
+        return _with_outcomes(batch, outcomes)
+
+    async def _ask(self, request: Request) -> Answer | Failure:
+        if request.body is None:
+            return Failure("invalid_line", f"the prompt {request.problem}")
+        return await self._client.ask(request.path, request.body)
+
+
+def refuse_columns(names: Sequence[str], column: str) -> None:
+    """Raise BatchError when the prompts' ``column`` is not among the columns' ``names``, or one that `predict` adds is."""
+    if column not in names:
+        raise BatchError(f"the dataset has no column {column!r}", f"name the prompts' column: one of {', '.join(names)}")
+    if taken := [name for name in COLUMNS if name in names]:
+        raise BatchError(f"the dataset has a column {taken[0]!r} already", "rename it before predict")
+
+
+def _with_outcomes(batch: "pa.Table", outcomes: list[Answer | Failure]) -> "pa.Table":
+    import pyarrow as pa
+
+    values = [_values(outcome) for outcome in outcomes]
+    for i, name in enumerate(COLUMNS):
+        batch = batch.append_column(name, pa.array([value[i] for value in values], pa.string()))
+    return batch
+
+
+def _values(outcome: Answer | Failure) -> tuple[str | None, str | None, str | None]:
+    """Return the answer's text, its body, and the reason of a failure; text is null where the answer has none, as an embedding."""
+    if isinstance(outcome, Failure):
+        return None, None, f"{outcome.code}: {outcome.message}"
+    choice = (outcome.body.get("choices") or [{}])[0]
+    text = (choice.get("message") or {}).get("content", choice.get("text"))
+    return text, json.dumps(outcome.body, ensure_ascii=False), None

@@ -1,0 +1,100 @@
+"""The client that all batches share, against a small HTTP server that counts what it is asked."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from serve_app.batch.client import Answer, Client, Failure, Limits, connect
+from serve_app.batch.journal import Journal
+from serve_app.batch.requests import Defaults, request_of_example
+from serve_app.batch.runner import Progress, Runner
+from serve_app.errors import BatchError, ServiceAway
+from tests.batch.service import Service
+
+PATH = "/v1/completions"
+
+
+def body(prompt: str) -> bytes:
+    return json.dumps({"model": "m", "prompt": prompt}).encode()
+
+
+def test_a_waiting_request_that_is_given_up_leaves_its_place_to_the_next(service: Service) -> None:
+    service.delay_s = 0.2
+
+    async def ask() -> list[object]:
+        limits = Limits(concurrency=1)
+        async with connect(service.url, "", limits) as http:
+            client = Client(http, limits)
+            tasks: list[asyncio.Task[Answer | Failure]] = []
+
+            async def first() -> Answer | Failure:
+                answer = await client.ask(PATH, body("a"))
+                tasks[2].cancel()  # it has just been given the place, and has not run yet
+                return answer
+
+            tasks.append(asyncio.create_task(first()))
+            tasks.extend(asyncio.create_task(client.ask(PATH, body(prompt))) for prompt in ("b", "c", "d"))
+            while not service.asked:
+                await asyncio.sleep(0.01)
+            tasks[1].cancel()  # it waits
+            return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=60.0)
+
+    first, second, third, fourth = asyncio.run(ask())
+    assert isinstance(first, Answer)
+    assert isinstance(second, asyncio.CancelledError)
+    assert isinstance(third, asyncio.CancelledError)
+    assert isinstance(fourth, Answer)
+    assert (service.asked["a"], service.asked["b"], service.asked["c"], service.asked["d"]) == (1, 0, 0, 1)
+    assert service.most_at_once == 1
+
+
+def test_patience_counts_only_while_something_is_asked(service: Service) -> None:
+    async def ask() -> Answer | Failure:
+        limits = Limits(patience_s=3.0)
+        async with connect(service.url, "", limits) as http:
+            client = Client(http, limits)
+            await client.ask(PATH, body("a"))
+            service.verdict = lambda prompt: 503 if service.asked[prompt] < 3 else 200
+            await asyncio.sleep(3.2)
+            return await client.ask(PATH, body("b"))
+
+    assert isinstance(asyncio.run(ask()), Answer)
+    assert service.asked == {"a": 1, "b": 3}
+
+
+def test_the_window_follows_what_the_service_takes(service: Service) -> None:
+    async def ask() -> tuple[float, float, float]:
+        limits = Limits(concurrency=40, patience_s=0.5)
+        async with connect(service.url + "/v1/", "", limits) as http:
+            client = Client(http, limits)
+            first = client.window
+            await asyncio.gather(*(client.ask(PATH, body(str(i))) for i in range(200)))
+            grown = client.window
+            service.verdict = lambda prompt: 503
+            try:
+                await client.ask(PATH, body("full"))
+            except ServiceAway:
+                return first, grown, client.window
+            raise AssertionError("it was answered")
+
+    assert asyncio.run(ask()) == (16.0, 40.0, 28.0)
+
+
+def test_a_run_ends_with_what_watches_it_also_while_nothing_is_answered(service: Service, tmp_path: Path) -> None:
+    service.verdict = lambda prompt: 503
+
+    async def watch(_: Progress) -> None:
+        while not service.asked:
+            await asyncio.sleep(0.01)
+        raise BatchError("the fleet ended", "start it")
+
+    async def run() -> None:
+        limits = Limits()
+        async with connect(service.url, "", limits) as http, asyncio.timeout(60.0):
+            with Journal(tmp_path / "journal") as journal:
+                await Runner(http, journal, limits).run(iter([request_of_example(1, "a", Defaults("m"))]), watch=watch)
+
+    with pytest.raises(BatchError, match="the fleet ended; start it"):
+        asyncio.run(run())
