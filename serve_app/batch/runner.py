@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 
 from serve_app.batch.journal import Journal
+from serve_app.batch.output import output_line
 from serve_app.batch.requests import Request
 from serve_app.errors import BatchError
 
@@ -64,7 +64,9 @@ class Runner:
         self._is_full = False
         self._tokens_at: float | None = None
 
-    async def run(self, requests: Iterator[Request], *, watch: Callable[[Progress], Coroutine[Any, Any, None]]) -> None:
+    async def run(
+        self, requests: Iterator[Request], *, watch: Callable[[Progress], Coroutine[Any, Any, None]] | None = None
+    ) -> None:
         """Ask for all that is not answered yet. Whatever ends it, what was answered is in the journal.
 
         Args:
@@ -73,7 +75,9 @@ class Runner:
         Raises:
             BatchError: The service is away for too long, or the journal cannot be written.
         """
-        helpers = [asyncio.create_task(self._commit(), name="commit"), asyncio.create_task(watch(self.progress), name="progress")]
+        helpers = [asyncio.create_task(self._commit(), name="commit")]
+        if watch is not None:
+            helpers.append(asyncio.create_task(watch(self.progress), name="progress"))
         try:
             for request in requests:
                 await self._take(request)
@@ -168,8 +172,7 @@ class Runner:
         self._record(key, custom_id, response, {"code": code, "message": message}, failed=True)
 
     def _record(self, key: str, custom_id: str, response: object, error: object, *, failed: bool) -> None:
-        line = {"id": f"batch_req_{key}", "custom_id": custom_id, "response": response, "error": error}
-        self._journal.record(key, json.dumps(line, ensure_ascii=False), failed=failed)
+        self._journal.record(key, output_line(key, custom_id, response, error), failed=failed)
 
     def _shrink(self) -> None:
         """The service has no place: fewer at once, by a third a second at most, because the refusals of one moment are one sign."""

@@ -11,13 +11,17 @@ from serve_app.errors import ServingError
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """The front end added an engine request. Token counts are >= 0; ``request_id`` is new, ``fingerprint`` as in `RequestState`."""
+    """The front end added an engine request. Token counts are >= 0; ``request_id`` is new, ``fingerprint`` as in `RequestState`.
+
+    ``background``: it is a batch's, and is refused where it would wait, or let others wait.
+    """
 
     request_id: str
     prompt_tokens: int
     max_tokens: int
     resume: Resume
     fingerprint: str
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)

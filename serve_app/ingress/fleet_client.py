@@ -326,6 +326,7 @@ class FleetClient(EngineCoreClient):
             max_tokens=max_output_tokens(request.sampling_params, prompt_tokens, self._vllm_config.model_config.max_model_len),
             resume=resume_of(request, replays_seeded=self._replays_seeded),
             fingerprint=fingerprint_of(request, self.model.name),
+            background=verdict is not None and verdict.background,
         )
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):
