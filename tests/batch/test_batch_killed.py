@@ -8,13 +8,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import openai
 import pytest
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(120)
 
+T = TypeVar("T")
 NUM_LINES, CONCURRENCY, DELAY_S = 1500, 8, 0.02
 
 
@@ -29,38 +32,48 @@ def started(folder: Path, port: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command)
 
 
-def eventually(call: Callable[[], object]) -> object:
-    """Return what the call returns once it is true; a server that is away is waited for."""
-    while True:
+def eventually(call: Callable[[], T], process: "subprocess.Popen[bytes]") -> T:
+    """Return what the call returns once it is true; a server that is not there yet is waited for."""
+    while process.poll() is None:
         try:
             if found := call():
                 return found
         except openai.APIConnectionError:
             pass
         time.sleep(0.1)
+    raise AssertionError(f"the ingress ended with {process.returncode}")
+
+
+def was_asked(asked: Path, num: int) -> bool:
+    return asked.exists() and asked.read_text().count("\n") > num
 
 
 def test_a_batch_whose_ingress_is_killed_again_and_again_has_one_answer_for_each_line(tmp_path: Path) -> None:
     chance, port, asked = random.Random(1), free_port(), tmp_path / "asked"
     lines = [
-        {"custom_id": f"id-{i}", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "tiny", "messages": [{"role": "user", "content": f"prompt {i}"}]}}
+        {
+            "custom_id": f"id-{i}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "tiny", "messages": [{"role": "user", "content": f"prompt {i}"}]},
+        }
         for i in range(NUM_LINES)
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     process = started(tmp_path, port)
     try:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-        eventually(lambda: client.files.list().object)
+        eventually(lambda: client.files.list().object, process)
         file = client.files.create(file=(tmp_path / "in.jsonl").open("rb"), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
         for _ in range(3):
-            num_before = asked.read_text().count("\n") if asked.exists() else 0
-            eventually(lambda n=num_before: asked.exists() and asked.read_text().count("\n") > n + chance.randint(50, 300))
+            until = chance.randint(50, 300) + (asked.read_text().count("\n") if asked.exists() else 0)
+            eventually(partial(was_asked, asked, until), process)
             process.kill()
             process.wait()
             assert len(asked.read_text().splitlines()) < NUM_LINES, "it was killed in the middle"
             process = started(tmp_path, port)
-        eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
+        eventually(lambda: client.batches.retrieve(batch.id).status == "completed", process)
         ended = client.batches.retrieve(batch.id)
         assert ended.output_file_id is not None
         output = [json.loads(line) for line in client.files.content(ended.output_file_id).text.splitlines()]
