@@ -257,7 +257,7 @@ class TooManyBatches(ServingError):
     retry_after_s: float = field()
 
     def __str__(self) -> str:
-        return f"{self.num_open} batches are open, limit {self.limit}; wait for one to end, or cancel one"
+        return f"{self.num_open} batches are open, limit {self.limit}; cancel one, or retry in {self.retry_after_s:g} s"
 
 
 class StorageFailed(ServingError):

@@ -33,6 +33,3 @@ class DiskThreads:
     def begin(self, call: Callable[[], object]) -> None:
         """Call it in a thread and wait for nothing."""
         self._threads.submit(call)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=False)

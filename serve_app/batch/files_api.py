@@ -28,6 +28,7 @@ _UPLOAD_S = 3600.0
 _WRITE_BYTES = 1 << 20
 _MAX_LISTED = 10_000
 _FORM_BYTES = 64 << 10
+"""What an upload may have beside its file, so that a length that is announced tells too much by so much."""
 _FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
 
 
@@ -82,7 +83,9 @@ class FilesApi:
         if num_announced > self._settings.max_file_bytes + _FORM_BYTES:
             raise RequestTooLarge(size_bytes=num_announced, limit_bytes=self._settings.max_file_bytes)
         form = UploadForm(request.headers.get("content-type", ""), max_bytes=self._settings.max_file_bytes)
-        await self._disk.run(partial(self._store.check_room, num_announced, limit=self._settings.max_stored_bytes))
+        await self._disk.run(
+            partial(self._store.check_room, max(0, num_announced - _FORM_BYTES), limit=self._settings.max_stored_bytes)
+        )
         part = self._folder.part()
         try:
             await self._receive(request, form, part)

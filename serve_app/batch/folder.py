@@ -31,7 +31,7 @@ class Folder:
         self.root = root
         self._files, self._work = root / "files", root / "work"
         try:
-            for folder in (self._files, self._work):
+            for folder in (root, self._files, self._work):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe = self.part()
             probe.touch(mode=0o600)

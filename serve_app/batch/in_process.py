@@ -14,6 +14,9 @@ from starlette.types import Message, Receive, Scope, Send
 Answer = Callable[[Scope, Receive, Send, str], Awaitable[None]]
 """The application, past its door: it gets the owner of the batch in place of an API key."""
 
+PRIORITY = 1_000_000
+"""Behind all that clients send, which is 0 unless they say otherwise. Engines look at it with `scheduling_policy: priority` alone."""
+
 _GOODBYE_S = 5.0
 """For the application to notice that its client has gone."""
 
@@ -87,7 +90,12 @@ class _Exchange:
 
 
 def _scope(path: str, num_bytes: int) -> dict[str, Any]:
-    headers = [(b"host", b"ingress"), (b"content-type", b"application/json"), (b"content-length", b"%d" % num_bytes)]
+    headers = [
+        (b"host", b"ingress"),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % num_bytes),
+        (b"x-vllm-priority", b"%d" % PRIORITY),
+    ]
     return {
         "type": "http",
         "asgi": {"version": "3.0"},

@@ -1,4 +1,7 @@
-"""One batch of the API from where it stands to its end. Whatever ends the process, the next one's job goes on from the journal."""
+"""One batch of the API: is its input right, and then all that is left to its end.
+
+Whatever ends the process, the next one's job goes on from the journal.
+"""
 
 import asyncio
 import contextlib
@@ -54,13 +57,14 @@ class Job:
         self._counted = Progress()
 
     async def run(self) -> None:
-        """Bring the batch to its end.
+        """Look whether the input can be asked, or else bring the batch to its end.
 
         Raises:
             BatchError, OSError, sqlite3.Error: The disk failed; another run goes on.
         """
         if self.batch.status == "validating":
             await asyncio.to_thread(self._validate)
+            return
         if self.batch.status in ("in_progress", "finalizing") and not self._is_over():
             await self._ask()
         if self.batch.is_open:

@@ -30,17 +30,15 @@ class BatchService:
 
     def __init__(self, settings: BatchSettings) -> None:
         folder = Folder(settings.dir)
-        self._store = Store(folder.database)
-        self._disk = DiskThreads()
-        self._worker = Worker(settings, folder, self._store)
-        self.files: Routes = FilesApi(settings, folder, self._store, self._disk)
-        self.batches: Routes = BatchesApi(settings, self._store, self._disk, self._worker.wake)
+        store, disk = Store(folder.database), DiskThreads()
+        self._worker = Worker(settings, folder, store)
+        self.files: Routes = FilesApi(settings, folder, store, disk)
+        self.batches: Routes = BatchesApi(settings, store, disk, self._worker.wake)
 
     def start(self, answer: Answer, models: Collection[str]) -> None:
         """Run batches by ``answer``, which is the ingress's own; ``models`` are the names that their lines may ask for."""
         self._worker.start(answer, models)
 
     async def stop(self) -> None:
-        """Give up what is asked; what was answered is kept, and the next process goes on."""
+        """Give up what is asked; what was answered is kept, and the next process goes on. The routes go on, too."""
         await self._worker.stop()
-        self._disk.close()

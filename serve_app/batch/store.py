@@ -65,9 +65,6 @@ class Store:
                 "ingress.batch.dir", f"{path} cannot be used: {exc}", "remove it, or choose another folder"
             ) from exc
 
-    def close(self) -> None:
-        self._db.close()
-
     def check_room(self, num_bytes: int, *, limit: int) -> None:
         """Refuse a file of that size beside those that are there.
 

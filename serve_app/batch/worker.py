@@ -30,7 +30,8 @@ _AGAIN_S = 10.0
 """After a batch could not go on, because the disk is full for example."""
 _MAX_RUNNING = 16
 """Batches at once, of one API key each; those of one key follow each other."""
-_STOP_S = 30.0
+_STOP_S = 8.0
+"""Within the time that an ingress has beyond its drain."""
 
 BATCHES = Gauge("serve_app_batches", "Batches that are kept, by their status.", ["status"])
 
@@ -120,8 +121,11 @@ class Worker:
             return False
         if batch.status == "cancelling" or time.time() >= batch.expires_at:
             return True  # it asks nothing any more
-        owners = [other.owner for other, _ in self._running.values()]
-        return len(owners) < _MAX_RUNNING and batch.owner not in owners
+        others = [other for other, _ in self._running.values()]
+        if batch.status == "validating":  # one at a time: it is work for the interpreter, which serves chats besides
+            return all(other.status != "validating" for other in others)
+        asking = [other.owner for other in others if other.status != "validating"]
+        return len(asking) < _MAX_RUNNING and batch.owner not in asking
 
     def _forget_ended(self) -> None:
         for batch_id, (_, task) in list(self._running.items()):

@@ -73,15 +73,15 @@ class IngressRuntime:
 
         Batches stop at once: the next ingress goes on with them.
         """
-        if self.batches is not None:
-            await self.batches.stop()
         stopping = asyncio.ensure_future(self.listener.stop())
+        giving_up = asyncio.ensure_future(asyncio.sleep(0) if self.batches is None else self.batches.stop())
         if not (await asyncio.wait([stopping], timeout=limit_s))[0]:
             logger.warning("%d requests still run after a drain of %g s; each is ended by an error", self.app.streams, limit_s)
             self.app.end_all()
             await asyncio.wait([stopping], timeout=_LAST_WORDS_S)
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
+        await giving_up
         if self.app.ledger is not None:
             await asyncio.to_thread(self.app.ledger.close)
 

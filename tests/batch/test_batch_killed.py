@@ -63,7 +63,7 @@ def test_a_batch_whose_ingress_is_killed_again_and_again_has_one_answer_for_each
     process = started(tmp_path, port)
     try:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-        eventually(lambda: client.files.list().object, process)
+        eventually(lambda: client.files.list().has_more is False, process)
         file = client.files.create(file=(tmp_path / "in.jsonl").open("rb"), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
         for _ in range(3):
