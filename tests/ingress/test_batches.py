@@ -6,7 +6,7 @@ import json
 import resource
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from openai.types import Batch
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from serve_app.batch import worker
 from serve_app.batch.service import BatchService
 from serve_app.config import BatchSettings, IngressSettings
 from serve_app.ingress.api_keys import ApiKeys
@@ -87,7 +88,7 @@ async def serving(folder: Path, *, keys: bool = False, model: Model | None = Non
     (folder / "keys").write_text("\n".join(KEYS))
     service = BatchService(BatchSettings(dir=folder / "store", **limits))
     known = ApiKeys(folder / "keys") if keys else None
-    app = IngressApp({"tiny": front("tiny", model)}, AppLimits(1000), version={}, keys=known, batches=service)
+    app = IngressApp({"tiny": front("tiny", model)}, AppLimits(4000), version={}, keys=known, batches=service)
     settings = IngressSettings(port=free_port())
     listener = Listener(app, settings)
     await listener.start()
@@ -100,6 +101,17 @@ async def serving(folder: Path, *, keys: bool = False, model: Model | None = Non
             await client.close()
         await service.stop()
         await listener.stop()
+
+
+@contextlib.contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """Let no file of this process grow above it, as if the disk were full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def line(number: int, prompt: str = "", **changes: Any) -> Line:
@@ -311,6 +323,23 @@ async def test_another_ingress_on_the_folder_waits_for_the_first_and_then_goes_o
         assert second.asked == Counter(f"prompt {i}" for i in range(1, 20)), "what the first one had answered is not asked again"
 
 
+@in_loop
+async def test_a_batch_whose_disk_is_full_goes_on_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_AGAIN_S", 0.2)
+    async with serving(tmp_path) as served:
+        client = served.client()
+        prompts = [f"{i} " + "x" * 2000 for i in range(100)]
+        with file_size_limit(220_000):
+            batch = await begin(client, jsonl(*(line(i, prompt) for i, prompt in enumerate(prompts))))
+            while sum(served.model.asked.values()) < 100 or (await client.batches.retrieve(batch.id)).status != "in_progress":
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)  # some more tries, which fail alike
+            assert (await client.batches.retrieve(batch.id)).status in ("in_progress", "finalizing")
+        batch = await ended(client, batch)
+        assert (batch.status, counts(batch)) == ("completed", (100, 100, 0))
+        assert await answers(client, batch) == [(f"id-{i}", prompt.upper()) for i, prompt in enumerate(prompts)]
+
+
 # Limits and wrong requests.
 
 
@@ -341,13 +370,9 @@ async def test_a_full_folder_is_told_and_has_room_again_after_a_deletion(tmp_pat
 @in_loop
 async def test_a_full_disk_is_told_and_nothing_half_is_left(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
-        try:
-            with pytest.raises(openai.InternalServerError, match="there is no room: File too large") as refused:
-                await served.client().files.create(file=b"x" * 5_000_000, purpose="batch")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        said = "there is no room: File too large"
+        with file_size_limit(500_000), pytest.raises(openai.InternalServerError, match=said) as refused:
+            await served.client().files.create(file=b"x" * 5_000_000, purpose="batch")
         assert refused.value.status_code == 507
         assert (served.parts(), [f async for f in served.client().files.list()]) == ([], [])
 
