@@ -34,7 +34,7 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.core.request import Resume
-from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestQuarantined, RequestTooLarge, ResumeDiverged
+from serve_app.errors import NoFreePlace, NoReplica, QueueFull, ReplicaLost, RequestQuarantined, RequestTooLarge, ResumeDiverged
 from tests.core.helpers import Compared, Output, outputs
 
 MAX_WAITING = 4
@@ -129,8 +129,11 @@ class FleetMachine(RuleBasedStateMachine):
         length=st.integers(2, 9),
         sendable=st.sampled_from([True] * 7 + [False]),
         like=st.sampled_from([None, None, "f0", "f1"]),
+        background=st.sampled_from([False, False, True]),
     )
-    def arrive(self, resume: Resume, max_tokens: int, length: int, sendable: bool, like: str | None) -> None:
+    def arrive(
+        self, resume: Resume, max_tokens: int, length: int, sendable: bool, like: str | None, background: bool = False
+    ) -> None:
         request_id = f"r{len(self.requests)}"
         prompt: tuple[int, ...] = (len(self.requests),)
         answer = prompt
@@ -138,10 +141,15 @@ class FleetMachine(RuleBasedStateMachine):
             answer += (next_token(answer),)
         fingerprint = like or request_id
         self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable, fingerprint, self.now)
-        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint)
+        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint, background)
         if self.is_blocked(request_id):
             self.handle(arrived)
             assert self.requests[request_id].outcomes == ["RequestQuarantined"]
+            return
+        free = any(len(k.held) < k.credit and not k.draining and not k.waiting for k in self.links.values())
+        if background and (self.queue or not (free or not self.links)):
+            self.handle(arrived)
+            assert self.requests[request_id].outcomes == ["NoFreePlace"]
             return
         room = any(len(k.held) < k.credit and not k.draining for k in self.links.values())
         if len(self.queue) >= MAX_WAITING and not room:
@@ -484,7 +492,7 @@ class FleetMachine(RuleBasedStateMachine):
         elif isinstance(error, RequestQuarantined):
             assert error.blocked_s == self.blocked[request.fingerprint] - self.now > 0
         else:
-            assert isinstance(error, QueueFull)
+            assert isinstance(error, QueueFull | NoFreePlace)
         self.end(request_id, type(error).__name__)
 
     def end(self, request_id: str, outcome: str) -> None:
@@ -526,7 +534,8 @@ class FleetMachine(RuleBasedStateMachine):
         counted = self.fleet.outcomes
         assert (counted["complete"], counted["aborted"]) == (ended["finish"], ended["abort"])
         assert counted["blocked"] + counted["quarantined"] == ended["RequestQuarantined"]
-        others = ended["finish"] + ended["abort"] + ended["RequestQuarantined"]
+        assert counted["held_back"] == ended["NoFreePlace"]
+        others = ended["finish"] + ended["abort"] + ended["RequestQuarantined"] + ended["NoFreePlace"]
         assert counted["rejected"] + counted["failed"] == ended.total() - others
 
     def teardown(self) -> None:

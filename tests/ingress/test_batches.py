@@ -324,7 +324,9 @@ async def test_another_ingress_on_the_folder_waits_for_the_first_and_then_goes_o
 
 
 @in_loop
-async def test_a_batch_whose_disk_is_full_goes_on_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_whose_disk_is_full_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(worker, "_AGAIN_S", 0.2)
     async with serving(tmp_path) as served:
         client = served.client()
@@ -335,6 +337,7 @@ async def test_a_batch_whose_disk_is_full_goes_on_when_there_is_room(tmp_path: P
                 await asyncio.sleep(0.05)
             await asyncio.sleep(1.0)  # some more tries, which fail alike
             assert (await client.batches.retrieve(batch.id)).status in ("in_progress", "finalizing")
+        assert "could not go on; it is tried again in 0.2 s" in caplog.text
         batch = await ended(client, batch)
         assert (batch.status, counts(batch)) == ("completed", (100, 100, 0))
         assert await answers(client, batch) == [(f"id-{i}", prompt.upper()) for i, prompt in enumerate(prompts)]
