@@ -6,11 +6,16 @@
       NotSupported               400  not_supported
       InvalidApiKey              401  invalid_api_key
       ModelNotFound              404  model_not_found
+      NotStored                  404  not_stored              a file or a batch that is not there, or another key's
       RequestQuarantined         422  request_quarantined     one like it seems to end engines
       RequestTooLarge            413  request_too_large
       BodyTooSlow                408  body_too_slow
       NoReplica                  503  no_replica              no capacity now; carries Retry-After
+      TooManyBatches             429  too_many_batches
+      StorageFailed              500  storage_failed          of files and batches
+        StorageFull              507  storage_full
       QueueFull                  503  queue_full
+      NoFreePlace                503  no_free_place           a batch's request, which may only have places that nobody wants
       TooManyConnections         503  too_many_connections    an ingress has nearly no file descriptors left
       ServerStopping             503  server_stopping         an ingress ends; another one, or the next, takes the request
       ReplicaLost                502  replica_lost            a replica failed while it held the request
@@ -138,6 +143,20 @@ class ModelNotFound(ServingError):
 
 
 @dataclass(eq=False)
+class NotStored(ServingError):
+    """There is no such file or batch, or it belongs to another API key."""
+
+    http_status: ClassVar[int] = 404
+    code: ClassVar[str] = "not_stored"
+    kind: str
+    """File or Batch."""
+    id: str
+
+    def __str__(self) -> str:
+        return f"no such {self.kind} object: {self.id[:80]!r}"
+
+
+@dataclass(eq=False)
 class RequestQuarantined(ServingError):
     """Two replicas were lost while they worked on the request, or on one like it. No Retry-After: a client should not repeat it."""
 
@@ -212,6 +231,56 @@ class QueueFull(ServingError):
 
     def __str__(self) -> str:
         return f"{self.waiting} requests are waiting, limit {self.limit}; retry in {self.retry_after_s:.1f} s"
+
+
+@dataclass(eq=False)
+class NoFreePlace(ServingError):
+    """A batch's request may only have a place that nobody else wants, and there is none."""
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "no_free_place"
+    waiting: int
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        return (
+            f"no replica has a free place for a batch ({self.waiting} requests are waiting); retry in {self.retry_after_s:.1f} s"
+        )
+
+
+@dataclass(eq=False)
+class TooManyBatches(ServingError):
+    """As many batches of this API key are open as may be."""
+
+    http_status: ClassVar[int] = 429
+    code: ClassVar[str] = "too_many_batches"
+    num_open: int
+    limit: int
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        return f"{self.num_open} batches are open, limit {self.limit}; cancel one, or retry in {self.retry_after_s:g} s"
+
+
+class StorageFailed(ServingError):
+    """The folder or the database of files and batches cannot be used. The cause is in the log: it names paths."""
+
+    code: ClassVar[str] = "storage_failed"
+
+    def __str__(self) -> str:
+        return "the storage of files and batches failed; the server's log has the cause"
+
+
+@dataclass(eq=False)
+class StorageFull(StorageFailed):
+    """There is no room for a file; nothing of it is kept."""
+
+    http_status: ClassVar[int] = 507
+    code: ClassVar[str] = "storage_full"
+    problem: str
+
+    def __str__(self) -> str:
+        return f"there is no room: {self.problem}; delete files that are not needed any more"
 
 
 @dataclass(eq=False)

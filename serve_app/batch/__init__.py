@@ -1,7 +1,13 @@
 """Batch inference: the lines of a file, or the elements of a pipeline, become requests to a service, and their answers one result each.
 
+
 ``requests`` makes requests, and ``client`` asks for them; ``blocking`` is that client for threads. For files, ``rows`` reads the input,
-``journal`` remembers what was answered through any crash, and ``runner`` brings them together; ``fleet_process`` is a service that lives
-for one batch. ``ray_data`` and `serve_app.beam` are for pipelines. The reasons are in docs/adr/0015 and 0018. The package knows the
-service by HTTP alone.
+``journal`` remembers what was answered through any crash, and ``runner`` brings them together: `serve-app batch run` over HTTP.
+``fleet_process`` is a service that lives for one batch. ``ray_data`` and `serve_app.beam` are for pipelines. The reasons are in
+docs/adr/0015 and 0018.
+
+OpenAI's Files and Batches API is the same parts inside an ingress (docs/adr/0017-batches-run-in-the-ingress.md): ``service`` puts it
+together, ``files_api`` and ``batches_api`` are the routes, ``store`` and ``folder`` keep records and bytes, ``worker`` and ``job`` run the
+batches, and ``in_process`` asks the ingress's own application. The package knows that application as an ASGI callable, and nothing else of
+the ingress.
 """

@@ -84,6 +84,8 @@ def _own_id(value: dict[str, Any]) -> str:
         if (own := value.pop(name, None)) is not None:
             if not isinstance(own, str | int) or len(str(own)) > MAX_ID_CHARS:
                 raise _WrongRow(f"has a {name} that is no text of at most {MAX_ID_CHARS} characters")
+            if any("\ud800" <= character <= "\udfff" for character in str(own)):
+                raise _WrongRow(f"has a {name} with half a surrogate pair, which has no UTF-8")
             return str(own)
     return ""
 

@@ -1,7 +1,6 @@
 """Asks the service for what a journal has no answer of: as many lines at once as the service takes, none of them twice, none lost."""
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import httpx
 
 from serve_app.batch.client import Answer, Client, Failure, Limits
 from serve_app.batch.journal import Journal
+from serve_app.batch.output import output_line
 from serve_app.batch.requests import Request
 from serve_app.errors import BatchError, ServiceAway
 
@@ -44,7 +44,9 @@ class Runner:
         self._running: set[asyncio.Task[None]] = set()
         self._helpers: list[asyncio.Task[None]] = []
 
-    async def run(self, requests: Iterator[Request], *, watch: Callable[[Progress], Coroutine[Any, Any, None]]) -> None:
+    async def run(
+        self, requests: Iterator[Request], *, watch: Callable[[Progress], Coroutine[Any, Any, None]] | None = None
+    ) -> None:
         """Ask for all that is not answered yet. Whatever ends it, what was answered is in the journal.
 
         Args:
@@ -53,10 +55,9 @@ class Runner:
         Raises:
             BatchError: The service is away for too long, or the journal cannot be written.
         """
-        self._helpers = [
-            asyncio.create_task(self._commit(), name="commit"),
-            asyncio.create_task(watch(self.progress), name="watch"),
-        ]
+        self._helpers = [asyncio.create_task(self._commit(), name="commit")]
+        if watch is not None:
+            self._helpers.append(asyncio.create_task(watch(self.progress), name="watch"))
         try:
             for request in requests:
                 await self._take(request)
@@ -124,5 +125,4 @@ class Runner:
         self._record(key, custom_id, response, {"code": failure.code, "message": failure.message}, failed=True)
 
     def _record(self, key: str, custom_id: str, response: object, error: object, *, failed: bool) -> None:
-        line = {"id": f"batch_req_{key}", "custom_id": custom_id, "response": response, "error": error}
-        self._journal.record(key, json.dumps(line, ensure_ascii=False), failed=failed)
+        self._journal.record(key, output_line(key, custom_id, response, error), failed=failed)

@@ -5,7 +5,6 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -143,30 +142,21 @@ async def _watch(fleet: "FleetProcess | None", progress: "Progress") -> None:
 
 
 def _finish(journal: "Journal", output: Path) -> None:
+    from serve_app.batch.output import write_lines
+
     counts = journal.counts()
     if counts.answered + counts.failed == 0:
         raise BatchError("the input has no lines", "give a file with at least one prompt")
     errors = output.with_name(output.name + ".errors.jsonl")
-    _write(output, journal.results(failed=False))
+    write_lines(output, journal.results(failed=False))
     if counts.failed:
-        _write(errors, journal.results(failed=True))
+        write_lines(errors, journal.results(failed=True))
     else:
         errors.unlink(missing_ok=True)
     console.print(f"{counts.answered:,} lines answered: {output}")
     if counts.failed:
         console.print(f"{counts.failed:,} lines failed: {errors}", style="red")
         raise typer.Exit(FAILED_LINES)
-
-
-def _write(path: Path, lines: Iterator[str]) -> None:
-    """Write the file in one piece: it is either the one of before or whole."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        for line in lines:
-            file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def _parameters(given: list[str], schema: Path | None, *, chat: bool) -> dict[str, Any]:

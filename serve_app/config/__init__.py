@@ -6,7 +6,7 @@
 
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.health import HealthSettings
-from serve_app.config.ingress import IngressSettings, LedgerSettings
+from serve_app.config.ingress import BatchSettings, IngressSettings, LedgerSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
 from serve_app.config.model import GoldenPrompt, ModelSettings, SimulatedSettings
 from serve_app.config.settings import (
@@ -23,6 +23,7 @@ from serve_app.config.settings import (
 )
 
 __all__ = [
+    "BatchSettings",
     "GoldenPrompt",
     "HealthSettings",
     "IngressSettings",

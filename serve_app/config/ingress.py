@@ -38,6 +38,34 @@ class LedgerSettings(Section):
         return self
 
 
+class BatchSettings(Section):
+    """OpenAI's Files and Batches API on the ingress. Its storage is a folder of one machine: for one ingress replica."""
+
+    dir: AbsolutePath
+    """Folder on the ingress's node for files, answers and the database. It is made when it is missing, and must outlive the ingress."""
+    max_file_bytes: Int = Field(default=200 << 20, ge=1)
+    """Largest file that may be uploaded; a larger one is answered with 413. Stands in for max_body_bytes there."""
+    max_stored_bytes: Int = Field(default=20 << 30, ge=1)
+    """What all files together, answers included, may hold; an upload beyond it is answered with 507."""
+    max_lines: Int = Field(default=50_000, ge=1, le=1_000_000)
+    """Lines of one batch's input."""
+    max_open_batches: Int = Field(default=100, ge=1)
+    """Batches of one API key that have not ended; one more is answered with 429."""
+    concurrency: Int = Field(default=32, ge=1, le=4096)
+    """Requests at once, at most, of all batches together. Well below what an engine computes at once, chats always find a place."""
+    max_window_s: Real = Field(default=7 * 86400.0, ge=1)
+    """Longest `completion_window` that a batch may ask for, in seconds."""
+    keep_s: Real = Field(default=30 * 86400.0, ge=3600)
+    """Seconds for which files are kept after their upload, and batches after their end. A request may ask for less."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.max_stored_bytes < self.max_file_bytes:
+            problem = f"is {self.max_stored_bytes} and max_file_bytes is {self.max_file_bytes}: the largest file would never fit"
+            refuse([wrong("max_stored_bytes", problem, f"set it to {self.max_file_bytes} or more, or lower max_file_bytes")])
+        return self
+
+
 class IngressSettings(Section):
     """The HTTP side: vLLM's OpenAI front end on a listener of its own."""
 
@@ -59,6 +87,8 @@ class IngressSettings(Section):
     """Whether `/ping` and `/invocations` exist, as Amazon SageMaker calls them: docs/migration.md."""
     generate_delimiter: Literal["newline", "nul"] = "newline"
     """What is behind each value of a stream of `/generate`. nul: for clients of vLLM's first server, which split at the byte 0."""
+    batch: BatchSettings | None = None
+    """Where files and batches are kept, of OpenAI's Batch API. None: there are no such routes."""
     max_body_bytes: Int = Field(default=10 << 20, ge=1)
     """Largest accepted request body; a larger one is answered with 413."""
     max_waiting_requests: Int = Field(default=1000, ge=0)
@@ -83,3 +113,10 @@ class IngressSettings(Section):
     @classmethod
     def _refuse_ports_of_ray(cls, port: int) -> int:
         return refuse_port_of_ray(port, way_out="choose another, for example 8010")
+
+    @model_validator(mode="after")
+    def _batches_have_one_ingress(self) -> Self:
+        if self.batch is not None and self.replicas.max > 1:
+            problem = f"is local storage, and replicas.max is {self.replicas.max}: each ingress would know only its own files"
+            refuse([wrong("batch", problem, "set ingress.replicas: {min: 1, max: 1}, or remove ingress.batch")])
+        return self

@@ -14,7 +14,8 @@ from serve_app.errors import ServingError
 class RequestArrived:
     """The front end added an engine request. Token counts are >= 0; ``request_id`` is new, ``fingerprint`` as in `RequestState`.
 
-    ``prefix``: empty where nothing of it is to be routed by.
+    ``prefix``: empty where nothing of it is to be routed by. ``background``: it is a batch's, and is refused where it would wait, or let
+    others wait.
     """
 
     request_id: str
@@ -23,6 +24,7 @@ class RequestArrived:
     resume: Resume
     fingerprint: str
     prefix: Prefix = NO_PREFIX
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)

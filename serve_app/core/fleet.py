@@ -135,6 +135,9 @@ class FleetState:
         if (refusal := self.quarantine.refusal(event.fingerprint, now=now)) is not None:
             self.outcomes["blocked"] += 1
             return [FailRequest(event.request_id, refusal)]
+        if event.background and (no_place := self._refusals.of_background(len(self.waiting))) is not None:
+            self.outcomes["held_back"] += 1
+            return [FailRequest(event.request_id, no_place)]
         self.tally.requests += 1
         self.tally.prompt_tokens += event.prompt_tokens
         request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, event.fingerprint)
@@ -245,9 +248,7 @@ class FleetState:
             return []
         replica.heard_at = now
         self._routing.changed(event.replica_id)
-        deliver: list[EngineOutput] = []
-        swallowed: list[tuple[int, int]] = []
-        others: list[Instruction] = []
+        deliver, swallowed, others = list[EngineOutput](), list[tuple[int, int]](), list[Instruction]()
         freed = False
         attempts = self._attempts
         for output in event.outputs:

@@ -6,7 +6,7 @@ from serve_app.core.cold_starts import ColdStarts
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import RequestState
 from serve_app.core.routing import ReplicaState
-from serve_app.errors import NoReplica, QueueFull, ReplicaLost
+from serve_app.errors import NoFreePlace, NoReplica, QueueFull, ReplicaLost
 
 
 class Refusals:
@@ -26,6 +26,14 @@ class Refusals:
 
     def queue_full(self, waiting: int) -> QueueFull:
         return QueueFull(waiting=waiting, limit=self._settings.max_waiting_requests, retry_after_s=self.retry_after_s())
+
+    def of_background(self, waiting: int) -> NoFreePlace | None:
+        """Return why a batch's request has no place while ``waiting`` requests wait; None where one is free that nobody wants.
+
+        A model without a replica gets one into its queue, which wakes it.
+        """
+        free = not self._replicas or any(r.has_room() and not r.waiting for r in self._replicas)
+        return None if free and not waiting else NoFreePlace(waiting=waiting, retry_after_s=1.0)
 
     def of_long_wait(self, request: RequestState, now: float) -> NoReplica | ReplicaLost | None:
         """Return the error of a request that has waited for too long; None while it may wait."""

@@ -4,20 +4,19 @@ Pure ASGI. A request's body is read here once (bounded), its ``model`` picks the
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app import descriptors
+from serve_app.batch.service import BatchService, Routes
 from serve_app.errors import (
     BadRequest,
     BodyTooSlow,
@@ -32,12 +31,13 @@ from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.body_fields import RESPONSES_STATE, BodyFields, check_request_id, parse_fields, refuse_stored_responses
 from serve_app.ingress.canary import SHARED_ROUTES, Canary
 from serve_app.ingress.connection import CROWDED, STALLED
-from serve_app.ingress.error_answers import ErrorAnswer, answer_of, error_body
+from serve_app.ingress.error_answers import answer_of, method_not_allowed, not_found
 from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.metrics import count_http, count_request
+from serve_app.ingress.own_answers import OwnAnswers
 from serve_app.ingress.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.verdict import Verdict, current_verdict
 
@@ -60,9 +60,8 @@ WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
 
 _A_MODEL = "/v1/models/"
 
-_RETRY_AFTER_S = (
-    1.0  # from a server that stops: other ingresses take it at once; a client of the only one would else come back too soon
-)
+_RETRY_AFTER_S = 1.0
+"""From a server that stops: other ingresses take the request at once, and a client of the only one would else come back too soon."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,7 @@ class IngressApp:
         ledger: Ledger | None = None,
         sagemaker: bool = False,
         generate_end: bytes = b"\n",
+        batches: BatchService | None = None,
     ) -> None:
         self.draining = False
         self.ledger = ledger
@@ -104,25 +104,19 @@ class IngressApp:
         }
         """By the name of the model whose requests each shares."""
         self._limits = limits
-        self._version = dict(version)
         self._keys = keys
-        self._fleet_id = fleet_id
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end)
             for name, front in front_ends.items()
         }
         self._post = VLLM_ROUTES | {"/generate"}
-        self._get: dict[str, Callable[[], Awaitable[Response]]] = {
-            "/healthz": self._healthz,
-            "/health": self._health,
-            "/readyz": self._readyz,
-            "/metrics": self._metrics,
-            "/version": self._get_version,
-            "/v1/models": self._models,
-        }
+        self._own = OwnAnswers(self._listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining)
+        self._get = self._own.by_path()
         if sagemaker:
-            self._get[PING] = self._readyz
+            self._get[PING] = self._own.readyz
             self._post |= {INVOCATIONS}
+        self._stored: dict[str, Routes] = {} if batches is None else {"/v1/files": batches.files, "/v1/batches": batches.batches}
+        """With all that is below them."""
 
     @property
     def streams(self) -> int:
@@ -148,24 +142,47 @@ class IngressApp:
         if self._keys is not None and path not in WITHOUT_KEY:
             key = self._keys.check(next((value for name, value in scope["headers"] if name == b"authorization"), None))
         if (answer := self._get.get(path)) is not None:
-            response = await answer() if method in ("GET", "HEAD") else _method_not_allowed("GET, HEAD")
+            response = await answer() if method in ("GET", "HEAD") else method_not_allowed("GET, HEAD")
             await response(scope, receive, send)
         elif path in self._post:
             if method != "POST":
-                await _method_not_allowed("POST")(scope, receive, send)
+                await method_not_allowed("POST")(scope, receive, send)
             else:
                 await self._account_for(path, scope, receive, send, key)
         elif path.startswith(_A_MODEL) and method in ("GET", "HEAD"):
-            await (await self._model(path.removeprefix(_A_MODEL)))(scope, receive, send)
+            await (await self._own.model(path.removeprefix(_A_MODEL)))(scope, receive, send)
+        elif (stored := self._stored.get("/".join(path.split("/", 3)[:3]))) is not None:
+            await self._answer_stored(stored, scope, receive, send, key or "")
         elif path.startswith("/v1/responses/"):
             raise NotSupported(feature=f"{method} {path}", hint=RESPONSES_STATE)
         else:
-            await _not_found(path)(scope, receive, send)
+            await not_found(path)(scope, receive, send)
 
-    async def _account_for(self, path: str, scope: Scope, receive: Receive, send: Send, key: str | None) -> None:
+    async def answer_batch(self, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+        """Answer a line of a batch, whose ``owner`` has shown a key for the batch; it has only places that are free."""
+        try:
+            await self._account_for(scope["path"], scope, receive, send, owner or None, background=True)
+        except ServingError as exc:
+            await answer_of(exc).response()(scope, receive, send)
+
+    async def _answer_stored(self, routes: Routes, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+        handlers = routes.methods(tuple(scope["path"].split("/")[3:]))
+        if handlers is None:
+            await not_found(scope["path"])(scope, receive, send)
+        elif (handler := handlers.get(scope["method"])) is None:
+            await method_not_allowed(", ".join(handlers))(scope, receive, send)
+        else:
+            self._refuse_at_an_end(scope)
+            with contextlib.suppress(ClientDisconnect):
+                response = await handler(Request(scope, receive), owner)
+                await response(scope, receive, send)
+
+    async def _account_for(
+        self, path: str, scope: Scope, receive: Receive, send: Send, key: str | None, *, background: bool = False
+    ) -> None:
         """Serve the request; its end, whatever that is, is counted and becomes its line in the ledger."""
         account = None if self.ledger is None else self.ledger.begin(path, key)
-        verdict = Verdict(account)
+        verdict = Verdict(account, background=background)
         held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
         refusal: ServingError | None = None
         try:
@@ -187,10 +204,7 @@ class IngressApp:
                 check_request_id("X-Request-Id", request_id)
                 if verdict.account is not None:
                     verdict.account.id = request_id
-        if self._stopped:
-            raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
-        if CROWDED in scope.get("state", ()):
-            raise TooManyConnections(descriptors.limit(), retry_after_s=_RETRY_AFTER_S)
+        self._refuse_at_an_end(scope)
         limit = asyncio.timeout(None)
         self._running[limit] = verdict
         try:
@@ -203,6 +217,13 @@ class IngressApp:
             del self._running[limit]
         if limit.expired():
             await held.end()
+
+    def _refuse_at_an_end(self, scope: Scope) -> None:
+        """Refuse what comes when the ingress, or its file descriptors, have come to an end."""
+        if self._stopped:
+            raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
+        if CROWDED in scope.get("state", ()):
+            raise TooManyConnections(descriptors.limit(), retry_after_s=_RETRY_AFTER_S)
 
     async def _read_and_answer(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: Verdict) -> None:
         path = scope["path"]
@@ -245,7 +266,7 @@ class IngressApp:
         verdict.repeatable = held if path in front.repeats else None
         if path == "/generate":
             return self._generate_app(front)
-        return vllm_app if serves(vllm_app, path) else _not_found(f"{path} for the model {front.model.name!r}")
+        return vllm_app if serves(vllm_app, path) else not_found(f"{path} for the model {front.model.name!r}")
 
     async def _answer(
         self, target: ASGIApp, front: FrontEnd, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict
@@ -319,61 +340,6 @@ class IngressApp:
         if len(self._listed) > 1:
             raise BadRequest(param="model", problem=f"name one of {', '.join(self._listed)}")
         return self._default
-
-    async def _healthz(self) -> Response:
-        """Alive. An ingress of another application that would listen on this port reads `fleet`, and does not (shared_port.py)."""
-        return JSONResponse({"status": "ok", "fleet": self._fleet_id})
-
-    async def _health(self) -> Response:
-        """Alive, in the form of vLLM's own probe: what asks a vLLM server needs no other path here."""
-        return Response()
-
-    async def _readyz(self) -> Response:
-        """Ready: not draining, some replica of every required model takes requests, and there is room for connections."""
-        missing = [n for n, f in self._listed.items() if f.model.required and not f.client.is_ready()]
-        if self.draining:
-            return JSONResponse({"status": "draining"}, status_code=503)
-        if missing:
-            return JSONResponse({"status": "waiting", "models_without_a_replica": missing}, status_code=503)
-        if descriptors.are_short_now():
-            return JSONResponse({"status": "crowded", "file_descriptors": descriptors.limit()}, status_code=503)
-        return JSONResponse({"status": "ready"})
-
-    async def _metrics(self) -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
-
-    async def _get_version(self) -> Response:
-        return JSONResponse(self._version)
-
-    async def _models(self) -> Response:
-        return JSONResponse({"object": "list", "data": await self._cards()})
-
-    async def _model(self, name: str) -> Response:
-        """As OpenAI's API has it, which vLLM leaves out.
-
-        Raises:
-            ModelNotFound: It is not served here.
-        """
-        cards = {card["id"]: card for card in await self._cards()}
-        if name not in cards:
-            raise ModelNotFound(model=name, served=tuple(cards))
-        return JSONResponse(cards[name])
-
-    async def _cards(self) -> list[dict[str, Any]]:
-        cards: list[dict[str, Any]] = []
-        for front in self._listed.values():
-            listing = await (await front.app()).state.openai_serving_models.show_available_models()
-            cards += listing.model_dump()["data"]
-        return cards
-
-
-def _not_found(path: str) -> Response:
-    return ErrorAnswer(404, {}, error_body(f"{path[:200]} does not exist here", "NotFoundError", 404)).response()
-
-
-def _method_not_allowed(allowed: str) -> Response:
-    body = error_body(f"allowed methods: {allowed}", HTTPStatus.METHOD_NOT_ALLOWED.phrase, 405)
-    return ErrorAnswer(405, {"Allow": allowed}, body).response()
 
 
 def _replay(body: bytes, receive: Receive, gone: Callable[[], None]) -> Receive:

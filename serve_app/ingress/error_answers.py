@@ -79,6 +79,15 @@ def error_body(message: str, kind: str, status: int, param: str | None = None) -
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
+def not_found(path: str) -> Response:
+    return ErrorAnswer(404, {}, error_body(f"{path[:200]} does not exist here", "NotFoundError", 404)).response()
+
+
+def method_not_allowed(allowed: str) -> Response:
+    body = error_body(f"allowed methods: {allowed}", HTTPStatus.METHOD_NOT_ALLOWED.phrase, 405)
+    return ErrorAnswer(405, {"Allow": allowed}, body).response()
+
+
 def stream_event(error: ServingError) -> bytes:
     """Return the server-sent event that ends a stream of completions or chat."""
     return b"data: %s\n\n" % json.dumps(answer_of(error).body).encode()

@@ -320,6 +320,7 @@ class FleetClient(EngineCoreClient):
             resume=resume_of(request, replays_seeded=self._replays_seeded),
             fingerprint=fingerprint_of(request, self.model.name),
             prefix=prefix_of(request, self._vllm_config.cache_config) if self.model.routing.by == "prefix" else NO_PREFIX,
+            background=verdict is not None and verdict.background,
         )
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):

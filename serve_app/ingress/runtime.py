@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from serve_app import VERSION
+from serve_app.batch.service import BatchService
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
@@ -34,6 +35,7 @@ class IngressRuntime:
     app: IngressApp
     listener: Listener
     front_ends: dict[str, FrontEnd]
+    batches: BatchService | None = None
     vllm_version: str = VLLM_VERSION
 
     @classmethod
@@ -46,6 +48,7 @@ class IngressRuntime:
         keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models.values()}
         ledger = None if (where := settings.ingress.ledger) is None else Ledger(where, ingress_id)
+        batches = None if (storage := settings.ingress.batch) is None else await asyncio.to_thread(BatchService, storage)
         limits = AppLimits(settings.ingress.max_body_bytes, stream_silence_s=settings.timeouts.stream_silence_s)
         app = IngressApp(
             fronts,
@@ -56,10 +59,11 @@ class IngressRuntime:
             ledger=ledger,
             sagemaker=settings.ingress.sagemaker_routes,
             generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
+            batches=batches,
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
         metrics.register((front.client.fleet for front in fronts.values()), canaries)
-        return cls(app, Listener(app, settings.ingress), fronts)
+        return cls(app, Listener(app, settings.ingress), fronts, batches)
 
     @staticmethod
     async def _front_end(settings: Settings, model: ModelSettings, ingress_id: str) -> FrontEnd:
@@ -70,18 +74,25 @@ class IngressRuntime:
         return await build_front_end(model, path, client)
 
     def start(self) -> list[asyncio.Task[Any]]:
-        """Start the clients' loops; the caller owns the tasks."""
+        """Start batches and the clients' loops; the caller owns the tasks."""
+        if self.batches is not None:
+            self.batches.start(self.app.answer_batch, tuple(self.front_ends))
         return [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
 
     async def drain(self, limit_s: float) -> None:
-        """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error."""
+        """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error.
+
+        Batches stop at once: the next ingress goes on with them.
+        """
         stopping = asyncio.ensure_future(self.listener.stop())
+        giving_up = asyncio.ensure_future(asyncio.sleep(0) if self.batches is None else self.batches.stop())
         if not (await asyncio.wait([stopping], timeout=limit_s))[0]:
             logger.warning("%d requests still run after a drain of %g s; each is ended by an error", self.app.streams, limit_s)
             self.app.end_all()
             await asyncio.wait([stopping], timeout=_LAST_WORDS_S)
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
+        await giving_up
         if self.app.ledger is not None:
             await asyncio.to_thread(self.app.ledger.close)
 

@@ -22,10 +22,12 @@ MAX_WATCHED = 4
 class Verdict:
     """All engine requests of one HTTP request (prompt lists, n>1, steps of a beam search) share it."""
 
-    __slots__ = ("account", "engine_requests", "error", "first", "gone", "model", "num_requests", "repeatable")
+    __slots__ = ("account", "background", "engine_requests", "error", "first", "gone", "model", "num_requests", "repeatable")
 
-    def __init__(self, account: Account | None = None) -> None:
+    def __init__(self, account: Account | None = None, *, background: bool = False) -> None:
         self.error: ServingError | None = None
+        self.background = background
+        """It is a batch's, which has only places that nobody else wants."""
         self.account = account
         """For the ledger; None where none is kept."""
         self.model = ""

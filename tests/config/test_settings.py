@@ -116,6 +116,20 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ({"timeouts": {"drain_s": float("inf")}}, "timeouts.drain_s: is inf, but should be a finite number"),
         ({"ingress": {"ledger": {}}}, "ingress.ledger.dir: is missing; add `dir:`"),
         (
+            {"ingress": {"batch": {"dir": "b"}}},
+            "ingress.batch.dir: is 'b', a relative path; write it from /: replicas have other working directories",
+        ),
+        (
+            {"ingress": {"batch": {"dir": "/b"}, "replicas": {"max": 3}}},
+            "ingress.batch: is local storage, and replicas.max is 3: each ingress would know only its own files; "
+            "set ingress.replicas: {min: 1, max: 1}, or remove ingress.batch",
+        ),
+        (
+            {"ingress": {"batch": {"dir": "/b", "max_stored_bytes": 5}}},
+            "ingress.batch.max_stored_bytes: is 5 and max_file_bytes is 209715200: the largest file would never fit; "
+            "set it to 209715200 or more, or lower max_file_bytes",
+        ),
+        (
             {"ingress": {"ledger": {"dir": "/l", "file_bytes": 1 << 30}}},
             "ingress.ledger.file_bytes: is 1073741824 and max_bytes is 1073741824: with a new file, all that was written would be "
             "removed; set it to 536870912 or less, or raise max_bytes",
@@ -361,7 +375,7 @@ def sections(kind: type[BaseModel] = config.Section) -> Iterator[type[BaseModel]
 def test_every_section_and_every_key_is_documented() -> None:
     # Another test may have loaded settings of other modules.
     public = [s for s in sections() if s.__module__.startswith(config.__name__)]
-    assert len(public) == 17
+    assert len(public) == 18
     assert [section for section in public if not section.__doc__] == []
     assert [(section, key) for section in public for key, field in section.model_fields.items() if not field.description] == []
 

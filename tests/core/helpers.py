@@ -79,5 +79,5 @@ def same(error: ServingError, expected: ServingError) -> bool:
     return repr(error) == repr(expected) and type(error) is type(expected)
 
 
-def heartbeat(replica_id: str, *, draining: bool = False) -> HeartbeatArrived:
-    return HeartbeatArrived(replica_id, step=1, running=0, waiting=0, kv_usage=0.0, draining=draining)
+def heartbeat(replica_id: str, *, draining: bool = False, waiting: int = 0) -> HeartbeatArrived:
+    return HeartbeatArrived(replica_id, step=1, running=0, waiting=waiting, kv_usage=0.0, draining=draining)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from vllm.v1.engine import FinishReason
 
@@ -8,6 +10,7 @@ from serve_app.core.events import (
     LinkEnd,
     LinkLost,
     LinkOpened,
+    RequestArrived,
     RequestsAborted,
     StartMeasured,
     Ticked,
@@ -16,7 +19,7 @@ from serve_app.core.fleet_report import describe, num_on_draining
 from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, StartAttempt
 from serve_app.core.request import Resume
 from serve_app.core.signals import Tally
-from serve_app.errors import NoReplica, QueueFull, RequestTooLarge
+from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestTooLarge
 from tests.core.helpers import Output, arrived, fleet_of, heartbeat, outputs, run, same, start
 
 
@@ -53,6 +56,42 @@ def test_a_request_is_refused_when_as_many_wait_as_may() -> None:
     assert refusal.request_id == "r1"
     assert same(refusal.error, QueueFull(waiting=1, limit=1, retry_after_s=5.0))
     assert fleet.outcomes == {"rejected": 1}
+
+
+def in_background(request_id: str) -> RequestArrived:
+    return replace(arrived(request_id), background=True)
+
+
+def test_a_batchs_request_starts_where_there_is_room_and_never_waits_behind_or_before_others() -> None:
+    fleet = fleet_of("a", credit=2)
+    assert run(fleet, in_background("b0")) == [start("b0", 0, "a")]
+    assert run(fleet, arrived("r0")) == [start("r0", 0, "a")]
+    (refusal,) = run(fleet, in_background("b1"))
+    assert isinstance(refusal, FailRequest)
+    assert same(refusal.error, NoFreePlace(waiting=0, retry_after_s=1.0))
+    run(fleet, arrived("r1"), outputs("a", Output("b0@0", [5], finish_reason="stop")), arrived("r2"))
+    (refusal,) = run(fleet, in_background("b2"))
+    assert isinstance(refusal, FailRequest)
+    assert same(refusal.error, NoFreePlace(waiting=1, retry_after_s=1.0))
+    assert (fleet.outcomes["held_back"], fleet.outcomes["rejected"], fleet.tally.rejected) == (2, 0, 0)
+    assert fleet.tally.requests == 4
+
+
+def test_a_batchs_request_does_not_join_the_queue_of_an_engine() -> None:
+    fleet = fleet_of("a", "b")
+    run(fleet, heartbeat("a", waiting=1), heartbeat("b"))
+    assert run(fleet, in_background("b0")) == [start("b0", 0, "b")]
+    (refusal,) = run(fleet, heartbeat("b", waiting=1), in_background("b1"))
+    assert isinstance(refusal, FailRequest)
+    assert isinstance(refusal.error, NoFreePlace)
+
+
+def test_of_a_model_without_a_replica_one_request_of_a_batch_waits_and_wakes_it() -> None:
+    fleet = fleet_of()
+    assert run(fleet, in_background("b0")) == []
+    assert list(fleet.waiting) == ["b0"]
+    (refusal,) = run(fleet, in_background("b1"))
+    assert isinstance(refusal, FailRequest)
 
 
 def test_a_queue_of_no_length_still_lets_through_what_can_start_at_once() -> None:

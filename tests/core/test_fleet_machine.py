@@ -39,7 +39,7 @@ from serve_app.core.instructions import (
 from serve_app.core.prefix_index import NO_PREFIX, Prefix
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy
-from serve_app.errors import NoReplica, QueueFull, ReplicaLost, RequestQuarantined, RequestTooLarge, ResumeDiverged
+from serve_app.errors import NoFreePlace, NoReplica, QueueFull, ReplicaLost, RequestQuarantined, RequestTooLarge, ResumeDiverged
 from tests.core.helpers import Compared, Output, outputs
 
 MAX_WAITING = 4
@@ -139,8 +139,11 @@ class FleetMachine(RuleBasedStateMachine):
         length=st.integers(2, 9),
         sendable=st.sampled_from([True] * 7 + [False]),
         like=st.sampled_from([None, None, "f0", "f1"]),
+        background=st.sampled_from([False, False, True]),
     )
-    def arrive(self, resume: Resume, max_tokens: int, length: int, sendable: bool, like: str | None) -> None:
+    def arrive(
+        self, resume: Resume, max_tokens: int, length: int, sendable: bool, like: str | None, background: bool = False
+    ) -> None:
         request_id = f"r{len(self.requests)}"
         prompt: tuple[int, ...] = (len(self.requests),)
         answer = prompt
@@ -148,10 +151,16 @@ class FleetMachine(RuleBasedStateMachine):
             answer += (next_token(answer),)
         fingerprint = like or request_id
         self.requests[request_id] = Request(prompt, answer[len(prompt) :], resume, sendable, fingerprint, self.now)
-        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint, self.prefix(len(self.requests)))
+        prefix = self.prefix(len(self.requests))
+        arrived = RequestArrived(request_id, 1, max_tokens, resume, fingerprint, prefix, background)
         if self.is_blocked(request_id):
             self.handle(arrived)
             assert self.requests[request_id].outcomes == ["RequestQuarantined"]
+            return
+        free = any(len(k.held) < k.credit and not k.draining and not k.waiting for k in self.links.values())
+        if background and (self.queue or not (free or not self.links)):
+            self.handle(arrived)
+            assert self.requests[request_id].outcomes == ["NoFreePlace"]
             return
         room = any(len(k.held) < k.credit and not k.draining for k in self.links.values())
         if len(self.queue) >= MAX_WAITING and not room:
@@ -494,7 +503,7 @@ class FleetMachine(RuleBasedStateMachine):
         elif isinstance(error, RequestQuarantined):
             assert error.blocked_s == self.blocked[request.fingerprint] - self.now > 0
         else:
-            assert isinstance(error, QueueFull)
+            assert isinstance(error, QueueFull | NoFreePlace)
         self.end(request_id, type(error).__name__)
 
     def end(self, request_id: str, outcome: str) -> None:
@@ -536,7 +545,8 @@ class FleetMachine(RuleBasedStateMachine):
         counted = self.fleet.outcomes
         assert (counted["complete"], counted["aborted"]) == (ended["finish"], ended["abort"])
         assert counted["blocked"] + counted["quarantined"] == ended["RequestQuarantined"]
-        others = ended["finish"] + ended["abort"] + ended["RequestQuarantined"]
+        assert counted["held_back"] == ended["NoFreePlace"]
+        others = ended["finish"] + ended["abort"] + ended["RequestQuarantined"] + ended["NoFreePlace"]
         assert counted["rejected"] + counted["failed"] == ended.total() - others
 
     def teardown(self) -> None:

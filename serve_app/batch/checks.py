@@ -1,0 +1,68 @@
+"""What is wrong with the input of a batch of the API, line by line, before any of it is asked. Pure."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.batch.records import LineError
+from serve_app.batch.requests import Defaults, request_of
+from serve_app.batch.rows import Row
+
+MAX_ERRORS = 100
+"""Listed; the lines behind the last of them are not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """``num_lines`` without empty ones. Without ``errors``, `request_of` makes a request of each of them."""
+
+    num_lines: int
+    errors: tuple[LineError, ...]
+
+
+def check_input(rows: Iterable[Row], *, endpoint: str, models: Collection[str], max_lines: int) -> Checked:
+    """Look at the whole input; it costs the time to parse it, and the memory of its ids."""
+    errors: list[LineError] = []
+    seen: dict[str, int] = {}
+    num_lines = 0
+    for row in rows:
+        num_lines += 1
+        if num_lines > max_lines:
+            errors.append(LineError("too_many_lines", f"The input has more than {max_lines} lines; divide it.", row.number))
+            break
+        if (error := _problem(row, endpoint, models)) is not None:
+            errors.append(error)
+        elif isinstance(row.value, dict):
+            custom_id = row.value["custom_id"]
+            if (first := seen.setdefault(custom_id, row.number)) != row.number:
+                said = f"The custom_id {custom_id[:80]!r} is that of line {first} already."
+                errors.append(LineError("duplicate_custom_id", said, row.number, "custom_id"))
+        if len(errors) >= MAX_ERRORS:
+            break
+    if num_lines == 0:
+        errors.append(LineError("empty_file", "The input has no lines."))
+    return Checked(num_lines, tuple(errors))
+
+
+def _problem(row: Row, endpoint: str, models: Collection[str]) -> LineError | None:
+    value = row.value
+    if not isinstance(value, dict):
+        return LineError("invalid_json_line", f"The line {row.problem or 'is a text, not an object'}.", row.number)
+    for name, kind in (("custom_id", str), ("method", str), ("url", str), ("body", dict)):
+        if not isinstance(value.get(name), kind) or not value[name]:
+            said = f"The line needs {name!r}, {'an object' if kind is dict else 'a text'}."
+            return LineError("missing_required_parameter", said, row.number, name)
+    if value["url"] != endpoint:
+        said = f"The url is {value['url'][:80]!r}, and the batch's endpoint is {endpoint!r}."
+        return LineError("mismatched_endpoint", said, row.number, "url")
+    return _body_problem(row, value, models)
+
+
+def _body_problem(row: Row, value: dict[str, Any], models: Collection[str]) -> LineError | None:
+    model = value["body"].get("model")
+    if not isinstance(model, str) or model not in models:
+        said = f"The model {str(model)[:80]!r} does not exist; served here: {', '.join(models)}."
+        return LineError("model_not_found", said, row.number, "body.model")
+    if problem := request_of(row, Defaults("")).problem:
+        return LineError("invalid_line", f"The line {problem}.", row.number)
+    return None

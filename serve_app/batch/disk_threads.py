@@ -1,0 +1,35 @@
+"""Threads that wait for the disk in place of the event loop, apart from those in which vLLM tokenizes."""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from serve_app.batch.folder import storage_error
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_NUM_THREADS = 8
+
+
+class DiskThreads:
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "batch-disk")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Call it in a thread.
+
+        Raises:
+            StorageFailed: In place of an error of the disk or of SQLite.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except (OSError, sqlite3.Error) as exc:
+            logger.warning("the storage of files and batches failed: %s", exc)
+            raise storage_error(exc) from exc
+
+    def begin(self, call: Callable[[], object]) -> None:
+        """Call it in a thread and wait for nothing."""
+        self._threads.submit(call)

@@ -1,0 +1,170 @@
+"""`/v1/files` as OpenAI's API has it, for files that a batch reads or has written."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from serve_app.batch.disk_threads import DiskThreads
+from serve_app.batch.folder import Folder
+from serve_app.batch.records import File, kept_for_s
+from serve_app.batch.store import Store
+from serve_app.batch.upload import UploadForm
+from serve_app.config import BatchSettings
+from serve_app.errors import BadRequest, BodyTooSlow, RequestTooLarge
+
+Handler = Callable[[Request, str], Awaitable[Response]]
+"""Answers a request of the owner that the second argument names."""
+
+_SILENCE_S = 30.0
+"""For which an upload may bring nothing."""
+_UPLOAD_S = 3600.0
+_WRITE_BYTES = 1 << 20
+_MAX_LISTED = 10_000
+_FORM_BYTES = 64 << 10
+"""What an upload may have beside its file, so that a length that is announced tells too much by so much."""
+_FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+
+
+class FilesApi:
+    """``methods`` tells who answers which path."""
+
+    def __init__(self, settings: BatchSettings, folder: Folder, store: Store, disk: DiskThreads) -> None:
+        self._settings, self._folder, self._store, self._disk = settings, folder, store, disk
+
+    def methods(self, below: tuple[str, ...]) -> Mapping[str, Handler] | None:
+        """Return who answers which method; ``below`` are the parts of the path behind `/v1/files`. None: nobody."""
+        match below:
+            case ():
+                return {"GET": self._list, "POST": self._upload}
+            case (_,):
+                return {"GET": self._get, "DELETE": self._delete}
+            case (_, "content"):
+                return {"GET": self._content}
+        return None
+
+    async def _list(self, request: Request, owner: str) -> Response:
+        limit = limit_of(request, default=_MAX_LISTED, most=_MAX_LISTED)
+        query = request.query_params
+        if (order := query.get("order", "desc")) not in ("asc", "desc"):
+            raise BadRequest(param="order", problem=f"is {order[:80]!r}, neither asc nor desc")
+        find = partial(self._store.files, owner, purpose=query.get("purpose"), after=query.get("after"))
+        page = await self._disk.run(partial(find, limit=limit, oldest_first=order == "asc"))
+        return JSONResponse(listing([file.as_object() for file in page.records], has_more=page.has_more))
+
+    async def _get(self, request: Request, owner: str) -> Response:
+        return JSONResponse((await self._file(request, owner)).as_object())
+
+    async def _content(self, request: Request, owner: str) -> Response:
+        file = await self._file(request, owner)
+        headers = {"x-content-type-options": "nosniff"}
+        return FileResponse(
+            self._folder.path(file.id), media_type="application/octet-stream", filename=file.name, headers=headers
+        )
+
+    async def _delete(self, request: Request, owner: str) -> Response:
+        file = await self._file(request, owner)
+        await self._disk.run(partial(self._store.delete_file, file.id, owner))
+        await self._disk.run(partial(self._folder.remove, [file.id]))
+        return JSONResponse({"id": file.id, "object": "file", "deleted": True})
+
+    async def _file(self, request: Request, owner: str) -> File:
+        return await self._disk.run(partial(self._store.file, request.scope["path"].split("/")[3], owner))
+
+    async def _upload(self, request: Request, owner: str) -> Response:
+        announced = request.headers.get("content-length", "0")
+        num_announced = int(announced) if announced.isdigit() else 0
+        if num_announced > self._settings.max_file_bytes + _FORM_BYTES:
+            raise RequestTooLarge(size_bytes=num_announced, limit_bytes=self._settings.max_file_bytes)
+        form = UploadForm(request.headers.get("content-type", ""), max_bytes=self._settings.max_file_bytes)
+        await self._disk.run(
+            partial(self._store.check_room, max(0, num_announced - _FORM_BYTES), limit=self._settings.max_stored_bytes)
+        )
+        part = self._folder.part()
+        try:
+            await self._receive(request, form, part)
+            file = self._file_of(form, owner)
+            await self._disk.run(partial(self._keep, part, file))
+        finally:
+            self._disk.begin(partial(part.unlink, missing_ok=True))
+        return JSONResponse(file.as_object())
+
+    async def _receive(self, request: Request, form: UploadForm, part: Path) -> None:
+        """Write the file to ``part``, a megabyte at a time."""
+        stream = request.stream()
+        deadline = time.monotonic() + _UPLOAD_S
+        out: BinaryIO = await self._disk.run(lambda: part.open("xb"))
+        try:
+            held = bytearray()
+            while (data := await _next(stream, min(_SILENCE_S, deadline - time.monotonic()))) is not None:
+                held += form.receive(data)
+                if len(held) >= _WRITE_BYTES:
+                    await self._disk.run(partial(out.write, held))
+                    held = bytearray()
+            form.end()
+            await self._disk.run(partial(out.write, held))
+        finally:
+            await asyncio.shield(self._disk.run(out.close))
+
+    def _file_of(self, form: UploadForm, owner: str) -> File:
+        if unknown := sorted(form.fields.keys() - _FIELDS):
+            raise BadRequest(param=unknown[0][:80], problem=f"is unknown; known here: file, {', '.join(sorted(_FIELDS))}")
+        if (purpose := form.fields.get("purpose")) != "batch":
+            raise BadRequest(param="purpose", problem=f"is {str(purpose)[:80]!r}, and files are for batches here; give 'batch'")
+        seconds = form.fields.get("expires_after[seconds]")
+        expiry: dict[str, Any] | None = None
+        if seconds is not None or "expires_after[anchor]" in form.fields:
+            number = int(seconds) if seconds is not None and seconds.isascii() and seconds.isdigit() else None
+            expiry = {"anchor": form.fields.get("expires_after[anchor]"), "seconds": number}
+        kept_s = kept_for_s(expiry, param="expires_after", limit_s=self._settings.keep_s)
+        now = int(time.time())
+        return File(f"file-{secrets.token_hex(16)}", owner, form.file_name or "file", "batch", form.num_bytes, now, now + kept_s)
+
+    def _keep(self, part: Path, file: File) -> None:
+        """Make the part a file; without its record it would be nobody's."""
+        self._store.check_room(file.num_bytes, limit=self._settings.max_stored_bytes)
+        self._folder.keep(part, file.id)
+        try:
+            self._store.add_file(file)
+        except BaseException:
+            self._folder.remove([file.id])
+            raise
+
+
+async def _next(stream: Any, limit_s: float) -> bytes | None:
+    """Return the next bytes of the body, None at its end.
+
+    Raises:
+        BodyTooSlow: None came in time.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return bytes(await anext(stream))
+    except StopAsyncIteration:
+        return None
+    except TimeoutError:
+        raise BodyTooSlow(limit_s=_SILENCE_S) from None
+
+
+def limit_of(request: Request, *, default: int, most: int) -> int:
+    """Return the query's `limit`.
+
+    Raises:
+        BadRequest: It is no number from 1 to ``most``.
+    """
+    text = request.query_params.get("limit", str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
+        raise BadRequest(param="limit", problem=f"is {text[:20]!r}, not a number from 1 to {most}")
+    return int(text)
+
+
+def listing(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """Return a page as OpenAI's clients read it."""
+    ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": ends[0], "last_id": ends[1], "has_more": has_more}

@@ -1,0 +1,112 @@
+"""The bytes of files, answers and journals in a folder of this machine. A file is there whole or not at all.
+
+Names are ids that this server has made, so no name that a client gives is ever part of a path. Several processes may share the folder: an
+ingress that replaces another one begins before that has ended.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from serve_app.errors import ConfigError, StorageFailed, StorageFull
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LEFTOVER_S = 3600.0
+"""What is no file of the database and was not written to for so long belongs to a process that was killed."""
+
+
+class Folder:
+    """``root`` is made with its parents.
+
+    Raises:
+        ConfigError: It cannot be written to.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._files, self._work = root / "files", root / "work"
+        try:
+            for folder in (root, self._files, self._work):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe = self.part()
+            probe.touch(mode=0o600)
+            probe.unlink()
+        except OSError as exc:
+            problem = f"{root} cannot be written to: {exc.strerror or exc}"
+            raise ConfigError("ingress.batch.dir", problem, "name a folder that the ingress may write to") from exc
+
+    @property
+    def database(self) -> Path:
+        return self.root / "batches.sqlite"
+
+    def part(self) -> Path:
+        """Return where a new file may be written until it is whole."""
+        return self._work / f"{secrets.token_hex(8)}.part"
+
+    def keep(self, part: Path, file_id: str) -> None:
+        """Make a whole part the file of that id, durably."""
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(self.path(file_id))
+        _sync_folder(self._files)
+
+    def path(self, file_id: str) -> Path:
+        """Return where the file is. ``file_id`` is one of the database's."""
+        return self._files / file_id
+
+    def journal(self, batch_id: str) -> Path:
+        return self._work / f"{batch_id}.journal"
+
+    def remove(self, file_ids: Iterable[str]) -> None:
+        for file_id in file_ids:
+            self.path(file_id).unlink(missing_ok=True)
+
+    def remove_journal(self, batch_id: str) -> None:
+        journal = self.journal(batch_id)
+        for suffix in ("", "-wal", "-shm"):
+            journal.with_name(journal.name + suffix).unlink(missing_ok=True)
+
+    def sweep(self, file_ids: Collection[str], open_batches: Collection[str]) -> None:
+        """Remove what processes that were killed have left: all but these files, and the journals of these batches."""
+        oldest = time.time() - _LEFTOVER_S
+        for path in [*self._files.iterdir(), *self._work.iterdir()]:
+            if path.name in file_ids or path.name.partition(".journal")[0] in open_batches:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+    def try_lock(self) -> int | None:
+        """Return a descriptor that holds the lock of whoever runs the batches of this folder; None while another process has it.
+
+        The kernel gives the lock back when the descriptor is closed or its process has ended, whatever ended it.
+        """
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+
+def storage_error(exc: Exception) -> StorageFailed:
+    """Return what a client is told of an error of the disk or of SQLite."""
+    if isinstance(exc, OSError) and exc.errno in _NO_ROOM:
+        return StorageFull(problem=os.strerror(exc.errno))
+    if "disk is full" in str(exc):
+        return StorageFull(problem="the database cannot grow")
+    return StorageFailed()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,113 @@
+"""Asks the ingress's own application, without a connection to itself: for the requests of batches that the ingress runs.
+
+A batch runs in a thread with an event loop of its own (worker.py), and the application in the ingress's. A request that is given up
+sees a disconnect, as from a client that has gone: vLLM then stops it in its engine.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+from starlette.types import Message, Receive, Scope, Send
+
+Answer = Callable[[Scope, Receive, Send, str], Awaitable[None]]
+"""The application, past its door: it gets the owner of the batch in place of an API key."""
+
+PRIORITY = 1_000_000
+"""Behind all that clients send, which is 0 unless they say otherwise. Engines look at it with `scheduling_policy: priority` alone."""
+
+_GOODBYE_S = 5.0
+"""For the application to notice that its client has gone."""
+
+
+class InProcess(httpx.AsyncBaseTransport):
+    """A transport to ``answer``, which runs in ``loop``.
+
+    ``places`` bounds the requests of all batches together; ``timeout_s`` is of one request, its wait for a place apart.
+    """
+
+    def __init__(
+        self, answer: Answer, loop: asyncio.AbstractEventLoop, *, owner: str, places: asyncio.Semaphore, timeout_s: float
+    ) -> None:
+        self._answer, self._loop = answer, loop
+        self._owner, self._places, self._timeout_s = owner, places, timeout_s
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        async with self._places:
+            asked = asyncio.run_coroutine_threadsafe(self._ask(request.url.path, body), self._loop)
+            try:
+                async with asyncio.timeout(self._timeout_s) as limit:
+                    return await asyncio.wrap_future(asked)
+            except TimeoutError as exc:
+                if not limit.expired():
+                    raise
+                raise httpx.ReadTimeout("the ingress gave no answer", request=request) from exc
+
+    async def _ask(self, path: str, body: bytes) -> httpx.Response:
+        """Runs in the application's event loop."""
+        exchange = _Exchange(body)
+        answering = asyncio.create_task(self._run(path, exchange), name=f"batch {path}")  # not awaited: see below
+        try:
+            # A cancelled `wait` leaves the task alone. It ends by the disconnect: a cancelled task would leave vLLM's request running.
+            await asyncio.wait([answering])
+        finally:
+            if not answering.done():
+                exchange.gone.set()
+                await asyncio.wait([answering], timeout=_GOODBYE_S)
+                answering.cancel()
+        answering.result()
+        return httpx.Response(exchange.status, headers=exchange.headers, content=b"".join(exchange.parts))
+
+    async def _run(self, path: str, exchange: "_Exchange") -> None:
+        await self._answer(_scope(path, len(exchange.body)), exchange.receive, exchange.send, self._owner)
+
+
+class _Exchange:
+    """One request and its answer, in the words of ASGI."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.gone = asyncio.Event()
+        self.status = 500
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.parts: list[bytes] = []
+        self._given = False
+
+    async def receive(self) -> Message:
+        if self._given:
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
+        self._given = True
+        return {"type": "http.request", "body": self.body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message.get("headers", ()))
+        else:
+            self.parts.append(message.get("body", b""))
+
+
+def _scope(path: str, num_bytes: int) -> dict[str, Any]:
+    headers = [
+        (b"host", b"ingress"),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % num_bytes),
+        (b"x-vllm-priority", b"%d" % PRIORITY),
+    ]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "server": ("ingress", 80),
+        "client": None,
+        "state": {},
+    }

@@ -1,0 +1,170 @@
+"""One batch of the API: is its input right, and then all that is left to its end.
+
+Whatever ends the process, the next one's job goes on from the journal.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import closing
+
+import httpx
+from prometheus_client import Counter
+
+from serve_app.batch.checks import check_input
+from serve_app.batch.client import Limits
+from serve_app.batch.folder import Folder
+from serve_app.batch.journal import Counts, Journal
+from serve_app.batch.output import output_line, write_lines
+from serve_app.batch.records import Batch, File, Status
+from serve_app.batch.requests import Defaults, Request, request_of
+from serve_app.batch.rows import rows
+from serve_app.batch.runner import Progress, Runner
+from serve_app.batch.store import Store
+from serve_app.config import BatchSettings
+
+REQUEST_TIMEOUT_S = 900.0
+_LOOK_S = 1.0
+"""How late a cancelled or expired batch may stop, and how old its counts may be."""
+
+LINES = Counter("serve_app_batch_lines", "Lines of batches by what became of them.", ["outcome"])
+
+_REST: dict[Status, tuple[Status, str, str]] = {
+    "in_progress": ("expired", "batch_expired", "the completion window was over before this request was answered"),
+    "cancelling": ("cancelled", "batch_cancelled", "the batch was cancelled before this request was answered"),
+    "finalizing": ("completed", "batch_failed", "the request was lost"),
+}
+"""By the status in which it ends: the last status, and what the error file says of lines that have no answer."""
+
+
+class Job:
+    """``run`` it in an event loop that may wait for the disk."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        settings: BatchSettings,
+        folder: Folder,
+        store: Store,
+        *,
+        models: Collection[str],
+        transport: Callable[[str], httpx.AsyncBaseTransport],
+    ) -> None:
+        self.batch = batch
+        self._settings, self._folder, self._store = settings, folder, store
+        self._models, self._transport = models, transport
+        self._counted = Progress()
+
+    async def run(self) -> None:
+        """Look whether the input can be asked, or else bring the batch to its end.
+
+        Raises:
+            BatchError, OSError, sqlite3.Error: The disk failed; another run goes on.
+        """
+        if self.batch.status == "validating":
+            await asyncio.to_thread(self._validate)
+            return
+        if self.batch.status in ("in_progress", "finalizing") and not self._is_over():
+            await self._ask()
+        if self.batch.is_open:
+            await asyncio.to_thread(self._finish)
+
+    def _is_over(self) -> bool:
+        return time.time() >= self.batch.expires_at
+
+    def _validate(self) -> None:
+        with self._folder.path(self.batch.input_file_id).open("rb") as file:
+            lines = rows(file, "jsonl")
+            found = check_input(lines, endpoint=self.batch.endpoint, models=self._models, max_lines=self._settings.max_lines)
+        status: Status = "failed" if found.errors else "in_progress"
+        self._move("validating", status, total=0 if found.errors else found.num_lines, errors=found.errors)
+
+    def _move(self, expected: Status, status: Status, **changes: object) -> None:
+        """Move it on, unless somebody has cancelled it meanwhile."""
+
+        def move(batch: Batch) -> Batch:
+            return batch.moved(status, now=time.time(), **changes) if batch.status == expected else batch
+
+        self.batch = self._store.change(self.batch, move)
+
+    async def _ask(self) -> None:
+        """Ask what the journal has no answer of, until all is answered, the window is over or somebody cancels."""
+        path, limits = (
+            self._folder.journal(self.batch.id),
+            Limits(concurrency=self._settings.concurrency, patience_s=float("inf"), timeout_s=REQUEST_TIMEOUT_S),
+        )
+        with Journal(path) as journal, closing(self._requests()) as requests:
+            async with httpx.AsyncClient(transport=self._transport(self.batch.owner), base_url="http://ingress") as http:
+                runner = Runner(http, journal, limits)
+                running = asyncio.create_task(runner.run(requests), name=f"batch {self.batch.id}")
+                try:
+                    while not running.done() and self.batch.status != "cancelling" and not self._is_over():
+                        await asyncio.wait([running], timeout=_LOOK_S)
+                        await self._tell(runner.progress, journal.counts())
+                finally:
+                    running.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await running
+                    self._count(runner.progress)
+        if not running.cancelled():
+            await asyncio.to_thread(self._move, "in_progress", "finalizing")
+
+    async def _tell(self, progress: Progress, counts: Counts) -> None:
+        """Note the counts where clients see them, and see whether somebody has cancelled it."""
+        self._count(progress)
+
+        def count(batch: Batch) -> Batch:
+            # After a crash the lines are counted anew; what was told is never taken back.
+            return batch.counted(max(batch.completed, counts.answered), max(batch.failed, counts.failed))
+
+        self.batch = await asyncio.to_thread(self._store.change, self.batch, count)
+
+    def _count(self, progress: Progress) -> None:
+        LINES.labels("answered").inc(progress.answered - self._counted.answered)
+        LINES.labels("failed").inc(progress.failed - self._counted.failed)
+        self._counted.answered, self._counted.failed = progress.answered, progress.failed
+
+    def _finish(self) -> None:
+        """Write what was answered and what was not, and move the batch to its last status, all in one."""
+        if not self.batch.total:
+            self._move("cancelling", "cancelled")
+            return
+        ends_as, code, message = _REST[self.batch.status]
+        with Journal(self._folder.journal(self.batch.id)) as journal:
+            with closing(self._requests()) as requests:
+                for request in requests:
+                    if journal.see(request.key, request.digest, again=False) == "new":
+                        line = output_line(request.key, request.key, None, {"code": code, "message": message})
+                        journal.record(request.key, line, failed=True)
+                        LINES.labels(ends_as).inc()
+            journal.commit()
+            counts = journal.counts()
+            output = self._write("output", journal.results(failed=False)) if counts.answered else None
+            errors = self._write("errors", journal.results(failed=True)) if counts.failed else None
+        self.batch = self._store.change(
+            self.batch,
+            lambda batch: batch.moved(
+                _REST[batch.status][0],  # somebody may have cancelled it meanwhile
+                now=time.time(),
+                completed=counts.answered,
+                failed=counts.failed,
+                output_file_id=output and output.id,
+                error_file_id=errors and errors.id,
+            ),
+            tuple(file for file in (output, errors) if file is not None),
+        )
+        self._folder.remove_journal(self.batch.id)
+
+    def _write(self, kind: str, lines: Iterator[str]) -> File:
+        # The same id again after a crash, so that no file is left behind. Who knows the batch's id may know its files'.
+        file_id = f"file-{hashlib.sha256(f'{self.batch.id} {kind}'.encode()).hexdigest()[:32]}"
+        num_bytes = write_lines(self._folder.path(file_id), lines)
+        now = int(time.time())
+        name = f"{self.batch.id}_{kind}.jsonl"
+        return File(file_id, self.batch.owner, name, "batch_output", num_bytes, now, now + self.batch.keep_output_s)
+
+    def _requests(self) -> Generator[Request, None, None]:
+        with self._folder.path(self.batch.input_file_id).open("rb") as file:
+            yield from (request_of(row, Defaults("")) for row in rows(file, "jsonl"))

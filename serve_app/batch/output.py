@@ -1,0 +1,25 @@
+"""A line of the output, in the form of OpenAI's Batch API, and the output as a file."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def output_line(key: str, custom_id: str, response: object, error: object) -> str:
+    """Return the line. One of ``response`` and ``error`` may be None."""
+    line = {"id": f"batch_req_{key}", "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(line, ensure_ascii=False)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> int:
+    """Write the file in one piece: it is either the one of before or whole. Return its bytes."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+        num_bytes = file.tell()
+    part.replace(path)
+    return num_bytes

@@ -1,0 +1,44 @@
+"""OpenAI's Files and Batches API over one folder: routes, records and the worker, put together."""
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from serve_app.batch.batches_api import BatchesApi
+from serve_app.batch.disk_threads import DiskThreads
+from serve_app.batch.files_api import FilesApi, Handler
+from serve_app.batch.folder import Folder
+from serve_app.batch.in_process import Answer
+from serve_app.batch.store import Store
+from serve_app.batch.worker import Worker
+from serve_app.config import BatchSettings
+
+
+class Routes(Protocol):
+    """All that is below one path."""
+
+    def methods(self, below: tuple[str, ...]) -> Mapping[str, Handler] | None:
+        """Return who answers which method at these parts of the path; None: there is nothing."""
+        ...
+
+
+class BatchService:
+    """Build it, give the ingress its ``routes``, then ``start`` it.
+
+    Raises:
+        ConfigError: The folder cannot be used.
+    """
+
+    def __init__(self, settings: BatchSettings) -> None:
+        folder = Folder(settings.dir)
+        store, disk = Store(folder.database), DiskThreads()
+        self._worker = Worker(settings, folder, store)
+        self.files: Routes = FilesApi(settings, folder, store, disk)
+        self.batches: Routes = BatchesApi(settings, store, disk, self._worker.wake)
+
+    def start(self, answer: Answer, models: Collection[str]) -> None:
+        """Run batches by ``answer``, which is the ingress's own; ``models`` are the names that their lines may ask for."""
+        self._worker.start(answer, models)
+
+    async def stop(self) -> None:
+        """Give up what is asked; what was answered is kept, and the next process goes on. The routes go on, too."""
+        await self._worker.stop()

@@ -1,0 +1,155 @@
+"""Runs the batches of a folder: a thread with an event loop of its own, so that its waits for the disk delay no stream of the ingress.
+
+Of the processes that share a folder, the one that holds its lock runs them; another one looks each second whether the lock is free. What to
+do is read from the database each time: batches that an earlier process has left begin like new ones.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+
+import httpx
+from prometheus_client import Gauge
+
+from serve_app.batch.folder import Folder
+from serve_app.batch.in_process import Answer, InProcess
+from serve_app.batch.job import REQUEST_TIMEOUT_S, Job
+from serve_app.batch.records import Batch
+from serve_app.batch.store import Store
+from serve_app.config import BatchSettings
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_CLEAN_S = 600.0
+_AGAIN_S = 10.0
+"""After a batch could not go on, because the disk is full for example."""
+_MAX_RUNNING = 16
+"""Batches at once, of one API key each; those of one key follow each other."""
+_STOP_S = 8.0
+"""Within the time that an ingress has beyond its drain."""
+
+BATCHES = Gauge("serve_app_batches", "Batches that are kept, by their status.", ["status"])
+
+
+class Worker:
+    """``start`` it in the event loop of ``answer``. ``models`` are the names that a line may ask for."""
+
+    def __init__(self, settings: BatchSettings, folder: Folder, store: Store) -> None:
+        self._settings, self._folder, self._store = settings, folder, store
+        self._running: dict[str, tuple[Batch, asyncio.Task[None]]] = {}
+        self._not_before: dict[str, float] = {}
+        self._lock: int | None = None
+        self._cleaned_at = -_CLEAN_S
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, answer: Answer, models: Collection[str]) -> None:
+        ingress = asyncio.get_running_loop()
+
+        def run() -> None:
+            asyncio.run(self._main(answer, models, ingress))
+
+        self._thread = threading.Thread(target=run, name="batches", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There may be something new to do."""
+        if self._loop is not None and not self._stopping:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def stop(self) -> None:
+        """Give up what is asked; the next process goes on. Waits for `_STOP_S` at most."""
+        if self._thread is None:
+            return
+        self._stopping = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._woken.set)
+        await asyncio.to_thread(self._thread.join, _STOP_S)
+
+    async def _main(self, answer: Answer, models: Collection[str], ingress: asyncio.AbstractEventLoop) -> None:
+        self._woken = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        places = asyncio.Semaphore(self._settings.concurrency)
+
+        def transport(owner: str) -> httpx.AsyncBaseTransport:
+            return InProcess(answer, ingress, owner=owner, places=places, timeout_s=REQUEST_TIMEOUT_S)
+
+        def job(batch: Batch) -> Job:
+            return Job(batch, self._settings, self._folder, self._store, models=models, transport=transport)
+
+        try:
+            while not self._stopping:
+                await self._look(job)
+                self._woken.clear()
+                await self._wait()
+        finally:
+            await self._give_up()
+
+    async def _wait(self) -> None:
+        ended = [task for _, task in self._running.values()]
+        woken = asyncio.create_task(self._woken.wait())
+        try:
+            await asyncio.wait([woken, *ended], timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()
+
+    async def _look(self, job: Callable[[Batch], Job]) -> None:
+        """Begin what can begin; an error of the disk is logged, and the next look tries again."""
+        try:
+            self._lock = self._folder.try_lock() if self._lock is None else self._lock
+            if self._lock is None:
+                return
+            self._forget_ended()
+            for batch in await asyncio.to_thread(self._store.open_batches):
+                if self._may_begin(batch):
+                    task = asyncio.create_task(job(batch).run(), name=f"job {batch.id}")
+                    self._running[batch.id] = batch, task
+            await asyncio.to_thread(self._keep_house)
+        except Exception:  # whatever SQLite or the file system raises: chats go on, and so does the next look
+            logger.exception("the batches in %s cannot be read", self._folder.root)
+
+    def _may_begin(self, batch: Batch) -> bool:
+        if batch.id in self._running or self._not_before.get(batch.id, 0.0) > time.monotonic():
+            return False
+        if batch.status == "cancelling" or time.time() >= batch.expires_at:
+            return True  # it asks nothing any more
+        others = [other for other, _ in self._running.values()]
+        if batch.status == "validating":  # one at a time: it is work for the interpreter, which serves chats besides
+            return all(other.status != "validating" for other in others)
+        asking = [other.owner for other in others if other.status != "validating"]
+        return len(asking) < _MAX_RUNNING and batch.owner not in asking
+
+    def _forget_ended(self) -> None:
+        for batch_id, (_, task) in list(self._running.items()):
+            if not task.done():
+                continue
+            del self._running[batch_id]
+            self._not_before.pop(batch_id, None)
+            if (error := task.exception()) is not None:
+                self._not_before[batch_id] = time.monotonic() + _AGAIN_S
+                logger.error("%s could not go on; it is tried again in %g s", batch_id, _AGAIN_S, exc_info=error)
+
+    def _keep_house(self) -> None:
+        for status, count in self._store.count_batches().items():
+            BATCHES.labels(status).set(count)
+        if time.monotonic() - self._cleaned_at < _CLEAN_S:
+            return
+        self._cleaned_at = time.monotonic()
+        files = self._store.forget_old(ended_before=time.time() - self._settings.keep_s)
+        self._folder.sweep(files, {batch.id for batch in self._store.open_batches()})
+
+    async def _give_up(self) -> None:
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._lock is not None:
+            os.close(self._lock)

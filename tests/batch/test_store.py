@@ -1,0 +1,115 @@
+"""What is kept of files and batches, and for how long."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from serve_app.batch.folder import Folder
+from serve_app.batch.records import Batch, File
+from serve_app.batch.store import Store
+from serve_app.errors import ConfigError, NotStored
+
+OWNER = "owner"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "store")
+
+
+@pytest.fixture
+def store(folder: Folder) -> Store:
+    return Store(folder.database)
+
+
+def add(store: Store, folder: Folder, file_id: str, *, expires_in_s: float = 1000.0) -> File:
+    now = int(time.time())
+    part = folder.part()
+    part.write_text(file_id)
+    folder.keep(part, file_id)
+    file = File(file_id, OWNER, "in.jsonl", "batch", 6, now, now + int(expires_in_s))
+    store.add_file(file)
+    return file
+
+
+def new_batch(store: Store, batch_id: str, file: File) -> Batch:
+    now = int(time.time())
+    batch = Batch(batch_id, OWNER, file.id, "/v1/completions", "24h", now, now + 86400, 3600)
+    store.add_batch(batch, max_open=10)
+    return batch
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def make_old(*paths: Path) -> None:
+    for path in paths:
+        path.touch()
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
+
+
+def test_a_file_whose_time_is_over_is_gone_but_stays_for_the_open_batch_that_reads_it(store: Store, folder: Folder) -> None:
+    read, other, fresh = (add(store, folder, f"file-{i}") for i in range(3))
+    batch = new_batch(store, "batch_1", read)
+    for file in (read, other):
+        store.add_file(File(file.id, OWNER, file.name, file.purpose, 6, file.created_at, int(time.time()) - 1))
+        with pytest.raises(NotStored):
+            store.file(file.id, OWNER)
+    assert store.forget_old(ended_before=0.0) == {read.id, fresh.id}
+    store.change(batch, lambda batch: batch.moved("failed", now=time.time()))
+    assert store.forget_old(ended_before=0.0) == {fresh.id}
+
+
+def test_an_ended_batch_is_forgotten_after_its_time_and_an_open_one_is_not(store: Store, folder: Folder) -> None:
+    file = add(store, folder, "file-1")
+    ended, running = new_batch(store, "batch_1", file), new_batch(store, "batch_2", file)
+    store.change(ended, lambda batch: batch.moved("failed", now=time.time()))
+    store.forget_old(ended_before=time.time() - 100)
+    assert store.batch(ended.id, OWNER).status == "failed"
+    store.forget_old(ended_before=time.time() + 100)
+    with pytest.raises(NotStored):
+        store.batch(ended.id, OWNER)
+    assert store.open_batches() == [running]
+
+
+def test_what_killed_processes_left_is_swept_when_it_is_old_and_nobodys(store: Store, folder: Folder) -> None:
+    file = add(store, folder, "file-1")
+    work, files = folder.part().parent, folder.path(file.id).parent
+    old = [folder.part(), folder.path("file-lost"), folder.journal("batch_gone"), Path(f"{folder.journal('batch_gone')}-wal")]
+    kept = [folder.path(file.id), folder.journal("batch_1"), Path(f"{folder.journal('batch_1')}-wal")]
+    make_old(*old, *kept)
+    young = folder.part()
+    young.touch()
+    folder.sweep({file.id}, {"batch_1"})
+    assert names(files) == ["file-1"]
+    assert names(work) == sorted([young.name, "batch_1.journal", "batch_1.journal-wal"])
+
+
+def test_a_change_that_fails_changes_nothing(store: Store, folder: Folder) -> None:
+    file = add(store, folder, "file-1")
+    batch = new_batch(store, "batch_1", file)
+    output = File("file-2", OWNER, "out", "batch_output", 1, 0, 1 << 40)
+    with pytest.raises(ValueError, match="that is validating does not become completed"):
+        store.change(batch, lambda batch: batch.moved("completed", now=0.0), (output,))
+    with pytest.raises(NotStored):
+        store.file(output.id, OWNER)
+    assert store.batch(batch.id, OWNER) == batch
+
+
+def test_a_batch_is_changed_as_it_is_now_and_not_as_the_caller_knew_it(store: Store, folder: Folder) -> None:
+    known = new_batch(store, "batch_1", add(store, folder, "file-1"))
+    other_process = Store(folder.database)
+    other_process.change(known, lambda batch: batch.moved("cancelling", now=5.0))
+    assert store.change(known, lambda batch: batch).status == "cancelling"
+
+
+def test_a_folder_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"^ingress\.batch\.dir: .*file/store cannot be written to: Not a directory"):
+        Folder(tmp_path / "file" / "store")
+    (tmp_path / "batches.sqlite").write_text("no database" * 100)
+    with pytest.raises(ConfigError, match=r"^ingress\.batch\.dir: .*batches\.sqlite cannot be used"):
+        Store(tmp_path / "batches.sqlite")

@@ -1,0 +1,170 @@
+"""A batch beside chats, with vLLM's own front end over real connections; the engines are fake and compute when told to."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+
+from serve_app.batch.in_process import PRIORITY
+from serve_app.batch.service import BatchService
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.config import BatchSettings, parse_settings
+from serve_app.fingerprint import model_fingerprint
+from serve_app.ingress.app import AppLimits, IngressApp
+from serve_app.ingress.fleet_client import FleetClient
+from serve_app.ingress.frontend import FrontEnd, build_front_end
+from serve_app.ingress.listener import Listener
+from serve_app.ingress.runtime import IngressRuntime
+from serve_app.testing.fake_engine import FakeEngine
+from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, start_replica, until
+from tests.ingress.test_listener import free_port
+
+pytestmark = pytest.mark.engine
+
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@dataclass
+class Ingress:
+    runtime: IngressRuntime
+    front: FrontEnd
+    engine: FakeEngine
+    client: openai.AsyncOpenAI
+
+    async def begin(self, num_lines: int) -> str:
+        """Begin a batch and return its id."""
+        lines = [{"custom_id": f"id-{i}", "method": "POST", "url": CHAT, "body": body(f"line {i}")} for i in range(num_lines)]
+        content = "\n".join(map(json.dumps, lines)).encode()
+        file = await self.client.files.create(file=content, purpose="batch")
+        return (await self.client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")).id
+
+    async def ended(self, batch_id: str) -> Any:
+        while (batch := await self.client.batches.retrieve(batch_id)).status in (
+            "validating",
+            "in_progress",
+            "finalizing",
+            "cancelling",
+        ):
+            await asyncio.sleep(0.05)
+        return batch
+
+    def held_back(self) -> int:
+        return self.front.client.fleet.outcomes["held_back"]
+
+
+def body(prompt: str) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 4, "temperature": 0}
+
+
+@contextlib.asynccontextmanager
+async def serving(model: Path, folder: Path, *, credit: int = 100) -> AsyncIterator[Ingress]:
+    tiny = {"model": str(model), "simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"max_model_len": 512}}
+    sections: dict[str, Any] = {"ingress": {"port": free_port()}, "protocol": {"credit": credit}}
+    values = parse_settings({"models": {MODEL: tiny}, **sections})
+    client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
+    front = await build_front_end(values.models[MODEL], str(model), client)
+    service = BatchService(BatchSettings(dir=folder / "store"))
+    app = IngressApp({MODEL: front}, AppLimits(2000), version={}, batches=service)
+    runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front}, service)
+    await runtime.listener.start()
+    tasks = runtime.start()
+    engine = FakeEngine(fingerprint=model_fingerprint(front.engine.model_config))
+    replica: FakeReplica = await start_replica(values, "a", engine=engine)
+    client.set_members([replica.lease])
+    await until(lambda: client.fleet.replicas)
+    try:
+        async with openai.AsyncOpenAI(base_url=f"{values.ingress.local_url}/v1", api_key="none", max_retries=0) as official:
+            yield Ingress(runtime, front, engine, official)
+        await runtime.drain(10.0)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        front.engine.shutdown()
+        await replica.close()
+
+
+@in_loop
+async def test_lines_are_answered_behind_chats_in_the_engine(model: Path, tmp_path: Path) -> None:
+    async with serving(model, tmp_path) as ingress:
+        batch_id = await ingress.begin(3)
+        chat = asyncio.create_task(ingress.client.chat.completions.create(**body("a chat")))
+        await until(lambda: len(ingress.engine.running) == 4)
+        assert sorted(request.priority for request in ingress.engine.added) == [0, PRIORITY, PRIORITY, PRIORITY]
+        ingress.engine.step(4)
+        await chat
+        batch = await ingress.ended(batch_id)
+        assert batch.status == "completed"
+        output = (await ingress.client.files.content(batch.output_file_id)).text.splitlines()
+        assert [json.loads(line)["response"]["body"]["usage"]["completion_tokens"] for line in output] == [4, 4, 4]
+
+
+@in_loop
+async def test_a_cancelled_batch_leaves_the_engine(model: Path, tmp_path: Path) -> None:
+    async with serving(model, tmp_path) as ingress:
+        batch_id = await ingress.begin(3)
+        await until(lambda: len(ingress.engine.running) == 3)
+        await ingress.client.batches.cancel(batch_id)
+        assert (await ingress.ended(batch_id)).status == "cancelled"
+        await until(lambda: not ingress.engine.running)
+        assert len(ingress.engine.aborted) == 3
+        assert ingress.runtime.app.streams == 0
+
+
+@in_loop
+async def test_a_stopping_ingress_gives_up_its_lines_and_not_its_chats(model: Path, tmp_path: Path) -> None:
+    async with serving(model, tmp_path) as ingress:
+        await ingress.begin(3)
+        chat = asyncio.create_task(ingress.client.chat.completions.create(**body("a chat")))
+        await until(lambda: len(ingress.engine.running) == 4)
+        stopping = asyncio.create_task(ingress.runtime.drain(30.0))
+        await until(lambda: len(ingress.engine.aborted) == 3)
+        ingress.engine.step(4)
+        assert (await chat).choices[0].finish_reason == "length"
+        await stopping
+
+
+@in_loop
+async def test_while_a_chat_waits_no_line_begins(model: Path, tmp_path: Path) -> None:
+    async with serving(model, tmp_path, credit=2) as ingress, asyncio.TaskGroup() as chats:
+        for number in range(3):
+            chats.create_task(ingress.client.chat.completions.create(**body(f"chat {number}")))
+        await until(lambda: len(ingress.front.client.fleet.waiting) == 1)
+        batch_id = await ingress.begin(4)
+        await until(lambda: ingress.held_back() >= 4)
+        assert len(ingress.front.client.fleet.waiting) == 1, "lines do not even wait"
+        ingress.engine.step(4)
+        await until(lambda: len(ingress.engine.added) >= 3)
+        assert [request.priority for request in ingress.engine.added[:3]] == [0, 0, 0]
+        while (batch := await ingress.client.batches.retrieve(batch_id)).status != "completed":
+            ingress.engine.step(4)
+            await asyncio.sleep(0.05)
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": 4, "completed": 4, "failed": 0}
+
+
+@in_loop
+async def test_a_forged_priority_or_mark_of_a_client_changes_nothing(model: Path, tmp_path: Path) -> None:
+    """A batch is told from a chat by the way on which it comes, which no header leads to."""
+    async with serving(model, tmp_path, credit=1) as ingress:
+        url = f"{str(ingress.client.base_url).removesuffix('/v1/')}{CHAT}"
+        async with httpx.AsyncClient() as http, asyncio.TaskGroup() as chats:
+            for _ in range(2):
+                chats.create_task(http.post(url, json=body("a"), headers={"x-vllm-priority": str(PRIORITY)}))
+            await until(lambda: len(ingress.front.client.fleet.waiting) == 1)
+            assert ingress.held_back() == 0
+            ingress.engine.step(4)
+            await until(lambda: len(ingress.engine.added) == 2)
+            ingress.engine.step(4)
