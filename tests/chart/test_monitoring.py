@@ -43,7 +43,8 @@ def fleet_series() -> dict[str, set[str]]:
     metrics: list[Metric] = [metric for collector in collectors for metric in collector.collect()]
     found = {m.name + ("_total" if m.type == "counter" else ""): set(m._labelnames) for m in metrics}  # type: ignore[attr-defined]
     buckets = {f"{m.name}_bucket": found[m.name] for m in metrics if m.type == "histogram"}
-    single = (STALLED_CLIENTS, CROWDED_CONNECTIONS, LOST, metrics_of_ingress._engines_lost)
+    counted = (metrics_of_ingress._engines_lost, metrics_of_ingress._requests)
+    single = (STALLED_CLIENTS, CROWDED_CONNECTIONS, LOST, *counted)
     counters = {f"{c._name}_total": set(c._labelnames) for c in single}
     return {**found, **buckets, **counters, FREE_DISK._name: set()}
 

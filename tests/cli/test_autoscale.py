@@ -3,14 +3,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from pydantic import TypeAdapter
 from typer.testing import CliRunner, Result
 
+from serve_app.application import serve_config
+from serve_app.cli import autoscale
 from serve_app.cli.explanation import REASONS
 from serve_app.cli.main import app
+from serve_app.config import parse_settings
 from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Rules
 from serve_app.core.signals import Load
 from serve_app.decision_log import Record
@@ -197,3 +201,15 @@ def test_what_is_no_log_is_refused(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     result = run("replay", file)
     assert "logs are written by `serve-app autoscale log --json`" in str(result.exception)
+
+
+@pytest.mark.parametrize(("maximum", "fixed"), [(2, True), (3, False)])
+def test_a_fleet_in_which_nothing_may_scale_is_told_from_one_without_a_log(
+    maximum: int, fixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = parse_settings({"models": {"chat": {"model": "/a", "replicas": {"min": 2, "max": maximum}}}})
+    (application,) = serve_config(settings)["applications"]
+    details = {"applications": {settings.name: {"deployed_app_config": application}}}
+    client = SimpleNamespace(get_serve_details=lambda: details)
+    monkeypatch.setattr("ray.serve.context._get_global_client", lambda: client)
+    assert (autoscale._is_fixed(settings.name), autoscale._is_fixed("another")) == (fixed, False)
