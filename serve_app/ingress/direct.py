@@ -130,7 +130,7 @@ class DirectAnswer:
 
 def direct_routes(app: FastAPI, args: argparse.Namespace) -> dict[str, DirectRoute]:
     """Return by path the routes of ``app`` that can be answered so."""
-    if args.enable_server_load_tracking or {each.cls for each in app.user_middleware} - _KNOWN_MIDDLEWARE:
+    if args.enable_server_load_tracking or args.allowed_origins or {each.cls for each in app.user_middleware} - _KNOWN_MIDDLEWARE:
         return {}
     state = app.state
     chat, completion = getattr(state, "openai_serving_chat", None), getattr(state, "openai_serving_completion", None)
@@ -171,7 +171,8 @@ def _errors_of(app: FastAPI) -> ASGIApp:
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise scope[_ERROR]
 
-    cors = [each for each in app.user_middleware if each.cls is CORSMiddleware]
+    cors_class: Any = CORSMiddleware
+    cors = [each for each in app.user_middleware if each.cls is cors_class]
     errors: Any = Starlette(middleware=cors, exception_handlers=app.exception_handlers)
     errors.state, errors.router = app.state, fail
     return errors

@@ -3,9 +3,9 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -61,7 +61,7 @@ class Front:
     engine: Any = None
     max_logprobs: int = 20
     repeats: frozenset[str] = frozenset()
-    direct: Mapping[str, Any] = MappingProxyType({})
+    direct: Mapping[str, Any] = field(default_factory=dict)
 
     async def app(self) -> App:
         return self.asgi

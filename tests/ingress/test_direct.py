@@ -282,14 +282,18 @@ async def test_what_goes_wrong_behind_the_handler_is_told_alike(model: Path, mon
 
 @in_loop
 async def test_a_client_that_goes_is_aborted_whatever_it_waits_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[bool] = []
+    monkeypatch.setattr("serve_app.ingress.app._note_gone", lambda verdict, held: noted.append(held.answer.ended))
     async with serving(model, monkeypatch, 18125) as ingress:
         replica = await ingress.join()
-        for num_aborted, fields in enumerate(({"stream": False}, {}), start=1):
-            play = Play(ingress, CHAT, **fields)
+        for stream in (False, True):
+            play = Play(ingress, CHAT, stream=stream)
             await until(lambda: replica.engine.running)
             play.task.cancel()
-            await until(lambda wanted=num_aborted: len(replica.engine.aborted) == wanted)
+            await until(lambda: replica.engine.aborted)
+            replica.engine.aborted.clear()
             await until(lambda: not ingress.front.engine.output_processor.request_states)
+    assert noted == [False, False], "for the ledger, each once"
 
 
 @in_loop
