@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -110,7 +110,7 @@ def _own(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], Settings]:
     return own, parse_settings(own)
 
 
-def _end_with(parent: int) -> Any:
+def _end_with(parent: int) -> Callable[[], None]:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def ask_for_a_signal() -> None:

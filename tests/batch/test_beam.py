@@ -238,7 +238,7 @@ def test_the_pipeline_of_the_docs_runs(service: Service) -> None:
 
 
 @pytest.mark.slow
-def test_worker_processes_have_a_client_each(service: Service) -> None:
+def test_worker_processes_ask_each_prompt_once_within_the_limits_of_their_clients(service: Service) -> None:
     service.delay_s = 0.05
     options = PipelineOptions(direct_running_mode="multi_processing", direct_num_workers=2)
     handler = FleetModelHandler(service.url, "m", limits=Limits(concurrency=3), min_batch_size=4, max_batch_size=8)
@@ -246,4 +246,4 @@ def test_worker_processes_have_a_client_each(service: Service) -> None:
         prompts = pipeline | beam.Create([f"prompt {i}" for i in range(100)]) | beam.Reshuffle()
         assert_that(prompts | RunInference(handler) | beam.combiners.Count.Globally(), equal_to([100]))
     assert service.asked == {f"prompt {i}": 1 for i in range(100)}
-    assert 3 < service.most_at_once <= 6
+    assert service.most_at_once <= 2 * 3
