@@ -2,7 +2,8 @@
 
     python -m benchmarks.routing_cost
 
-Times are of the processor, not of the clock: a busy machine changes little. Replicas hold what 4 requests each left, of 50 conversations with prompts of 1,000 tokens; loads change between choices.
+Times are of the processor, not of the clock, so that a busy machine changes less. Replicas hold what 4 requests each left, of 50
+conversations with prompts of some 1,000 tokens; loads change between choices.
 """
 
 import random
