@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run demo test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files lock-charts
 BIN := .venv/bin
@@ -83,6 +83,10 @@ bench-batching: model ## static against continuous batching: throughput, latency
 
 bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (15 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
+
+bench-routing: .venv ## routing policies on 16 simulated replicas with prefix caches, and what a choice costs (10 minutes)
+	$(BIN)/python -m benchmarks.routing
+	$(BIN)/python -m benchmarks.routing_cost
 
 bench-cold-start: .venv ## what the start of a replica costs, phase by phase (5 to 15 minutes)
 	$(BIN)/python -m tools.cold_start --warm

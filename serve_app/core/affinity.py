@@ -101,18 +101,21 @@ class PrefixAffinity:
         if request.attempt >= 0 or (not prefix.hashes and prefix.session is None):
             return Choice(least, Reason.LOAD)
         count, holders = self.index.deepest(prefix.hashes)
+        own_tokens = request.tokens_left()
         if (goes_on := self._goes_on(prefix.hashes, count)) or (key := self._key(prefix, count)) is None:
             if not goes_on and prefix.tokens(count) < MIN_SHARE * request.prompt_tokens:
                 return Choice(least, Reason.LOAD)
             if least.replica_id in holders:
                 return Choice(least, Reason.PREFIX)
+            if not goes_on:  # what many share costs little to compute once more elsewhere: so it spreads early
+                own_tokens -= prefix.tokens(count)
             reason = Reason.PREFIX
             order = heapq.nsmallest(MAX_TRIES, holders, key=lambda replica_id: self._tokens.get(replica_id, 0))
         else:
             reason = Reason.HASH if prefix.session is None else Reason.SESSION
             seeds = self._seeds
             order = heapq.nlargest(MAX_TRIES, seeds, key=lambda replica_id: (key ^ seeds[replica_id]) * _ODD & _BITS)
-        bound = self._max_load * (self._total / max(1, len(self._tokens)) + request.tokens_left())
+        bound = self._max_load * (self._total / max(1, len(self._tokens)) + own_tokens)
         for replica_id in order:
             replica = replicas.get(replica_id)
             if replica is not None and replica.takes(request) and _has_headroom(replica, request, bound):

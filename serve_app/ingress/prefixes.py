@@ -21,16 +21,17 @@ def prefix_of(request: Any, cache_config: Any) -> Prefix:
 
     ``cache_config`` is vLLM's: where it has no prefix cache, the session is all that there is to go by.
     """
+    block_size = cache_config.block_size  # None before the first replica told it
     session = None if request.session_id is None else _number("session", request.session_id)
     ids = request.prompt_token_ids
-    if not ids or request.prompt_embeds is not None or not cache_config.enable_prefix_caching:
+    if not ids or request.prompt_embeds is not None or not (cache_config.enable_prefix_caching and block_size):
         return NO_PREFIX if session is None else Prefix(session=session)
     lora = request.lora_request
     root = 0
     if lora is not None or request.cache_salt is not None:
         root = _number("root", None if lora is None else (lora.lora_name, lora.lora_path), request.cache_salt)
     media = ((f.mm_position.offset, _number("media", f.identifier)) for f in request.mm_features or ())
-    return Prefix(hash_points(ids, cache_config.block_size, root, media), cache_config.block_size, session)
+    return Prefix(hash_points(ids, block_size, root, media), block_size, session)
 
 
 def hash_points(ids: Sequence[int], block_size: int, root: int = 0, media: Iterable[tuple[int, int]] = ()) -> list[int]:

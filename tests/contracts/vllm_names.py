@@ -94,7 +94,7 @@ CALLED = {
 USED = {
     # Imported, and what is read of it: fields, members, properties, attributes that its methods set.
     "vllm.config": {
-        "CacheConfig": "block_size num_gpu_blocks num_gpu_blocks_override",
+        "CacheConfig": "block_size enable_prefix_caching num_gpu_blocks num_gpu_blocks_override",
         "ModelConfig": """code_revision config_format hf_config_path hf_overrides hf_token is_encoder_decoder max_logprobs
             max_model_len model original_max_model_len quantization revision runner_type skip_tokenizer_init trust_remote_code""",
         "ParallelConfig": "world_size",
@@ -121,6 +121,8 @@ USED = {
     },
     "vllm.inputs": {"TextPrompt": "prompt", "TokensPrompt": "prompt_token_ids"},
     "vllm.logprobs": {"Logprob": "logprob"},
+    "vllm.lora.request": {"LoRARequest": "lora_name lora_path"},
+    "vllm.multimodal.inputs": {"MultiModalFeatureSpec": "identifier mm_position", "PlaceholderRange": "offset"},
     "vllm.outputs": {"CompletionOutput": "finish_reason index logprobs text", "RequestOutput": "finished outputs"},
     "vllm.renderers": {"BaseRenderer": "default_cmpl_tok_params"},
     "vllm.sampling_params": {
