@@ -175,7 +175,7 @@ class ModelSettings(Section):
     golden: tuple[GoldenPrompt, ...] = ()
     """What every replica has to answer before it takes requests; for models that make text."""
     routing: RoutingSettings = RoutingSettings()
-    """Which of its replicas the ingresses choose for a request."""
+    """Which replica of this model gets a request."""
     canary: CanarySettings | None = None
     """Makes this model the canary of another one. Default: it has requests of its own only."""
     required: bool = Field(default=True, strict=True)
