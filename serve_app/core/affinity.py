@@ -53,7 +53,7 @@ class PrefixAffinity:
         self._continued = 0.0
         """Share of the latest requests that went on where another ended."""
         self._junctions: OrderedDict[int, None] = OrderedDict()
-        """Points at which prompts have left what was known: where a second one leaves it, a beginning is shared."""
+        """Last known points of prompts that had something new behind them: who else leaves there shares a beginning with them."""
         self._seeds: dict[str, int] = {}
         """Of the same replicas, for the rendezvous hash. Equal in all ingresses."""
 
@@ -83,7 +83,7 @@ class PrefixAffinity:
         excess = self._tokens.get(queued[0].replica_id or "", 0) - self._max_load * self._total / max(1, len(self._tokens))
         leaving: list[RequestState] = []
         for request in reversed(queued):
-            if excess > 0 or request.trail.expected_hit_tokens < MIN_SHARE * request.prompt_tokens:
+            if excess > 0 or request.trail.expected_hit_tokens <= MIN_SHARE * request.prompt_tokens:
                 leaving.append(request)
                 excess -= request.outstanding_tokens
         return leaving[::-1]
@@ -102,7 +102,8 @@ class PrefixAffinity:
             return Choice(least, Reason.LOAD)
         count, holders = self.index.deepest(prefix.hashes)
         own_tokens = request.tokens_left()
-        if (goes_on := self._goes_on(prefix.hashes, count)) or (key := self._key(prefix, count)) is None:
+        goes_on = prefix.session is None and self._goes_on(prefix.hashes, count)
+        if goes_on or (key := self._key(prefix, count)) is None:
             if not goes_on and prefix.tokens(count) < MIN_SHARE * request.prompt_tokens:
                 return Choice(least, Reason.LOAD)
             if least.replica_id in holders:
@@ -110,7 +111,7 @@ class PrefixAffinity:
             if not goes_on:  # what many share costs little to compute once more elsewhere: so it spreads early
                 own_tokens -= prefix.tokens(count)
             reason = Reason.PREFIX
-            order = heapq.nsmallest(MAX_TRIES, holders, key=lambda replica_id: self._tokens.get(replica_id, 0))
+            order = heapq.nsmallest(MAX_TRIES, (each for each in holders if each in self._tokens), key=self._tokens.__getitem__)
         else:
             reason = Reason.HASH if prefix.session is None else Reason.SESSION
             seeds = self._seeds
@@ -137,6 +138,10 @@ class PrefixAffinity:
     def _learn(self, hashes: Sequence[int]) -> None:
         """Count how many requests go on where another ended."""
         count, _ = self.index.deepest(hashes)
+        if count == len(
+            hashes
+        ):  # the same prompt again, or a turn too short for a point of its own: nothing leaves what is known
+            return
         self._continued += (self._goes_on(hashes, count) - self._continued) / CONTINUED_OVER
         if count:
             self._junctions[hashes[count - 1]] = None

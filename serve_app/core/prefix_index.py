@@ -52,14 +52,16 @@ class PrefixIndex:
         self._max_entries = max_entries
         self._held: dict[str, OrderedDict[int, int]] = {}
         """Replica -> point -> tokens since the point before it. What was used last comes last, and each point after those that follow
-        it in its prompts: the first is never one in the midst."""
+        it in its prompts: what is forgotten first is a prompt's end, never a point in its midst."""
         self._tokens: dict[str, int] = {}
-        self._holders: dict[int, set[str]] = {}
+        self._holders: dict[int, str | set[str]] = {}
+        """Point -> its replica, or replicas: most points have one, and a set for each would take as much memory as all the rest."""
 
     def deepest(self, hashes: Sequence[int]) -> tuple[int, set[str]]:
         """Return the number of leading points that some replica holds, and the replicas that hold all of them."""
         count = _count(hashes, self._holders)
-        return count, self._holders[hashes[count - 1]] if count else set()
+        holders = self._holders[hashes[count - 1]] if count else set[str]()
+        return count, {holders} if isinstance(holders, str) else holders
 
     def count(self, replica_id: str, hashes: Sequence[int]) -> int:
         """Return the number of leading points that the replica holds."""
@@ -76,7 +78,7 @@ class PrefixIndex:
                 continue
             held[hashed] = tokens_at(point, prefix.block_size) - prefix.tokens(point)
             used += held[hashed]
-            self._holders.setdefault(hashed, set()).add(replica_id)
+            self._hold(hashed, replica_id)
         most = self._max_entries // len(self._held)
         while held and (len(held) > most or used > capacity_tokens > 0):
             oldest, tokens = held.popitem(last=False)
@@ -90,11 +92,21 @@ class PrefixIndex:
             self._drop(hashed, replica_id)
         self._tokens.pop(replica_id, None)
 
+    def _hold(self, hashed: int, replica_id: str) -> None:
+        holders = self._holders.setdefault(hashed, replica_id)
+        if isinstance(holders, set):
+            holders.add(replica_id)
+        elif holders != replica_id:
+            self._holders[hashed] = {holders, replica_id}
+
     def _drop(self, hashed: int, replica_id: str) -> None:
         holders = self._holders[hashed]
-        holders.discard(replica_id)
-        if not holders:
+        if isinstance(holders, str):
             del self._holders[hashed]
+            return
+        holders.discard(replica_id)
+        if len(holders) == 1:
+            self._holders[hashed] = holders.pop()
 
     def num_entries(self, replica_id: str) -> int:
         """Return how many points are remembered of the replica."""
@@ -109,10 +121,11 @@ class PrefixIndex:
             assert self._tokens[replica_id] == sum(held.values())
             for hashed in held:
                 holders.setdefault(hashed, set()).add(replica_id)
-        assert holders == self._holders
+        assert {hashed: {one} if isinstance(one, str) else one for hashed, one in self._holders.items()} == holders
+        assert all(len(some) > 1 for some in self._holders.values() if isinstance(some, set))
 
 
-def _count(hashes: Sequence[int], known: "dict[int, set[str]] | dict[int, int]") -> int:
+def _count(hashes: Sequence[int], known: Container[int]) -> int:
     """Return how many leading hashes are known, if none is known behind one that is not."""
     low, high = 0, len(hashes)
     while low < high:

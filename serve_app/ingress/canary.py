@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app.config import ModelSettings
 from serve_app.core.canary import CanaryLimits, Criterion, Judge, State, is_looping
 from serve_app.core.request import RequestState, Resume
-from serve_app.errors import QueueFull, RequestQuarantined, ServerStopping, ServingError
+from serve_app.errors import NoFreePlace, QueueFull, RequestQuarantined, ServerStopping, ServingError
 from serve_app.ingress.frontend import FrontEnd
 from serve_app.ingress.held_answer import ERRORS, HeldAnswer
 from serve_app.ingress.verdict import Verdict
@@ -25,6 +25,8 @@ SHARED_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embed
 """Routes of which a canary gets its share. An answer of /v1/responses has begun before the engine is asked."""
 
 _LOOK_S = 0.5
+_GOODBYE_S = 1.0
+"""For the canary's app to notice that nobody waits for it any more."""
 _ITL_TOKENS, _ITL_AFTER_S = 32, 10.0
 """A gap between tokens is judged after so many tokens, or after so long, whichever comes first."""
 _ITL_LEAST_TOKENS = 8
@@ -68,7 +70,7 @@ class Canary:
             assert isinstance(held, HeldAnswer)
             body = await receive()
             if self.judge.takes_next(is_ready=self.front.client.is_ready()):
-                if await self._try(await app_of(self.front), scope, _first(body, receive), held, verdict):
+                if await self._try(await app_of(self.front), scope, _Line(body, receive), held, verdict):
                     return
                 verdict.begin_again()
                 await (await app_of(model))(scope, _first(body, receive), held)
@@ -84,12 +86,12 @@ class Canary:
 
         return answer
 
-    async def _try(self, app: ASGIApp, scope: Scope, receive: Receive, held: HeldAnswer, verdict: Verdict) -> bool:
+    async def _try(self, app: ASGIApp, scope: Scope, line: "_Line", held: HeldAnswer, verdict: Verdict) -> bool:
         """Let the canary answer; return False if the model has to, because the canary failed before the first part of an answer."""
         was = self.judge.state
         watch = _Watch(self._saw, verdict)
         gate = _Gate(held, verdict)
-        task = asyncio.create_task(_run(app, scope, receive, gate), name="canary")
+        task = asyncio.create_task(_run(app, scope, line.receive, gate), name="canary")
         try:
             while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
                 watch.look()
@@ -97,8 +99,9 @@ class Canary:
                     gate.has_failed = True
                     break
         finally:
-            task.cancel()  # nothing to a task that is done
-            await asyncio.wait([task])
+            if not task.done():
+                gate.has_failed = not gate.has_begun
+                await line.hang_up(task)
         raised = None if task.cancelled() else task.exception()
         if raised is not None and not gate.has_begun:
             gate.has_failed = True
@@ -174,7 +177,7 @@ class _Watch:
         if failed is not None:
             self._saw(Criterion.FAILED, float(failed))
         self._time(least_tokens=_ITL_LEAST_TOKENS)
-        if not failed and self._requests and self._requests[0].trail.end and self._requests[0].resume is not Resume.RESTART:
+        if failed is False and self._requests and self._requests[0].trail.end and self._requests[0].resume is not Resume.RESTART:
             first = self._requests[0]
             self._saw(Criterion.EMPTY, float(first.trail.end == "stop" and len(first.emitted_ids) <= 1))
             self._saw(Criterion.LOOPED, float(is_looping(first.emitted_ids)))
@@ -192,6 +195,30 @@ class _Watch:
         if Criterion.ITL in self._to_time and long_enough:
             self._to_time.discard(Criterion.ITL)
             self._saw(Criterion.ITL, (trail.last_token_at - first_at) / (num_tokens - 1))
+
+
+class _Line:
+    """The client's side as the canary's app sees it: the body, then the disconnect, which may be ours."""
+
+    def __init__(self, body: Message, receive: Receive) -> None:
+        self._rest = _first(body, receive)
+        self._hung_up = asyncio.Event()
+
+    async def receive(self) -> Message:
+        coming, ours = asyncio.ensure_future(self._rest()), asyncio.ensure_future(self._hung_up.wait())
+        try:
+            await asyncio.wait([coming, ours], return_when=asyncio.FIRST_COMPLETED)
+            return coming.result() if coming.done() else {"type": "http.disconnect"}
+        finally:
+            coming.cancel()
+            ours.cancel()
+
+    async def hang_up(self, task: asyncio.Task[None]) -> None:
+        """End the app's task. A disconnect makes vLLM stop the request in its engine; the task's cancellation alone would not."""
+        self._hung_up.set()
+        await asyncio.wait([task], timeout=_GOODBYE_S)
+        task.cancel()  # nothing to a task that is done
+        await asyncio.wait([task])
 
 
 async def _run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -215,12 +242,12 @@ def _is_the_servers(error: ServingError) -> bool:
 
 def _is_refused(verdict: Verdict) -> bool:
     """Return whether the fleet had no place for it: that says how many replicas there are, not how good they are."""
-    return isinstance(verdict.error, QueueFull | ServerStopping)
+    return isinstance(verdict.error, QueueFull | ServerStopping | NoFreePlace)
 
 
 def _has_failed(verdict: Verdict, held: HeldAnswer, *, raised: bool) -> bool | None:
     answer = held.answer
-    if _is_refused(verdict) or (verdict.error is not None and not _is_the_servers(verdict.error)):
+    if verdict.gone is not None or _is_refused(verdict) or (verdict.error is not None and not _is_the_servers(verdict.error)):
         return None
     if raised or verdict.error is not None or answer.told_error or answer.status >= 500:
         return True

@@ -117,6 +117,8 @@ class DirectAnswer:
         except Exception as error:
             await self._route.errors({**scope, _ERROR: error}, receive, send)
             return
+        if self._is_gone:  # vLLM's handler has made an error of the cancellation
+            return
         if isinstance(result, ErrorResponse):
             await JSONResponse(result.model_dump(), result.error.code, _VARY)(scope, receive, send)
         elif isinstance(result, BaseModel):

@@ -216,8 +216,10 @@ class HeldAnswer:
                     message = self._after_a_filler(self._form, message) if self._filled else message
             self._ended = not message.get("more_body", False)
         self.is_sending = True
-        await self._send(message)
-        self.is_sending = False
+        try:
+            await self._send(message)
+        finally:
+            self.is_sending = False
         if self.on_event is not None and told:
             self.on_event(told)
 

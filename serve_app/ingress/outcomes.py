@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from serve_app.errors import RequestQuarantined, ServingError
+from serve_app.errors import NoFreePlace, RequestQuarantined, ServingError
 from serve_app.ledger_lines import Outcome
 
 
@@ -27,6 +27,8 @@ class Ending(NamedTuple):
         """Return the outcome as the series has it: of the ledger's words, `rejected` is split by whose fault it was."""
         if self.reason == RequestQuarantined.code:
             return "quarantined" if self.outcome == "failed" else "blocked"
+        if self.reason == NoFreePlace.code:
+            return "held_back"
         is_clients_fault = self.outcome == "rejected" and 400 <= self.status < 500
         return "invalid" if is_clients_fault else self.outcome
 

@@ -144,12 +144,45 @@ def test_without_conversations_new_prompts_go_by_load() -> None:
     assert {ask(fleet, f"r{n}", f"w{n} x y")[1] for n in range(200)} == {Reason.LOAD}
 
 
+def test_choices_of_one_prompt_are_no_conversation() -> None:
+    fleet = fleet_by_prefix("a", "b")
+    for number in range(2 * CONTINUED_OVER):  # twice each, as n=2 asks
+        ask(fleet, f"r{number}", f"w{number // 2} x y")
+        finish(fleet, f"r{number}")
+    assert ask(fleet, "new", "z x y")[1] == Reason.LOAD
+
+
+def test_a_prompt_that_is_asked_again_does_not_take_its_conversation_away() -> None:
+    fleet = fleet_by_prefix(*"abcdefgh")
+    for number in range(CONTINUED_OVER):
+        talk(fleet, number)
+    where = set()
+    for number, words in enumerate(["one", "one two", "one two", "one two three", "one two three four"]):
+        where.add(ask(fleet, f"r{number}", words)[0])
+        finish(fleet, f"r{number}")
+    assert len(where) == 1
+
+
+def test_replicas_that_drain_are_not_among_those_that_are_tried() -> None:
+    fleet = fleet_by_prefix(*"abcde", max_load=10.0)
+    for number, replica_id in enumerate("abcd"):
+        fleet.handle(HeartbeatArrived(replica_id, 1, 0, 0, 0.0, draining=False), now=0.0)
+        ask(fleet, f"busy{number}", f"busy{number} x")
+    index = fleet._routing.index  # type: ignore[attr-defined]
+    prefix = asked("r", "one two three").prefix
+    for replica_id in "abcd":
+        index.add(replica_id, prefix, 0)
+    for replica_id in "abc":
+        fleet.handle(HeartbeatArrived(replica_id, 1, 0, 0, 0.0, draining=True), now=1.0)
+    assert ask(fleet, "r", "one two three more")[:2] == ("d", Reason.PREFIX)
+
+
 @pytest.mark.parametrize("session", [1, 2, 3, 4])
 def test_a_session_goes_to_one_place_at_every_ingress_whatever_it_asks(session: int) -> None:
     fleets = [fleet_by_prefix(*"abcdefgh") for _ in range(3)]
     where = set()
     for number in range(6):
-        replica_id, reason, _ = ask(fleets[number % 3], f"r{number}", f"w{number}", session=session)
+        replica_id, reason, _ = ask(fleets[number % 3], f"r{number}", f"system w{number}", session=session)
         finish(fleets[number % 3], f"r{number}")
         where.add(replica_id)
         assert reason == Reason.SESSION

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve_app.config.model import CanarySettings
 from serve_app.core.canary import State
 from serve_app.core.request import RequestState, Resume
-from serve_app.errors import NoReplica, QueueFull, RequestQuarantined
+from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestQuarantined, ServingError
+from serve_app.ingress import outcomes
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.frontend import FrontEnd
 from serve_app.ingress.ledger import Ledger
@@ -117,10 +118,11 @@ async def test_what_the_canary_fails_to_begin_the_model_answers_and_a_few_condem
     assert "requests failed, of the model's own 0 of" in judge.reason
 
 
+@pytest.mark.parametrize("refusal", [QueueFull(waiting=1, limit=1, retry_after_s=1.0), NoFreePlace(waiting=1, retry_after_s=1.0)])
 @in_loop
-async def test_a_canary_that_has_no_place_says_nothing_of_its_release() -> None:
+async def test_a_canary_that_has_no_place_says_nothing_of_its_release(refusal: ServingError) -> None:
     async def is_full(verdict: Any, send: Send) -> None:
-        verdict.error = QueueFull(waiting=1, limit=1, retry_after_s=1.0)
+        verdict.error = refusal
         await _answers_500(verdict, send)
 
     app = pair(failing(is_full))
@@ -180,6 +182,34 @@ async def test_a_request_that_waits_too_long_for_the_canary_is_answered_by_the_m
     monkeypatch.setattr(type(judge), "patience_s", lambda self: 0.0)
     assert await ask(app, 2) == {"model": 2}
     assert judge.num_judged == 1
+
+
+@in_loop
+async def test_a_request_that_is_taken_from_the_canary_is_stopped_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = asyncio.Event()
+
+    async def as_vllm(scope: Scope, receive: Receive, send: Send) -> None:
+        """Its handler is a task of its own, which only a disconnect ends."""
+        await receive()
+        if (await receive())["type"] == "http.disconnect":
+            stopped.set()
+
+    app = pair(as_vllm)
+    monkeypatch.setattr(type(app.canaries["model"].judge), "patience_s", lambda self: 0.0)
+    assert await ask(app, 2) == {"model": 2}
+    assert stopped.is_set()
+
+
+@in_loop
+async def test_a_client_that_gives_up_says_nothing_of_the_canary() -> None:
+    async def gone(verdict: Any, send: Send) -> None:
+        verdict.client_gone(outcomes.Answer(0, ended=False, told_error=False))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"by": "next"}'})  # as vLLM's app answers nobody
+
+    app = pair(failing(gone))
+    await ask(app, 20)
+    assert app.canaries["model"].judge.num_judged == 0
 
 
 @in_loop

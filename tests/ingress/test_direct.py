@@ -16,7 +16,7 @@ from serve_app.errors import QueueFull
 from serve_app.ingress.direct import DirectAnswer
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.fleet_client import FleetClient
-from serve_app.ingress.verdict import current_verdict
+from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, until
 from tests.ingress.test_streaming import _CHANGING, CHAT, COMPLETIONS, Ingress, Play, model, serving
 
@@ -283,7 +283,7 @@ async def test_what_goes_wrong_behind_the_handler_is_told_alike(model: Path, mon
 @in_loop
 async def test_a_client_that_goes_is_aborted_whatever_it_waits_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[bool] = []
-    monkeypatch.setattr("serve_app.ingress.app._note_gone", lambda verdict, held: noted.append(held.answer.ended))
+    monkeypatch.setattr(Verdict, "client_gone", lambda verdict, answer: noted.append(answer.ended))
     async with serving(model, monkeypatch, 18125) as ingress:
         replica = await ingress.join()
         for stream in (False, True):

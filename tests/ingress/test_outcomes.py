@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.errors import BadRequest, QueueFull, ReplicaLost, RequestQuarantined, ServingError
+from serve_app.errors import BadRequest, NoFreePlace, QueueFull, ReplicaLost, RequestQuarantined, ServingError
 from serve_app.ingress.outcomes import Answer, ending
 
 WHOLE = Answer(200, ended=True, told_error=False)
@@ -24,6 +24,7 @@ QUARANTINED = RequestQuarantined(blocked_s=600.0)
         (Answer(400, ended=True, told_error=False), None, False, "invalid"),
         (NOTHING, BadRequest("model", "name one of a, b"), False, "invalid"),
         (NOTHING, FULL, False, "rejected"),
+        (NOTHING, NoFreePlace(waiting=1, retry_after_s=1.0), False, "held_back"),
         (NOTHING, LOST, True, "failed"),
         (NOTHING, QUARANTINED, True, "quarantined"),
         (NOTHING, QUARANTINED, False, "blocked"),
