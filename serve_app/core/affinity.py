@@ -138,10 +138,8 @@ class PrefixAffinity:
     def _learn(self, hashes: Sequence[int]) -> None:
         """Count how many requests go on where another ended."""
         count, _ = self.index.deepest(hashes)
-        if count == len(
-            hashes
-        ):  # the same prompt again, or a turn too short for a point of its own: nothing leaves what is known
-            return
+        if count == len(hashes):
+            return  # the same prompt again, or a turn too short for a point of its own: nothing has left what is known
         self._continued += (self._goes_on(hashes, count) - self._continued) / CONTINUED_OVER
         if count:
             self._junctions[hashes[count - 1]] = None
