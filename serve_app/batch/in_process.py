@@ -6,6 +6,7 @@ sees a disconnect, as from a client that has gone: vLLM then stops it in its eng
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
@@ -39,7 +40,7 @@ class InProcess(httpx.AsyncBaseTransport):
             asked = asyncio.run_coroutine_threadsafe(self._ask(request.url.path, body), self._loop)
             try:
                 async with asyncio.timeout(self._timeout_s) as limit:
-                    return await asyncio.wrap_future(asked)
+                    return await _answer_of(asked, request)
             except TimeoutError as exc:
                 if not limit.expired():
                     raise
@@ -62,6 +63,18 @@ class InProcess(httpx.AsyncBaseTransport):
 
     async def _run(self, path: str, exchange: "_Exchange") -> None:
         await self._answer(_scope(path, len(exchange.body)), exchange.receive, exchange.send, self._owner)
+
+
+async def _answer_of(asked: "Future[httpx.Response]", request: httpx.Request) -> httpx.Response:
+    try:
+        return await asyncio.wrap_future(asked)
+    except asyncio.CancelledError as exc:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise httpx.ReadError(
+            "the ingress cancelled the request", request=request
+        ) from exc  # as a broken connection: asked again
 
 
 class _Exchange:

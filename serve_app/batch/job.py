@@ -4,7 +4,6 @@ Whatever ends the process, the next one's job goes on from the journal.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -24,6 +23,7 @@ from serve_app.batch.rows import rows
 from serve_app.batch.runner import Progress, Runner
 from serve_app.batch.store import Store
 from serve_app.config import BatchSettings
+from serve_app.errors import BatchError
 
 REQUEST_TIMEOUT_S = 900.0
 _LOOK_S = 1.0
@@ -61,7 +61,7 @@ class Job:
         """Look whether the input can be asked, or else bring the batch to its end.
 
         Raises:
-            BatchError, OSError, sqlite3.Error: The disk failed; another run goes on.
+            BatchError, OSError, sqlite3.Error: The disk failed, or the requests were cancelled; another run goes on.
         """
         if self.batch.status == "validating":
             await asyncio.to_thread(self._validate)
@@ -105,11 +105,14 @@ class Job:
                         await self._tell(runner.progress, journal.counts())
                 finally:
                     running.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await running
+                    # Not `await running`: its CancelledError could be this job's own, which has to end the job.
+                    await asyncio.gather(running, return_exceptions=True)
                     self._count(runner.progress)
         if not running.cancelled():
+            running.result()
             await asyncio.to_thread(self._move, "in_progress", "finalizing")
+        elif self.batch.status != "cancelling" and not self._is_over():
+            raise BatchError(f"the requests of {self.batch.id} were cancelled, and its window is not over", "it is tried again")
 
     async def _tell(self, progress: Progress, counts: Counts) -> None:
         """Note the counts where clients see them, and see whether somebody has cancelled it."""

@@ -34,12 +34,16 @@ Line = dict[str, Any]
 
 
 class Model:
-    """Answers a chat with its prompt in capitals; ``held`` prompts get no answer. ``statuses``: of the next answers, by prompt."""
+    """Answers a chat with its prompt in capitals; ``held`` prompts get no answer.
+
+    ``statuses`` are those of the next answers, and ``raised`` is raised in place of the next answer, by prompt.
+    """
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
         self.held: Callable[[str], bool] = lambda prompt: False
         self.statuses: dict[str, list[int]] = {}
+        self.raised: dict[str, BaseException] = {}
         self.num_running = self.most_running = self.num_gone = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,6 +59,8 @@ class Model:
             await asyncio.sleep(0)
         finally:
             self.num_running -= 1
+        if error := self.raised.pop(prompt, None):
+            raise error
         status = statuses.pop(0) if (statuses := self.statuses.get(prompt)) else 200
         answer: dict[str, Any] = {"id": "1", "choices": [{"message": {"content": prompt.upper()}}]}
         headers = {"retry-after": "0"} if status == 503 else None
@@ -295,6 +301,15 @@ async def test_at_the_end_of_its_window_a_batch_keeps_what_was_answered(tmp_path
         assert await errors(client, batch) == [("id-1", "batch_expired")]
         assert batch.expired_at is not None
         assert batch.expired_at >= (batch.expires_at or 0)
+
+
+@in_loop
+async def test_a_line_that_the_ingress_cancels_is_asked_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        served.model.raised = {"prompt 1": asyncio.CancelledError()}
+        batch = await ended(served.client(), await begin(served.client(), jsonl(*map(line, range(3)))))
+        assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
+        assert served.model.asked == {"prompt 0": 1, "prompt 1": 2, "prompt 2": 1}
 
 
 @in_loop

@@ -1,0 +1,91 @@
+"""One batch from its input to its end, without an ingress: what cancels it, and what is missing of it."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.batch.folder import Folder
+from serve_app.batch.job import Job
+from serve_app.batch.records import Batch, File
+from serve_app.batch.store import Store
+from serve_app.config import BatchSettings
+from serve_app.errors import BatchError
+
+CHAT = "/v1/chat/completions"
+
+
+class Stored:
+    """A folder with one batch of two lines, in progress."""
+
+    def __init__(self, root: Path) -> None:
+        self.settings = BatchSettings(dir=root)
+        self.folder = Folder(root)
+        self.store = Store(self.folder.database)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+        lines = [{"custom_id": f"id-{i}", "method": "POST", "url": CHAT, "body": body} for i in range(2)]
+        self.folder.path("file-1").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        now = int(time.time())
+        self.store.add_file(File("file-1", "", "in.jsonl", "batch", 10, now, now + 1000))
+        self.store.add_batch(Batch("batch_1", "", "file-1", CHAT, "24h", now, now + 86400, 3600), max_open=1)
+        self.store.change(self.batch, lambda batch: batch.moved("in_progress", now=now, total=2))
+
+    @property
+    def batch(self) -> Batch:
+        return self.store.batch("batch_1", "")
+
+    def cancel(self) -> None:
+        self.store.change(self.batch, lambda batch: batch.moved("cancelling", now=time.time()))
+
+    def job(self, answer: Callable[[httpx.Request], Any]) -> Job:
+        def transport(owner: str) -> httpx.AsyncBaseTransport:
+            return httpx.MockTransport(answer)
+
+        return Job(self.batch, self.settings, self.folder, self.store, models=["tiny"], transport=transport)
+
+
+def answered(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json={"id": "1", "choices": []})
+
+
+def test_requests_that_somebody_else_cancels_leave_the_batch_to_its_next_run(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+
+    def cancelled(_: httpx.Request) -> httpx.Response:
+        raise asyncio.CancelledError
+
+    with pytest.raises(BatchError, match="the requests of batch_1 were cancelled, and its window is not over"):
+        asyncio.run(stored.job(cancelled).run())
+    assert stored.batch.status == "in_progress"
+    asyncio.run(stored.job(answered).run())
+    assert (stored.batch.status, stored.batch.completed) == ("completed", 2)
+
+
+def test_a_job_that_is_given_up_while_its_requests_end_does_not_go_on(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+
+    async def give_up() -> None:
+        ending = asyncio.Event()
+
+        async def slow_to_end(_: httpx.Request) -> httpx.Response:
+            stored.cancel()
+            try:
+                return await asyncio.Event().wait()  # type: ignore[return-value]
+            finally:
+                ending.set()
+                await asyncio.sleep(0.2)
+
+        stored.settings = BatchSettings(dir=tmp_path, concurrency=1)
+        task = asyncio.create_task(stored.job(slow_to_end).run())
+        await ending.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(give_up())
+    assert stored.batch.status == "cancelling"
