@@ -5,12 +5,16 @@ sees a disconnect, as from a client that has gone: vLLM then stops it in its eng
 """
 
 import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
 import httpx
 from starlette.types import Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
 
 Answer = Callable[[Scope, Receive, Send, str], Awaitable[None]]
 """The application, past its door: it gets the owner of the batch in place of an API key."""
@@ -62,7 +66,11 @@ class InProcess(httpx.AsyncBaseTransport):
         return httpx.Response(exchange.status, headers=exchange.headers, content=b"".join(exchange.parts))
 
     async def _run(self, path: str, exchange: "_Exchange") -> None:
-        await self._answer(_scope(path, len(exchange.body)), exchange.receive, exchange.send, self._owner)
+        try:
+            await self._answer(_scope(path, len(exchange.body)), exchange.receive, exchange.send, self._owner)
+        except Exception:  # as a server does: one line's error is no reason to stop the others
+            logger.exception("a request of a batch to %s failed inside the server", path)
+            exchange.fail()
 
 
 async def _answer_of(asked: "Future[httpx.Response]", request: httpx.Request) -> httpx.Response:
@@ -87,6 +95,11 @@ class _Exchange:
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
         self._given = False
+
+    def fail(self) -> None:
+        """Answer 500 in place of what was sent so far."""
+        said = {"error": {"message": "the request failed inside the server, whose log has the cause"}}
+        self.status, self.headers, self.parts = 500, [], [json.dumps(said).encode()]
 
     async def receive(self) -> Message:
         if self._given:

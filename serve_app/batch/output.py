@@ -9,7 +9,7 @@ from pathlib import Path
 def output_line(key: str, custom_id: str, response: object, error: object) -> str:
     """Return the line. One of ``response`` and ``error`` may be None."""
     line = {"id": f"batch_req_{key}", "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(line, ensure_ascii=False)
+    return json.dumps(line)  # ASCII: an answer may hold half a surrogate pair, which has no UTF-8
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:

@@ -89,3 +89,12 @@ def test_a_job_that_is_given_up_while_its_requests_end_does_not_go_on(tmp_path: 
 
     asyncio.run(give_up())
     assert stored.batch.status == "cancelling"
+
+
+def test_an_answer_with_half_a_surrogate_pair_is_an_answer_like_others(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+    asyncio.run(stored.job(lambda _: httpx.Response(200, content=b'{"id": "\\ud800"}')).run())
+    batch = stored.batch
+    assert (batch.status, batch.completed, batch.output_file_id is None) == ("completed", 2, False)
+    output = stored.folder.path(batch.output_file_id or "").read_text()
+    assert [json.loads(line)["response"]["body"] for line in output.splitlines()] == [{"id": "\ud800"}] * 2
