@@ -37,6 +37,8 @@ class FilesApi:
 
     def __init__(self, settings: BatchSettings, folder: Folder, store: Store, disk: DiskThreads) -> None:
         self._settings, self._folder, self._store, self._disk = settings, folder, store, disk
+        self._coming_bytes = 0
+        """What the uploads under way may bring: the length that is announced, else the largest that is allowed."""
 
     def methods(self, below: tuple[str, ...]) -> Mapping[str, Handler] | None:
         """Return who answers which method; ``below`` are the parts of the path behind `/v1/files`. None: nobody."""
@@ -78,20 +80,21 @@ class FilesApi:
         return await self._disk.run(partial(self._store.file, request.scope["path"].split("/")[3], owner))
 
     async def _upload(self, request: Request, owner: str) -> Response:
-        announced = request.headers.get("content-length", "0")
-        num_announced = int(announced) if announced.isdigit() else 0
-        if num_announced > self._settings.max_file_bytes + _FORM_BYTES:
-            raise RequestTooLarge(size_bytes=num_announced, limit_bytes=self._settings.max_file_bytes)
-        form = UploadForm(request.headers.get("content-type", ""), max_bytes=self._settings.max_file_bytes)
-        await self._disk.run(
-            partial(self._store.check_room, max(0, num_announced - _FORM_BYTES), limit=self._settings.max_stored_bytes)
-        )
+        limit_bytes = self._settings.max_file_bytes
+        announced = request.headers.get("content-length", "")
+        num_bytes = max(0, int(announced) - _FORM_BYTES) if announced.isdigit() else limit_bytes
+        if num_bytes > limit_bytes:
+            raise RequestTooLarge(size_bytes=int(announced), limit_bytes=limit_bytes)
+        form = UploadForm(request.headers.get("content-type", ""), max_bytes=limit_bytes)
         part = self._folder.part()
+        self._coming_bytes += num_bytes
         try:
+            await self._disk.run(partial(self._store.check_room, self._coming_bytes, limit=self._settings.max_stored_bytes))
             await self._receive(request, form, part)
             file = self._file_of(form, owner)
             await self._disk.run(partial(self._keep, part, file))
         finally:
+            self._coming_bytes -= num_bytes
             self._disk.begin(partial(part.unlink, missing_ok=True))
         return JSONResponse(file.as_object())
 
@@ -128,10 +131,9 @@ class FilesApi:
 
     def _keep(self, part: Path, file: File) -> None:
         """Make the part a file; without its record it would be nobody's."""
-        self._store.check_room(file.num_bytes, limit=self._settings.max_stored_bytes)
         self._folder.keep(part, file.id)
         try:
-            self._store.add_file(file)
+            self._store.add_file(file, limit=self._settings.max_stored_bytes)
         except BaseException:
             self._folder.remove([file.id])
             raise

@@ -32,6 +32,7 @@ CREATE INDEX IF NOT EXISTS batches_of ON batches (owner, number);
 CREATE INDEX IF NOT EXISTS batches_in ON batches (status, number);
 """
 _OPEN = ", ".join(f"'{status}'" for status in OPEN)
+_HELD = "SELECT coalesce(sum(num_bytes), 0) FROM files"
 _RETRY_AFTER_S = 60.0
 T = TypeVar("T")
 
@@ -66,18 +67,29 @@ class Store:
             ) from exc
 
     def check_room(self, num_bytes: int, *, limit: int) -> None:
-        """Refuse a file of that size beside those that are there.
+        """Refuse uploads of ``num_bytes`` together beside the files that are there.
 
         Raises:
             StorageFull: All together would be above ``limit``.
         """
-        (held,) = self._read("SELECT coalesce(sum(num_bytes), 0) FROM files")[0]
+        (held,) = self._read(_HELD)[0]
         if held + num_bytes > limit:
-            raise StorageFull(problem=f"{held} bytes are stored, and the limit is {limit}")
+            raise StorageFull(problem=f"{held} bytes are stored, uploads may bring {num_bytes}, and the limit is {limit}")
 
-    def add_file(self, file: File) -> None:
-        """Note a file whose bytes are there."""
-        self._change(lambda db: _insert_file(db, file))
+    def add_file(self, file: File, *, limit: int) -> None:
+        """Note a file whose bytes are there.
+
+        Raises:
+            StorageFull: It and the others together would be above ``limit``.
+        """
+
+        def insert(db: sqlite3.Connection) -> None:
+            (held,) = db.execute(_HELD).fetchone()
+            if held + file.num_bytes > limit:
+                raise StorageFull(problem=f"{held} bytes are stored, and the limit is {limit}")
+            _insert_file(db, file)
+
+        self._change(insert)
 
     def file(self, file_id: str, owner: str) -> File:
         """Return the owner's file.

@@ -31,7 +31,7 @@ class Stored:
         lines = [{"custom_id": f"id-{i}", "method": "POST", "url": CHAT, "body": body} for i in range(2)]
         self.folder.path("file-1").write_text("".join(json.dumps(line) + "\n" for line in lines))
         now = int(time.time())
-        self.store.add_file(File("file-1", "", "in.jsonl", "batch", 10, now, now + 1000))
+        self.store.add_file(File("file-1", "", "in.jsonl", "batch", 10, now, now + 1000), limit=1 << 20)
         self.store.add_batch(Batch("batch_1", "", "file-1", CHAT, "24h", now, now + 86400, 3600), max_open=1)
         self.store.change(self.batch, lambda batch: batch.moved("in_progress", now=now, total=2))
 

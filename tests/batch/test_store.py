@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from serve_app.batch.folder import Folder
 from serve_app.batch.records import Batch, File
 from serve_app.batch.store import Store
-from serve_app.errors import ConfigError, NotStored
+from serve_app.errors import ConfigError, NotStored, StorageFull
 
 OWNER = "owner"
 
@@ -30,7 +31,7 @@ def add(store: Store, folder: Folder, file_id: str, *, expires_in_s: float = 100
     part.write_text(file_id)
     folder.keep(part, file_id)
     file = File(file_id, OWNER, "in.jsonl", "batch", 6, now, now + int(expires_in_s))
-    store.add_file(file)
+    store.add_file(file, limit=1 << 20)
     return file
 
 
@@ -55,7 +56,7 @@ def test_a_file_whose_time_is_over_is_gone_but_stays_for_the_open_batch_that_rea
     read, other, fresh = (add(store, folder, f"file-{i}") for i in range(3))
     batch = new_batch(store, "batch_1", read)
     for file in (read, other):
-        store.add_file(File(file.id, OWNER, file.name, file.purpose, 6, file.created_at, int(time.time()) - 1))
+        store.add_file(File(file.id, OWNER, file.name, file.purpose, 6, file.created_at, int(time.time()) - 1), limit=1 << 20)
         with pytest.raises(NotStored):
             store.file(file.id, OWNER)
     assert store.forget_old(ended_before=0.0) == {read.id, fresh.id}
@@ -86,6 +87,16 @@ def test_what_killed_processes_left_is_swept_when_it_is_old_and_nobodys(store: S
     folder.sweep({file.id}, {"batch_1"})
     assert names(files) == ["file-1"]
     assert names(work) == sorted([young.name, "batch_1.journal", "batch_1.journal-wal"])
+
+
+def test_a_file_above_the_limit_is_not_noted_whatever_was_checked_before(store: Store) -> None:
+    file = File("file-1", OWNER, "in.jsonl", "batch", 60, 0, 1 << 40)
+    store.check_room(60, limit=100)
+    store.add_file(file, limit=100)
+    with pytest.raises(StorageFull, match="60 bytes are stored, and the limit is 100"):
+        store.add_file(replace(file, id="file-2"), limit=100)
+    with pytest.raises(NotStored):
+        store.file("file-2", OWNER)
 
 
 def test_a_change_that_fails_changes_nothing(store: Store, folder: Folder) -> None:

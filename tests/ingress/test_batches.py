@@ -395,6 +395,16 @@ async def test_a_full_folder_is_told_and_has_room_again_after_a_deletion(tmp_pat
 
 
 @in_loop
+async def test_uploads_at_the_same_time_hold_no_more_on_the_disk_than_is_allowed(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_file_bytes=1 << 20, max_stored_bytes=1 << 20) as served:
+        client = served.client()
+        sent = (client.files.create(file=b"x" * (900 << 10), purpose="batch") for _ in range(6))
+        done = await asyncio.gather(*sent, return_exceptions=True)
+        assert sorted(getattr(answer, "status_code", 200) for answer in done) == [200, *[507] * 5]
+        assert sum(path.stat().st_size for path in (served.folder / "files").iterdir()) == 900 << 10
+
+
+@in_loop
 async def test_a_full_disk_is_told_and_nothing_half_is_left(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         said = "there is no room: File too large"
