@@ -24,7 +24,7 @@ class Folder:
     """``root`` is made with its parents.
 
     Raises:
-        ConfigError: It cannot be written to.
+        ConfigError: It cannot be written to, or its file system has no locks.
     """
 
     def __init__(self, root: Path) -> None:
@@ -36,9 +36,18 @@ class Folder:
             probe = self.part()
             probe.touch(mode=0o600)
             probe.unlink()
+            self._refuse_without_locks()
         except OSError as exc:
             problem = f"{root} cannot be written to: {exc.strerror or exc}"
             raise ConfigError("ingress.batch.dir", problem, "name a folder that the ingress may write to") from exc
+
+    def _refuse_without_locks(self) -> None:
+        try:
+            if (descriptor := self.try_lock()) is not None:
+                os.close(descriptor)
+        except OSError as exc:
+            problem = f"{self.root / 'lock'} cannot be locked: {exc.strerror or exc}"
+            raise ConfigError("ingress.batch.dir", problem, "name a folder on a file system that has flock") from exc
 
     @property
     def database(self) -> Path:
@@ -89,9 +98,11 @@ class Folder:
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BaseException as exc:
             os.close(descriptor)
-            return None
+            if isinstance(exc, BlockingIOError):
+                return None
+            raise
         return descriptor
 
 

@@ -45,6 +45,8 @@ class Worker:
         self._not_before: dict[str, float] = {}
         self._lock: int | None = None
         self._cleaned_at = -_CLEAN_S
+        self._told = ""
+        """The error of the last look, "" when it had none."""
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -113,8 +115,11 @@ class Worker:
                     task = asyncio.create_task(job(batch).run(), name=f"job {batch.id}")
                     self._running[batch.id] = batch, task
             await asyncio.to_thread(self._keep_house)
-        except Exception:  # whatever SQLite or the file system raises: chats go on, and so does the next look
-            logger.exception("the batches in %s cannot be read", self._folder.root)
+            self._told = ""
+        except Exception as exc:  # whatever SQLite or the file system raises: chats go on, and so does the next look
+            if (said := repr(exc)) != self._told:  # once, and not each second
+                logger.exception("the batches in %s cannot be read", self._folder.root)
+            self._told = said
 
     def _may_begin(self, batch: Batch) -> bool:
         if batch.id in self._running or self._not_before.get(batch.id, 0.0) > time.monotonic():

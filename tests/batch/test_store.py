@@ -1,5 +1,8 @@
 """What is kept of files and batches, and for how long."""
 
+import asyncio
+import errno
+import fcntl
 import os
 import time
 from dataclasses import replace
@@ -10,6 +13,8 @@ import pytest
 from serve_app.batch.folder import Folder
 from serve_app.batch.records import Batch, File
 from serve_app.batch.store import Store
+from serve_app.batch.worker import Worker
+from serve_app.config import BatchSettings
 from serve_app.errors import ConfigError, NotStored, StorageFull
 
 OWNER = "owner"
@@ -124,3 +129,46 @@ def test_a_folder_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path) ->
     (tmp_path / "batches.sqlite").write_text("no database" * 100)
     with pytest.raises(ConfigError, match=r"^ingress\.batch\.dir: .*batches\.sqlite cannot be used"):
         Store(tmp_path / "batches.sqlite")
+
+
+@pytest.fixture
+def flocked(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the descriptors of the calls of flock, which fails from now on as on a file system without locks."""
+    called: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        called.append(descriptor)
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    return called
+
+
+def test_a_folder_without_locks_is_refused_and_a_lock_that_fails_keeps_no_descriptor(folder: Folder, flocked: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"^ingress\.batch\.dir: .*lock cannot be locked: No locks available; name a folder"):
+        Folder(folder.root)
+    with pytest.raises(OSError, match="No locks available"):
+        folder.try_lock()
+    assert len(flocked) == 2
+    for descriptor in flocked:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_an_error_that_comes_with_each_look_is_logged_once(
+    folder: Folder, store: Store, flocked: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def look() -> None:
+        worker = Worker(BatchSettings(dir=folder.root), folder, store)
+        worker.start(never, ["tiny"])
+        while len(flocked) < 4:
+            worker.wake()
+            await asyncio.sleep(0.01)
+        await worker.stop()
+
+    asyncio.run(look())
+    assert [record.message for record in caplog.records] == [f"the batches in {folder.root} cannot be read"]
+
+
+async def never(*_: object) -> None:
+    raise AssertionError("nothing is asked")
