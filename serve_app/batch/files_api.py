@@ -1,6 +1,7 @@
 """`/v1/files` as OpenAI's API has it, for files that a batch reads or has written."""
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,7 +18,7 @@ from serve_app.batch.records import File, kept_for_s
 from serve_app.batch.store import Store
 from serve_app.batch.upload import UploadForm
 from serve_app.config import BatchSettings
-from serve_app.errors import BadRequest, BodyTooSlow, RequestTooLarge
+from serve_app.errors import BadRequest, BodyTooSlow, NotStored, RequestTooLarge
 
 Handler = Callable[[Request, str], Awaitable[Response]]
 """Answers a request of the owner that the second argument names."""
@@ -65,10 +66,16 @@ class FilesApi:
 
     async def _content(self, request: Request, owner: str) -> Response:
         file = await self._file(request, owner)
-        headers = {"x-content-type-options": "nosniff"}
-        return FileResponse(
-            self._folder.path(file.id), media_type="application/octet-stream", filename=file.name, headers=headers
-        )
+        found = await self._disk.run(partial(self._stat, file))
+        headers, kind = {"x-content-type-options": "nosniff"}, "application/octet-stream"
+        path = self._folder.path(file.id)
+        return FileResponse(path, media_type=kind, filename=file.name, headers=headers, stat_result=found)
+
+    def _stat(self, file: File) -> os.stat_result:
+        try:
+            return self._folder.path(file.id).stat()
+        except FileNotFoundError:  # deleted since its record was read
+            raise NotStored(kind="File", id=file.id) from None
 
     async def _delete(self, request: Request, owner: str) -> Response:
         file = await self._file(request, owner)

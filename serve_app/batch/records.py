@@ -139,6 +139,11 @@ class Batch:
         }
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text has the form of the ids of files and batches. SQLite takes no text with half a surrogate pair."""
+    return re.fullmatch(r"(file-|batch_)[0-9a-z]{1,64}", text) is not None
+
+
 def seconds_of(window: object, *, limit_s: float) -> int:
     """Return the seconds of a `completion_window` such as 24h, 90m, 7d or 600s.
 

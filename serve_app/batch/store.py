@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from serve_app.batch.records import OPEN, STATUSES, Batch, File
+from serve_app.batch.records import OPEN, STATUSES, Batch, File, is_id
 from serve_app.errors import BadRequest, ConfigError, NotStored, StorageFull, TooManyBatches
 
 _FORMAT = 1
@@ -97,8 +97,8 @@ class Store:
         Raises:
             NotStored: There is none, any more.
         """
-        found = self._read("SELECT record FROM files WHERE id = ? AND owner = ? AND expires_at > ?", file_id, owner, time.time())
-        if not found:
+        sql = "SELECT record FROM files WHERE id = ? AND owner = ? AND expires_at > ?"
+        if not is_id(file_id) or not (found := self._read(sql, file_id, owner, time.time())):
             raise NotStored(kind="File", id=file_id)
         return msgspec.json.decode(found[0][0], type=File)
 
@@ -140,8 +140,8 @@ class Store:
 
         def insert(db: sqlite3.Connection) -> None:
             values = (batch.input_file_id, batch.owner, batch.created_at)
-            found = db.execute("SELECT purpose FROM files WHERE id = ? AND owner = ? AND expires_at > ?", values).fetchone()
-            if found is None or found[0] != "batch":
+            sql = "SELECT 1 FROM files WHERE id = ? AND owner = ? AND expires_at > ? AND purpose = 'batch'"
+            if not is_id(batch.input_file_id) or not db.execute(sql, values).fetchone():
                 problem = f"{batch.input_file_id[:80]!r} is no file of the purpose 'batch'; upload one with POST /v1/files"
                 raise BadRequest(param="input_file_id", problem=problem)
             count = f"SELECT count(*) FROM batches WHERE owner = ? AND status IN ({_OPEN})"
@@ -159,8 +159,8 @@ class Store:
         Raises:
             NotStored: There is none.
         """
-        found = self._read("SELECT record FROM batches WHERE id = ? AND owner = ?", batch_id, owner)
-        if not found:
+        sql = "SELECT record FROM batches WHERE id = ? AND owner = ?"
+        if not is_id(batch_id) or not (found := self._read(sql, batch_id, owner)):
             raise NotStored(kind="Batch", id=batch_id)
         return msgspec.json.decode(found[0][0], type=Batch)
 
@@ -228,8 +228,8 @@ class Store:
     ) -> Page:
         order, side, bound = ("ASC", ">", 0) if oldest_first else ("DESC", "<", 1 << 62)
         if after is not None:
-            found = self._read(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", after, owner)
-            if not found:
+            sql = f"SELECT number FROM {table} WHERE id = ? AND owner = ?"
+            if not is_id(after) or not (found := self._read(sql, after, owner)):
                 raise BadRequest(param="after", problem=f"{after[:80]!r} is not among your {table}")
             bound = found[0][0]
         sql = f"SELECT record FROM {table} WHERE owner = ? AND number {side} ? AND {where} ORDER BY number {order} LIMIT ?"

@@ -48,7 +48,10 @@ class UploadForm:
             "on_part_end": self._part_ends,
             "on_end": self._form_ends,
         }
-        self._parser = MultipartParser(boundary, callbacks)
+        try:
+            self._parser = MultipartParser(boundary, callbacks)
+        except FormParserError as exc:
+            raise BadRequest(param="file", problem=f"the boundary of the form cannot be used: {exc}") from exc
 
     def receive(self, data: bytes) -> bytes:
         """Return the bytes of the file that came with these.

@@ -456,6 +456,7 @@ async def test_a_file_that_an_open_batch_reads_is_not_deleted_and_open_batches_a
         ({"completion_window": 24}, "completion_window: is '24'"),
         ({"endpoint": "/v1/responses"}, "endpoint: is '/v1/responses', none of /v1/chat/completions"),
         ({"input_file_id": "file-none"}, "input_file_id: 'file-none' is no file of the purpose 'batch'"),
+        ({"input_file_id": "\ud800"}, "input_file_id: '\\ud800' is no file of the purpose 'batch'"),
         ({"input_file_id": None}, "input_file_id: is missing"),
         ({"metadata": {"a": 1}}, "metadata.a: is no text"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a: is no text of Unicode, or too long"),
@@ -503,6 +504,15 @@ async def test_a_file_expires_when_its_upload_says_so(tmp_path: Path) -> None:
         expiry: Any = {"anchor": "created_at", "seconds": 3600}
         file = await served.client().files.create(file=b"x", purpose="batch", expires_after=expiry)
         assert file.expires_at == file.created_at + 3600
+
+
+@in_loop
+async def test_the_content_of_a_file_that_is_deleted_meanwhile_does_not_exist(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        file = await served.client().files.create(file=b"x", purpose="batch")
+        (served.folder / "files" / file.id).unlink()
+        with pytest.raises(openai.NotFoundError, match=f"no such File object: '{file.id}'"):
+            await served.client().files.content(file.id)
 
 
 @in_loop
