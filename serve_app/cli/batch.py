@@ -91,7 +91,7 @@ def run(
         http = connect(url, key, limits)
         defaults = Defaults(model or only_model(url, key), chat, system, prompt_field, parameters)
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
-        asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form)), fleet))
+        asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), fleet))
         _finish(journal, output)
 
 

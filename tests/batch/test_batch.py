@@ -1,6 +1,9 @@
 """``serve-app batch run`` as a process of its own, against a small HTTP server that counts what it is asked."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import random
 import resource
@@ -15,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from serve_app.batch.rows import open_input, rows
+from serve_app.errors import BatchError
 from tests.batch.service import Service
 
 pytestmark = pytest.mark.timeout(240)
@@ -282,3 +287,13 @@ def test_an_input_that_the_command_would_write_is_refused_and_kept(service: Serv
     assert done.returncode == 1
     assert "which this command writes; choose another --output" in done.stderr
     assert (tmp_path / name).read_text() == '{"prompt": "a"}\n'
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_an_input_that_is_no_whole_archive_is_told_with_its_name(tmp_path: Path, suffix: str, is_cut: bool) -> None:
+    compress = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix]
+    content = compress(random.Random(1).randbytes(100_000))
+    (path := tmp_path / f"in.jsonl{suffix}").write_bytes(content[: len(content) // 2] if is_cut else b"no archive")
+    with pytest.raises(BatchError, match=rf"in\.jsonl\{suffix} cannot be decompressed: .*; get or compress it again"):
+        list(rows(open_input(str(path)), "text", name=str(path)))
