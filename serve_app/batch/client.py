@@ -19,9 +19,11 @@ from serve_app.errors import BatchError, ServiceAway
 
 KEYS = ("SERVE_APP_API_KEY", "OPENAI_API_KEY")
 """Environment variables that may hold the API key; the first one that is set counts."""
+_KEY_HINT = f"set {KEYS[0]}"
 _FIRST_WINDOW = 16
 _MAX_WAIT_S = 30.0
 _BACK_PRESSURE = (429, 503)
+_REFUSED_KEY = (401, 403)
 _TRIED_AGAIN = (408, 500, 502, 504)
 
 
@@ -85,6 +87,7 @@ class Client:
 
         Raises:
             ServiceAway: For ``patience_s`` no request of this client was answered.
+            BatchError: The service refuses the API key, and would refuse each other request, too.
         """
         async with self._place():
             return await self._ask(path, body)
@@ -141,6 +144,8 @@ class Client:
                     self._refuse_to_wait_for_ever(said)
                     await asyncio.sleep(_spread(_retry_after_s(response)))
                     continue
+                if status in _REFUSED_KEY:
+                    raise BatchError(f"the service answers {status}: {said}", _KEY_HINT)
                 tries += 1
                 if status not in _TRIED_AGAIN and status != 200:
                     tries = self._limits.tries
@@ -208,7 +213,7 @@ def only_model(url: str, key: str) -> str:
         answer.raise_for_status()
         names = [card["id"] for card in answer.json()["data"]]
     except httpx.HTTPStatusError as exc:
-        hint = f"set {KEYS[0]}" if exc.response.status_code == 401 else "check the URL"
+        hint = _KEY_HINT if exc.response.status_code in _REFUSED_KEY else "check the URL"
         raise BatchError(f"{address} answers {exc.response.status_code}", hint) from exc
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as exc:
         raise BatchError(

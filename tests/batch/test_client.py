@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.batch.client import Answer, Client, Failure, Limits, connect
-from serve_app.batch.journal import Journal
+from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.requests import Defaults, request_of_example
 from serve_app.batch.runner import Progress, Runner
 from serve_app.errors import BatchError, ServiceAway
@@ -98,3 +98,20 @@ def test_a_run_ends_with_what_watches_it_also_while_nothing_is_answered(service:
 
     with pytest.raises(BatchError, match="the fleet ended; start it"):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_key_is_no_failure_of_a_line(service: Service, tmp_path: Path, status: int) -> None:
+    async def run() -> Counts:
+        limits = Limits()
+        async with connect(service.url, "", limits) as http:
+            with Journal(tmp_path / "journal") as journal:
+                requests = [request_of_example(number, "a", Defaults("m")) for number in (1, 2)]
+                await Runner(http, journal, limits).run(iter(requests))
+                return journal.counts()
+
+    service.verdict = lambda prompt: status
+    with pytest.raises(BatchError, match=f"the service answers {status}: no: {status}; set SERVE_APP_API_KEY"):
+        asyncio.run(run())
+    service.verdict = lambda prompt: 200
+    assert asyncio.run(run()) == Counts(answered=2, failed=0)
