@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from serve_app.batch.client import Answer, Client, Failure, Limits, connect
@@ -62,6 +63,24 @@ def test_patience_counts_only_while_something_is_asked(service: Service) -> None
 
     assert isinstance(asyncio.run(ask()), Answer)
     assert service.asked == {"a": 1, "b": 3}
+
+
+def test_patience_counts_from_the_first_refusal_and_not_from_the_last_answer() -> None:
+    asked: list[httpx.Request] = []
+
+    async def slow_and_then_away(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if len(asked) == 1:
+            await asyncio.sleep(1.1)
+            raise httpx.ReadError("the ingress was replaced")
+        return httpx.Response(200, json={})
+
+    async def ask() -> Answer | Failure:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(slow_and_then_away), base_url="http://service") as http:
+            return await Client(http, Limits(patience_s=1.0)).ask(PATH, body("a"))
+
+    assert isinstance(asyncio.run(ask()), Answer)
+    assert len(asked) == 2
 
 
 def test_the_window_follows_what_the_service_takes(service: Service) -> None:
