@@ -5,6 +5,7 @@ Whatever ends the process, the next one's job goes on from the journal.
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
@@ -17,13 +18,15 @@ from serve_app.batch.client import Limits
 from serve_app.batch.folder import Folder
 from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.output import output_line, write_lines
-from serve_app.batch.records import Batch, File, Status
+from serve_app.batch.records import Batch, File, LineError, Status
 from serve_app.batch.requests import Defaults, Request, request_of
 from serve_app.batch.rows import rows
 from serve_app.batch.runner import Progress, Runner
 from serve_app.batch.store import Store
 from serve_app.config import BatchSettings
-from serve_app.errors import BatchError
+from serve_app.errors import BatchError, JournalBroken
+
+logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 900.0
 _LOOK_S = 1.0
@@ -63,6 +66,26 @@ class Job:
         Raises:
             BatchError, OSError, sqlite3.Error: The disk failed, or the requests were cancelled; another run goes on.
         """
+        try:
+            await self._go_on()
+        except FileNotFoundError as exc:
+            said = f"The input {self.batch.input_file_id} is lost; upload it again, and create another batch."
+            await asyncio.to_thread(self._lose, LineError("input_lost", said), exc)
+        except JournalBroken as exc:
+            said = "The journal with the batch's answers is damaged; create another batch of the same input."
+            await asyncio.to_thread(self._lose, LineError("journal_lost", said), exc)
+
+    def _lose(self, error: LineError, cause: Exception) -> None:
+        """End the batch without its answers: no further run could do better."""
+        logger.error("%s ends: %s", self.batch.id, cause)
+
+        def end(batch: Batch) -> Batch:
+            return batch.moved("cancelled" if batch.status == "cancelling" else "failed", now=time.time(), errors=(error,))
+
+        self.batch = self._store.change(self.batch, end)
+        self._folder.remove_journal(self.batch.id)
+
+    async def _go_on(self) -> None:
         if self.batch.status == "validating":
             await asyncio.to_thread(self._validate)
             return

@@ -3,6 +3,7 @@
 validating -> in_progress -> finalizing -> completed
      |             |-> expired                            the window is over
      |-> failed                                           the input is wrong
+in_progress, finalizing -> failed                         the input or the journal is lost
 each of the first three -> cancelling -> cancelled
 """
 
@@ -17,8 +18,8 @@ Status = Literal["validating", "in_progress", "finalizing", "completed", "failed
 
 _NEXT: dict[Status, frozenset[Status]] = {
     "validating": frozenset({"in_progress", "failed", "cancelling"}),
-    "in_progress": frozenset({"finalizing", "expired", "cancelling"}),
-    "finalizing": frozenset({"completed", "cancelling"}),
+    "in_progress": frozenset({"finalizing", "expired", "failed", "cancelling"}),
+    "finalizing": frozenset({"completed", "failed", "cancelling"}),
     "cancelling": frozenset({"cancelled"}),
 }
 STATUSES: tuple[Status, ...] = (
@@ -66,7 +67,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """Why an input is refused. ``line`` counts from 1; None: the file as a whole is meant."""
+    """Why an input is refused, or a batch cannot go on. ``line`` counts from 1; None: the file as a whole is meant."""
 
     code: str
     message: str

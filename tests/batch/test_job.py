@@ -98,3 +98,19 @@ def test_an_answer_with_half_a_surrogate_pair_is_an_answer_like_others(tmp_path:
     assert (batch.status, batch.completed, batch.output_file_id is None) == ("completed", 2, False)
     output = stored.folder.path(batch.output_file_id or "").read_text()
     assert [json.loads(line)["response"]["body"] for line in output.splitlines()] == [{"id": "\ud800"}] * 2
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+@pytest.mark.parametrize("code", ["input_lost", "journal_lost"])
+def test_a_batch_whose_input_or_journal_is_lost_ends_with_the_reason(tmp_path: Path, code: str, is_cancelled: bool) -> None:
+    stored = Stored(tmp_path)
+    if code == "input_lost":
+        stored.folder.path("file-1").unlink()
+    else:
+        stored.folder.journal("batch_1").write_text("no database" * 100)
+    if is_cancelled:
+        stored.cancel()
+    asyncio.run(stored.job(answered).run())
+    assert stored.batch.status == ("cancelled" if is_cancelled else "failed")
+    assert [error.code for error in stored.batch.errors] == [code]
+    assert not stored.folder.journal("batch_1").exists()
