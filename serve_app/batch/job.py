@@ -70,10 +70,10 @@ class Job:
             await self._go_on()
         except FileNotFoundError as exc:
             said = f"The input {self.batch.input_file_id} is lost; upload it again, and create another batch."
-            await asyncio.to_thread(self._lose, LineError("input_lost", said), exc)
+            await _in_thread(self._lose, LineError("input_lost", said), exc)
         except JournalBroken as exc:
             said = "The journal with the batch's answers is damaged; create another batch of the same input."
-            await asyncio.to_thread(self._lose, LineError("journal_lost", said), exc)
+            await _in_thread(self._lose, LineError("journal_lost", said), exc)
 
     def _lose(self, error: LineError, cause: Exception) -> None:
         """End the batch without its answers: no further run could do better."""
@@ -87,12 +87,12 @@ class Job:
 
     async def _go_on(self) -> None:
         if self.batch.status == "validating":
-            await asyncio.to_thread(self._validate)
+            await _in_thread(self._validate)
             return
         if self.batch.status in ("in_progress", "finalizing") and not self._is_over():
             await self._ask()
         if self.batch.is_open:
-            await asyncio.to_thread(self._finish)
+            await _in_thread(self._finish)
 
     def _is_over(self) -> bool:
         return time.time() >= self.batch.expires_at
@@ -194,3 +194,13 @@ class Job:
     def _requests(self) -> Generator[Request, None, None]:
         with self._folder.path(self.batch.input_file_id).open("rb") as file:
             yield from (request_of(row, Defaults("")) for row in rows(file, "jsonl"))
+
+
+async def _in_thread(call: Callable[..., None], *args: object) -> None:
+    """Call it in a thread. A job that is cancelled meanwhile ends after the call, because the folder's lock has to outlive the call."""
+    called = asyncio.create_task(asyncio.to_thread(call, *args))
+    try:
+        await asyncio.shield(called)
+    except asyncio.CancelledError:
+        await asyncio.wait([called])
+        raise

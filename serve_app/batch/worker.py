@@ -89,8 +89,8 @@ class Worker:
 
         try:
             while not self._stopping:
+                self._woken.clear()  # before the look: what comes while it looks is seen by the next one
                 await self._look(job)
-                self._woken.clear()
                 await self._wait()
         finally:
             await self._give_up()
@@ -138,7 +138,10 @@ class Worker:
                 continue
             del self._running[batch_id]
             self._not_before.pop(batch_id, None)
-            if (error := task.exception()) is not None:
+            if task.cancelled():
+                self._not_before[batch_id] = time.monotonic() + _AGAIN_S
+                logger.error("%s was cancelled; it is tried again in %g s", batch_id, _AGAIN_S)
+            elif (error := task.exception()) is not None:
                 self._not_before[batch_id] = time.monotonic() + _AGAIN_S
                 logger.error("%s could not go on; it is tried again in %g s", batch_id, _AGAIN_S, exc_info=error)
 
@@ -152,6 +155,7 @@ class Worker:
         self._folder.sweep(files, {batch.id for batch in self._store.open_batches()})
 
     async def _give_up(self) -> None:
+        """End the jobs, and then give the lock back. When a job ends too late for `_STOP_S`, the lock goes with the process."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()

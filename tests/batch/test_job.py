@@ -2,18 +2,24 @@
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
+from serve_app.batch import job, worker
 from serve_app.batch.folder import Folder
 from serve_app.batch.job import Job
+from serve_app.batch.output import write_lines
 from serve_app.batch.records import Batch, File
 from serve_app.batch.store import Store
+from serve_app.batch.worker import Worker
 from serve_app.config import BatchSettings
 from serve_app.errors import BatchError
 
@@ -114,3 +120,56 @@ def test_a_batch_whose_input_or_journal_is_lost_ends_with_the_reason(tmp_path: P
     assert stored.batch.status == ("cancelled" if is_cancelled else "failed")
     assert [error.code for error in stored.batch.errors] == [code]
     assert not stored.folder.journal("batch_1").exists()
+
+
+def test_a_job_that_is_given_up_while_it_writes_its_output_ends_when_that_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, writes, may_write = Stored(tmp_path), threading.Event(), threading.Event()
+
+    def slow(path: Path, lines: Iterable[str]) -> int:
+        writes.set()
+        assert may_write.wait(60.0)
+        return write_lines(path, lines)
+
+    monkeypatch.setattr(job, "write_lines", slow)
+
+    async def give_up() -> bool:
+        task = asyncio.create_task(stored.job(answered).run())
+        while not writes.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)
+        ended_early = task.done()
+        may_write.set()
+        await asyncio.wait([task])
+        return ended_early
+
+    assert asyncio.run(give_up()) is False
+    assert stored.batch.status == "completed"
+
+
+def test_a_job_that_was_cancelled_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, runs, run = Stored(tmp_path), [0], Job.run
+
+    async def cancelled_at_first(job: Job) -> None:
+        runs[0] += 1
+        if runs[0] == 1:
+            raise asyncio.CancelledError
+        await run(job)
+
+    monkeypatch.setattr(Job, "run", cancelled_at_first)
+    monkeypatch.setattr(worker, "_AGAIN_S", 0.0)
+
+    async def work() -> None:
+        working = Worker(stored.settings, stored.folder, stored.store)
+        working.start(answer, ["tiny"])
+        while stored.batch.is_open and runs[0] < 5:
+            await asyncio.sleep(0.05)
+        await working.stop()
+
+    async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+        await JSONResponse({"id": "1", "choices": []})(scope, receive, send)
+
+    asyncio.run(asyncio.wait_for(work(), 30.0))
+    assert stored.batch.status == "completed"
