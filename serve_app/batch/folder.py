@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from serve_app.batch.output import put_in_place
 from serve_app.errors import ConfigError, StorageFailed, StorageFull
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -61,8 +62,7 @@ class Folder:
         """Make a whole part the file of that id, durably."""
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.replace(self.path(file_id))
-        _sync_folder(self._files)
+        put_in_place(part, self.path(file_id))
 
     def path(self, file_id: str) -> Path:
         """Return where the file is. ``file_id`` is one of the database's."""
@@ -113,11 +113,3 @@ def storage_error(exc: Exception) -> StorageFailed:
     if "disk is full" in str(exc):
         return StorageFull(problem="the database cannot grow")
     return StorageFailed()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

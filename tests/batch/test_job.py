@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -173,3 +174,17 @@ def test_a_job_that_was_cancelled_is_run_again(tmp_path: Path, monkeypatch: pyte
 
     asyncio.run(asyncio.wait_for(work(), 30.0))
     assert stored.batch.status == "completed"
+
+
+def test_an_output_is_durable_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, synced, fsync = Stored(tmp_path), [], os.fsync
+
+    def note(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((name.suffix or name.name, stored.folder.journal("batch_1").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    asyncio.run(stored.job(answered).run())
+    assert synced == [(".part", True), ("files", True)]
+    assert not stored.folder.journal("batch_1").exists()
