@@ -134,3 +134,20 @@ def test_a_refused_key_is_no_failure_of_a_line(service: Service, tmp_path: Path,
         asyncio.run(run())
     service.verdict = lambda prompt: 200
     assert asyncio.run(run()) == Counts(answered=2, failed=0)
+
+
+def test_other_tasks_run_also_while_no_line_is_asked(service: Service, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    async def watch(progress: Progress) -> None:
+        seen.append(progress.failed)
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        wrong = (request_of_example(number, 7, Defaults("m")) for number in range(2000))
+        async with connect(service.url, "", Limits()) as http:
+            with Journal(tmp_path / "journal") as journal:
+                await Runner(http, journal, Limits()).run(wrong, watch=watch)
+
+    asyncio.run(run())
+    assert seen == [1000]
