@@ -20,7 +20,10 @@ Answer = Callable[[Scope, Receive, Send, str], Awaitable[None]]
 """The application, past its door: it gets the owner of the batch in place of an API key."""
 
 PRIORITY = 1_000_000
-"""Behind all that clients send, which is 0 unless they say otherwise. Engines look at it with `scheduling_policy: priority` alone."""
+"""Behind all that clients send, which is 0 unless they say otherwise. Engines look at it with `scheduling_policy: priority` alone.
+
+It does not hold for `/v1/embeddings`: vLLM reads the header X-Vllm-Priority for chats and completions alone.
+"""
 
 _GOODBYE_S = 5.0
 """For the application to notice that its client has gone."""

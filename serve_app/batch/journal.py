@@ -96,12 +96,12 @@ class Journal:
         return "new"
 
     def record(self, key: str, result: str, *, failed: bool) -> None:
-        """Note the line's one result; durable with the next commit. A line that has one keeps it."""
+        """Note the line's one result, which the next commit keeps. A line that has one keeps it."""
         change = "UPDATE lines SET state = ?, result = ? WHERE key = ? AND run = ? AND state = ?"
         self._do(change, _FAILED if failed else _ANSWERED, result, key, self._run, _PENDING)
 
     def commit(self) -> None:
-        """Make what was noted durable.
+        """Keep what was noted through the end of this process, whatever ends it. A power cut may lose the last commits.
 
         Raises:
             BatchError: The disk is full; nothing is half written.
