@@ -24,12 +24,12 @@ Handler = Callable[[Request, str], Awaitable[Response]]
 """Answers a request of the owner that the second argument names."""
 
 _SILENCE_S = 30.0
-"""For which an upload may bring nothing."""
+"""Longest time, in seconds, for which an upload may send nothing."""
 _UPLOAD_S = 3600.0
 _WRITE_BYTES = 1 << 20
 _MAX_LISTED = 10_000
 _FORM_BYTES = 64 << 10
-"""What an upload may have beside its file, so that a length that is announced tells too much by so much."""
+"""Most bytes that a form may have beside its file; Content-Length counts them as well."""
 _FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
 
 
@@ -150,7 +150,7 @@ async def _next(stream: Any, limit_s: float) -> bytes | None:
     """Return the next bytes of the body, None at its end.
 
     Raises:
-        BodyTooSlow: None came in time.
+        BodyTooSlow: No bytes came within ``limit_s``.
     """
     try:
         async with asyncio.timeout(limit_s):
@@ -165,7 +165,7 @@ def limit_of(request: Request, *, default: int, most: int) -> int:
     """Return the query's `limit`.
 
     Raises:
-        BadRequest: It is no number from 1 to ``most``.
+        BadRequest: The `limit` is no number from 1 to ``most``.
     """
     text = request.query_params.get("limit", str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):

@@ -95,7 +95,7 @@ class Store:
         """Return the owner's file.
 
         Raises:
-            NotStored: There is none, any more.
+            NotStored: The owner has no such file, or its time is over.
         """
         sql = "SELECT record FROM files WHERE id = ? AND owner = ? AND expires_at > ?"
         if not is_id(file_id) or not (found := self._read(sql, file_id, owner, time.time())):
@@ -115,7 +115,7 @@ class Store:
         """Forget the owner's file.
 
         Raises:
-            NotStored: There is none.
+            NotStored: The owner has no such file.
             BadRequest: A batch that has not ended reads it.
         """
 
@@ -157,7 +157,7 @@ class Store:
         """Return the owner's batch.
 
         Raises:
-            NotStored: There is none.
+            NotStored: The owner has no such batch.
         """
         sql = "SELECT record FROM batches WHERE id = ? AND owner = ?"
         if not is_id(batch_id) or not (found := self._read(sql, batch_id, owner)):

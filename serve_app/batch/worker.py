@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _CLEAN_S = 600.0
 _AGAIN_S = 10.0
-"""After a batch could not go on, because the disk is full for example."""
+"""Seconds until a batch is tried again whose job failed, for example on a full disk."""
 _MAX_RUNNING = 16
 """Batches at once, of one API key each; those of one key follow each other."""
 _STOP_S = 8.0
