@@ -35,6 +35,7 @@
       CheckpointError            500  checkpoint_error        never over HTTP: a model's files
       DecisionLogError           500  decision_log_error      never over HTTP: a log of the autoscaler
       BatchError                 500  batch_error             never over HTTP: a batch cannot begin or go on
+        JournalBroken            500  journal_broken          the file that holds its answers is no journal, or damaged
         ServiceAway              500  service_away            the service that it asks has answered nothing for too long
       ClusterFailed              500  cluster_failed          the command line's dealings with Ray
         ClusterSilent            500  cluster_silent          Ray gives no answer; it may yet
@@ -520,6 +521,13 @@ class BatchError(ServingError):
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.hint}"
+
+
+@dataclass(eq=False)
+class JournalBroken(BatchError):
+    """The file of a batch's answers is no journal, or damaged."""
+
+    code: ClassVar[str] = "journal_broken"
 
 
 @dataclass(eq=False)

@@ -95,7 +95,8 @@ async def _object_in(request: Request) -> dict[str, Any]:
     """Return the body's object.
 
     Raises:
-        RequestTooLarge, BodyTooSlow, BadRequest: It is none.
+        RequestTooLarge, BodyTooSlow: The body is too long, or comes too slowly.
+        BadRequest: The body is no JSON object.
     """
     body = bytearray()
     try:

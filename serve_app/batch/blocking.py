@@ -18,13 +18,9 @@ class BlockingClient:
     The thread and the connections end with the last reference to this object. It cannot be pickled.
     """
 
-    def __init__(self, url: str, key: str, limits: Limits, *, lease: object = None) -> None:
-        """Connect with the first request.
-
-        Args:
-            lease: Kept as long as this client: what the service lives by, when it lives for this client.
-        """
-        self._url, self._key, self._lease = url, key, lease
+    def __init__(self, url: str, key: str, limits: Limits) -> None:
+        """Connect with the first request."""
+        self._url, self._key = url, key
         self._model = ""
         http = connect(url, key, limits)
         self._client = Client(http, limits)

@@ -19,9 +19,11 @@ from serve_app.errors import BatchError, ServiceAway
 
 KEYS = ("SERVE_APP_API_KEY", "OPENAI_API_KEY")
 """Environment variables that may hold the API key; the first one that is set counts."""
+_KEY_HINT = f"set {KEYS[0]}"
 _FIRST_WINDOW = 16
 _MAX_WAIT_S = 30.0
 _BACK_PRESSURE = (429, 503)
+_REFUSED_KEY = (401, 403)
 _TRIED_AGAIN = (408, 500, 502, 504)
 
 
@@ -29,7 +31,7 @@ _TRIED_AGAIN = (408, 500, 502, 504)
 class Limits:
     """``concurrency``: requests at once, at most. ``tries`` of one request that the service fails; being full or away is no failure.
 
-    ``patience_s``: the client gives up when for so long nothing at all was answered. ``timeout_s`` is of one request.
+    ``patience_s``: the client gives up when for so long after a refusal nothing at all was answered. ``timeout_s`` is of one request.
     ``tokens_per_minute`` bounds prompts and answers together.
     """
 
@@ -75,7 +77,8 @@ class Client:
         self._http, self._limits = http, limits
         self._num_running = 0
         self._queue: deque[asyncio.Future[None]] = deque()
-        self._answered_at = time.monotonic()
+        self._refused_since: float | None = None
+        """When the service first refused a request, or was away, after its last answer."""
         self._shrunk_at = 0.0
         self._is_full = False
         self._tokens_at: float | None = None
@@ -85,6 +88,7 @@ class Client:
 
         Raises:
             ServiceAway: For ``patience_s`` no request of this client was answered.
+            BatchError: The service refuses the API key, and would refuse each other request, too.
         """
         async with self._place():
             return await self._ask(path, body)
@@ -109,7 +113,7 @@ class Client:
 
     def _enter(self) -> None:
         if self._num_running == 0:  # silence while nothing was asked is no fault of the service
-            self._answered_at = time.monotonic()
+            self._refused_since = None
         self._num_running += 1
 
     def _leave(self) -> None:
@@ -141,16 +145,18 @@ class Client:
                     self._refuse_to_wait_for_ever(said)
                     await asyncio.sleep(_spread(_retry_after_s(response)))
                     continue
+                if status in _REFUSED_KEY:
+                    raise BatchError(f"the service answers {status}: {said}", _KEY_HINT)
                 tries += 1
                 if status not in _TRIED_AGAIN and status != 200:
                     tries = self._limits.tries
             if tries >= self._limits.tries:
-                self._answered_at = time.monotonic()
+                self._refused_since = None
                 return Failure("request_failed", said, status, num_sent)
             await asyncio.sleep(_spread(min(wait_s, _MAX_WAIT_S)))
 
     def _answered(self, answer: Answer) -> Answer:
-        self._answered_at = time.monotonic()
+        self._refused_since = None
         self._spend(answer.usage("total_tokens"))
         if self._is_full:
             self.window = min(self.window + 1.0 / self.window, self._limits.concurrency)
@@ -166,7 +172,10 @@ class Client:
             self.window = max(1.0, self.window * 0.7)
 
     def _refuse_to_wait_for_ever(self, why: object) -> None:
-        waited_s = time.monotonic() - self._answered_at
+        now = time.monotonic()
+        if self._refused_since is None:  # not the last answer: an answer that takes long is no silence
+            self._refused_since = now
+        waited_s = now - self._refused_since
         if waited_s > self._limits.patience_s:
             said = f"nothing was answered for {waited_s:.0f} s: {why or type(why).__name__}"
             raise ServiceAway(said, "see to the service and start again")
@@ -208,7 +217,7 @@ def only_model(url: str, key: str) -> str:
         answer.raise_for_status()
         names = [card["id"] for card in answer.json()["data"]]
     except httpx.HTTPStatusError as exc:
-        hint = f"set {KEYS[0]}" if exc.response.status_code == 401 else "check the URL"
+        hint = _KEY_HINT if exc.response.status_code in _REFUSED_KEY else "check the URL"
         raise BatchError(f"{address} answers {exc.response.status_code}", hint) from exc
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as exc:
         raise BatchError(

@@ -1,6 +1,7 @@
 """`/v1/files` as OpenAI's API has it, for files that a batch reads or has written."""
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,18 +18,18 @@ from serve_app.batch.records import File, kept_for_s
 from serve_app.batch.store import Store
 from serve_app.batch.upload import UploadForm
 from serve_app.config import BatchSettings
-from serve_app.errors import BadRequest, BodyTooSlow, RequestTooLarge
+from serve_app.errors import BadRequest, BodyTooSlow, NotStored, RequestTooLarge
 
 Handler = Callable[[Request, str], Awaitable[Response]]
 """Answers a request of the owner that the second argument names."""
 
 _SILENCE_S = 30.0
-"""For which an upload may bring nothing."""
+"""Longest time, in seconds, for which an upload may send nothing."""
 _UPLOAD_S = 3600.0
 _WRITE_BYTES = 1 << 20
 _MAX_LISTED = 10_000
 _FORM_BYTES = 64 << 10
-"""What an upload may have beside its file, so that a length that is announced tells too much by so much."""
+"""Most bytes that a form may have beside its file; Content-Length counts them as well."""
 _FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
 
 
@@ -37,6 +38,8 @@ class FilesApi:
 
     def __init__(self, settings: BatchSettings, folder: Folder, store: Store, disk: DiskThreads) -> None:
         self._settings, self._folder, self._store, self._disk = settings, folder, store, disk
+        self._coming_bytes = 0
+        """What the uploads under way may bring: the length that is announced, else the largest that is allowed."""
 
     def methods(self, below: tuple[str, ...]) -> Mapping[str, Handler] | None:
         """Return who answers which method; ``below`` are the parts of the path behind `/v1/files`. None: nobody."""
@@ -63,10 +66,16 @@ class FilesApi:
 
     async def _content(self, request: Request, owner: str) -> Response:
         file = await self._file(request, owner)
-        headers = {"x-content-type-options": "nosniff"}
-        return FileResponse(
-            self._folder.path(file.id), media_type="application/octet-stream", filename=file.name, headers=headers
-        )
+        found = await self._disk.run(partial(self._stat, file))
+        headers, kind = {"x-content-type-options": "nosniff"}, "application/octet-stream"
+        path = self._folder.path(file.id)
+        return FileResponse(path, media_type=kind, filename=file.name, headers=headers, stat_result=found)
+
+    def _stat(self, file: File) -> os.stat_result:
+        try:
+            return self._folder.path(file.id).stat()
+        except FileNotFoundError:  # deleted since its record was read
+            raise NotStored(kind="File", id=file.id) from None
 
     async def _delete(self, request: Request, owner: str) -> Response:
         file = await self._file(request, owner)
@@ -78,20 +87,21 @@ class FilesApi:
         return await self._disk.run(partial(self._store.file, request.scope["path"].split("/")[3], owner))
 
     async def _upload(self, request: Request, owner: str) -> Response:
-        announced = request.headers.get("content-length", "0")
-        num_announced = int(announced) if announced.isdigit() else 0
-        if num_announced > self._settings.max_file_bytes + _FORM_BYTES:
-            raise RequestTooLarge(size_bytes=num_announced, limit_bytes=self._settings.max_file_bytes)
-        form = UploadForm(request.headers.get("content-type", ""), max_bytes=self._settings.max_file_bytes)
-        await self._disk.run(
-            partial(self._store.check_room, max(0, num_announced - _FORM_BYTES), limit=self._settings.max_stored_bytes)
-        )
+        limit_bytes = self._settings.max_file_bytes
+        announced = request.headers.get("content-length", "")
+        num_bytes = max(0, int(announced) - _FORM_BYTES) if announced.isdigit() else limit_bytes
+        if num_bytes > limit_bytes:
+            raise RequestTooLarge(size_bytes=int(announced), limit_bytes=limit_bytes)
+        form = UploadForm(request.headers.get("content-type", ""), max_bytes=limit_bytes)
         part = self._folder.part()
+        self._coming_bytes += num_bytes
         try:
+            await self._disk.run(partial(self._store.check_room, self._coming_bytes, limit=self._settings.max_stored_bytes))
             await self._receive(request, form, part)
             file = self._file_of(form, owner)
             await self._disk.run(partial(self._keep, part, file))
         finally:
+            self._coming_bytes -= num_bytes
             self._disk.begin(partial(part.unlink, missing_ok=True))
         return JSONResponse(file.as_object())
 
@@ -128,10 +138,9 @@ class FilesApi:
 
     def _keep(self, part: Path, file: File) -> None:
         """Make the part a file; without its record it would be nobody's."""
-        self._store.check_room(file.num_bytes, limit=self._settings.max_stored_bytes)
         self._folder.keep(part, file.id)
         try:
-            self._store.add_file(file)
+            self._store.add_file(file, limit=self._settings.max_stored_bytes)
         except BaseException:
             self._folder.remove([file.id])
             raise
@@ -141,7 +150,7 @@ async def _next(stream: Any, limit_s: float) -> bytes | None:
     """Return the next bytes of the body, None at its end.
 
     Raises:
-        BodyTooSlow: None came in time.
+        BodyTooSlow: No bytes came within ``limit_s``.
     """
     try:
         async with asyncio.timeout(limit_s):
@@ -156,7 +165,7 @@ def limit_of(request: Request, *, default: int, most: int) -> int:
     """Return the query's `limit`.
 
     Raises:
-        BadRequest: It is no number from 1 to ``most``.
+        BadRequest: The `limit` is no number from 1 to ``most``.
     """
     text = request.query_params.get("limit", str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from serve_app.batch.output import put_in_place
 from serve_app.errors import ConfigError, StorageFailed, StorageFull
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -24,7 +25,7 @@ class Folder:
     """``root`` is made with its parents.
 
     Raises:
-        ConfigError: It cannot be written to.
+        ConfigError: It cannot be written to, or its file system has no locks.
     """
 
     def __init__(self, root: Path) -> None:
@@ -36,9 +37,18 @@ class Folder:
             probe = self.part()
             probe.touch(mode=0o600)
             probe.unlink()
+            self._refuse_without_locks()
         except OSError as exc:
             problem = f"{root} cannot be written to: {exc.strerror or exc}"
             raise ConfigError("ingress.batch.dir", problem, "name a folder that the ingress may write to") from exc
+
+    def _refuse_without_locks(self) -> None:
+        try:
+            if (descriptor := self.try_lock()) is not None:
+                os.close(descriptor)
+        except OSError as exc:
+            problem = f"{self.root / 'lock'} cannot be locked: {exc.strerror or exc}"
+            raise ConfigError("ingress.batch.dir", problem, "name a folder on a file system that has flock") from exc
 
     @property
     def database(self) -> Path:
@@ -52,8 +62,7 @@ class Folder:
         """Make a whole part the file of that id, durably."""
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.replace(self.path(file_id))
-        _sync_folder(self._files)
+        put_in_place(part, self.path(file_id))
 
     def path(self, file_id: str) -> Path:
         """Return where the file is. ``file_id`` is one of the database's."""
@@ -89,9 +98,11 @@ class Folder:
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BaseException as exc:
             os.close(descriptor)
-            return None
+            if isinstance(exc, BlockingIOError):
+                return None
+            raise
         return descriptor
 
 
@@ -102,11 +113,3 @@ def storage_error(exc: Exception) -> StorageFailed:
     if "disk is full" in str(exc):
         return StorageFull(problem="the database cannot grow")
     return StorageFailed()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,17 +5,25 @@ sees a disconnect, as from a client that has gone: vLLM then stops it in its eng
 """
 
 import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any
 
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
+logger = logging.getLogger(__name__)
+
 Answer = Callable[[Scope, Receive, Send, str], Awaitable[None]]
 """The application, past its door: it gets the owner of the batch in place of an API key."""
 
 PRIORITY = 1_000_000
-"""Behind all that clients send, which is 0 unless they say otherwise. Engines look at it with `scheduling_policy: priority` alone."""
+"""Behind all that clients send, which is 0 unless they say otherwise. Engines look at it with `scheduling_policy: priority` alone.
+
+It does not hold for `/v1/embeddings`: vLLM reads the header X-Vllm-Priority for chats and completions alone.
+"""
 
 _GOODBYE_S = 5.0
 """For the application to notice that its client has gone."""
@@ -39,7 +47,7 @@ class InProcess(httpx.AsyncBaseTransport):
             asked = asyncio.run_coroutine_threadsafe(self._ask(request.url.path, body), self._loop)
             try:
                 async with asyncio.timeout(self._timeout_s) as limit:
-                    return await asyncio.wrap_future(asked)
+                    return await _answer_of(asked, request)
             except TimeoutError as exc:
                 if not limit.expired():
                     raise
@@ -61,7 +69,23 @@ class InProcess(httpx.AsyncBaseTransport):
         return httpx.Response(exchange.status, headers=exchange.headers, content=b"".join(exchange.parts))
 
     async def _run(self, path: str, exchange: "_Exchange") -> None:
-        await self._answer(_scope(path, len(exchange.body)), exchange.receive, exchange.send, self._owner)
+        try:
+            await self._answer(_scope(path, len(exchange.body)), exchange.receive, exchange.send, self._owner)
+        except Exception:  # as a server does: one line's error is no reason to stop the others
+            logger.exception("a request of a batch to %s failed inside the server", path)
+            exchange.fail()
+
+
+async def _answer_of(asked: "Future[httpx.Response]", request: httpx.Request) -> httpx.Response:
+    try:
+        return await asyncio.wrap_future(asked)
+    except asyncio.CancelledError as exc:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise httpx.ReadError(
+            "the ingress cancelled the request", request=request
+        ) from exc  # as a broken connection: asked again
 
 
 class _Exchange:
@@ -74,6 +98,11 @@ class _Exchange:
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
         self._given = False
+
+    def fail(self) -> None:
+        """Answer 500 in place of what was sent so far."""
+        said = {"error": {"message": "the request failed inside the server, whose log has the cause"}}
+        self.status, self.headers, self.parts = 500, [], [json.dumps(said).encode()]
 
     async def receive(self) -> Message:
         if self._given:

@@ -4,8 +4,8 @@ Whatever ends the process, the next one's job goes on from the journal.
 """
 
 import asyncio
-import contextlib
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
@@ -18,12 +18,15 @@ from serve_app.batch.client import Limits
 from serve_app.batch.folder import Folder
 from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.output import output_line, write_lines
-from serve_app.batch.records import Batch, File, Status
+from serve_app.batch.records import Batch, File, LineError, Status
 from serve_app.batch.requests import Defaults, Request, request_of
 from serve_app.batch.rows import rows
 from serve_app.batch.runner import Progress, Runner
 from serve_app.batch.store import Store
 from serve_app.config import BatchSettings
+from serve_app.errors import BatchError, JournalBroken
+
+logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 900.0
 _LOOK_S = 1.0
@@ -61,15 +64,35 @@ class Job:
         """Look whether the input can be asked, or else bring the batch to its end.
 
         Raises:
-            BatchError, OSError, sqlite3.Error: The disk failed; another run goes on.
+            BatchError, OSError, sqlite3.Error: The disk failed, or the requests were cancelled; another run goes on.
         """
+        try:
+            await self._go_on()
+        except FileNotFoundError as exc:
+            said = f"The input {self.batch.input_file_id} is lost; upload it again, and create another batch."
+            await _in_thread(self._lose, LineError("input_lost", said), exc)
+        except JournalBroken as exc:
+            said = "The journal with the batch's answers is damaged; create another batch of the same input."
+            await _in_thread(self._lose, LineError("journal_lost", said), exc)
+
+    def _lose(self, error: LineError, cause: Exception) -> None:
+        """End the batch without its answers: no further run could do better."""
+        logger.error("%s ends: %s", self.batch.id, cause)
+
+        def end(batch: Batch) -> Batch:
+            return batch.moved("cancelled" if batch.status == "cancelling" else "failed", now=time.time(), errors=(error,))
+
+        self.batch = self._store.change(self.batch, end)
+        self._folder.remove_journal(self.batch.id)
+
+    async def _go_on(self) -> None:
         if self.batch.status == "validating":
-            await asyncio.to_thread(self._validate)
+            await _in_thread(self._validate)
             return
         if self.batch.status in ("in_progress", "finalizing") and not self._is_over():
             await self._ask()
         if self.batch.is_open:
-            await asyncio.to_thread(self._finish)
+            await _in_thread(self._finish)
 
     def _is_over(self) -> bool:
         return time.time() >= self.batch.expires_at
@@ -105,11 +128,14 @@ class Job:
                         await self._tell(runner.progress, journal.counts())
                 finally:
                     running.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await running
+                    # Not `await running`: its CancelledError could be this job's own, which has to end the job.
+                    await asyncio.gather(running, return_exceptions=True)
                     self._count(runner.progress)
         if not running.cancelled():
+            running.result()
             await asyncio.to_thread(self._move, "in_progress", "finalizing")
+        elif self.batch.status != "cancelling" and not self._is_over():
+            raise BatchError(f"the requests of {self.batch.id} were cancelled, and its window is not over", "it is tried again")
 
     async def _tell(self, progress: Progress, counts: Counts) -> None:
         """Note the counts where clients see them, and see whether somebody has cancelled it."""
@@ -168,3 +194,13 @@ class Job:
     def _requests(self) -> Generator[Request, None, None]:
         with self._folder.path(self.batch.input_file_id).open("rb") as file:
             yield from (request_of(row, Defaults("")) for row in rows(file, "jsonl"))
+
+
+async def _in_thread(call: Callable[..., None], *args: object) -> None:
+    """Call it in a thread. A job that is cancelled meanwhile ends after the call, because the folder's lock has to outlive the call."""
+    called = asyncio.create_task(asyncio.to_thread(call, *args))
+    try:
+        await asyncio.shield(called)
+    except asyncio.CancelledError:
+        await asyncio.wait([called])
+        raise

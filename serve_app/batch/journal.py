@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from serve_app.errors import BatchError
+from serve_app.errors import BatchError, JournalBroken
 
 _FORMAT = 1
 _PENDING, _ANSWERED, _FAILED = range(3)
@@ -43,7 +43,8 @@ class Journal:
         """Open or make the journal and lock it.
 
         Raises:
-            BatchError: Another process holds it, it is none, or it cannot be written.
+            JournalBroken: The file is no journal.
+            BatchError: Another process holds the journal, or it cannot be written.
         """
         self.path = path
         self._num_seen = 0
@@ -95,12 +96,12 @@ class Journal:
         return "new"
 
     def record(self, key: str, result: str, *, failed: bool) -> None:
-        """Note the line's one result; durable with the next commit. A line that has one keeps it."""
+        """Note the line's one result, which the next commit keeps. A line that has one keeps it."""
         change = "UPDATE lines SET state = ?, result = ? WHERE key = ? AND run = ? AND state = ?"
         self._do(change, _FAILED if failed else _ANSWERED, result, key, self._run, _PENDING)
 
     def commit(self) -> None:
-        """Make what was noted durable.
+        """Keep what was noted through the end of this process, whatever ends it. A power cut may lose the last commits.
 
         Raises:
             BatchError: The disk is full; nothing is half written.
@@ -144,6 +145,6 @@ def _failed(path: Path, exc: sqlite3.Error) -> BatchError:
         )
     if "locked" in said:
         return BatchError(f"another process is writing {path}", "let it finish or end it, or choose another --output")
-    if "not a database" in said or "no such column" in said or "has no column" in said:
-        return BatchError(f"{path} is not the journal of a batch", "remove it, or choose another --output")
+    if any(told in said for told in ("not a database", "no such column", "has no column", "malformed")):
+        return JournalBroken(f"{path} is not the journal of a batch", "remove it, or choose another --output")
     return BatchError(f"{path} cannot be used: {said}", "choose a folder that can be written")

@@ -9,11 +9,11 @@ from pathlib import Path
 def output_line(key: str, custom_id: str, response: object, error: object) -> str:
     """Return the line. One of ``response`` and ``error`` may be None."""
     line = {"id": f"batch_req_{key}", "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(line, ensure_ascii=False)
+    return json.dumps(line)  # ASCII: an answer may hold half a surrogate pair, which has no UTF-8
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write the file in one piece: it is either the one of before or whole. Return its bytes."""
+    """Write the file in one piece, durably: it is either the one of before or whole. Return its bytes."""
     part = path.with_name(path.name + ".part")
     with part.open("w", encoding="utf-8") as file:
         for line in lines:
@@ -21,5 +21,15 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
         file.flush()
         os.fsync(file.fileno())
         num_bytes = file.tell()
-    part.replace(path)
+    put_in_place(part, path)
     return num_bytes
+
+
+def put_in_place(part: Path, path: Path) -> None:
+    """Let a part that is on the disk take the place of ``path``, durably: without the folder's fsync, a power cut may undo it."""
+    part.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

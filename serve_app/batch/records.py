@@ -3,13 +3,14 @@
 validating -> in_progress -> finalizing -> completed
      |             |-> expired                            the window is over
      |-> failed                                           the input is wrong
+in_progress, finalizing -> failed                         the input or the journal is lost
 each of the first three -> cancelling -> cancelled
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from serve_app.errors import BadRequest
 
@@ -17,20 +18,11 @@ Status = Literal["validating", "in_progress", "finalizing", "completed", "failed
 
 _NEXT: dict[Status, frozenset[Status]] = {
     "validating": frozenset({"in_progress", "failed", "cancelling"}),
-    "in_progress": frozenset({"finalizing", "expired", "cancelling"}),
-    "finalizing": frozenset({"completed", "cancelling"}),
+    "in_progress": frozenset({"finalizing", "expired", "failed", "cancelling"}),
+    "finalizing": frozenset({"completed", "failed", "cancelling"}),
     "cancelling": frozenset({"cancelled"}),
 }
-STATUSES: tuple[Status, ...] = (
-    "validating",
-    "in_progress",
-    "finalizing",
-    "completed",
-    "failed",
-    "expired",
-    "cancelling",
-    "cancelled",
-)
+STATUSES: tuple[Status, ...] = get_args(Status)
 OPEN: tuple[Status, ...] = tuple(_NEXT)
 """Of a batch that has not ended."""
 
@@ -66,7 +58,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """Why an input is refused. ``line`` counts from 1; None: the file as a whole is meant."""
+    """Why an input is refused, or a batch cannot go on. ``line`` counts from 1; None: the file as a whole is meant."""
 
     code: str
     message: str
@@ -139,11 +131,16 @@ class Batch:
         }
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text has the form of the ids of files and batches. SQLite takes no text with half a surrogate pair."""
+    return re.fullmatch(r"(file-|batch_)[0-9a-z]{1,64}", text) is not None
+
+
 def seconds_of(window: object, *, limit_s: float) -> int:
     """Return the seconds of a `completion_window` such as 24h, 90m, 7d or 600s.
 
     Raises:
-        BadRequest: It is none, or longer than ``limit_s``.
+        BadRequest: The window is no such time, or longer than ``limit_s``.
     """
     found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", window) if isinstance(window, str) else None
     if found is None:
@@ -158,7 +155,7 @@ def checked_metadata(metadata: object) -> dict[str, str] | None:
     """Return the metadata as it is.
 
     Raises:
-        BadRequest: It is no mapping of short texts.
+        BadRequest: The metadata is no mapping of short texts.
     """
     if metadata is None:
         return None
@@ -176,7 +173,7 @@ def kept_for_s(expiry: object, *, param: str, limit_s: float) -> int:
     """Return for how many seconds a file is kept, by OpenAI's `expires_after`; None asks for the longest time.
 
     Raises:
-        BadRequest: It is none, or out of range.
+        BadRequest: ``expiry`` is no `expires_after`, or its seconds are out of range.
     """
     if expiry is None:
         return int(limit_s)

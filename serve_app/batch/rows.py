@@ -2,6 +2,8 @@
 
 import csv
 import json
+import lzma
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -62,19 +64,27 @@ def open_input(name: str) -> BinaryIO:
         raise BatchError(f"{name} cannot be opened: {said}", "give a file that is there and can be read") from exc
 
 
-def rows(file: BinaryIO, form: str) -> Iterator[Row]:
+def rows(file: BinaryIO, form: str, *, name: str = "the input") -> Iterator[Row]:
     """Yield the rows; of text and JSONL, empty lines are none.
+
+    Args:
+        name: What an error calls the file.
 
     Raises:
         BatchError: What is wrong with it concerns more than a row.
     """
-    match form:
-        case "csv":
-            yield from _csv_rows(file)
-        case "parquet":
-            yield from _parquet_rows(file)
-        case _:
-            yield from _lines(file, is_json=form == "jsonl")
+    try:
+        match form:
+            case "csv":
+                yield from _csv_rows(file)
+            case "parquet":
+                yield from _parquet_rows(file)
+            case _:
+                yield from _lines(file, is_json=form == "jsonl")
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as exc:
+        if isinstance(exc, OSError) and exc.errno is not None:  # of the disk; the errors of gzip and bz2 have no number
+            raise
+        raise BatchError(f"{name} cannot be decompressed: {exc}", "get or compress it again, or correct its suffix") from exc
 
 
 def _lines(file: BinaryIO, *, is_json: bool) -> Iterator[Row]:

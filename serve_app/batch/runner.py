@@ -15,6 +15,8 @@ from serve_app.batch.requests import Request
 from serve_app.errors import BatchError, ServiceAway
 
 _COMMIT_S = 0.2
+_YIELD_LINES = 1000
+"""Lines that need no answer are taken without a wait; after so many the other tasks run once."""
 
 
 @dataclass
@@ -59,9 +61,11 @@ class Runner:
         if watch is not None:
             self._helpers.append(asyncio.create_task(watch(self.progress), name="watch"))
         try:
-            for request in requests:
+            for number, request in enumerate(requests, 1):
                 await self._take(request)
                 self._raise_what_failed()
+                if number % _YIELD_LINES == 0:
+                    await asyncio.sleep(0)
             while self._running:
                 await self._wait()
         finally:
@@ -73,8 +77,6 @@ class Runner:
         standing = self._journal.see(request.key, request.digest, again=self._retry_failed)
         if standing == "done":
             self.progress.kept += 1
-            if self.progress.kept % 1000 == 0:
-                await asyncio.sleep(0)
         elif standing == "twice":
             key = f"{request.key} again, {self.progress.lines + len(self._running) + 1}"
             self._journal.see(key, request.digest, again=True)

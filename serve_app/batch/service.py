@@ -40,5 +40,5 @@ class BatchService:
         self._worker.start(answer, models)
 
     async def stop(self) -> None:
-        """Give up what is asked; what was answered is kept, and the next process goes on. The routes go on, too."""
+        """Give up the requests under way; answers are kept, and the next process goes on with the batches. The routes still answer."""
         await self._worker.stop()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from serve_app.batch.records import OPEN, STATUSES, Batch, File
+from serve_app.batch.records import OPEN, STATUSES, Batch, File, is_id
 from serve_app.errors import BadRequest, ConfigError, NotStored, StorageFull, TooManyBatches
 
 _FORMAT = 1
@@ -32,6 +32,7 @@ CREATE INDEX IF NOT EXISTS batches_of ON batches (owner, number);
 CREATE INDEX IF NOT EXISTS batches_in ON batches (status, number);
 """
 _OPEN = ", ".join(f"'{status}'" for status in OPEN)
+_HELD = "SELECT coalesce(sum(num_bytes), 0) FROM files"
 _RETRY_AFTER_S = 60.0
 T = TypeVar("T")
 
@@ -66,27 +67,38 @@ class Store:
             ) from exc
 
     def check_room(self, num_bytes: int, *, limit: int) -> None:
-        """Refuse a file of that size beside those that are there.
+        """Refuse uploads of ``num_bytes`` together beside the files that are there.
 
         Raises:
             StorageFull: All together would be above ``limit``.
         """
-        (held,) = self._read("SELECT coalesce(sum(num_bytes), 0) FROM files")[0]
+        (held,) = self._read(_HELD)[0]
         if held + num_bytes > limit:
-            raise StorageFull(problem=f"{held} bytes are stored, and the limit is {limit}")
+            raise StorageFull(problem=f"{held} bytes are stored, uploads may bring {num_bytes}, and the limit is {limit}")
 
-    def add_file(self, file: File) -> None:
-        """Note a file whose bytes are there."""
-        self._change(lambda db: _insert_file(db, file))
+    def add_file(self, file: File, *, limit: int) -> None:
+        """Note a file whose bytes are there.
+
+        Raises:
+            StorageFull: It and the others together would be above ``limit``.
+        """
+
+        def insert(db: sqlite3.Connection) -> None:
+            (held,) = db.execute(_HELD).fetchone()
+            if held + file.num_bytes > limit:
+                raise StorageFull(problem=f"{held} bytes are stored, and the limit is {limit}")
+            _insert_file(db, file)
+
+        self._change(insert)
 
     def file(self, file_id: str, owner: str) -> File:
         """Return the owner's file.
 
         Raises:
-            NotStored: There is none, any more.
+            NotStored: The owner has no such file, or its time is over.
         """
-        found = self._read("SELECT record FROM files WHERE id = ? AND owner = ? AND expires_at > ?", file_id, owner, time.time())
-        if not found:
+        sql = "SELECT record FROM files WHERE id = ? AND owner = ? AND expires_at > ?"
+        if not is_id(file_id) or not (found := self._read(sql, file_id, owner, time.time())):
             raise NotStored(kind="File", id=file_id)
         return msgspec.json.decode(found[0][0], type=File)
 
@@ -103,7 +115,7 @@ class Store:
         """Forget the owner's file.
 
         Raises:
-            NotStored: There is none.
+            NotStored: The owner has no such file.
             BadRequest: A batch that has not ended reads it.
         """
 
@@ -128,8 +140,8 @@ class Store:
 
         def insert(db: sqlite3.Connection) -> None:
             values = (batch.input_file_id, batch.owner, batch.created_at)
-            found = db.execute("SELECT purpose FROM files WHERE id = ? AND owner = ? AND expires_at > ?", values).fetchone()
-            if found is None or found[0] != "batch":
+            sql = "SELECT 1 FROM files WHERE id = ? AND owner = ? AND expires_at > ? AND purpose = 'batch'"
+            if not is_id(batch.input_file_id) or not db.execute(sql, values).fetchone():
                 problem = f"{batch.input_file_id[:80]!r} is no file of the purpose 'batch'; upload one with POST /v1/files"
                 raise BadRequest(param="input_file_id", problem=problem)
             count = f"SELECT count(*) FROM batches WHERE owner = ? AND status IN ({_OPEN})"
@@ -145,10 +157,10 @@ class Store:
         """Return the owner's batch.
 
         Raises:
-            NotStored: There is none.
+            NotStored: The owner has no such batch.
         """
-        found = self._read("SELECT record FROM batches WHERE id = ? AND owner = ?", batch_id, owner)
-        if not found:
+        sql = "SELECT record FROM batches WHERE id = ? AND owner = ?"
+        if not is_id(batch_id) or not (found := self._read(sql, batch_id, owner)):
             raise NotStored(kind="Batch", id=batch_id)
         return msgspec.json.decode(found[0][0], type=Batch)
 
@@ -216,8 +228,8 @@ class Store:
     ) -> Page:
         order, side, bound = ("ASC", ">", 0) if oldest_first else ("DESC", "<", 1 << 62)
         if after is not None:
-            found = self._read(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", after, owner)
-            if not found:
+            sql = f"SELECT number FROM {table} WHERE id = ? AND owner = ?"
+            if not is_id(after) or not (found := self._read(sql, after, owner)):
                 raise BadRequest(param="after", problem=f"{after[:80]!r} is not among your {table}")
             bound = found[0][0]
         sql = f"SELECT record FROM {table} WHERE owner = ? AND number {side} ? AND {where} ORDER BY number {order} LIMIT ?"

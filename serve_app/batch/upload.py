@@ -10,14 +10,14 @@ from serve_app.errors import BadRequest, RequestTooLarge
 MAX_FIELD_BYTES = 4096
 MAX_FIELDS = 16
 _FRAMING_BYTES = 64 << 10
-"""What a form may have beside its file."""
+"""Most bytes that a form may have beside its file."""
 
 
 class UploadForm:
     """``receive`` each piece of the body, then ``end``. ``fields`` are those that are no file.
 
     Raises:
-        BadRequest: The content type is none of a form.
+        BadRequest: The content type is not that of a form, or its boundary is too long.
     """
 
     def __init__(self, content_type: str, *, max_bytes: int) -> None:
@@ -48,7 +48,10 @@ class UploadForm:
             "on_part_end": self._part_ends,
             "on_end": self._form_ends,
         }
-        self._parser = MultipartParser(boundary, callbacks)
+        try:
+            self._parser = MultipartParser(boundary, callbacks)
+        except FormParserError as exc:
+            raise BadRequest(param="file", problem=f"the boundary of the form cannot be used: {exc}") from exc
 
     def receive(self, data: bytes) -> bytes:
         """Return the bytes of the file that came with these.

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _CLEAN_S = 600.0
 _AGAIN_S = 10.0
-"""After a batch could not go on, because the disk is full for example."""
+"""Seconds until a batch is tried again whose job failed, for example on a full disk."""
 _MAX_RUNNING = 16
 """Batches at once, of one API key each; those of one key follow each other."""
 _STOP_S = 8.0
@@ -45,6 +45,8 @@ class Worker:
         self._not_before: dict[str, float] = {}
         self._lock: int | None = None
         self._cleaned_at = -_CLEAN_S
+        self._told = ""
+        """The error of the last look, "" when it had none."""
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -87,8 +89,8 @@ class Worker:
 
         try:
             while not self._stopping:
+                self._woken.clear()  # before the look: what comes while it looks is seen by the next one
                 await self._look(job)
-                self._woken.clear()
                 await self._wait()
         finally:
             await self._give_up()
@@ -113,8 +115,11 @@ class Worker:
                     task = asyncio.create_task(job(batch).run(), name=f"job {batch.id}")
                     self._running[batch.id] = batch, task
             await asyncio.to_thread(self._keep_house)
-        except Exception:  # whatever SQLite or the file system raises: chats go on, and so does the next look
-            logger.exception("the batches in %s cannot be read", self._folder.root)
+            self._told = ""
+        except Exception as exc:  # whatever SQLite or the file system raises: chats go on, and so does the next look
+            if (said := repr(exc)) != self._told:  # once, and not each second
+                logger.exception("the batches in %s cannot be read", self._folder.root)
+            self._told = said
 
     def _may_begin(self, batch: Batch) -> bool:
         if batch.id in self._running or self._not_before.get(batch.id, 0.0) > time.monotonic():
@@ -133,7 +138,10 @@ class Worker:
                 continue
             del self._running[batch_id]
             self._not_before.pop(batch_id, None)
-            if (error := task.exception()) is not None:
+            if task.cancelled():
+                self._not_before[batch_id] = time.monotonic() + _AGAIN_S
+                logger.error("%s was cancelled; it is tried again in %g s", batch_id, _AGAIN_S)
+            elif (error := task.exception()) is not None:
                 self._not_before[batch_id] = time.monotonic() + _AGAIN_S
                 logger.error("%s could not go on; it is tried again in %g s", batch_id, _AGAIN_S, exc_info=error)
 
@@ -147,6 +155,7 @@ class Worker:
         self._folder.sweep(files, {batch.id for batch in self._store.open_batches()})
 
     async def _give_up(self) -> None:
+        """End the jobs, and then give the lock back. When a job ends too late for `_STOP_S`, the lock goes with the process."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()

@@ -76,8 +76,7 @@ def run(
 
     parameters = _parameters(parameter or [], schema, chat=chat)
     limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
-    if source == str(output):
-        raise BatchError(f"INPUT and --output are both {source}", "choose another --output")
+    _refuse_to_write(source, output)
     if not output.parent.is_dir():
         raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
     if url and embedded:
@@ -86,13 +85,13 @@ def run(
     key = key_of_environment()
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_input(source))
-        journal = stack.enter_context(Journal(output.with_name(output.name + ".journal")))
+        journal = stack.enter_context(Journal(_journal_of(output)))
         fleet = stack.enter_context(_fleet(embedded)) if embedded else None
         url = fleet.url if fleet else url or _URL
         http = connect(url, key, limits)
         defaults = Defaults(model or only_model(url, key), chat, system, prompt_field, parameters)
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
-        asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form)), fleet))
+        asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), fleet))
         _finish(journal, output)
 
 
@@ -141,13 +140,30 @@ async def _watch(fleet: "FleetProcess | None", progress: "Progress") -> None:
         console.print(line, end="\r" if console.is_terminal else "\n")
 
 
+def _errors_of(output: Path) -> Path:
+    return output.with_name(output.name + ".errors.jsonl")
+
+
+def _journal_of(output: Path) -> Path:
+    return output.with_name(output.name + ".journal")
+
+
+def _refuse_to_write(source: str, output: Path) -> None:
+    """Raise BatchError when a file that the command writes is the input, by whatever path."""
+    if "://" in (local := source.removeprefix("file://")):
+        return
+    for written in (output, _errors_of(output), _journal_of(output)):
+        if Path(local).resolve() == written.resolve():
+            raise BatchError(f"INPUT is {written}, which this command writes", "choose another --output")
+
+
 def _finish(journal: "Journal", output: Path) -> None:
     from serve_app.batch.output import write_lines
 
     counts = journal.counts()
     if counts.answered + counts.failed == 0:
         raise BatchError("the input has no lines", "give a file with at least one prompt")
-    errors = output.with_name(output.name + ".errors.jsonl")
+    errors = _errors_of(output)
     write_lines(output, journal.results(failed=False))
     if counts.failed:
         write_lines(errors, journal.results(failed=True))

@@ -52,7 +52,7 @@ class BatchSettings(Section):
     max_open_batches: Int = Field(default=100, ge=1)
     """Batches of one API key that have not ended; one more is answered with 429."""
     concurrency: Int = Field(default=32, ge=1, le=4096)
-    """Requests at once, at most, of all batches together. Well below what an engine computes at once, chats always find a place."""
+    """Most requests at once of all batches together. Keep it well below an engine's max_num_seqs, so that chats find a place."""
     max_window_s: Real = Field(default=7 * 86400.0, ge=1)
     """Longest `completion_window` that a batch may ask for, in seconds."""
     keep_s: Real = Field(default=30 * 86400.0, ge=3600)

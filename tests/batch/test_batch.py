@@ -1,6 +1,9 @@
 """``serve-app batch run`` as a process of its own, against a small HTTP server that counts what it is asked."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import random
 import resource
@@ -15,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from serve_app.batch.rows import open_input, rows
+from serve_app.errors import BatchError
 from tests.batch.service import Service
 
 pytestmark = pytest.mark.timeout(240)
@@ -256,7 +261,6 @@ def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Pa
         ("", "in.jsonl", (), "the input has no lines"),
         ("x", "in.what", (), "its name does not tell the format; say --format, one of csv, jsonl, parquet, text"),
         ("x", "in.txt", ("-p", "max_tokens"), "'max_tokens' is not NAME=VALUE"),
-        ("x", "out.jsonl", (), "INPUT and --output are both"),
         ("x", "in.txt", ("--url", "http://127.0.0.1:9"), "does not answer as a service does"),
         ("x", "in.txt", ("--embedded", "fleet.yaml"), "leave out --url: with --embedded the batch has a service of its own"),
     ],
@@ -270,3 +274,26 @@ def test_what_cannot_begin_says_why(
     code, told = batch.run(*options)
     assert code in (1, 2)
     assert said in " ".join(told.split())
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "./out.jsonl", "link.jsonl", "out.jsonl.errors.jsonl", "out.jsonl.journal"])
+def test_an_input_that_the_command_would_write_is_refused_and_kept(service: Service, tmp_path: Path, name: str) -> None:
+    (tmp_path / "link.jsonl").symlink_to("out.jsonl")
+    (tmp_path / name).write_text('{"prompt": "a"}\n')
+    command = [sys.executable, "-m", "serve_app.cli.main", "batch", "run", name, "-o", str(tmp_path / "out.jsonl")]
+    options = ["--format", "jsonl", "--url", service.url]
+    environment = {**os.environ, "COLUMNS": "500"}
+    done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    assert "which this command writes; choose another --output" in done.stderr
+    assert (tmp_path / name).read_text() == '{"prompt": "a"}\n'
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_an_input_that_is_no_whole_archive_is_told_with_its_name(tmp_path: Path, suffix: str, is_cut: bool) -> None:
+    compress = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix]
+    content = compress(random.Random(1).randbytes(100_000))
+    (path := tmp_path / f"in.jsonl{suffix}").write_bytes(content[: len(content) // 2] if is_cut else b"no archive")
+    with pytest.raises(BatchError, match=rf"in\.jsonl\{suffix} cannot be decompressed: .*; get or compress it again"):
+        list(rows(open_input(str(path)), "text", name=str(path)))

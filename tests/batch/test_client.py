@@ -4,10 +4,11 @@ import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from serve_app.batch.client import Answer, Client, Failure, Limits, connect
-from serve_app.batch.journal import Journal
+from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.requests import Defaults, request_of_example
 from serve_app.batch.runner import Progress, Runner
 from serve_app.errors import BatchError, ServiceAway
@@ -64,6 +65,24 @@ def test_patience_counts_only_while_something_is_asked(service: Service) -> None
     assert service.asked == {"a": 1, "b": 3}
 
 
+def test_patience_counts_from_the_first_refusal_and_not_from_the_last_answer() -> None:
+    asked: list[httpx.Request] = []
+
+    async def slow_and_then_away(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if len(asked) == 1:
+            await asyncio.sleep(1.1)
+            raise httpx.ReadError("the ingress was replaced")
+        return httpx.Response(200, json={})
+
+    async def ask() -> Answer | Failure:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(slow_and_then_away), base_url="http://service") as http:
+            return await Client(http, Limits(patience_s=1.0)).ask(PATH, body("a"))
+
+    assert isinstance(asyncio.run(ask()), Answer)
+    assert len(asked) == 2
+
+
 def test_the_window_follows_what_the_service_takes(service: Service) -> None:
     async def ask() -> tuple[float, float, float]:
         limits = Limits(concurrency=40, patience_s=0.5)
@@ -98,3 +117,37 @@ def test_a_run_ends_with_what_watches_it_also_while_nothing_is_answered(service:
 
     with pytest.raises(BatchError, match="the fleet ended; start it"):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_key_is_no_failure_of_a_line(service: Service, tmp_path: Path, status: int) -> None:
+    async def run() -> Counts:
+        limits = Limits()
+        async with connect(service.url, "", limits) as http:
+            with Journal(tmp_path / "journal") as journal:
+                requests = [request_of_example(number, "a", Defaults("m")) for number in (1, 2)]
+                await Runner(http, journal, limits).run(iter(requests))
+                return journal.counts()
+
+    service.verdict = lambda prompt: status
+    with pytest.raises(BatchError, match=f"the service answers {status}: no: {status}; set SERVE_APP_API_KEY"):
+        asyncio.run(run())
+    service.verdict = lambda prompt: 200
+    assert asyncio.run(run()) == Counts(answered=2, failed=0)
+
+
+def test_other_tasks_run_also_while_no_line_is_asked(service: Service, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    async def watch(progress: Progress) -> None:
+        seen.append(progress.failed)
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        wrong = (request_of_example(number, 7, Defaults("m")) for number in range(2000))
+        async with connect(service.url, "", Limits()) as http:
+            with Journal(tmp_path / "journal") as journal:
+                await Runner(http, journal, Limits()).run(wrong, watch=watch)
+
+    asyncio.run(run())
+    assert seen == [1000]

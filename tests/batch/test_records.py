@@ -14,8 +14,10 @@ MOVES = {
     ("validating", "cancelling"),
     ("in_progress", "finalizing"),
     ("in_progress", "expired"),
+    ("in_progress", "failed"),
     ("in_progress", "cancelling"),
     ("finalizing", "completed"),
+    ("finalizing", "failed"),
     ("finalizing", "cancelling"),
     ("cancelling", "cancelled"),
 }

@@ -1,7 +1,11 @@
 """What is kept of files and batches, and for how long."""
 
+import asyncio
+import errno
+import fcntl
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,9 @@ import pytest
 from serve_app.batch.folder import Folder
 from serve_app.batch.records import Batch, File
 from serve_app.batch.store import Store
-from serve_app.errors import ConfigError, NotStored
+from serve_app.batch.worker import Worker
+from serve_app.config import BatchSettings
+from serve_app.errors import ConfigError, NotStored, StorageFull
 
 OWNER = "owner"
 
@@ -30,7 +36,7 @@ def add(store: Store, folder: Folder, file_id: str, *, expires_in_s: float = 100
     part.write_text(file_id)
     folder.keep(part, file_id)
     file = File(file_id, OWNER, "in.jsonl", "batch", 6, now, now + int(expires_in_s))
-    store.add_file(file)
+    store.add_file(file, limit=1 << 20)
     return file
 
 
@@ -55,7 +61,7 @@ def test_a_file_whose_time_is_over_is_gone_but_stays_for_the_open_batch_that_rea
     read, other, fresh = (add(store, folder, f"file-{i}") for i in range(3))
     batch = new_batch(store, "batch_1", read)
     for file in (read, other):
-        store.add_file(File(file.id, OWNER, file.name, file.purpose, 6, file.created_at, int(time.time()) - 1))
+        store.add_file(File(file.id, OWNER, file.name, file.purpose, 6, file.created_at, int(time.time()) - 1), limit=1 << 20)
         with pytest.raises(NotStored):
             store.file(file.id, OWNER)
     assert store.forget_old(ended_before=0.0) == {read.id, fresh.id}
@@ -88,6 +94,16 @@ def test_what_killed_processes_left_is_swept_when_it_is_old_and_nobodys(store: S
     assert names(work) == sorted([young.name, "batch_1.journal", "batch_1.journal-wal"])
 
 
+def test_a_file_above_the_limit_is_not_noted_whatever_was_checked_before(store: Store) -> None:
+    file = File("file-1", OWNER, "in.jsonl", "batch", 60, 0, 1 << 40)
+    store.check_room(60, limit=100)
+    store.add_file(file, limit=100)
+    with pytest.raises(StorageFull, match="60 bytes are stored, and the limit is 100"):
+        store.add_file(replace(file, id="file-2"), limit=100)
+    with pytest.raises(NotStored):
+        store.file("file-2", OWNER)
+
+
 def test_a_change_that_fails_changes_nothing(store: Store, folder: Folder) -> None:
     file = add(store, folder, "file-1")
     batch = new_batch(store, "batch_1", file)
@@ -113,3 +129,46 @@ def test_a_folder_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path) ->
     (tmp_path / "batches.sqlite").write_text("no database" * 100)
     with pytest.raises(ConfigError, match=r"^ingress\.batch\.dir: .*batches\.sqlite cannot be used"):
         Store(tmp_path / "batches.sqlite")
+
+
+@pytest.fixture
+def flocked(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the descriptors of the calls of flock, which fails from now on as on a file system without locks."""
+    called: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        called.append(descriptor)
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    return called
+
+
+def test_a_folder_without_locks_is_refused_and_a_lock_that_fails_keeps_no_descriptor(folder: Folder, flocked: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"^ingress\.batch\.dir: .*lock cannot be locked: No locks available; name a folder"):
+        Folder(folder.root)
+    with pytest.raises(OSError, match="No locks available"):
+        folder.try_lock()
+    assert len(flocked) == 2
+    for descriptor in flocked:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_an_error_that_comes_with_each_look_is_logged_once(
+    folder: Folder, store: Store, flocked: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def look() -> None:
+        worker = Worker(BatchSettings(dir=folder.root), folder, store)
+        worker.start(never, ["tiny"])
+        while len(flocked) < 4:
+            worker.wake()
+            await asyncio.sleep(0.01)
+        await worker.stop()
+
+    asyncio.run(look())
+    assert [record.message for record in caplog.records] == [f"the batches in {folder.root} cannot be read"]
+
+
+async def never(*_: object) -> None:
+    raise AssertionError("nothing is asked")

@@ -52,6 +52,7 @@ def test_a_name_is_the_last_part_of_a_path_and_can_be_printed(name: str, kept: s
     [
         (form(b"x"), "application/json", "file: the content type is not multipart/form-data"),
         (form(b"x"), "multipart/form-data", "file: the content type is not multipart/form-data"),
+        (form(b"x"), f"multipart/form-data; boundary={'x' * 300}", "file: the boundary of the form cannot be used: "),
         (form(b"x")[:-12], TYPE, "file: the form breaks off before its end"),
         (b"", TYPE, "file: the form breaks off before its end"),
         (b"no form", TYPE, "file: the form is broken"),

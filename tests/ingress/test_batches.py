@@ -34,12 +34,16 @@ Line = dict[str, Any]
 
 
 class Model:
-    """Answers a chat with its prompt in capitals; ``held`` prompts get no answer. ``statuses``: of the next answers, by prompt."""
+    """Answers a chat with its prompt in capitals; ``held`` prompts get no answer.
+
+    ``statuses`` are those of the next answers, and ``raised`` is raised in place of the next answer, by prompt.
+    """
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
         self.held: Callable[[str], bool] = lambda prompt: False
         self.statuses: dict[str, list[int]] = {}
+        self.raised: dict[str, BaseException] = {}
         self.num_running = self.most_running = self.num_gone = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,6 +59,8 @@ class Model:
             await asyncio.sleep(0)
         finally:
             self.num_running -= 1
+        if error := self.raised.pop(prompt, None):
+            raise error
         status = statuses.pop(0) if (statuses := self.statuses.get(prompt)) else 200
         answer: dict[str, Any] = {"id": "1", "choices": [{"message": {"content": prompt.upper()}}]}
         headers = {"retry-after": "0"} if status == 503 else None
@@ -298,6 +304,24 @@ async def test_at_the_end_of_its_window_a_batch_keeps_what_was_answered(tmp_path
 
 
 @in_loop
+async def test_a_line_that_the_ingress_cancels_is_asked_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        served.model.raised = {"prompt 1": asyncio.CancelledError()}
+        batch = await ended(served.client(), await begin(served.client(), jsonl(*map(line, range(3)))))
+        assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
+        assert served.model.asked == {"prompt 0": 1, "prompt 1": 2, "prompt 2": 1}
+
+
+@in_loop
+async def test_a_line_that_raises_inside_the_server_is_tried_again_and_stops_no_other(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        served.model.raised = {"prompt 1": RuntimeError("a bug")}
+        batch = await ended(served.client(), await begin(served.client(), jsonl(*map(line, range(3)))))
+        assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
+        assert served.model.asked == {"prompt 0": 1, "prompt 1": 2, "prompt 2": 1}
+
+
+@in_loop
 async def test_no_more_requests_than_allowed_run_at_once_whatever_the_number_of_keys(tmp_path: Path) -> None:
     async with serving(tmp_path, keys=True, concurrency=3) as served:
         clients = [served.client(key) for key in KEYS]
@@ -371,6 +395,16 @@ async def test_a_full_folder_is_told_and_has_room_again_after_a_deletion(tmp_pat
 
 
 @in_loop
+async def test_uploads_at_the_same_time_hold_no_more_on_the_disk_than_is_allowed(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_file_bytes=1 << 20, max_stored_bytes=1 << 20) as served:
+        client = served.client()
+        sent = (client.files.create(file=b"x" * (900 << 10), purpose="batch") for _ in range(6))
+        done = await asyncio.gather(*sent, return_exceptions=True)
+        assert sorted(getattr(answer, "status_code", 200) for answer in done) == [200, *[507] * 5]
+        assert sum(path.stat().st_size for path in (served.folder / "files").iterdir()) == 900 << 10
+
+
+@in_loop
 async def test_a_full_disk_is_told_and_nothing_half_is_left(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         said = "there is no room: File too large"
@@ -422,6 +456,7 @@ async def test_a_file_that_an_open_batch_reads_is_not_deleted_and_open_batches_a
         ({"completion_window": 24}, "completion_window: is '24'"),
         ({"endpoint": "/v1/responses"}, "endpoint: is '/v1/responses', none of /v1/chat/completions"),
         ({"input_file_id": "file-none"}, "input_file_id: 'file-none' is no file of the purpose 'batch'"),
+        ({"input_file_id": "\ud800"}, "input_file_id: '\\ud800' is no file of the purpose 'batch'"),
         ({"input_file_id": None}, "input_file_id: is missing"),
         ({"metadata": {"a": 1}}, "metadata.a: is no text"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a: is no text of Unicode, or too long"),
@@ -469,6 +504,15 @@ async def test_a_file_expires_when_its_upload_says_so(tmp_path: Path) -> None:
         expiry: Any = {"anchor": "created_at", "seconds": 3600}
         file = await served.client().files.create(file=b"x", purpose="batch", expires_after=expiry)
         assert file.expires_at == file.created_at + 3600
+
+
+@in_loop
+async def test_the_content_of_a_file_that_is_deleted_meanwhile_does_not_exist(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        file = await served.client().files.create(file=b"x", purpose="batch")
+        (served.folder / "files" / file.id).unlink()
+        with pytest.raises(openai.NotFoundError, match=f"no such File object: '{file.id}'"):
+            await served.client().files.content(file.id)
 
 
 @in_loop

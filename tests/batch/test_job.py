@@ -1,0 +1,190 @@
+"""One batch from its input to its end, without an ingress: what cancels it, and what is missing of it."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from serve_app.batch import job, worker
+from serve_app.batch.folder import Folder
+from serve_app.batch.job import Job
+from serve_app.batch.output import write_lines
+from serve_app.batch.records import Batch, File
+from serve_app.batch.store import Store
+from serve_app.batch.worker import Worker
+from serve_app.config import BatchSettings
+from serve_app.errors import BatchError
+
+CHAT = "/v1/chat/completions"
+
+
+class Stored:
+    """A folder with one batch of two lines, in progress."""
+
+    def __init__(self, root: Path) -> None:
+        self.settings = BatchSettings(dir=root)
+        self.folder = Folder(root)
+        self.store = Store(self.folder.database)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+        lines = [{"custom_id": f"id-{i}", "method": "POST", "url": CHAT, "body": body} for i in range(2)]
+        self.folder.path("file-1").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        now = int(time.time())
+        self.store.add_file(File("file-1", "", "in.jsonl", "batch", 10, now, now + 1000), limit=1 << 20)
+        self.store.add_batch(Batch("batch_1", "", "file-1", CHAT, "24h", now, now + 86400, 3600), max_open=1)
+        self.store.change(self.batch, lambda batch: batch.moved("in_progress", now=now, total=2))
+
+    @property
+    def batch(self) -> Batch:
+        return self.store.batch("batch_1", "")
+
+    def cancel(self) -> None:
+        self.store.change(self.batch, lambda batch: batch.moved("cancelling", now=time.time()))
+
+    def job(self, answer: Callable[[httpx.Request], Any]) -> Job:
+        def transport(owner: str) -> httpx.AsyncBaseTransport:
+            return httpx.MockTransport(answer)
+
+        return Job(self.batch, self.settings, self.folder, self.store, models=["tiny"], transport=transport)
+
+
+def answered(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json={"id": "1", "choices": []})
+
+
+def test_requests_that_somebody_else_cancels_leave_the_batch_to_its_next_run(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+
+    def cancelled(_: httpx.Request) -> httpx.Response:
+        raise asyncio.CancelledError
+
+    with pytest.raises(BatchError, match="the requests of batch_1 were cancelled, and its window is not over"):
+        asyncio.run(stored.job(cancelled).run())
+    assert stored.batch.status == "in_progress"
+    asyncio.run(stored.job(answered).run())
+    assert (stored.batch.status, stored.batch.completed) == ("completed", 2)
+
+
+def test_a_job_that_is_given_up_while_its_requests_end_does_not_go_on(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+
+    async def give_up() -> None:
+        ending = asyncio.Event()
+
+        async def slow_to_end(_: httpx.Request) -> httpx.Response:
+            stored.cancel()
+            try:
+                return await asyncio.Event().wait()  # type: ignore[return-value]
+            finally:
+                ending.set()
+                await asyncio.sleep(0.2)
+
+        stored.settings = BatchSettings(dir=tmp_path, concurrency=1)
+        task = asyncio.create_task(stored.job(slow_to_end).run())
+        await ending.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(give_up())
+    assert stored.batch.status == "cancelling"
+
+
+def test_an_answer_with_half_a_surrogate_pair_is_an_answer_like_others(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+    asyncio.run(stored.job(lambda _: httpx.Response(200, content=b'{"id": "\\ud800"}')).run())
+    batch = stored.batch
+    assert (batch.status, batch.completed, batch.output_file_id is None) == ("completed", 2, False)
+    output = stored.folder.path(batch.output_file_id or "").read_text()
+    assert [json.loads(line)["response"]["body"] for line in output.splitlines()] == [{"id": "\ud800"}] * 2
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+@pytest.mark.parametrize("code", ["input_lost", "journal_lost"])
+def test_a_batch_whose_input_or_journal_is_lost_ends_with_the_reason(tmp_path: Path, code: str, is_cancelled: bool) -> None:
+    stored = Stored(tmp_path)
+    if code == "input_lost":
+        stored.folder.path("file-1").unlink()
+    else:
+        stored.folder.journal("batch_1").write_text("no database" * 100)
+    if is_cancelled:
+        stored.cancel()
+    asyncio.run(stored.job(answered).run())
+    assert stored.batch.status == ("cancelled" if is_cancelled else "failed")
+    assert [error.code for error in stored.batch.errors] == [code]
+    assert not stored.folder.journal("batch_1").exists()
+
+
+def test_a_job_that_is_given_up_while_it_writes_its_output_ends_when_that_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, writes, may_write = Stored(tmp_path), threading.Event(), threading.Event()
+
+    def slow(path: Path, lines: Iterable[str]) -> int:
+        writes.set()
+        assert may_write.wait(60.0)
+        return write_lines(path, lines)
+
+    monkeypatch.setattr(job, "write_lines", slow)
+
+    async def give_up() -> bool:
+        task = asyncio.create_task(stored.job(answered).run())
+        while not writes.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)
+        ended_early = task.done()
+        may_write.set()
+        await asyncio.wait([task])
+        return ended_early
+
+    assert asyncio.run(give_up()) is False
+    assert stored.batch.status == "completed"
+
+
+def test_a_job_that_was_cancelled_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, runs, run = Stored(tmp_path), [0], Job.run
+
+    async def cancelled_at_first(job: Job) -> None:
+        runs[0] += 1
+        if runs[0] == 1:
+            raise asyncio.CancelledError
+        await run(job)
+
+    monkeypatch.setattr(Job, "run", cancelled_at_first)
+    monkeypatch.setattr(worker, "_AGAIN_S", 0.0)
+
+    async def work() -> None:
+        working = Worker(stored.settings, stored.folder, stored.store)
+        working.start(answer, ["tiny"])
+        while stored.batch.is_open and runs[0] < 5:
+            await asyncio.sleep(0.05)
+        await working.stop()
+
+    async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None:
+        await JSONResponse({"id": "1", "choices": []})(scope, receive, send)
+
+    asyncio.run(asyncio.wait_for(work(), 30.0))
+    assert stored.batch.status == "completed"
+
+
+def test_an_output_is_durable_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, synced, fsync = Stored(tmp_path), [], os.fsync
+
+    def note(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((name.suffix or name.name, stored.folder.journal("batch_1").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    asyncio.run(stored.job(answered).run())
+    assert synced == [(".part", True), ("files", True)]
+    assert not stored.folder.journal("batch_1").exists()
