@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     own, beams = parser.parse_known_args(arguments)
     handler = FleetModelHandler(own.url, own.model, on_failure="return")
     with beam.Pipeline(options=PipelineOptions(beams)) as pipeline:
-        prompts = pipeline | beam.io.ReadFromText(own.input)
+        prompts = pipeline | beam.io.ReadFromText(own.input) | beam.Filter(str.strip)
         predictions = prompts | RunInference(handler, inference_args={"max_tokens": own.max_tokens, "temperature": 0})
         answered, failed = predictions | SplitFailures()
         _ = answered | "answers" >> beam.Map(answer_line) | beam.io.WriteToText(f"{own.output}-answers", ".jsonl")
