@@ -292,8 +292,8 @@ def test_an_input_that_the_command_would_write_is_refused_and_kept(service: Serv
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_an_input_that_is_no_whole_archive_is_told_with_its_name(tmp_path: Path, suffix: str, is_cut: bool) -> None:
-    compress = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix]
-    content = compress(random.Random(1).randbytes(100_000))
+    data = random.Random(1).randbytes(100_000)
+    content = {".gz": gzip.compress(data), ".bz2": bz2.compress(data), ".xz": lzma.compress(data)}[suffix]
     (path := tmp_path / f"in.jsonl{suffix}").write_bytes(content[: len(content) // 2] if is_cut else b"no archive")
     with pytest.raises(BatchError, match=rf"in\.jsonl\{suffix} cannot be decompressed: .*; get or compress it again"):
         list(rows(open_input(str(path)), "text", name=str(path)))
