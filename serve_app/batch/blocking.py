@@ -20,7 +20,7 @@ class BlockingClient:
 
     def __init__(self, url: str, key: str, limits: Limits) -> None:
         """Connect with the first request."""
-        self._url, self._key = url, key
+        self._url, self._key, self._limits = url, key, limits
         self._model = ""
         http = connect(url, key, limits)
         self._client = Client(http, limits)
@@ -44,10 +44,11 @@ class BlockingClient:
         """Return the name of the one model that the service has; asks for it once.
 
         Raises:
-            BatchError: The service does not answer, refuses the key, or has several.
+            ServiceAway: It was away, or full, for ``limits.patience_s``.
+            BatchError: It answers as no service does, refuses the key, or has several.
         """
         if not self._model:
-            self._model = only_model(self._url, self._key)
+            self._model = only_model(self._url, self._key, self._limits)
         return self._model
 
 

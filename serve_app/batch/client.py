@@ -5,6 +5,7 @@ The command line, Beam and Ray Data share this client, so that full, failing and
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import time
@@ -17,9 +18,12 @@ import httpx
 
 from serve_app.errors import BatchError, ServiceAway
 
+logger = logging.getLogger(__name__)
+
 KEYS = ("SERVE_APP_API_KEY", "OPENAI_API_KEY")
 """Environment variables that may hold the API key; the first one that is set counts."""
 _KEY_HINT = f"set {KEYS[0]}"
+_URL_HINT = "check the URL, or start it: serve-app up -f FILE"
 _FIRST_WINDOW = 16
 _MAX_WAIT_S = 30.0
 _BACK_PRESSURE = (429, 503)
@@ -79,9 +83,15 @@ class Client:
         self._queue: deque[asyncio.Future[None]] = deque()
         self._refused_since: float | None = None
         """When the service first refused a request, or was away, after its last answer."""
+        self._trouble = ""
         self._shrunk_at = 0.0
         self._is_full = False
         self._tokens_at: float | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why the service has answered nothing since it last did; empty while it answers."""
+        return "" if self._refused_since is None else self._trouble
 
     async def ask(self, path: str, body: bytes) -> Answer | Failure:
         """Send the request to ``path`` until there is an answer, or no hope of one.
@@ -172,12 +182,13 @@ class Client:
             self.window = max(1.0, self.window * 0.7)
 
     def _refuse_to_wait_for_ever(self, why: object) -> None:
-        now = time.monotonic()
+        now, why = time.monotonic(), str(why) or type(why).__name__
+        self._trouble = why
         if self._refused_since is None:  # not the last answer: an answer that takes long is no silence
             self._refused_since = now
         waited_s = now - self._refused_since
         if waited_s > self._limits.patience_s:
-            said = f"nothing was answered for {waited_s:.0f} s: {why or type(why).__name__}"
+            said = f"nothing was answered for {waited_s:.0f} s: {why}"
             raise ServiceAway(said, "see to the service and start again")
 
     def _spend(self, num_tokens: int) -> None:
@@ -205,27 +216,41 @@ def key_of_environment() -> str:
     return next((value for name in KEYS if (value := os.environ.get(name))), "")
 
 
-def only_model(url: str, key: str) -> str:
-    """Return the name of the one model that the service has.
+def only_model(url: str, key: str, limits: Limits) -> str:
+    """Return the name of the one model that the service has; waits for a service that is away or full.
 
     Raises:
-        BatchError: It does not answer, refuses the key, or has several.
+        ServiceAway: For ``limits.patience_s`` it was.
+        BatchError: It answers as no service does, refuses the key, or has several models.
     """
-    address = f"{_base(url)}/v1/models"
+    address, began_at, has_said = f"{_base(url)}/v1/models", time.monotonic(), False
+    while isinstance(found := _ask_for_models(address, key), str):
+        if time.monotonic() - began_at >= limits.patience_s:
+            raise ServiceAway(found, _URL_HINT)
+        if not has_said:
+            logger.warning("%s; waiting for it, %g s at most", found, limits.patience_s)
+            has_said = True
+        time.sleep(_spread(1.0))
+    if len(found) != 1:
+        raise BatchError(f"{url} serves {', '.join(found)}", "name one of them as the model")
+    return found[0]
+
+
+def _ask_for_models(address: str, key: str) -> list[str] | str:
+    """Return the names of the models, or why the service cannot tell them now."""
     try:
         answer = httpx.get(address, headers=_authorization(key), timeout=30.0)
+        if answer.status_code in (*_BACK_PRESSURE, *_TRIED_AGAIN):
+            return f"{address} answers {answer.status_code}"
         answer.raise_for_status()
-        names = [card["id"] for card in answer.json()["data"]]
+        return [str(card["id"]) for card in answer.json()["data"]]
     except httpx.HTTPStatusError as exc:
         hint = _KEY_HINT if exc.response.status_code in _REFUSED_KEY else "check the URL"
         raise BatchError(f"{address} answers {exc.response.status_code}", hint) from exc
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as exc:
-        raise BatchError(
-            f"{address} does not answer as a service does: {exc}", "check the URL, or start it: serve-app up -f FILE"
-        ) from exc
-    if len(names) != 1:
-        raise BatchError(f"{url} serves {', '.join(names)}", "name one of them as the model")
-    return str(names[0])
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL, ValueError, KeyError, TypeError) as exc:
+        raise BatchError(f"{address} does not answer as a service does: {exc}", _URL_HINT) from exc
+    except httpx.HTTPError as exc:
+        return f"{address} does not answer: {exc or type(exc).__name__}"
 
 
 def _base(url: str) -> str:

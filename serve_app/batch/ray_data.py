@@ -70,7 +70,7 @@ class _Asker:
 
     def __init__(self, url: str, defaults: Defaults, column: str, limits: Limits, api_key: Callable[[], str]) -> None:
         key = api_key()
-        name = defaults.model or only_model(url, key)
+        name = defaults.model or only_model(url, key, limits)
         self._defaults = Defaults(name, defaults.chat, defaults.system, parameters=defaults.parameters)
         self._column = column
         self._client = Client(connect(url, key, limits), limits)

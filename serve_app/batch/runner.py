@@ -29,6 +29,8 @@ class Progress:
     tokens: int = 0
     window: float = 0.0
     """Requests at once that the service takes, as far as it has shown."""
+    trouble: str = ""
+    """Why the service answers nothing now; empty while it does."""
     began_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -103,6 +105,7 @@ class Runner:
         while True:
             await asyncio.sleep(_COMMIT_S)
             self._journal.commit()
+            self.progress.trouble = self._client.trouble
 
     async def _ask(self, request: Request, body: bytes) -> None:
         try:

@@ -89,7 +89,7 @@ def run(
         fleet = stack.enter_context(_fleet(embedded)) if embedded else None
         url = fleet.url if fleet else url or _URL
         http = connect(url, key, limits)
-        defaults = Defaults(model or only_model(url, key), chat, system, prompt_field, parameters)
+        defaults = Defaults(model or only_model(url, key, limits), chat, system, prompt_field, parameters)
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
         asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), fleet))
         _finish(journal, output)
@@ -136,7 +136,9 @@ async def _watch(fleet: "FleetProcess | None", progress: "Progress") -> None:
             continue
         took_s = time.monotonic() - progress.began_at
         rates = f"{progress.answered / took_s:,.1f} lines/s, {progress.tokens / took_s:,.0f} tokens/s"
-        line = f"{progress.lines:,} lines, {progress.failed:,} failed, {rates}, up to {int(progress.window)} at once"
+        before = f" ({progress.kept:,} of them before)" if progress.kept else ""
+        line = f"{progress.lines:,} lines{before}, {progress.failed:,} failed, {rates}, up to {int(progress.window)} at once"
+        line += f"; no answer now: {progress.trouble}" if progress.trouble else ""
         console.print(line, end="\r" if console.is_terminal else "\n")
 
 

@@ -15,13 +15,15 @@ from typing import Any
 class Service:
     """Answers a chat with the prompt in capitals, by the model that was asked. ``verdict`` may give another status for a prompt.
 
-    ``asked`` counts the prompts, ``most_at_once`` is the largest number of requests that it held, and ``keys`` are those that it was shown.
+    ``statuses_of_models`` are those of the next questions for the models. ``asked`` counts the prompts, ``most_at_once`` is the largest
+    number of requests that it held, and ``keys`` are those that it was shown.
     """
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
         self.verdict: Callable[[str], int] = lambda prompt: 200
         self.delay_s = 0.0
+        self.statuses_of_models: list[int] = []
         self.bodies: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.most_at_once = 0
@@ -33,7 +35,8 @@ class Service:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                self._send(200, {"data": [{"id": "tiny"}]})
+                status = service.statuses_of_models.pop(0) if service.statuses_of_models else 200
+                self._send(status, {"data": [{"id": "tiny"}]})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))

@@ -261,7 +261,8 @@ def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Pa
         ("", "in.jsonl", (), "the input has no lines"),
         ("x", "in.what", (), "its name does not tell the format; say --format, one of csv, jsonl, parquet, text"),
         ("x", "in.txt", ("-p", "max_tokens"), "'max_tokens' is not NAME=VALUE"),
-        ("x", "in.txt", ("--url", "http://127.0.0.1:9"), "does not answer as a service does"),
+        ("x", "in.txt", ("--url", "http://127.0.0.1:9", "--patience-s", "1"), "/v1/models does not answer: "),
+        ("x", "in.txt", ("--url", "ftp://127.0.0.1"), "does not answer as a service does"),
         ("x", "in.txt", ("--embedded", "fleet.yaml"), "leave out --url: with --embedded the batch has a service of its own"),
     ],
 )

@@ -207,9 +207,9 @@ def test_what_the_handler_decides_is_no_argument(service: Service) -> None:
         FleetModelHandler(service.url, on_failure="drop")  # type: ignore[arg-type]
 
 
-def test_a_name_is_needed_where_nobody_answers() -> None:
-    handler = FleetModelHandler("http://127.0.0.1:9")
-    with pytest.raises(BatchError, match="does not answer as a service does"):
+def test_a_service_that_is_away_is_waited_for_before_its_model_is_known() -> None:
+    handler = FleetModelHandler("http://127.0.0.1:9", limits=Limits(patience_s=1.0))
+    with pytest.raises(ServiceAway, match=r"/v1/models does not answer: .*; check the URL"):
         handler.run_inference(["a"], handler.load_model())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serve_app.batch.client import Answer, Client, Failure, Limits, connect
+from serve_app.batch.client import Answer, Client, Failure, Limits, connect, only_model
 from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.requests import Defaults, request_of_example
 from serve_app.batch.runner import Progress, Runner
@@ -49,6 +49,14 @@ def test_a_waiting_request_that_is_given_up_leaves_its_place_to_the_next(service
     assert isinstance(fourth, Answer)
     assert (service.asked["a"], service.asked["b"], service.asked["c"], service.asked["d"]) == (1, 0, 0, 1)
     assert service.most_at_once == 1
+
+
+def test_the_model_of_a_full_service_is_waited_for_and_that_of_another_kind_of_server_is_not(service: Service) -> None:
+    service.statuses_of_models = [503, 429]
+    assert only_model(service.url, "", Limits(patience_s=60.0)) == "tiny"
+    service.statuses_of_models = [404]
+    with pytest.raises(BatchError, match="answers 404; check the URL"):
+        only_model(service.url, "", Limits(patience_s=60.0))
 
 
 def test_patience_counts_only_while_something_is_asked(service: Service) -> None:
