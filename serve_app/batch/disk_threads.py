@@ -29,7 +29,3 @@ class DiskThreads:
         except (OSError, sqlite3.Error) as exc:
             logger.warning("the storage of files and batches failed: %s", exc)
             raise storage_error(exc) from exc
-
-    def begin(self, call: Callable[[], object]) -> None:
-        """Call it in a thread and wait for nothing."""
-        self._threads.submit(call)

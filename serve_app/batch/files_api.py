@@ -101,8 +101,10 @@ class FilesApi:
             file = self._file_of(form, owner)
             await self._disk.run(partial(self._keep, part, file))
         finally:
-            self._coming_bytes -= num_bytes
-            self._disk.begin(partial(part.unlink, missing_ok=True))
+            try:
+                await asyncio.shield(self._disk.run(partial(part.unlink, missing_ok=True)))
+            finally:
+                self._coming_bytes -= num_bytes
         return JSONResponse(file.as_object())
 
     async def _receive(self, request: Request, form: UploadForm, part: Path) -> None:

@@ -313,12 +313,15 @@ async def test_a_line_that_the_ingress_cancels_is_asked_again(tmp_path: Path) ->
 
 
 @in_loop
-async def test_a_line_that_raises_inside_the_server_is_tried_again_and_stops_no_other(tmp_path: Path) -> None:
+async def test_a_line_that_raises_inside_the_server_is_tried_again_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(tmp_path) as served:
         served.model.raised = {"prompt 1": RuntimeError("a bug")}
         batch = await ended(served.client(), await begin(served.client(), jsonl(*map(line, range(3)))))
         assert (batch.status, counts(batch)) == ("completed", (3, 3, 0))
         assert served.model.asked == {"prompt 0": 1, "prompt 1": 2, "prompt 2": 1}
+        assert "could not go on" not in caplog.text
 
 
 @in_loop
