@@ -72,7 +72,9 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
 
 def _ingress(settings: Settings) -> Any:
     replicas = settings.ingress.replicas
-    options = _common(settings, settings.ingress.num_cpus, INGRESS_ENVIRONMENT)
+    # More choices than may wait would be refused one by one, and no stream would move meanwhile: vLLM refuses them at once.
+    most_choices = str(max(128, settings.ingress.max_waiting_requests))
+    options = _common(settings, settings.ingress.num_cpus, {**INGRESS_ENVIRONMENT, "VLLM_MAX_N_SEQUENCES": most_choices})
     options["max_surge_percent"] = 100  # a new one listens before an old one stops: somebody always does
     if settings.ingress.resources:  # a node that offers them is one ingress's: two would share its port
         options["ray_actor_options"]["resources"] = dict(settings.ingress.resources)

@@ -55,7 +55,7 @@ def test_a_replicas_resources_are_its_models() -> None:
     model = {**TINY, "num_cpus": 0.5, "resources": {"zone-a": 1}}
     built = deployments({"models": {"tiny": model, "big": SCALED}, "ingress": {"num_cpus": 2}})
     environment = {"runtime_env": {"env_vars": PROCESS_ENVIRONMENT}}
-    without_device = {"runtime_env": {"env_vars": INGRESS_ENVIRONMENT}}
+    without_device = {"runtime_env": {"env_vars": {**INGRESS_ENVIRONMENT, "VLLM_MAX_N_SEQUENCES": "1000"}}}
     assert {name: d.ray_actor_options for name, d in built.items()} == {
         "ingress": {"num_cpus": 2.0, **without_device},
         "replica-tiny": {"num_cpus": 0.5, "resources": {"zone-a": 1.0}, **environment},

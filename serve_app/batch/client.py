@@ -202,7 +202,15 @@ class Client:
 
 
 def connect(url: str, key: str, limits: Limits) -> httpx.AsyncClient:
-    """Return the connections to the service at ``url``, with or without ``/v1`` at its end. ``key`` may be empty."""
+    """Return the connections to the service at ``url``, with or without ``/v1`` at its end. ``key`` may be empty.
+
+    Raises:
+        BatchError: The URL is none of HTTP, or the key has characters that no header may have.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise BatchError(f"the URL is {url!r}", "give one that begins with http:// or https://")
+    if not all("!" <= char <= "~" for char in key):  # the key itself is told to nobody
+        raise BatchError("the API key has a character that no header may have", f"{_KEY_HINT} without blanks and line ends")
     return httpx.AsyncClient(
         base_url=_base(url),
         headers=_authorization(key),

@@ -147,7 +147,7 @@ def seconds_of(window: object, *, limit_s: float) -> int:
         raise BadRequest(param="completion_window", problem=f"is {str(window)[:80]!r}; give a time such as 24h, 90m, 7d or 600s")
     window_s = int(found[1]) * _UNITS_S[found[2]]
     if window_s > limit_s:
-        raise BadRequest(param="completion_window", problem=f"is {found[0]}, which is {window_s} s, limit {limit_s:g} s")
+        raise BadRequest(param="completion_window", problem=f"is {found[0]}, which is {window_s} s, limit {limit_s:.0f} s")
     return window_s
 
 
@@ -182,5 +182,5 @@ def kept_for_s(expiry: object, *, param: str, limit_s: float) -> int:
     if given.get("anchor") != "created_at" or not isinstance(seconds, int) or isinstance(seconds, bool):
         raise BadRequest(param=param, problem='give {"anchor": "created_at", "seconds": N}')
     if not 3600 <= seconds <= limit_s:
-        raise BadRequest(param=param, problem=f"seconds is {seconds}, not between 3600 and {limit_s:g}")
+        raise BadRequest(param=param, problem=f"seconds is {str(seconds)[:20]}, not between 3600 and {limit_s:.0f}")
     return seconds

@@ -6,7 +6,7 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from io import TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -28,6 +28,17 @@ class Row:
     number: int
     value: str | dict[str, Any] | None
     problem: str = ""
+
+
+def checked_format(form: str) -> str:
+    """Return the format.
+
+    Raises:
+        BatchError: There is no such one.
+    """
+    if form not in FORMATS.values():
+        raise BatchError(f"--format is {form!r}", f"say one of {', '.join(sorted(set(FORMATS.values())))}")
+    return form
 
 
 def format_of(name: str) -> str:
@@ -56,7 +67,8 @@ def open_input(name: str) -> BinaryIO:
             return Path(name).open("rb")
         import fsspec
 
-        return cast(BinaryIO, fsspec.open(name, "rb", compression="infer").open())
+        file = fsspec.open(name, "rb", compression="infer").open()
+        return cast(BinaryIO, file if hasattr(file, "readline") and not name.endswith(".zst") else BufferedReader(file))
     except ImportError as exc:  # fsspec names the package for the protocol
         raise BatchError(f"{name} cannot be opened: {exc}", "install the package for this protocol beside serve-app") from exc
     except (OSError, ValueError) as exc:

@@ -71,7 +71,7 @@ def run(
     from serve_app.batch.client import Limits, connect, key_of_environment, only_model
     from serve_app.batch.journal import Journal
     from serve_app.batch.requests import Defaults, request_of
-    from serve_app.batch.rows import format_of, open_input, rows
+    from serve_app.batch.rows import checked_format, format_of, open_input, rows
     from serve_app.batch.runner import Runner
 
     parameters = _parameters(parameter or [], schema, chat=chat)
@@ -81,7 +81,7 @@ def run(
         raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
     if url and embedded:
         raise typer.BadParameter("leave out --url: with --embedded the batch has a service of its own", param_hint="--embedded")
-    form = form or format_of(source)
+    form = checked_format(form) if form else format_of(source)
     key = key_of_environment()
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_input(source))
@@ -151,7 +151,9 @@ def _journal_of(output: Path) -> Path:
 
 
 def _refuse_to_write(source: str, output: Path) -> None:
-    """Raise BatchError when a file that the command writes is the input, by whatever path."""
+    """Raise BatchError when a file that the command writes is the input, by whatever path, or cannot be one."""
+    if not output.name or output.is_dir():
+        raise BatchError(f"--output is {str(output)!r}, a folder", "name a file in it, for example answers.jsonl")
     if "://" in (local := source.removeprefix("file://")):
         return
     for written in (output, _errors_of(output), _journal_of(output)):
@@ -192,7 +194,7 @@ def _parameters(given: list[str], schema: Path | None, *, chat: bool) -> dict[st
             raise typer.BadParameter("a schema is for chats: leave out --no-chat", param_hint="--schema")
         try:
             held = json.loads(schema.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RecursionError) as exc:
             raise BatchError(f"{schema} is no JSON schema: {exc}", "give a file that holds one") from exc
         parameters["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": held}}
     return parameters

@@ -139,6 +139,8 @@ def checked_regex(pattern: str) -> str:
 def checked_absolute(path: Path) -> Path:
     if not path.is_absolute():
         raise wrong("", f"is {str(path)!r}, a relative path", "write it from /: replicas have other working directories")
+    if "\0" in str(path):
+        raise wrong("", f"is {str(path)!r}, and no path has a NUL in it", "remove it")
     return path
 
 

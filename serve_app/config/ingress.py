@@ -53,9 +53,9 @@ class BatchSettings(Section):
     """Batches of one API key that have not ended; one more is answered with 429."""
     concurrency: Int = Field(default=32, ge=1, le=4096)
     """Most requests at once of all batches together. Keep it well below an engine's max_num_seqs, so that chats find a place."""
-    max_window_s: Real = Field(default=7 * 86400.0, ge=1)
+    max_window_s: Real = Field(default=7 * 86400.0, ge=1, le=3660 * 86400.0)
     """Longest `completion_window` that a batch may ask for, in seconds."""
-    keep_s: Real = Field(default=30 * 86400.0, ge=3600)
+    keep_s: Real = Field(default=30 * 86400.0, ge=3600, le=3660 * 86400.0)
     """Seconds for which files are kept after their upload, and batches after their end. A request may ask for less."""
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -70,10 +71,13 @@ class Canary:
             assert isinstance(held, HeldAnswer)
             body = await receive()
             if self.judge.takes_next(is_ready=self.front.client.is_ready()):
-                if await self._try(await app_of(self.front), scope, _Line(body, receive), held, verdict):
+                outcome = await self._try(await app_of(self.front), scope, _Line(body, receive), held, verdict)
+                if outcome is _Outcome.ANSWERED:
                     return
                 verdict.begin_again()
                 await (await app_of(model))(scope, _first(body, receive), held)
+                if outcome is _Outcome.REFUSED and held.answer.ended and held.answer.status < 400:
+                    self._saw(Criterion.FAILED, 1.0)  # a shorter context, no tool parser, ...: a release that takes less
                 return
             watch = _Watch(self.judge.saw_model, verdict)
             app = await app_of(model)
@@ -86,8 +90,8 @@ class Canary:
 
         return answer
 
-    async def _try(self, app: ASGIApp, scope: Scope, line: "_Line", held: HeldAnswer, verdict: Verdict) -> bool:
-        """Let the canary answer; return False if the model has to, because the canary failed before the first part of an answer."""
+    async def _try(self, app: ASGIApp, scope: Scope, line: "_Line", held: HeldAnswer, verdict: Verdict) -> "_Outcome":
+        """Let the canary answer; the model has to if the canary failed, or refused the request, before the first part of an answer."""
         was = self.judge.state
         watch = _Watch(self._saw, verdict)
         gate = _Gate(held, verdict)
@@ -107,13 +111,16 @@ class Canary:
             gate.has_failed = True
         taken_away = was is not State.BAD and self.judge.state is State.BAD and watch.waits_s() <= self.judge.patience_s()
         if gate.has_failed and taken_away and verdict.error is None and raised is None:
-            return False  # another request condemned the canary; this one says nothing
-        watch.end(failed=_has_failed(verdict, held, raised=raised is not None or gate.has_failed))
+            return _Outcome.FAILED  # another request condemned the canary; this one says nothing
+        failed = None if gate.has_refused else _has_failed(verdict, held, raised=raised is not None or gate.has_failed)
+        watch.end(failed=failed)
         if gate.has_failed:
             logger.info("canary %s did not begin to answer, %s does: %r", self.front.model.name, self.of, verdict.error or raised)
         elif raised is not None:
             raise raised
-        return not gate.has_failed
+        if not gate.has_failed:
+            return _Outcome.ANSWERED
+        return _Outcome.REFUSED if gate.has_refused else _Outcome.FAILED
 
     def _saw(self, criterion: Criterion, value: float) -> None:
         was = self.judge.state
@@ -129,6 +136,12 @@ class Canary:
             logger.info("canary %s is good: %d requests were judged", name, judge.num_judged)
 
 
+class _Outcome(Enum):
+    ANSWERED = auto()
+    FAILED = auto()
+    REFUSED = auto()
+
+
 class _Gate:
     """An ASGI ``send`` that lets nothing of a failure through before the first part of an answer."""
 
@@ -136,6 +149,8 @@ class _Gate:
         self._held, self._verdict = held, verdict
         self.has_begun = False
         self.has_failed = False
+        self.has_refused = False
+        """It failed by the client's fault, as the canary sees that; the model may see it otherwise."""
 
     async def __call__(self, message: Message) -> None:
         if not self.has_begun and not self.has_failed:
@@ -147,9 +162,11 @@ class _Gate:
     def _fails(self, message: Message) -> bool:
         error = self._verdict.error
         if error is not None:
-            return _is_the_servers(error)
+            self.has_refused = not _is_the_servers(error)
+            return True
         if message["type"] == "http.response.start":
-            return int(message["status"]) >= 500
+            self.has_refused = 400 <= int(message["status"]) < 500
+            return int(message["status"]) >= 400
         return bool(message.get("body", b"").startswith(ERRORS))
 
 

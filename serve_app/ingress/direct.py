@@ -112,18 +112,21 @@ class DirectAnswer:
                 task.uncancel()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response: ASGIApp | None = None
         try:
             result = await self._route.handle(self._request, Request(scope, receive))
-        except Exception as error:
+            if isinstance(result, ErrorResponse):
+                response = JSONResponse(result.model_dump(), result.error.code, _VARY)
+            elif isinstance(result, BaseModel):
+                response = JSONResponse(result.model_dump(), headers=_VARY)
+        except Exception as error:  # half a surrogate pair in an answer, too, which has no UTF-8
             await self._route.errors({**scope, _ERROR: error}, receive, send)
             return
         if self._is_gone:  # vLLM's handler has made an error of the cancellation
             return
-        if isinstance(result, ErrorResponse):
-            await JSONResponse(result.model_dump(), result.error.code, _VARY)(scope, receive, send)
-        elif isinstance(result, BaseModel):
-            await JSONResponse(result.model_dump(), headers=_VARY)(scope, receive, send)
-        else:
+        if response is not None:
+            await response(scope, receive, send)
+        elif not isinstance(result, BaseModel):
             await send(_SSE)
             async for event in result:
                 await send({"type": "http.response.body", "body": event.encode(), "more_body": True})

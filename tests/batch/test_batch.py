@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -262,7 +263,9 @@ def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Pa
         ("x", "in.what", (), "its name does not tell the format; say --format, one of csv, jsonl, parquet, text"),
         ("x", "in.txt", ("-p", "max_tokens"), "'max_tokens' is not NAME=VALUE"),
         ("x", "in.txt", ("--url", "http://127.0.0.1:9", "--patience-s", "1"), "/v1/models does not answer: "),
-        ("x", "in.txt", ("--url", "ftp://127.0.0.1"), "does not answer as a service does"),
+        ("x", "in.txt", ("--url", "127.0.0.1:9"), "the URL is '127.0.0.1:9'; give one that begins with http:// or https://"),
+        ("x", "in.txt", ("--format", "JSONL"), "--format is 'JSONL'; say one of csv, jsonl, parquet, text"),
+        ("x", "in.txt", ("--output", "."), "--output is '.', a folder; name a file in it"),
         ("x", "in.txt", ("--embedded", "fleet.yaml"), "leave out --url: with --embedded the batch has a service of its own"),
     ],
 )
@@ -288,6 +291,14 @@ def test_an_input_that_the_command_would_write_is_refused_and_kept(service: Serv
     assert done.returncode == 1
     assert "which this command writes; choose another --output" in done.stderr
     assert (tmp_path / name).read_text() == '{"prompt": "a"}\n'
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
+def test_an_input_is_read_whatever_it_is_compressed_by(tmp_path: Path, suffix: str) -> None:
+    with fsspec.open(str(path := tmp_path / f"in.jsonl{suffix}"), "wb", compression="infer") as file:
+        file.write(b'{"prompt": "a"}\n\n{"prompt": "b"}\n')
+    with open_input(str(path)) as opened:
+        assert [(row.number, row.value) for row in rows(opened, "jsonl")] == [(1, {"prompt": "a"}), (3, {"prompt": "b"})]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])

@@ -59,6 +59,15 @@ def test_the_model_of_a_full_service_is_waited_for_and_that_of_another_kind_of_s
         only_model(service.url, "", Limits(patience_s=60.0))
 
 
+def test_a_key_that_no_header_can_have_is_refused_and_not_told() -> None:
+    for key in ("schlüssel", "line\nend", "a b"):
+        with pytest.raises(
+            BatchError, match="the API key has a character that no header may have; set SERVE_APP_API_KEY"
+        ) as raised:
+            connect("http://127.0.0.1:9", key, Limits())
+        assert key not in str(raised.value)
+
+
 def test_patience_counts_only_while_something_is_asked(service: Service) -> None:
     async def ask() -> Answer | Failure:
         limits = Limits(patience_s=3.0)

@@ -119,6 +119,7 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
             {"ingress": {"batch": {"dir": "b"}}},
             "ingress.batch.dir: is 'b', a relative path; write it from /: replicas have other working directories",
         ),
+        ({"ingress": {"batch": {"dir": "/a\0b"}}}, "ingress.batch.dir: is '/a\\x00b', and no path has a NUL in it; remove it"),
         (
             {"ingress": {"batch": {"dir": "/b"}, "replicas": {"max": 3}}},
             "ingress.batch: is local storage, and replicas.max is 3: each ingress would know only its own files; "

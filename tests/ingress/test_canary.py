@@ -147,10 +147,21 @@ async def test_what_the_client_did_wrong_says_nothing_of_the_canary() -> None:
         await send({"type": "http.response.start", "status": 400, "headers": []})
         await send({"type": "http.response.body", "body": b"no"})
 
-    app = pair(failing(is_wrong))
+    app = pair(failing(is_wrong), failing(is_wrong))
     answers = [(await call(app, "POST", CHAT, json={"model": "model"})).status_code for _ in range(40)]
-    assert Counter(answers) == {200: 20, 400: 20}
+    assert Counter(answers) == {400: 40}
     assert (state(app), app.canaries["model"].judge.num_judged) == (State.UNDECIDED, 0)
+
+
+@in_loop
+async def test_what_only_the_canary_refuses_the_model_answers_and_a_few_condemn_it() -> None:
+    async def is_too_long(verdict: Any, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 400, "headers": []})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    app = pair(failing(is_too_long))
+    assert await ask(app, 60) == {"model": 60}
+    assert state(app) is State.BAD
 
 
 @in_loop

@@ -81,6 +81,10 @@ BAD: list[dict[str, Any]] = [
 ]
 
 OF_CHAT: list[dict[str, Any]] = [
+    {
+        "tools": [{"type": "function", "function": {"name": "\ud800"}}],
+        "tool_choice": {"type": "function", "function": {"name": "\ud800"}},
+    },
     {"messages": []},
     {"messages": None},
     {"messages": "hello"},
