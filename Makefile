@@ -35,7 +35,7 @@ run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C s
 demo: model ## start, ask, break a replica in mid-stream, show that the answer goes on
 	$(BIN)/serve-app demo
 
-test: .venv ## all tests that need neither a cluster nor Helm, 20 to 25 minutes on 2 cores
+test: .venv ## all tests that need neither a cluster nor Helm, about half an hour on 2 cores
 	$(BIN)/pytest $(WORKERS) -m "not slow and not cluster and not cuda" --ignore tests/chart --durations 30
 
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
