@@ -40,6 +40,9 @@ def test_what_only_the_application_knows_ends_the_upgrade_with_its_reason(tmp_pa
 
 def test_a_failed_check_shows_its_reason_and_leaves_nothing_behind() -> None:
     job = render().of("Job")["check"]
+    assert "--no-vllm" in job["spec"]["template"]["spec"]["containers"][0]["args"], (
+        "the pod has no folder that vLLM could write to"
+    )
     assert job["metadata"]["annotations"] == {
         "helm.sh/hook": "pre-install,pre-upgrade",
         "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
