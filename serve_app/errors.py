@@ -1,5 +1,7 @@
 """The whole error tree: what went wrong, whose fault it is, and what an HTTP client is told.
 
+Longer than a module should be: one file, so that one table shows each code and status, and none is given twice.
+
     ServingError                 500  serving_error
       ConfigError                500  config_error            the operator's file; never sent over HTTP
       BadRequest                 400  bad_request             the client's request

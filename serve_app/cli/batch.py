@@ -77,10 +77,7 @@ def run(
     parameters = _parameters(parameter or [], schema, chat=chat)
     limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
     _refuse_to_write(source, output)
-    if not output.parent.is_dir():
-        raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
-    if url and embedded:
-        raise typer.BadParameter("leave out --url: with --embedded the batch has a service of its own", param_hint="--embedded")
+    _refuse_two_services(url, embedded)
     form = checked_format(form) if form else format_of(source)
     key = key_of_environment()
     with contextlib.ExitStack() as stack:
@@ -93,6 +90,11 @@ def run(
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
         asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), fleet))
         _finish(journal, output)
+
+
+def _refuse_two_services(url: str, embedded: Path | None) -> None:
+    if url and embedded:
+        raise typer.BadParameter("leave out --url: with --embedded the batch has a service of its own", param_hint="--embedded")
 
 
 @contextlib.contextmanager
@@ -154,6 +156,8 @@ def _refuse_to_write(source: str, output: Path) -> None:
     """Raise BatchError when a file that the command writes is the input, by whatever path, or cannot be one."""
     if not output.name or output.is_dir():
         raise BatchError(f"--output is {str(output)!r}, a folder", "name a file in it, for example answers.jsonl")
+    if not output.parent.is_dir():
+        raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
     if "://" in (local := source.removeprefix("file://")):
         return
     for written in (output, _errors_of(output), _journal_of(output)):
