@@ -11,6 +11,7 @@ from tests.e2e.fleet import MODEL
 _BODY = json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}).encode()
 _JSON = {"content-type": "application/json"}
 _UNENCODABLE = {"status": "unencodable", "body.error": "unencodable"}
+_MOST_CHOICES = {"body.error.message": "most-choices"}
 _UNENCODABLE_STREAMED = dict.fromkeys(("status", "type", "body", "events"), "unencodable")
 
 
@@ -86,7 +87,7 @@ COMPLETIONS = [
     completion("invalid: max_tokens fraction", max_tokens=1.5),
     completion("invalid: max_tokens over the model", max_tokens=5000),
     completion("invalid: n 0", n=0),
-    completion("invalid: huge n", n=100000),
+    completion("invalid: huge n", n=100000, wanted=_MOST_CHOICES),
     completion("invalid: n greedy", n=2),
     completion("invalid: temperature negative", temperature=-1),
     completion("invalid: temperature text", temperature="hot"),
@@ -175,7 +176,7 @@ CHAT = [
     chat("invalid: max_completion_tokens over the model", max_tokens=None, max_completion_tokens=5000),
     chat("invalid: too long", messages=[{"role": "user", "content": "hello " * 3000}]),
     chat("invalid: n 0", n=0),
-    chat("invalid: huge n", n=100000),
+    chat("invalid: huge n", n=100000, wanted=_MOST_CHOICES),
     chat("invalid: top_logprobs without logprobs", top_logprobs=2),
     chat("invalid: top_logprobs over the limit", logprobs=True, top_logprobs=21),
     chat("invalid: logprobs number", logprobs=5),
