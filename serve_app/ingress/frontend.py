@@ -12,6 +12,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import async_llm
@@ -53,6 +54,11 @@ class FrontEnd:
         """Paths whose streams have events that are alike but for their text."""
         self.direct: dict[str, DirectRoute] = {}
         """By path: what is answered without vLLM's app."""
+        self.adapters = {
+            name: LoRARequest(name, adapter.number(name), str(adapter.path), base_model_name=model.name)
+            for name, adapter in model.adapters.items()
+        }
+        """By the name that requests ask for."""
         self._args = args
         self._tasks: tuple[str, ...] = ()
         self._app: FastAPI | None = None
@@ -63,6 +69,8 @@ class FrontEnd:
         if self._app is None or tasks != self._tasks:
             app = build_app(self._args, tasks, self.engine.model_config)
             await init_app_state(self.engine, app.state, self._args, tasks)
+            # Not by vLLM's own way in, which asks an engine to load each: replicas have loaded them before they take requests.
+            app.state.openai_serving_models.lora_requests.update(self.adapters)
             renderer = app.state.online_renderer
             renderer.create_error_response = partial(_error_in_our_keys, renderer.create_error_response, self.model.name)
             # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.
