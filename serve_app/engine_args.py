@@ -122,11 +122,15 @@ def _shared_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
 
 
 def _adapter_args(model: ModelSettings) -> dict[str, Any]:
-    """Of vLLM's own defaults one batch has one adapter, and all but one are read from disk again and again."""
+    """By vLLM's own defaults a batch has one adapter only, and all others are read from the disk again and again."""
     if not (number := len(model.adapters)):
         return {}
-    max_loras = model.engine_args.get("max_loras", min(number, _MAX_ADAPTERS_IN_A_BATCH))
-    return {"enable_lora": True, "max_loras": max_loras, "max_cpu_loras": max(number, int(str(max_loras)))}
+    if model.device == "cpu" and model.simulated is None:
+        # vLLM's CPU kernels (0.32) give a request without an adapter that of the last place: here no adapter ever gets it.
+        max_loras = number + 1
+    else:
+        max_loras = int(str(model.engine_args.get("max_loras", min(number, _MAX_ADAPTERS_IN_A_BATCH))))
+    return {"enable_lora": True, "max_loras": max_loras, "max_cpu_loras": max(number, max_loras)}
 
 
 def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -265,6 +265,14 @@ class ModelSettings(Section):
             )
         if self.adapters and self.engine_args.get("enable_lora") is False:
             yield wrong("engine_args.enable_lora", "is false, and adapters is not empty", "remove it: adapters sets it")
+        if (
+            self.adapters
+            and self.device == "cpu"
+            and not self.simulated
+            and (places := self.engine_args.get("max_loras")) is not None
+        ):
+            problem = f"is {places!r} and device is cpu: there each adapter has a place of its own, and one stays empty"
+            yield wrong("engine_args.max_loras", problem, "remove it: adapters sets it")
 
     def _simulation_problems(self, simulated: SimulatedSettings) -> Iterator[PydanticCustomError]:
         there = f"and simulated.profile is {simulated.profile!r}"

@@ -12,7 +12,6 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.lora.request import LoRARequest
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import async_llm
@@ -24,6 +23,7 @@ from serve_app.engine_args import frontend_engine_args
 from serve_app.errors import FrontEndStartFailed
 from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.foreign_errors import in_one_line
+from serve_app.ingress.adapters import adapters_of
 from serve_app.ingress.direct import DirectRoute, direct_routes
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
@@ -54,10 +54,7 @@ class FrontEnd:
         """Paths whose streams have events that are alike but for their text."""
         self.direct: dict[str, DirectRoute] = {}
         """By path: what is answered without vLLM's app."""
-        self.adapters = {
-            name: LoRARequest(name, adapter.number(name), str(adapter.path), base_model_name=model.name)
-            for name, adapter in model.adapters.items()
-        }
+        self.adapters = adapters_of(model)
         """By the name that requests ask for."""
         self._args = args
         self._tasks: tuple[str, ...] = ()

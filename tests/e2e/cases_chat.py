@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.e2e.answers import Case
 from tests.e2e.cases_completions import SCHEMA
-from tests.e2e.fleet import ADAPTERS, MODEL
+from tests.e2e.fleet import MODEL
 
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
@@ -57,7 +57,6 @@ def both(name: str, **fields: Any) -> list[Case]:
 MESSAGES = [
     *both("greedy"),
     chat("without a model", model=None),
-    *both("adapter", model=ADAPTERS[1]),
     chat("system message", messages=[SYSTEM, *ASK]),
     chat(
         "several turns", messages=[SYSTEM, *ASK, {"role": "assistant", "content": "Paris."}, {"role": "user", "content": "Why?"}]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.e2e.answers import Case
-from tests.e2e.fleet import ADAPTERS, MODEL
+from tests.e2e.fleet import MODEL
 
 PROMPT = "The capital of France is"
 OTHERS = ["Once upon a time", "A scheduler decides in every step"]
@@ -158,11 +158,4 @@ BEAMS = [
     completion("invalid: beam search, streamed", use_beam_search=True, n=2, max_tokens=4, stream=True),
 ]
 
-OF_ADAPTERS = [
-    *(case for name in ADAPTERS for case in both(f"adapter {name}", model=name)),
-    completion("adapter, log probabilities", model=ADAPTERS[0], logprobs=2, echo=True),
-    completion("adapter, several choices", model=ADAPTERS[0], n=2, seed=3, temperature=1.0),
-    completion("adapter, beam search", model=ADAPTERS[0], use_beam_search=True, n=2),
-]
-
-CASES = [*PLAIN, *SAMPLING, *STOPPING, *LOGPROBS, *STREAMING, *STRUCTURED, *BEAMS, *OF_ADAPTERS]
+CASES = [*PLAIN, *SAMPLING, *STOPPING, *LOGPROBS, *STREAMING, *STRUCTURED, *BEAMS]

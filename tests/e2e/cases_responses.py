@@ -5,7 +5,7 @@ from typing import Any
 from tests.e2e.answers import Case
 from tests.e2e.cases_chat import ASK, SYSTEM, WEATHER
 from tests.e2e.cases_completions import PROMPT, SCHEMA
-from tests.e2e.fleet import ADAPTERS, MODEL
+from tests.e2e.fleet import MODEL
 
 NO_STORE = {"status": "responses-state", "body.error": "responses-state"}
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": WEATHER["function"]["parameters"]}  # type: ignore[index]
@@ -25,7 +25,6 @@ def both(name: str, **fields: Any) -> list[Case]:
 
 RESPONSES = [
     *both("greedy"),
-    respond("adapter", model=ADAPTERS[0]),
     respond("store off", store=False),
     respond("instructions", instructions="Be brief."),
     respond("input messages", input=[{"role": "user", "content": "Hello"}]),
@@ -66,7 +65,6 @@ RESPONSES = [
 
 TOKENS = [
     Case("tokenize prompt", "/tokenize", {"model": MODEL, "prompt": PROMPT}),
-    Case("tokenize for an adapter", "/tokenize", {"model": ADAPTERS[0], "prompt": PROMPT}),
     Case("tokenize with strings", "/tokenize", {"model": MODEL, "prompt": "Grüße", "return_token_strs": True}),
     Case("tokenize without special tokens", "/tokenize", {"prompt": PROMPT, "add_special_tokens": False}),
     Case("tokenize chat", "/tokenize", {"model": MODEL, "messages": [SYSTEM, *ASK]}),

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.checkpoints import make_tiny_adapter, make_tiny_llama
+from serve_app.checkpoints import make_tiny_llama
 from tests.e2e.answers import Case, Json, ask
-from tests.e2e.fleet import ADAPTERS, TOOL_PARSER, Pair, started_pair
+from tests.e2e.fleet import TOOL_PARSER, Pair, started_pair
 
 PORT = 8030
 NUM_AT_ONCE = 12  # requests per server; more only queue up in two engines on two cores
@@ -26,8 +26,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     model = make_tiny_llama(root / "tiny", num_layers=8)
     flags = ["--enable-auto-tool-choice", "--tool-call-parser", TOOL_PARSER]
     tools = {"enable_auto_tool_choice": True, "tool_call_parser": TOOL_PARSER}
-    adapters = {name: make_tiny_adapter(root / name, num_layers=8, seed=seed) for seed, name in enumerate(ADAPTERS)}
-    with started_pair(model, root, port=PORT, num_replicas=2, flags=flags, frontend_args=tools, adapters=adapters) as pair:
+    with started_pair(model, root, port=PORT, num_replicas=2, flags=flags, frontend_args=tools) as pair:
         yield pair
 
 

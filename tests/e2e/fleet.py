@@ -34,8 +34,6 @@ MODEL = "tiny"
 MAX_MODEL_LEN = 1024
 KV_CACHE_GIB = 0.25
 TOOL_PARSER = "hermes"
-ADAPTERS = ("pirate", "lawyer")
-"""LoRA adapters with random weights, which the servers of the pair have."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +62,10 @@ class Pair:
 
 @contextlib.contextmanager
 def started_pair(
-    model: Path,
-    root: Path,
-    *,
-    port: int,
-    num_replicas: int,
-    flags: Sequence[str],
-    frontend_args: Mapping[str, Any],
-    adapters: Mapping[str, Path] = MappingProxyType({}),
+    model: Path, root: Path, *, port: int, num_replicas: int, flags: Sequence[str], frontend_args: Mapping[str, Any]
 ) -> Iterator[Pair]:
     """Start both side by side at ``port`` and the next, under folders of ``root``, and wait until they are ready."""
-    config = fleet_config(model, port=port, num_replicas=num_replicas, frontend_args=frontend_args, adapters=adapters)
-    if adapters:
-        modules = [f"{name}={path}" for name, path in adapters.items()]
-        flags = [*flags, "--enable-lora", "--max-loras", str(len(adapters)), "--lora-modules", *modules]
+    config = fleet_config(model, port=port, num_replicas=num_replicas, frontend_args=frontend_args)
     with bare_vllm(model, root / "bare", port=port + 1, flags=flags) as bare, serve_app(config, root / "fleet") as fleet:
         wait_ready(bare, "/health")
         wait_ready(fleet, "/readyz")
@@ -146,14 +134,7 @@ def serve_app(
         yield server
 
 
-def fleet_config(
-    model: Path,
-    *,
-    port: int,
-    num_replicas: int,
-    frontend_args: Mapping[str, Any],
-    adapters: Mapping[str, Path] = MappingProxyType({}),
-) -> dict[str, Any]:
+def fleet_config(model: Path, *, port: int, num_replicas: int, frontend_args: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with real CPU engines (float32, eager) under a name of its own."""
     return {
         "name": f"e2e-{os.getpid()}-{port}",
@@ -165,7 +146,6 @@ def fleet_config(
                 "replicas": {"min": num_replicas, "max": num_replicas},
                 "engine_args": {"max_model_len": MAX_MODEL_LEN},
                 "frontend_args": dict(frontend_args),
-                "adapters": {name: {"path": str(path)} for name, path in adapters.items()},
             }
         },
         "ingress": {"port": port, "num_cpus": 0.1},
