@@ -122,6 +122,7 @@ USED = {
     },
     "vllm.inputs": {"TextPrompt": "prompt", "TokensPrompt": "prompt_token_ids"},
     "vllm.logprobs": {"Logprob": "logprob"},
+    "vllm.config.lora": {"MaxLoRARanks": ""},
     "vllm.lora.request": {"LoRARequest": "lora_int_id lora_name lora_path base_model_name"},
     "vllm.multimodal.inputs": {"MultiModalFeatureSpec": "identifier mm_position", "PlaceholderRange": "offset"},
     "vllm.outputs": {"CompletionOutput": "finish_reason index logprobs text", "RequestOutput": "finished outputs"},
