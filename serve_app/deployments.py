@@ -2,10 +2,10 @@
 
 import hashlib
 
+from serve_app.autoscaling.capacity import Slo
+from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.fleet import Rules
 from serve_app.config import ModelSettings, Settings
-from serve_app.core.autoscaling import Rule
-from serve_app.core.capacity import Slo
-from serve_app.core.fleet_scaling import Rules
 
 INGRESS = "ingress"
 

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
+from serve_app.autoscaling.capacity import Slo
+from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.fleet import Rules
 from serve_app.config import parse_settings
-from serve_app.core.autoscaling import Rule
-from serve_app.core.capacity import Slo
-from serve_app.core.fleet_scaling import Rules
 from serve_app.deployments import is_scaled, replica_deployment, rules_of
 
 TINY: dict[str, Any] = {"model": "/models/tiny"}

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
-from serve_app.core.autoscaling import Decision, Observation
-from serve_app.core.fleet_scaling import INGRESSES
-from serve_app.core.signals import Load
-from serve_app.decision_log import Record
+from serve_app.autoscaling.decision import Decision, Observation
+from serve_app.autoscaling.decision_log import Record
+from serve_app.autoscaling.fleet import INGRESSES
+from serve_app.autoscaling.signals import Load
 
 REASONS: Mapping[str, str] = {
     "first": "somebody asks, and that needs one",

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Decision
-from serve_app.core.fleet_scaling import FleetObservation, FleetScaler
-from serve_app.core.signals import STALE_S
-from serve_app.decision_log import DecisionLog
-from serve_app.policy import OBSERVE_S, DemandPolicy
+from serve_app.autoscaling.decision import DEFAULT_COLD_START_S, Decision
+from serve_app.autoscaling.decision_log import DecisionLog
+from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
+from serve_app.autoscaling.policy import OBSERVE_S, DemandPolicy
+from serve_app.autoscaling.signals import STALE_S
 
 
 @dataclass(frozen=True)

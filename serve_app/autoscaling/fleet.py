@@ -1,6 +1,6 @@
 """All that is scaled in one application: its models, which share GPUs, and its ingresses. Pure.
 
-`FleetScaler` is what ``serve_app/policy.py`` and the simulator run; the same observations give the same decisions.
+`FleetScaler` is what ``serve_app/autoscaling/policy.py`` and the simulator run; the same observations give the same decisions.
 """
 
 import math
@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Decision, ModelAutoscaler, Observation, Rule
-from serve_app.core.history import Recent
+from serve_app.autoscaling.decision import DEFAULT_COLD_START_S, Decision, ModelAutoscaler, Observation, Rule
+from serve_app.autoscaling.history import Recent
 
 TARGET_CPU = 0.7
 """Cores per ingress: one process streams on one core, and above this its tokens queue."""

@@ -1,4 +1,4 @@
-"""The application-level Ray Serve autoscaling policy: thin over ``core/fleet_scaling.py``.
+"""The application-level Ray Serve autoscaling policy: thin over ``autoscaling/fleet.py``.
 
 Serve's own request counts are blind here, because requests do not go through Serve handles; ingresses and replicas report what they
 have seen through ``record_autoscaling_stats``, about every second. Serve builds the class in its controller and calls it every 0.1 s.
@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_app.autoscaling.decision import Decision, Observation
+from serve_app.autoscaling.decision_log import DecisionLog, log_path
+from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler, IngressObservation
+from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
-from serve_app.core.autoscaling import Decision, Observation
-from serve_app.core.fleet_scaling import INGRESSES, FleetObservation, FleetScaler, IngressObservation
-from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
-from serve_app.decision_log import DecisionLog, log_path
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.autoscaling import DEFAULT_COLD_START_S, MIN_KEEP_S
-from serve_app.core.signals import Load
-from tests.core.plant import RULE, WORK_S, Plant
+from serve_app.autoscaling.decision import DEFAULT_COLD_START_S, MIN_KEEP_S
+from serve_app.autoscaling.signals import Load
+from tests.autoscaling.plant import RULE, WORK_S, Plant
 
 
 def test_a_steady_load_gets_the_replicas_that_keep_the_slo_and_no_other() -> None:

@@ -1,7 +1,7 @@
 """How many replicas a model should have, and why. Pure: observations in, decisions out, time is a number.
 
-``serve_app/policy.py`` feeds it from Ray Serve, the simulator from its own world: the
-same observations give the same decisions. The demand is work per second (`core/capacity.py`), so it is the number of
+``serve_app/autoscaling/policy.py`` feeds it from Ray Serve, the simulator from its own world: the
+same observations give the same decisions. The demand is work per second (`autoscaling/capacity.py`), so it is the number of
 replicas that would be busy all the time; divided by the utilization that keeps the SLO it is the number that is needed.
 
     demand   the rate of work now
@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 
-from serve_app.core.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
+from serve_app.autoscaling.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
+from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean, Recent
+from serve_app.autoscaling.signals import LEAST, STALE_S, Load
 from serve_app.core.cold_starts import p90
-from serve_app.core.history import GUARD_S, HISTORY_S, History, Mean, Recent
-from serve_app.core.signals import LEAST, STALE_S, Load
 
 WINDOWS_S = (5.0, 15.0, 30.0)
 """Windows that may contradict the long one: the shortest decides how soon a step in the load is seen."""
