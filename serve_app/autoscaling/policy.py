@@ -118,6 +118,7 @@ class DemandPolicy:
         reports = newest_reports(contexts[INGRESS])
         increments = memory.ingresses.take(reports, now=at)
         silent = memory.ingresses.silent(members(contexts[INGRESS]), now=at)
+        silent_share = len(silent) / max(1, len(members(contexts[INGRESS])))
         memory.note_departures(contexts, at)
         ingress_drains = memory.left_within(INGRESS, self._settings.timeouts.drain_s, at)  # nobody tells of its streams
         models = {}
@@ -127,9 +128,11 @@ class DemandPolicy:
                 of_replicas = load_of_replicas(context, meter, now=at)
                 replica_drains = _total(reports, f"draining/{model.name}") > 0
                 has_just_left = memory.left_within(replica_deployment(model), STALE_S, at)  # ingresses may not have told yet
+                mute = meter.silent(members(context), now=at)
                 load = Load(
                     interval_s=interval_s,
-                    silent=silent + meter.silent(members(context), now=at),
+                    silent=silent + mute,
+                    silent_share=max(silent_share, len(mute) / max(1, len(members(context)))),
                     is_partial=ingress_drains or replica_drains or has_just_left,
                     **load_at_ingresses(model, reports, increments),
                     **of_replicas,

@@ -16,9 +16,10 @@ from itertools import pairwise
 from statistics import median_low
 
 from serve_app.autoscaling.capacity import StepTimes
-from serve_app.autoscaling.decision import DEFAULT_COLD_START_S, Observation
+from serve_app.autoscaling.decision import Observation
 from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.simulated_fleet import OBSERVE_S, Outcome, SimulatedFleet, World
 from serve_app.autoscaling.simulated_replica import Hardware, Job, steps_of_times
 from serve_app.errors import DecisionLogError

@@ -51,7 +51,9 @@ class Load:
     cold_start_s: tuple[float, ...] = ()
     """What the start of each replica that is there took, from Serve's order to its first readiness."""
     silent: tuple[str, ...] = ()
-    """Members that should report and do not."""
+    """Members that should report and do not. They are taken to go on as they last reported."""
+    silent_share: float = 0.0
+    """Their share among the ingresses, or among the model's replicas, whichever is larger, 0..1."""
     is_partial: bool = False
     """Whether members that drain and report no more still do a part of the work: tokens and steps do not belong together."""
 
