@@ -51,6 +51,7 @@ def _rule(model: ModelSettings) -> Rule:
     return Rule(
         slo=Slo(ttft_s=replicas.ttft_slo_s, itl_s=replicas.itl_slo_s),
         utilization=replicas.utilization,
+        headroom=replicas.headroom,
         priority=replicas.priority,
         gpus_per_replica=model.gpus_per_replica,
     )

@@ -15,6 +15,11 @@ DEFAULT_COLD_START_S = 60.0
 MAX_COLD_START_S = 900.0
 """An order that is older may never be carried out: no node may have room. No plan reaches further ahead."""
 
+RECENT = 16
+"""Orders of which is remembered how long they took."""
+LONGER = 1.25
+"""Orders are noticed at observations, so that they seem to take a second or two longer than starts that replicas measure."""
+
 
 @dataclass(slots=True)
 class Orders:
@@ -22,6 +27,8 @@ class Orders:
 
     _ordered_at: deque[float] = field(default_factory=deque)
     """One entry per replica, the oldest first."""
+    _lasted_s: deque[float] = field(default_factory=deque)
+    """How long the last orders took."""
     _target: int = 0
     _measured_s: float = DEFAULT_COLD_START_S
     """The 90th percentile of measured starts when any was known last."""
@@ -33,7 +40,9 @@ class Orders:
         self._ordered_at.extend([at] * (target - self._target))
         missing = max(0, target - running)
         while len(self._ordered_at) > missing:
-            self._ordered_at.popleft()
+            self._lasted_s.append(at - self._ordered_at.popleft())
+            if len(self._lasted_s) > RECENT:
+                self._lasted_s.popleft()
         self._ordered_at.extend([at] * (missing - len(self._ordered_at)))
         self._target = target
 
@@ -44,14 +53,17 @@ class Orders:
     def cold_start_s(self, measured_s: Sequence[float], at: float) -> float:
         """Return what nine of ten starts do not exceed, `MAX_COLD_START_S` at most.
 
+        The measured ones say so, unless the last orders took `LONGER` times as long or more: new nodes and pulls of images may be
+        slower than all replicas that there are.
+
         Args:
             measured_s: What each replica that serves took to start.
             at: Now. Starts in progress that are older than nine of ten measured ones count with their age.
         """
         self._measured_s = p90(measured_s) or self._measured_s
         late = [age for age in self.ages_s(at) if age > self._measured_s]
-        known = p90([*(measured_s or [self._measured_s]), *late]) or self._measured_s
-        return min(MAX_COLD_START_S, known)
+        recent_s = p90([*self._lasted_s, *late]) or 0.0
+        return min(MAX_COLD_START_S, recent_s if recent_s > LONGER * self._measured_s else self._measured_s)
 
     def ready_in_s(self, cold_start_s: float, at: float) -> list[float]:
         """Return in how many seconds each replica on its way should serve, the soonest first.

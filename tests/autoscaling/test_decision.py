@@ -95,7 +95,7 @@ def test_noise_makes_no_flapping(seed: int, rate: float) -> None:
     plant.run(rate, 300)
     wanted = plant.run(rate, 1800)
     changes = sum(a != b for a, b in pairwise(wanted))
-    assert changes <= 12
+    assert changes <= 6
     assert max(wanted) - min(wanted) <= max(1, 0.25 * max(wanted))
 
 
@@ -170,7 +170,7 @@ def test_a_step_from_one_replica_overshoots_by_what_waits_meanwhile_and_no_more(
     plant = Plant(cold_start_s=cold_start_s)
     plant.run(6.0, 300)
     wanted = plant.run(50.0, 900)
-    assert max(wanted) <= 2.5 * wanted[-1]
+    assert max(wanted) <= 1.5 * wanted[-1] + 1
 
 
 def test_without_a_measure_nothing_that_works_is_taken_away() -> None:
