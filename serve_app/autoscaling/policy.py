@@ -16,6 +16,7 @@ from typing import Any
 from serve_app.autoscaling.decision import Decision, Observation
 from serve_app.autoscaling.decision_log import DecisionLog, log_path
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler, IngressObservation
+from serve_app.autoscaling.series import Gauges
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
@@ -76,6 +77,7 @@ class DemandPolicy:
         self._settings: Settings | None = None
         self._wall = wall
         self._log: DecisionLog | None = None
+        self._gauges: Gauges | None = None
         try:
             self._settings = parse_settings(settings)
         except ConfigError as exc:
@@ -105,6 +107,8 @@ class DemandPolicy:
         names = {m.name: replica_deployment(m) for m in self._settings.models.values()} | {INGRESSES: INGRESS}
         self._log = self._log or _open_log(self._settings.name)
         memory.decided = self._log.observe(memory.scaler, seen, time=self._wall())
+        self._gauges = self._gauges or Gauges(self._settings.name)
+        self._gauges.tell(seen, memory.decided)
         for name, decision in memory.decided.items():
             deployment = names[name]
             target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
