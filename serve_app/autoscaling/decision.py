@@ -198,8 +198,9 @@ class ModelAutoscaler:
         quantities = self._quantities(seen, at, capacity, come)
         demand, factor = quantities["demand"], self.rule.utilization
         needed = capacity.replicas_for(demand, factor)
-        # A little more than those that there are should do is no reason for one more.
-        bearable = max(needed, 1) > seen.target >= capacity.replicas_for(demand, factor * UP_MARGIN)
+        # A little more than those that there are should do is no reason for one more, unless a short window says that the load rose.
+        is_even = come.lag_s > WINDOWS_S[-1] / 2
+        bearable = is_even and max(needed, 1) > seen.target >= capacity.replicas_for(demand, factor * UP_MARGIN)
         asked["demand"] = seen.target if bearable else needed
         asked["headroom"] = math.ceil(demand * (1 + self.rule.headroom) / capacity.saturation()) if self.rule.headroom else 0
         grown = quantities["growth"]

@@ -21,9 +21,9 @@ def steady(num_replicas: int, *, cold_start_s: float = 40.0, told_s: float | Non
     return plant
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(FLEETS, st.floats(1.2, 2.5), st.sampled_from([(40.0, None), (120.0, None), (300.0, 40.0)]), st.integers(0, 1000))
-def test_a_step_orders_a_quarter_more_than_it_needs_and_a_few_at_most(
+def test_a_step_orders_a_third_more_than_it_needs_and_a_few_at_most(
     fleet: int, factor: float, starts: tuple[float, float | None], seed: int
 ) -> None:
     """Also where starts take 300 s and 40 s are believed. Each second of the queue counts once, and what is on its way counts."""
@@ -33,7 +33,7 @@ def test_a_step_orders_a_quarter_more_than_it_needs_and_a_few_at_most(
     work_s = plant.decisions[-1].inputs["demand"]
     needed = max(d.alternatives["demand"] for d in plant.decisions[-50:])
     assert work_s == pytest.approx(rate * WORK_S, rel=0.1)
-    assert max(wanted) <= 1.25 * needed + 1.5 * needed**0.5 + 1
+    assert max(wanted) <= 1.35 * needed + 1.5 * needed**0.5 + 1
 
 
 @settings(max_examples=6, deadline=None)
