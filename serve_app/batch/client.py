@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -222,6 +223,21 @@ def connect(url: str, key: str, limits: Limits) -> httpx.AsyncClient:
 def key_of_environment() -> str:
     """Return the API key that this process's environment holds, empty when there is none."""
     return next((value for name in KEYS if (value := os.environ.get(name))), "")
+
+
+def key_of_file(path: Path) -> str:
+    """Return the API key that a file holds as its one line.
+
+    Raises:
+        BatchError: The file cannot be read, or it has no line, or several.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BatchError(f"the API key cannot be read: {path}: {exc}", "name a text file that can be read") from exc
+    if len(lines) != 1:
+        raise BatchError(f"{path} has {len(lines)} lines, and an API key is one", "name a file with the key alone")
+    return lines[0].strip()
 
 
 def only_model(url: str, key: str, limits: Limits) -> str:

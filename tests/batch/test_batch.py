@@ -239,6 +239,16 @@ def test_parquet_and_a_value_of_it_that_no_request_can_hold(service: Service, tm
     assert sorted(body["max_tokens"] for body in service.bodies) == [1, 3]
 
 
+def test_the_api_key_is_the_one_line_of_a_file(service: Service, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("secret\n")
+    assert Batch(service, tmp_path, prompts(1)).run("--api-key-file", str(file))[0] == 0
+    assert service.keys == {"Bearer secret"}
+    file.write_text("one\ntwo\n")
+    code, said = Batch(service, tmp_path, prompts(2)).run("--api-key-file", str(file))
+    assert (code, "has 2 lines, and an API key is one" in said) == (1, True)
+
+
 def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
