@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from serve_app.batch.connections import Connections, Poster
 from serve_app.errors import BatchError, ServiceAway
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Client:
     The window begins with 16, grows while nothing is refused, and loses a third when the service has no place.
     """
 
-    def __init__(self, http: httpx.AsyncClient, limits: Limits) -> None:
+    def __init__(self, http: Poster, limits: Limits) -> None:
         self.window = float(min(_FIRST_WINDOW, limits.concurrency))
         self._http, self._limits = http, limits
         self._num_running = 0
@@ -202,7 +203,7 @@ class Client:
             await asyncio.sleep(min(wait_s, 1.0))
 
 
-def connect(url: str, key: str, limits: Limits) -> httpx.AsyncClient:
+def connect(url: str, key: str, limits: Limits) -> Connections:
     """Return the connections to the service at ``url``, with or without ``/v1`` at its end. ``key`` may be empty.
 
     Raises:
@@ -212,12 +213,8 @@ def connect(url: str, key: str, limits: Limits) -> httpx.AsyncClient:
         raise BatchError(f"the URL is {url!r}", "give one that begins with http:// or https://")
     if not all("!" <= char <= "~" for char in key):  # the key itself is told to nobody
         raise BatchError("the API key has a character that no header may have", f"{_KEY_HINT} without blanks and line ends")
-    return httpx.AsyncClient(
-        base_url=_base(url),
-        headers=_authorization(key),
-        timeout=httpx.Timeout(limits.timeout_s, connect=10.0, pool=None),
-        limits=httpx.Limits(max_connections=limits.concurrency, max_keepalive_connections=limits.concurrency),
-    )
+    timeout = httpx.Timeout(limits.timeout_s, connect=10.0, pool=None)
+    return Connections(limits.concurrency, base_url=_base(url), headers=_authorization(key), timeout=timeout)
 
 
 def key_of_environment() -> str:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
 from serve_app.batch.client import Answer, Client, Failure, Limits
+from serve_app.batch.connections import Poster
 from serve_app.batch.journal import Journal
 from serve_app.batch.output import output_line
 from serve_app.batch.requests import Request
@@ -42,7 +41,7 @@ class Progress:
 class Runner:
     """One run over one input."""
 
-    def __init__(self, http: httpx.AsyncClient, journal: Journal, limits: Limits, *, retry_failed: bool = False) -> None:
+    def __init__(self, http: Poster, journal: Journal, limits: Limits, *, retry_failed: bool = False) -> None:
         self._client = Client(http, limits)
         self.progress = Progress(window=self._client.window)
         self._journal, self._max_tasks, self._retry_failed = journal, limits.concurrency, retry_failed

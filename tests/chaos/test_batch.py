@@ -23,7 +23,7 @@ from tests.e2e_fleet.operations import Fleet, fleet, titled
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(2400), pytest.mark.xdist_group("chaos")]
 
-PORT = 8077
+PORT = 8074
 SCENARIO = "batch-of-killed-parts"
 NUM_LINES = 10_000 if folder() else 1_500
 COORDINATOR_S, INGRESS_S, REPLICA_S = (5.0, 30.0, 90.0) if folder() else (5.0, 12.0, 20.0)
