@@ -33,7 +33,7 @@ from serve_app.config import ModelSettings
 
 MODEL = "embedded:smollm2-135m-instruct"
 PROFILE = "t4-gemma-2b"
-SIZES = (None, 8, 32, 128)
+SIZES = (None, 1, 8, 32, 128)
 """Of the naive side's batches; None is Beam's default batching."""
 CONCURRENCY = 320
 """Requests at once: the engine runs 256 sequences, and some more wait so that no place stays empty."""

@@ -33,6 +33,11 @@ def file_of(number: int) -> File:
     return File(f"file-{number}", "", "in.jsonl", "batch", 6, now, now + 1000)
 
 
+def told_bytes() -> float:
+    (metric,) = FREE_BYTES.collect()
+    return metric.samples[0].value
+
+
 def test_what_makes_room_goes_on_with_the_reserve_and_what_needs_room_is_refused(disk: Path) -> None:
     folder = Folder(disk / "store")
     folder.keep_reserve()
@@ -69,8 +74,8 @@ def test_the_reserve_is_taken_again_once_there_is_room_and_the_room_is_told(disk
     worker = Worker(BatchSettings(dir=folder.root), folder, Store(folder.database))
     with full(disk):
         worker._keep_house()
-        assert FREE_BYTES.collect()[0].samples[0].value == 0
+        assert told_bytes() == 0
         assert not folder.free_reserve()
     worker._keep_house()
-    assert FREE_BYTES.collect()[0].samples[0].value > 1 << 20
+    assert told_bytes() > 1 << 20
     assert folder.free_reserve()
