@@ -77,17 +77,18 @@ def part(name: str, time_scale: float) -> Part:
     return Part(name, 96, Lengths().divided(4), model, (None, 8))
 
 
-def run_part(chosen: Part, folder: Path) -> list[Result]:
-    """Run all sides, one after the other."""
+def run_part(chosen: Part, folder: Path, naive: list[Result]) -> list[Result]:
+    """Run all sides, one after the other; ``naive`` are the results of the naive sides where they are known."""
     file = folder / f"{chosen.name}.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines(chosen.num_lines, chosen.lengths)))
-    results = [_naive(chosen, size, file) for size in chosen.sizes]
+    results = naive or [_naive(chosen, size, file) for size in chosen.sizes]
+    name = chosen.model["name"]
     with started(ModelSettings.model_validate(chosen.model), ["fleet-1"], folder) as (target,):
-        _cli(target.url, _first(file, 20), folder / "warm-up.jsonl")  # not counted
+        _cli(target.url, name, _first(file, 20), folder / "warm-up.jsonl")  # not counted
         with _measured("Beam, FleetModelHandler", chosen, target.root, results):
-            _child(["beam", str(file), target.url], folder / "beam.log")
+            _child(["beam", str(file), target.url, name], folder / "beam.log")
         with _measured("serve-app batch run", chosen, target.root, results):
-            _cli(target.url, file, folder / f"{chosen.name}-answers.jsonl")
+            _cli(target.url, name, file, folder / f"{chosen.name}-answers.jsonl")
     return results
 
 
@@ -130,11 +131,11 @@ def _child(arguments: Sequence[str], log: Path) -> str:
         return subprocess.run(command, env=environment, check=True, text=True, stdout=subprocess.PIPE, stderr=sink).stdout
 
 
-def _cli(url: str, file: Path, output: Path) -> None:
+def _cli(url: str, model: str, file: Path, output: Path) -> None:
     for left in output.parent.glob(f"{output.name}*"):
         left.unlink()
     command = [sys.executable, "-m", "serve_app.cli.main", "batch", "run", str(file), "-o", str(output), "--url", url]
-    subprocess.run([*command, "--no-chat", "--concurrency", str(CONCURRENCY)], check=True)
+    subprocess.run([*command, "--model", model, "--no-chat", "--concurrency", str(CONCURRENCY)], check=True)
 
 
 def _first(file: Path, num: int) -> Path:
@@ -143,10 +144,16 @@ def _first(file: Path, num: int) -> Path:
     return part
 
 
+def _naive_of(file: Path) -> list[Result]:
+    found = [Result(**result) for result in json.loads(file.read_text())["results"]]
+    return [result for result in found if result.num_batches is not None]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; none: all")
     parser.add_argument("--time-scale", type=float, default=0.3, help="of the simulated accelerator; larger on a slower machine")
+    parser.add_argument("--keep-naive", action="store_true", help="take the naive sides from the last run")
     parser.add_argument("--draw", action="store_true", help="only print the tables of what was measured before")
     parser.add_argument("--out", type=Path, default=Path("results/batch"))
     arguments = parser.parse_args()
@@ -155,7 +162,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in () if arguments.draw else arguments.parts or PARTS:
         chosen = part(name, arguments.time_scale)
-        results = [asdict(result) for result in run_part(chosen, arguments.out)]
+        known = _naive_of(arguments.out / f"{name}.json") if arguments.keep_naive else []
+        results = [asdict(result) for result in run_part(chosen, arguments.out, known)]
         measured = {"num_lines": chosen.num_lines, "lengths": asdict(chosen.lengths), "results": results}
         (arguments.out / f"{name}.json").write_text(json.dumps(measured, indent=1))
     print(tables({name: json.loads(file.read_text()) for name in PARTS if (file := arguments.out / f"{name}.json").exists()}))

@@ -33,7 +33,7 @@ def _table(name: str, part: Mapping[str, Any]) -> list[str]:
     totals = [sum(column) for column in zip(*map(sizes, asked), strict=True)]
     said = [f"{name}: {num:,} lines, {totals[0]:,} prompt tokens, {totals[1]:,} answer tokens", ""]
     unit = "simulated GPU-hours" if name == "simulated" else "CPU-hours"
-    said += [f"| side | {unit} | naive / this | batches | seconds |", "|---|---|---|---|---|"]
+    said += [f"| side | {unit} | Beam's default / this | batches | seconds |", "|---|---|---|---|---|"]
     base = _cost_s(results[0])
     for result in results:
         batches = result["num_batches"] or "none"

@@ -1,4 +1,4 @@
-"""One side of the batch benchmark in a process of its own: ``naive FILE SIZE PART`` or ``beam FILE URL``. `batch.py` starts it."""
+"""One side of the batch benchmark in a process of its own: ``naive FILE SIZE PART`` or ``beam FILE URL MODEL``. `batch.py` starts it."""
 
 import json
 import sys
@@ -32,11 +32,11 @@ def naive(file: Path, size: int, part: str) -> None:
     print(json.dumps({"seconds": seconds, "cpu_s": cpu_s, "num_batches": len(clock.batches)}))
 
 
-def fleet(file: Path, url: str) -> None:
+def fleet(file: Path, url: str, model: str) -> None:
     """Raise unless each line has its answer of the right length."""
     asked = _lines(file)
     handler = FleetModelHandler(
-        url, chat=False, min_batch_size=_BATCH, max_batch_size=_BATCH, limits=Limits(concurrency=CONCURRENCY)
+        url, model, chat=False, min_batch_size=_BATCH, max_batch_size=_BATCH, limits=Limits(concurrency=CONCURRENCY)
     )
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         predictions = pipeline | beam.Create(asked, reshuffle=False) | RunInference(handler)
@@ -52,7 +52,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case "naive", path, number, name:
             naive(Path(path), int(number), name)
-        case "beam", path, service:
-            fleet(Path(path), service)
+        case "beam", path, service, name:
+            fleet(Path(path), service, name)
         case _:
-            raise SystemExit(f"error: {' '.join(sys.argv[1:])!r} is neither naive FILE SIZE PART nor beam FILE URL")
+            raise SystemExit(f"error: {' '.join(sys.argv[1:])!r} is neither naive FILE SIZE PART nor beam FILE URL MODEL")

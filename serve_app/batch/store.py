@@ -244,8 +244,8 @@ class Store:
         """SQLite writes on into a file that has no name any more, and the next process would find nothing of it.
 
         Raises:
-            sqlite3.OperationalError: The database was removed, or another one is in its place. (A FileNotFoundError would tell a job that its
-                input is lost.)
+            sqlite3.OperationalError: The database was removed, or another one is in its place. A FileNotFoundError would tell a job
+                that its input is lost.
         """
         try:
             is_there = os.path.samestat(self._opened, self._path.stat())
