@@ -58,6 +58,7 @@ def test_a_batch_whose_pod_is_killed_goes_on_in_another_and_answers_each_line_on
         "target": {"url": release.url, "existingSecret": "key"},
         "batch": {"options": ["--no-chat", "--model", MODEL, "--concurrency", "4"]},
         "data": {"existingClaim": "data"},
+        "pod": {"resources": {"requests": {"cpu": "50m"}}},
     }
     command = (
         "helm",
