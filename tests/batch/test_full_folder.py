@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import sqlite3
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from serve_app.batch.disk_threads import DiskThreads
@@ -15,7 +17,8 @@ from serve_app.batch.records import Batch, File
 from serve_app.batch.store import Store
 from serve_app.batch.worker import FREE_BYTES, Worker
 from serve_app.config import BatchSettings
-from serve_app.errors import StorageFull
+from serve_app.errors import BatchError, StorageFull
+from tests.batch.test_job import Stored
 from tests.chaos.resources import full, small_disk
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
@@ -79,3 +82,16 @@ def test_the_reserve_is_taken_again_once_there_is_room_and_the_room_is_told(disk
     worker._keep_house()
     assert told_bytes() > 1 << 20
     assert folder.free_reserve()
+
+
+def test_a_batch_whose_disk_fills_in_the_middle_goes_on_once_there_is_room(disk: Path) -> None:
+    stored = Stored(disk / "store")
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"id": "1", "choices": [{"text": "a" * 50_000}]})
+
+    with full(disk), pytest.raises((BatchError, OSError, sqlite3.Error)):
+        asyncio.run(stored.job(answer).run())
+    assert stored.batch.status == "in_progress"
+    asyncio.run(stored.job(answer).run())
+    assert (stored.batch.status, stored.batch.completed, stored.batch.failed) == ("completed", 2, 0)
