@@ -86,6 +86,9 @@ bench-batching: model ## static against continuous batching: throughput, latency
 bench-batch: model ## prompts through fixed batches, our Beam handler and our command line: CPU-hours and simulated GPU-hours (15 minutes)
 	$(BIN)/python -m benchmarks.batch
 
+bench-batch-interference: .venv ## what a batch of the API costs those who chat, and how much idle capacity it fills (5 minutes)
+	$(BIN)/python -m benchmarks.batch_interference
+
 bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (15 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
 

@@ -39,6 +39,8 @@ MODEL = {
 ROUNDS = 2
 NUM_LINES = 40_000
 ALONE_S = 20.0
+QUANTILES = (0.5, 0.9, 0.99)
+LEAST_S = 1e-6
 SIDES = ("chats alone", "chats beside a batch")
 WORK = ("vllm:prompt_tokens", "vllm:generation_tokens")
 
@@ -83,10 +85,12 @@ def measure(url: str, out: Path, rate: float, seconds: float) -> dict[str, Any]:
 def report(measured: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     alone, beside = (measured["latencies"][side] for side in SIDES)
-    said = ["| chats | alone p99 | beside a batch p99 | ratio (95 %) |", "|---|---|---|---|"]
+    said = ["| chats | n | alone | beside a batch | ratio (95 %) |", "|---|---|---|---|---|"]
     for metric in ("ttft", "itl"):
         a, b = alone[metric], beside[metric]
-        said.append(f"| {metric.upper()} (n {a.size}) | {p99_ms(a):.1f} ms | {p99_ms(b):.1f} ms | {ratio(b, a)} |")
+        for q in QUANTILES:
+            values = f"{ms(a, q):.1f} ms | {ms(b, q):.1f} ms"
+            said.append(f"| {metric.upper()} p{q * 100:.0f} | {a.size} | {values} | {ratio(b, a, q)} |")
     chats, both, batch_alone = (float(np.mean(each)) for each in measured["speeds"].values())
     share = (both - chats) / (batch_alone - chats)
     said += [
@@ -96,14 +100,15 @@ def report(measured: dict[str, Any]) -> str:
     return "\n".join([*said, f"The batch fills {share:.0%} of the idle capacity."])
 
 
-def p99_ms(values: Floats) -> float:
-    return 1000.0 * float(np.quantile(values, 0.99))
+def ms(values: Floats, q: float) -> float:
+    return 1000.0 * float(np.quantile(values, q))
 
 
-def ratio(beside: Floats, alone: Floats) -> str:
-    found = ratio_interval(beside, alone, 0.99, paired=False)
-    middle = p99_ms(beside) / p99_ms(alone)
-    return f"{middle:.2f} (no interval: too few)" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
+def ratio(beside: Floats, alone: Floats, q: float) -> str:
+    """Return the ratio of the quantiles with its interval. Tokens that came together have a gap of 0, which has no logarithm."""
+    found = ratio_interval(np.maximum(beside, LEAST_S), np.maximum(alone, LEAST_S), q, paired=False)
+    middle = ms(beside, q) / ms(alone, q)
+    return f"{middle:.2f} (too few for an interval)" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
 
 
 def chats(url: str, out: Path, rate: float, seconds: float, *, seed: int) -> Run:
