@@ -62,11 +62,13 @@ charts: .venv .venv-charts/.installed ## tests of the Helm charts and of the Doc
 	.venv-charts/bin/hadolint Dockerfile tests/cluster/redis/Dockerfile
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/serve-app
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/loadtest --values helm/loadtest/ci/job-values.yaml
+	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/batch --values helm/batch/ci/job-values.yaml
 	PATH="$(CHARTS_PATH)" $(BIN)/pytest tests/chart
 
 chart-files: .venv ## renew what is made from the charts' values: schemas and READMEs
 	$(BIN)/python -m tools.chart_schema
 	$(BIN)/python -m tools.loadtest_chart_schema
+	$(BIN)/python -m tools.batch_chart_schema
 	PATH="$(CHARTS_PATH)" helm-docs --log-level error --chart-search-root helm
 
 model: .venv ## fetch the embedded model (once)
@@ -80,6 +82,12 @@ bench-latency: .venv ## open-loop latency of the fleet and a bare server, and ou
 
 bench-batching: model ## static against continuous batching: throughput, latency, KV memory (2 hours)
 	$(BIN)/python -m benchmarks.batching
+
+bench-batch: model ## prompts through fixed batches, our Beam handler and our command line: CPU-hours and simulated GPU-hours (15 minutes)
+	$(BIN)/python -m benchmarks.batch
+
+bench-batch-interference: .venv ## what a batch of the API costs those who chat, and how much idle capacity it fills (5 minutes)
+	$(BIN)/python -m benchmarks.batch_interference
 
 bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (15 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
@@ -154,7 +162,7 @@ dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdis
 	cp requirements/cuda.lock $(DIST)/serve_app-$(VERSION)-cuda.txt
 	{ echo $(TORCH); cat requirements/cpu.lock; } | $(call list-packages,cpu)
 	$(call list-packages,cuda) < requirements/cuda.lock
-	PATH="$(CHARTS_PATH)" helm package helm/serve-app helm/loadtest -d $(DIST)
+	PATH="$(CHARTS_PATH)" helm package helm/serve-app helm/loadtest helm/batch -d $(DIST)
 	for chart in $(DIST)/*.tgz; do $(BIN)/python -m tools.chart_layout "$$chart" "$${chart%.tgz}-chart.oci.tar"; done
 	awk '/^## /{n++} n==1' CHANGELOG.md > $(DIST)/NOTES.md
 	rm -f $(DIST)/.gitignore

@@ -27,8 +27,9 @@ def server(command: list[str], url: str, *, log: Path, environment: dict[str, st
     """Run ``command`` until left; yields when ``url`` answers 200.
 
     Raises:
-        RuntimeError: It ended or did not answer in ``start_s``; the message has the end of its log.
+        RuntimeError: It ended or did not answer in ``start_s``; the message has the end of its log. Or ``url`` answered before.
     """
+    _refuse_another(url)
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **environment}, start_new_session=True
@@ -42,6 +43,13 @@ def server(command: list[str], url: str, *, log: Path, environment: dict[str, st
             process.wait(60)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _refuse_another(url: str) -> None:
+    """A server that an earlier benchmark left behind would be measured in place of the one that is started."""
+    with contextlib.suppress(httpx.HTTPError):
+        if httpx.get(url, timeout=2).status_code == 200:
+            raise RuntimeError(f"{url} answers already; end the server that runs there")
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path, start_s: float) -> None:

@@ -80,7 +80,7 @@ class BatchesApi:
 
     async def _cancel(self, request: Request, owner: str) -> Response:
         batch = await self._batch(request, owner)
-        batch = await self._disk.run(partial(self._store.change, batch, _cancelled))
+        batch = await self._disk.run_when_full(partial(self._store.change, batch, _cancelled))
         self._wake()
         return JSONResponse(batch.as_object())
 

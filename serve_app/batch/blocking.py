@@ -6,9 +6,8 @@ import threading
 import weakref
 from collections.abc import Sequence
 
-import httpx
-
 from serve_app.batch.client import Answer, Client, Failure, Limits, connect, only_model
+from serve_app.batch.connections import Connections
 from serve_app.batch.requests import Request
 
 
@@ -68,7 +67,7 @@ async def _ask(client: Client, request: Request) -> Answer | Failure:
     return await client.ask(request.path, request.body)
 
 
-def _serve(loop: asyncio.AbstractEventLoop, http: httpx.AsyncClient) -> None:
+def _serve(loop: asyncio.AbstractEventLoop, http: Connections) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

@@ -32,16 +32,15 @@ def check_input(rows: Iterable[Row], *, endpoint: str, models: Collection[str], 
             break
         if (error := _problem(row, endpoint, models)) is not None:
             errors.append(error)
-        elif isinstance(row.value, dict):
-            custom_id = row.value["custom_id"]
-            if (first := seen.setdefault(custom_id, row.number)) != row.number:
-                said = f"The custom_id {custom_id[:80]!r} is that of line {first} already."
-                errors.append(LineError("duplicate_custom_id", said, row.number, "custom_id"))
+        custom_id = row.value.get("custom_id") if isinstance(row.value, dict) else None
+        if isinstance(custom_id, str) and (first := seen.setdefault(custom_id, row.number)) != row.number:
+            said = f"The custom_id {custom_id[:80]!r} is that of line {first} already."
+            errors.append(LineError("duplicate_custom_id", said, row.number, "custom_id"))
         if len(errors) >= MAX_ERRORS:
             break
     if num_lines == 0:
         errors.append(LineError("empty_file", "The input has no lines."))
-    return Checked(num_lines, tuple(errors))
+    return Checked(num_lines, tuple(errors[:MAX_ERRORS]))
 
 
 def _problem(row: Row, endpoint: str, models: Collection[str]) -> LineError | None:

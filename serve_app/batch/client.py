@@ -12,10 +12,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from serve_app.batch.connections import Connections, Poster
 from serve_app.errors import BatchError, ServiceAway
 
 logger = logging.getLogger(__name__)
@@ -76,7 +78,7 @@ class Client:
     The window begins with 16, grows while nothing is refused, and loses a third when the service has no place.
     """
 
-    def __init__(self, http: httpx.AsyncClient, limits: Limits) -> None:
+    def __init__(self, http: Poster, limits: Limits) -> None:
         self.window = float(min(_FIRST_WINDOW, limits.concurrency))
         self._http, self._limits = http, limits
         self._num_running = 0
@@ -201,7 +203,7 @@ class Client:
             await asyncio.sleep(min(wait_s, 1.0))
 
 
-def connect(url: str, key: str, limits: Limits) -> httpx.AsyncClient:
+def connect(url: str, key: str, limits: Limits) -> Connections:
     """Return the connections to the service at ``url``, with or without ``/v1`` at its end. ``key`` may be empty.
 
     Raises:
@@ -211,17 +213,28 @@ def connect(url: str, key: str, limits: Limits) -> httpx.AsyncClient:
         raise BatchError(f"the URL is {url!r}", "give one that begins with http:// or https://")
     if not all("!" <= char <= "~" for char in key):  # the key itself is told to nobody
         raise BatchError("the API key has a character that no header may have", f"{_KEY_HINT} without blanks and line ends")
-    return httpx.AsyncClient(
-        base_url=_base(url),
-        headers=_authorization(key),
-        timeout=httpx.Timeout(limits.timeout_s, connect=10.0, pool=None),
-        limits=httpx.Limits(max_connections=limits.concurrency, max_keepalive_connections=limits.concurrency),
-    )
+    timeout = httpx.Timeout(limits.timeout_s, connect=10.0, pool=None)
+    return Connections(limits.concurrency, base_url=_base(url), headers=_authorization(key), timeout=timeout)
 
 
 def key_of_environment() -> str:
     """Return the API key that this process's environment holds, empty when there is none."""
     return next((value for name in KEYS if (value := os.environ.get(name))), "")
+
+
+def key_of_file(path: Path) -> str:
+    """Return the API key that a file holds as its one line.
+
+    Raises:
+        BatchError: The file cannot be read, or it has no line, or several.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BatchError(f"the API key cannot be read: {path}: {exc}", "name a text file that can be read") from exc
+    if len(lines) != 1:
+        raise BatchError(f"{path} has {len(lines)} lines, and an API key is one", "name a file with the key alone")
+    return lines[0].strip()
 
 
 def only_model(url: str, key: str, limits: Limits) -> str:

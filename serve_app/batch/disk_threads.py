@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from serve_app.batch.folder import storage_error
+from serve_app.errors import StorageFull
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -15,8 +16,24 @@ _NUM_THREADS = 8
 
 
 class DiskThreads:
-    def __init__(self) -> None:
+    """``make_room`` frees some room on a full disk, and returns whether it did."""
+
+    def __init__(self, make_room: Callable[[], bool]) -> None:
+        self._make_room = make_room
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "batch-disk")
+
+    async def run_when_full(self, call: Callable[[], T]) -> T:
+        """Call it in a thread, and once more with the reserve's room if the disk is full: for calls that lead to more room.
+
+        Raises:
+            StorageFailed: In place of an error of the disk or of SQLite.
+        """
+        try:
+            return await self.run(call)
+        except StorageFull:
+            if not await self.run(self._make_room):
+                raise
+            return await self.run(call)
 
     async def run(self, call: Callable[[], T]) -> T:
         """Call it in a thread.

@@ -79,7 +79,7 @@ class FilesApi:
 
     async def _delete(self, request: Request, owner: str) -> Response:
         file = await self._file(request, owner)
-        await self._disk.run(partial(self._store.delete_file, file.id, owner))
+        await self._disk.run_when_full(partial(self._store.delete_file, file.id, owner))
         await self._disk.run(partial(self._folder.remove, [file.id]))
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 

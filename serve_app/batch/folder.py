@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -21,6 +22,10 @@ _LEFTOVER_S = 3600.0
 """What is no file of the database and was not written to for so long belongs to a process that was killed."""
 
 
+_RESERVE_BYTES = 1 << 20
+"""Room that is kept for deletions and cancellations: each is a change of the database, for which a full disk has no place."""
+
+
 class Folder:
     """``root`` is made with its parents.
 
@@ -31,6 +36,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._files, self._work = root / "files", root / "work"
+        self._reserve = root / "reserve"
         try:
             for folder in (root, self._files, self._work):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,6 +55,31 @@ class Folder:
         except OSError as exc:
             problem = f"{self.root / 'lock'} cannot be locked: {exc.strerror or exc}"
             raise ConfigError("ingress.batch.dir", problem, "name a folder on a file system that has flock") from exc
+
+    def keep_reserve(self) -> None:
+        """Take the room that `free_reserve` may give back, unless it is taken or the disk is full."""
+        if self._reserve.exists():
+            return
+        part = self.part()
+        try:
+            part.write_bytes(bytes(_RESERVE_BYTES))
+            part.replace(self._reserve)
+        except OSError as exc:
+            part.unlink(missing_ok=True)
+            if exc.errno not in _NO_ROOM:
+                raise
+
+    def free_reserve(self) -> bool:
+        """Give the room back to the disk; return whether there was any."""
+        try:
+            self._reserve.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def free_bytes(self) -> int:
+        """Return how much the folder's disk has room for, the reserve apart."""
+        return shutil.disk_usage(self.root).free
 
     @property
     def database(self) -> Path:

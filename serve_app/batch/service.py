@@ -30,7 +30,7 @@ class BatchService:
 
     def __init__(self, settings: BatchSettings) -> None:
         folder = Folder(settings.dir)
-        store, disk = Store(folder.database), DiskThreads()
+        store, disk = Store(folder.database), DiskThreads(folder.free_reserve)
         self._worker = Worker(settings, folder, store)
         self.files: Routes = FilesApi(settings, folder, store, disk)
         self.batches: Routes = BatchesApi(settings, store, disk, self._worker.wake)

@@ -4,6 +4,7 @@
 the disk. Each change is one transaction, so several processes may have the database open.
 """
 
+import os
 import sqlite3
 import threading
 import time
@@ -52,7 +53,7 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._path = threading.Lock(), path
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
             self._db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; {_SCHEMA}")
@@ -61,6 +62,7 @@ class Store:
                 problem = f"{path} is of format {found}, not {_FORMAT}"
                 raise ConfigError("ingress.batch.dir", problem, "use the version of serve-app that wrote it, or another folder")
             self._db.execute(f"PRAGMA user_version={_FORMAT}")
+            self._opened = path.stat()
         except sqlite3.Error as exc:
             raise ConfigError(
                 "ingress.batch.dir", f"{path} cannot be used: {exc}", "remove it, or choose another folder"
@@ -238,11 +240,27 @@ class Store:
         ]
         return Page(records[:limit], len(records) > limit)
 
+    def _require_file(self) -> None:
+        """SQLite writes on into a file that has no name any more, and the next process would find nothing of it.
+
+        Raises:
+            sqlite3.OperationalError: The database was removed, or another one is in its place. A FileNotFoundError would tell a job
+                that its input is lost.
+        """
+        try:
+            is_there = os.path.samestat(self._opened, self._path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise sqlite3.OperationalError(f"{self._path} was removed while it was in use; restart the ingress")
+
     def _read(self, sql: str, *values: object) -> list[Any]:
+        self._require_file()
         with self._lock, closing(self._db.execute(sql, values)) as found:
             return found.fetchall()
 
     def _change(self, change: Callable[[sqlite3.Connection], T]) -> T:
+        self._require_file()
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:

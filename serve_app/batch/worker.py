@@ -34,6 +34,7 @@ _STOP_S = 8.0
 """Within the time that an ingress has beyond its drain."""
 
 BATCHES = Gauge("serve_app_batches", "Batches that are kept, by their status.", ["status"])
+FREE_BYTES = Gauge("serve_app_batch_free_bytes", "Room on the disk of the folder of files and batches.")
 
 
 class Worker:
@@ -146,6 +147,8 @@ class Worker:
                 logger.error("%s could not go on; it is tried again in %g s", batch_id, _AGAIN_S, exc_info=error)
 
     def _keep_house(self) -> None:
+        FREE_BYTES.set(self._folder.free_bytes())
+        self._folder.keep_reserve()
         for status, count in self._store.count_batches().items():
             BATCHES.labels(status).set(count)
         if time.monotonic() - self._cleaned_at < _CLEAN_S:

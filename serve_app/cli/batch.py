@@ -59,16 +59,19 @@ def run(
     tokens_per_minute: Annotated[
         int | None, typer.Option("--max-tokens-per-minute", min=1, help="Of prompts and answers.")
     ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Holds the API key as its one line. Default: $SERVE_APP_API_KEY, or none.")
+    ] = None,
     retry_failed: Annotated[bool, typer.Option(help="Ask again for lines that failed in an earlier run.")] = False,
 ) -> None:
     """Ask a service for each line of INPUT and write one line for each.
 
     OUTPUT is written at the end, in one piece and in the order of the input. Until then answers are in OUTPUT.journal: after Ctrl-C or any
-    crash the same command goes on. Lines that failed are in OUTPUT.errors.jsonl. The API key is taken from $SERVE_APP_API_KEY.
+    crash the same command goes on. Lines that failed are in OUTPUT.errors.jsonl.
 
     Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin, or not go on. 130: Ctrl-C.
     """
-    from serve_app.batch.client import Limits, connect, key_of_environment, only_model
+    from serve_app.batch.client import Limits, connect, key_of_environment, key_of_file, only_model
     from serve_app.batch.journal import Journal
     from serve_app.batch.requests import Defaults, request_of
     from serve_app.batch.rows import checked_format, format_of, open_input, rows
@@ -79,7 +82,7 @@ def run(
     _refuse_to_write(source, output)
     _refuse_two_services(url, embedded)
     form = checked_format(form) if form else format_of(source)
-    key = key_of_environment()
+    key = key_of_file(api_key_file) if api_key_file else key_of_environment()
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_input(source))
         journal = stack.enter_context(Journal(_journal_of(output)))

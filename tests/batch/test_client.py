@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from serve_app.batch.client import Answer, Client, Failure, Limits, connect, only_model
+from serve_app.batch.connections import GROUP, Connections
 from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.requests import Defaults, request_of_example
 from serve_app.batch.runner import Progress, Runner
@@ -168,3 +169,17 @@ def test_other_tasks_run_also_while_no_line_is_asked(service: Service, tmp_path:
 
     asyncio.run(run())
     assert seen == [1000]
+
+
+def test_more_requests_at_once_than_one_group_of_connections_has_run_at_once(service: Service) -> None:
+    service.delay_s = 0.3
+    num = 2 * GROUP + 3
+
+    async def run() -> list[int]:
+        async with Connections(num, base_url=service.url) as http:
+            body = b'{"model": "m", "prompt": "a"}'
+            posts = [http.post("/v1/completions", content=body, headers={"content-type": "application/json"}) for _ in range(num)]
+            return [response.status_code for response in await asyncio.gather(*posts)]
+
+    assert asyncio.run(run()) == [200] * num
+    assert service.most_at_once == num

@@ -4,6 +4,8 @@ import asyncio
 import errno
 import fcntl
 import os
+import shutil
+import sqlite3
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -172,3 +174,17 @@ def test_an_error_that_comes_with_each_look_is_logged_once(
 
 async def never(*_: object) -> None:
     raise AssertionError("nothing is asked")
+
+
+def test_a_folder_that_is_removed_under_a_running_store_is_told_and_nothing_is_written_into_the_void(
+    folder: Folder, store: Store
+) -> None:
+    add(store, folder, "file-1")
+    shutil.rmtree(folder.root)
+    with pytest.raises(sqlite3.OperationalError, match="was removed while it was in use"):
+        store.files(OWNER, purpose=None, after=None, limit=10, oldest_first=True)
+    with pytest.raises(sqlite3.OperationalError, match="was removed while it was in use"):
+        store.delete_file("file-1", OWNER)
+    Folder(folder.root).database.touch()
+    with pytest.raises(sqlite3.OperationalError, match="was removed while it was in use"):
+        store.count_batches()

@@ -68,11 +68,16 @@ def audit(
     silences = sorted(round(a.longest_silence_s(), 2) for a in answers)
     load_1min, others = round(os.getloadavg()[0], 1), {name: round(value, 2) for name, value in measured.items()}
     record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, load_1min, others, commit())
+    keep(record)
+    return record
+
+
+def keep(record: Record) -> None:
+    """Add it to the records, where runs are recorded."""
     if (root := folder()) is not None:
         root.mkdir(parents=True, exist_ok=True)
-        with (root / f"{scenario}.jsonl").open("a") as file:
+        with (root / f"{record.scenario}.jsonl").open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
-    return record
 
 
 def ledger_lines(root: Path) -> list[Line]:

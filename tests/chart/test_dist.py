@@ -55,13 +55,14 @@ def test_the_archived_chart_renders_as_the_folder(dist: Path) -> None:
 
 
 def test_helm_lints_the_archived_charts(dist: Path) -> None:
-    job = CHART.parent / "loadtest" / "ci" / "job-values.yaml"
-    for chart, values in ("serve-app", []), ("loadtest", ["--values", str(job)]):
+    for chart in ("serve-app", "loadtest", "batch"):
+        job = CHART.parent / chart / "ci" / "job-values.yaml"
+        values = ["--values", str(job)] if job.exists() else []
         (archive,) = dist.glob(f"{chart}-*.tgz")
         subprocess.run([str(tool("helm")), "lint", "--strict", "--quiet", archive, *values], check=True)
 
 
-@pytest.mark.parametrize("chart", ["serve-app", "loadtest"])
+@pytest.mark.parametrize("chart", ["serve-app", "loadtest", "batch"])
 def test_the_oci_archive_of_a_chart_holds_the_package_under_its_version(dist: Path, chart: str) -> None:
     about = yaml.safe_load((CHART.parent / chart / "Chart.yaml").read_text())
     with tarfile.open(dist / f"{chart}-{about['version']}-chart.oci.tar") as archive:

@@ -239,11 +239,11 @@ BROKEN = [
     (jsonl(line(1)), "", None),
     (jsonl(line(1)), "duplicate_custom_id", "custom_id"),
     (jsonl(line(2, custom_id=7)), "missing_required_parameter", "custom_id"),
-    (jsonl(line(2, body=None)), "missing_required_parameter", "body"),
-    (jsonl(line(2, method="GET")), "invalid_line", None),
-    (jsonl(line(2, url="/v1/completions")), "mismatched_endpoint", "url"),
-    (jsonl(line(2, body={"model": "big"})), "model_not_found", "body.model"),
-    (jsonl(line(2, body={"model": "tiny", "stream": True})), "invalid_line", None),
+    (jsonl(line(3, body=None)), "missing_required_parameter", "body"),
+    (jsonl(line(4, method="GET")), "invalid_line", None),
+    (jsonl(line(5, url="/v1/completions")), "mismatched_endpoint", "url"),
+    (jsonl(line(6, body={"model": "big"})), "model_not_found", "body.model"),
+    (jsonl(line(7, body={"model": "tiny", "stream": True})), "invalid_line", None),
     (jsonl(line(2, custom_id="\ud800")), "invalid_line", None),
 ]
 

@@ -1,0 +1,186 @@
+"""What a batch of the API costs those who chat, and how much of the idle capacity it uses. docs/batch.md has the result.
+
+    python -m benchmarks.batch_interference      5 minutes on 2 cores
+
+One simulated replica with vLLM's priority scheduling behind one ingress. Chats come by a seeded schedule, the same one each time: alone
+and beside a batch, in turn. At last the batch runs alone. Idle capacity is what the batch computes alone, less what the chats take.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.batch_lines import Lengths, lines
+from benchmarks.batching_records import Run
+from benchmarks.processes import server
+from benchmarks.targets import VLLM, environment, fleet_config
+from loadtest.errors import InvalidRun
+from loadtest.runner import run
+from loadtest.scenario import parse_scenario
+from loadtest.stats import Floats, ratio_interval
+from loadtest.target import Target
+from serve_app.config import ModelSettings
+
+MODEL = {
+    "name": "llama-8b",
+    "model": "embedded:smollm2-135m-instruct",
+    "simulated": {"profile": "h100-llama-8b", "time_scale": 2.0, "eos_probability": 0.0},
+    "engine_args": {"max_model_len": 2048, "max_num_seqs": 256, "scheduling_policy": "priority", "enable_prefix_caching": False},
+}
+ROUNDS = 2
+NUM_LINES = 40_000
+ALONE_S = 20.0
+QUANTILES = (0.5, 0.9, 0.99)
+LEAST_S = 1e-6
+SIDES = ("chats alone", "chats beside a batch")
+WORK = ("vllm:prompt_tokens", "vllm:generation_tokens")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=3.0, help="chats a second; simulated time is half as fast")
+    parser.add_argument("--seconds", type=float, default=50.0, help="of each of the four loads")
+    parser.add_argument("--concurrency", type=int, default=32, help="ingress.batch.concurrency")
+    parser.add_argument("--out", type=Path, default=Path("results/batch-interference"))
+    arguments = parser.parse_args()
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    model = ModelSettings.model_validate(MODEL)
+    config = fleet_config(model, 1) | {"name": "bench-interference"}
+    config["ingress"] |= {"batch": {"dir": str((out / "store").resolve()), "concurrency": arguments.concurrency}}
+    (out / "fleet.yaml").write_text(yaml.safe_dump(config))
+    command = [VLLM[0], "-m", "serve_app.cli.main", "up", "-f", str(out / "fleet.yaml")]
+    url = f"http://127.0.0.1:{config['ingress']['port']}"
+    with server(command, f"{url}/readyz", log=out / "fleet.log", environment=environment(model), start_s=240.0):
+        print(report(measure(url, out, arguments.rate, arguments.seconds)))
+
+
+def measure(url: str, out: Path, rate: float, seconds: float) -> dict[str, Any]:
+    """Run all loads; return latencies in seconds by side and metric, and tokens a second by side."""
+    loads: dict[str, list[Run]] = {side: [] for side in SIDES}
+    speeds: dict[str, list[float]] = {side: [] for side in (*SIDES, "batch alone")}
+    for number in range(ROUNDS):
+        for side in SIDES:
+            with batch(url) if side == SIDES[1] else nothing(), speed(url, speeds[side]):
+                loads[side].append(chats(url, out / f"{side.replace(' ', '-')}-{number}", rate, seconds, seed=number))
+            print(side, number, f"{speeds[side][-1]:.0f} tokens/s", flush=True)
+    with batch(url), speed(url, speeds["batch alone"]):
+        time.sleep(ALONE_S)
+    latencies = {
+        side: {metric: np.concatenate([r.latencies_s(metric) for r in runs]) for metric in ("ttft", "itl")}
+        for side, runs in loads.items()
+    }
+    return {"latencies": latencies, "speeds": speeds}
+
+
+def report(measured: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    alone, beside = (measured["latencies"][side] for side in SIDES)
+    said = ["| chats | n | alone | beside a batch | ratio (95 %) |", "|---|---|---|---|---|"]
+    for metric in ("ttft", "itl"):
+        a, b = alone[metric], beside[metric]
+        for q in QUANTILES:
+            values = f"{ms(a, q):.1f} ms | {ms(b, q):.1f} ms"
+            said.append(f"| {metric.upper()} p{q * 100:.0f} | {a.size} | {values} | {ratio(b, a, q)} |")
+    chats, both, batch_alone = (float(np.mean(each)) for each in measured["speeds"].values())
+    share = (both - chats) / (batch_alone - chats)
+    said += [
+        "",
+        f"Tokens/s of prompts and answers: chats {chats:.0f}, chats and batch {both:.0f}, batch alone {batch_alone:.0f}.",
+    ]
+    return "\n".join([*said, f"The batch fills {share:.0%} of the idle capacity."])
+
+
+def ms(values: Floats, q: float) -> float:
+    return 1000.0 * float(np.quantile(values, q))
+
+
+def ratio(beside: Floats, alone: Floats, q: float) -> str:
+    """Return the ratio of the quantiles with its interval. Tokens that came together have a gap of 0, which has no logarithm."""
+    found = ratio_interval(np.maximum(beside, LEAST_S), np.maximum(alone, LEAST_S), q, paired=False)
+    middle = ms(beside, q) / ms(alone, q)
+    return f"{middle:.2f} (too few for an interval)" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
+
+
+def chats(url: str, out: Path, rate: float, seconds: float, *, seed: int) -> Run:
+    """Send the schedule of this seed; an invalid run says why, and its records count all the same."""
+    request = {
+        "token_ids": (10, 40_000),
+        "input_tokens": {"dist": "uniform", "min": 16, "max": 256},
+        "output_tokens": {"dist": "exponential", "mean": 48, "max": 192},
+    }
+    arrival = {"law": "poisson", "rate": rate}
+    values = {"name": "chats", "model": MODEL["name"], "seed": seed + 1, "arrival": arrival, "requests": [request]}
+    scenario = parse_scenario({**values, "duration_s": seconds, "warmup_s": 5.0, "drain_s": 60.0, "keep_text": False})
+    try:
+        run(scenario, Target(url), out, quiet=True, report=False)
+    except InvalidRun as exc:
+        print(f"{out.name} is invalid: {'; '.join(exc.reasons)}", flush=True)
+    return Run(out, 1.0)
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def batch(url: str) -> Iterator[None]:
+    """Have a batch in progress while the block runs, and cancel it then."""
+    with httpx.Client(base_url=f"{url}/v1", timeout=120.0) as http:
+        made = [
+            {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}
+            for i, body in enumerate(body_of(line) for line in lines(NUM_LINES, Lengths()))
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in made).encode()
+        file = http.post("/files", files={"file": ("in.jsonl", text)}, data={"purpose": "batch"}).raise_for_status().json()
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch_id = http.post("/batches", json=asked).raise_for_status().json()["id"]
+        wait_for(http, batch_id, "in_progress")
+        time.sleep(3.0)  # until the places are taken
+        try:
+            yield
+            status = http.get(f"/batches/{batch_id}").json()["status"]
+            if status != "in_progress":
+                raise RuntimeError(f"the batch is {status}: give it more lines")
+        finally:
+            http.post(f"/batches/{batch_id}/cancel")
+            wait_for(http, batch_id, "cancelled")
+
+
+def body_of(line: dict[str, Any]) -> dict[str, Any]:
+    return {"model": MODEL["name"], **{key: value for key, value in line.items() if key != "id"}}
+
+
+def wait_for(http: httpx.Client, batch_id: str, status: str) -> None:
+    deadline = time.monotonic() + 120.0
+    while (found := http.get(f"/batches/{batch_id}").json()["status"]) != status:
+        if time.monotonic() > deadline or found == "failed":
+            raise RuntimeError(f"the batch is {found}, not {status}")
+        time.sleep(0.5)
+
+
+@contextmanager
+def speed(url: str, found: list[float]) -> Iterator[None]:
+    """Append the tokens that the engine computed a second, of prompts and of answers."""
+    before, began_at = tokens(url), time.monotonic()
+    yield
+    found.append((tokens(url) - before) / (time.monotonic() - began_at))
+
+
+def tokens(url: str) -> float:
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30.0).text)
+    return sum(s.value for f in families if f.name in WORK for s in f.samples if s.name.endswith("_total"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+{{- define "batch.selectorLabels" -}}
+app.kubernetes.io/name: batch
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "batch.labels" -}}
+{{ include "batch.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "batch.run" -}}
+{{ .Values.job.run | default (print .Release.Revision) }}
+{{- end }}
+
+{{- define "batch.claim" -}}
+{{ .Values.data.existingClaim | default (printf "%s-data" .Release.Name) }}
+{{- end }}
+
+{{- define "batch.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- /* Whether the input is a URL: true or nothing. */}}
+{{- define "batch.isUrl" -}}
+{{- if regexMatch "^https?://" .Values.batch.input }}true{{ end -}}
+{{- end }}
+
+{{- define "batch.input" -}}
+{{- if or (include "batch.isUrl" .) (hasPrefix "/" .Values.batch.input) -}}
+{{ .Values.batch.input }}
+{{- else -}}
+/data/{{ .Values.batch.input }}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,26 @@
+"""What is told of a wrong input of the API."""
+
+from serve_app.batch.checks import check_input
+from serve_app.batch.rows import Row
+
+PATH = "/v1/completions"
+
+
+def row(number: int, **changes: object) -> Row:
+    line = {"custom_id": "a", "method": "POST", "url": PATH, "body": {"model": "m", "prompt": "x"}}
+    return Row(number, {**line, **changes})
+
+
+def test_a_wrong_line_with_a_duplicate_id_is_told_both() -> None:
+    found = check_input([row(1), row(2, url="/v1/other")], endpoint=PATH, models=["m"], max_lines=10)
+    assert [(error.code, error.line) for error in found.errors] == [("mismatched_endpoint", 2), ("duplicate_custom_id", 2)]
+
+
+def test_the_id_of_a_wrong_line_is_taken() -> None:
+    found = check_input([row(1, url="/v1/other"), row(2)], endpoint=PATH, models=["m"], max_lines=10)
+    assert [(error.code, error.line) for error in found.errors] == [("mismatched_endpoint", 1), ("duplicate_custom_id", 2)]
+
+
+def test_no_more_errors_are_listed_than_are_promised() -> None:
+    found = check_input([row(n, url="/v1/other") for n in range(1, 200)], endpoint=PATH, models=["m"], max_lines=1000)
+    assert len(found.errors) == 100
