@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.batch_lines import Lengths, lines, sizes
+from serve_app.autoscaling.simulated_replica import Hardware, Job, Replica, steps_of_profile
 from serve_app.simulated.profiles import PROFILES, Profile
-from serve_app.simulated.scheduler import Hardware, Job, Replica, steps_of_profile
 
 PUBLISHED = {"naive": 59.137, "vllm": 2.481}
 """vCPU-hours of 10,000 prompts in the documents that this benchmark stands beside: fixed batches, and one vLLM for each worker."""
