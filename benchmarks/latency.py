@@ -21,18 +21,18 @@ from matplotlib.figure import Figure
 
 from benchmarks.overhead import PROFILE, simulated
 from benchmarks.targets import VLLM, Target, environment, source_of, started
-from loadtest.analysis import analyse
-from loadtest.compare import compare
+from loadtest.control.runner import run
 from loadtest.errors import ExitCode
-from loadtest.figures import read_run
-from loadtest.metrics import read_records
-from loadtest.plots import plot_cdf
-from loadtest.runner import run
-from loadtest.scenario import Scenario, parse_scenario
-from loadtest.summary import Distribution
-from loadtest.target import Target as LoadTarget
-from loadtest.truth.server import running
-from loadtest.truth.settings import Law
+from loadtest.judge.analysis import analyse
+from loadtest.judge.compare import compare
+from loadtest.judge.metrics import read_records
+from loadtest.judge.summary import Distribution
+from loadtest.plan.scenario import Scenario, parse_scenario
+from loadtest.proof.truth.server import running
+from loadtest.proof.truth.settings import Law
+from loadtest.report.figures import read_run
+from loadtest.report.plots import plot_cdf
+from loadtest.wire.target import Target as LoadTarget
 from serve_app.config import ModelSettings
 
 QPS = (1, 4)

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from loadtest.plan.scenario import parse_scenario
+from loadtest.plan.schedule import make_schedule
 from loadtest.records import HealthSample, Manifest, Row, RunEvent, ScheduledRequest, ServerSample, State
-from loadtest.scenario import parse_scenario
-from loadtest.schedule import make_schedule
 
 Records = list[Row] | list[HealthSample] | list[ServerSample] | list[RunEvent]
 

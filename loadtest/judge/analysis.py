@@ -1,0 +1,342 @@
+"""From the records of a run to its figures: window, distributions with intervals, throughput, SLO verdict, threats to validity.
+
+Reads a run's folder and writes nothing. Every request that was due in the window is in every distribution: failed ones as infinite,
+timeouts as "at least so long". A run whose generator was sick has no figures at all.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from loadtest.judge import stats
+from loadtest.judge.health import gates, read_lag_name
+from loadtest.judge.metrics import METRICS, Item, Records, is_good, item_bounds, metric_bounds, num_output_tokens, read_records
+from loadtest.judge.stats import QUANTILES, Floats
+from loadtest.judge.summary import Distribution, Gate, LimitResult, Quantile, Summary, Throughput
+from loadtest.plan.scenario import Burst, Closed, Trace
+from loadtest.plan.slo import Limit
+from loadtest.records import Row
+
+METHOD = "order statistics at n_eff"
+NOT_ESTIMABLE = "no intervals: the run is too short beside its own slow swings"
+MAX_DRIFT = 0.05
+"""Share of the mean by which latency or backlog may change over a steady window, whatever its significance."""
+MIN_WINDOW_S = 1.0
+MAX_LITTLE_GAP = 0.02
+MAX_COALESCED_SHARE = 0.05
+MAX_CLOCK_DRIFT_S = 0.5
+MAX_READ_LAG_SHARE = 0.1
+"""Of the p99 of the gaps."""
+
+
+def analyse(run: Path) -> Summary:
+    """Return the figures of the run. Nothing but its records goes in, so that they can be computed again at any time.
+
+    Raises:
+        UsageError: As `read_records`.
+    """
+    return summary_of(read_records(run))
+
+
+def summary_of(records: Records) -> Summary:
+    """Return the figures of a run whose records are read."""
+    items = records.items()
+    end_s = _end_s(records, items)
+    items = [item for item in items if item.due_s < end_s]
+    cut_s = _cut_s(records, items)
+    window = (cut_s, end_s)
+    inside = [item for item in items if item.due_s >= cut_s]
+    judged = gates(records.health, records.rows, records.schedule, records.scenario, records.manifest)
+    if all(gate.ok for gate in judged):
+        return _valid(records, inside, window, judged)
+    return Summary(
+        scenario=records.scenario.name,
+        verdict="invalid",
+        loop=_loop(records),
+        window_s=window,
+        gates=judged,
+        states=_states(inside),
+        schedule_sha256=records.manifest.schedule_sha256,
+        warmup_cut_s=cut_s,
+        threats=["The run is invalid: " + "; ".join(gate.text for gate in judged if not gate.ok), *_silent_sources(records)],
+    )
+
+
+def _valid(records: Records, items: Sequence[Item], window: tuple[float, float], judged: list[Gate]) -> Summary:
+    distributions = distributions_of(records, items)
+    slo = [limit_result(limit, *metric_bounds(records, items, limit.metric)) for limit in records.scenario.slo.limits]
+    steady = _steady(records, items, window)
+    rows = [item.row for item in items if item.row is not None]
+    num_reads = sum(len(row.chunks) for row in rows)
+    summary = Summary(
+        scenario=records.scenario.name,
+        verdict=_verdict(slo, sum(row.state == "ok" for row in rows), interrupted=records.manifest.state == "interrupted"),
+        loop=_loop(records),
+        window_s=window,
+        gates=judged,
+        states=_states(items),
+        schedule_sha256=records.manifest.schedule_sha256,
+        slo=slo,
+        throughput=_throughput(records, items, window),
+        distributions=distributions,
+        num_stalls=sum(int((np.diff([ms for ms, _ in row.chunks]) > records.scenario.stall_s * 1e3).sum()) for row in rows),
+        coalesced_share=sum(row.num_coalesced for row in rows) / num_reads if num_reads else 0.0,
+        warmup_cut_s=window[0],
+        steady=steady,
+        tokens=_tokens(rows),
+    )
+    summary.threats.extend(threats(records, summary))
+    return summary
+
+
+def _loop(records: Records) -> Literal["open", "closed"]:
+    return "closed" if records.closed else "open"
+
+
+def _states(items: Sequence[Item]) -> dict[str, int]:
+    return dict(Counter(item.row.state if item.row else "unaccounted" for item in items))
+
+
+def _end_s(records: Records, items: Sequence[Item]) -> float:
+    """Return where the window ends: with the arrivals, or where the run was interrupted."""
+    scenario, last_due_s = records.scenario, max((item.due_s for item in items), default=0.0)
+    if isinstance(scenario.arrival, Burst):
+        return max((row.end_s for row in records.rows if row.end_s is not None), default=scenario.duration_s)
+    end_s = scenario.duration_s
+    if isinstance(scenario.arrival, Closed | Trace):
+        end_s = min(end_s, math.nextafter(last_due_s, math.inf))
+        if end_s - min((item.due_s for item in items), default=0.0) < MIN_WINDOW_S:  # as good as a burst
+            end_s = max((row.end_s for row in records.rows if row.end_s is not None), default=end_s)
+    if records.manifest.state == "interrupted":
+        stops = [event.t_s for event in records.events if event.kind == "interrupted"]
+        stops += [records.manifest.ended_s] if records.manifest.ended_s is not None else []
+        end_s = min([end_s, *stops])
+    return end_s
+
+
+def _cut_s(records: Records, items: Sequence[Item]) -> float:
+    """Return where the window begins: the later of the scenario's warm-up and the end of the transient that the data show."""
+    if isinstance(records.scenario.arrival, Burst):
+        return 0.0
+    cut_s = records.scenario.warmup_s
+    for metric in ("e2e", "ttft") if records.even else ():
+        kept = [(item, bounds) for item in items if (bounds := item_bounds(records, item, metric)) is not None]
+        length = stats.transient_length(np.array([bounds[1] for _, bounds in kept]))
+        if length:
+            cut_s = max(cut_s, kept[length][0].due_s)
+    return cut_s
+
+
+def distributions_of(records: Records, items: Sequence[Item]) -> dict[str, Distribution]:
+    """Return the distribution of each metric that the requests have, also at the quantiles of the SLO."""
+    found = {metric: metric_bounds(records, items, metric) for metric in (*METRICS, "itl")}
+    asked = {metric: {limit.quantile for limit in records.scenario.slo.limits if limit.metric == metric} for metric in found}
+    return {metric: distribution(metric, *bounds, also=asked[metric]) for metric, bounds in found.items() if bounds[0].size}
+
+
+def distribution(metric: str, low: Floats, high: Floats, *, also: Collection[float] = ()) -> Distribution:
+    """Return percentiles with intervals of latencies that are known between bounds; both in the order of due times.
+
+    Args:
+        also: Quantiles beside those of every distribution.
+    """
+    resolved = stats.resolved(high)
+    known = low[(low == high) & np.isfinite(high)]
+    high_sorted = np.sort(high)
+    low_sorted = high_sorted if low is high else np.sort(low)
+    n_eff = {q: stats.effective_size(high, q, ordered=high_sorted) for q in sorted({*QUANTILES, *also})}
+    return Distribution(
+        metric=metric,
+        n=low.size,
+        num_failed=low.size - known.size,
+        n_eff=round(n_eff[0.99], 1),
+        method=METHOD if resolved else NOT_ESTIMABLE,
+        mean_s=float(known.mean()) if known.size else None,
+        quantiles=[_quantile(low_sorted, high_sorted, q, size, resolved) for q, size in n_eff.items()],
+    )
+
+
+def _quantile(low: Floats, high: Floats, q: float, n_eff: float, resolved: bool) -> Quantile:
+    """Return it of sorted bounds."""
+    k = stats.rank(low.size, q) - 1
+    at_least, at_most = float(low[k]), float(high[k])
+    known = at_least == at_most and math.isfinite(at_most)
+    lower, upper = stats.order_interval(low, high, q, n_eff)
+    return Quantile(
+        q=q,
+        value_s=at_most if known else None,
+        low_s=lower if resolved and math.isfinite(lower) else None,
+        high_s=upper if resolved and math.isfinite(upper) else None,
+        censored_s=None if known or at_least == math.inf else at_least,
+        failed=at_least == math.inf,
+    )
+
+
+def limit_result(limit: Limit, low: Floats, high: Floats) -> LimitResult:
+    """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings."""
+    if not high.size:
+        return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0, 0.0)
+    attained = float((high <= limit.limit_s).mean())
+    n_eff = stats.effective_size(high, limit.quantile, limit.limit_s)
+    lower, upper = stats.wilson(attained, n_eff)
+    verdict: Literal["pass", "fail", "undecided"] = "undecided"
+    if upper < limit.quantile:
+        verdict = "fail"
+    elif lower >= limit.quantile and stats.resolved(high):
+        verdict = "pass"
+    return LimitResult(str(limit), verdict, attained, lower, upper, n_eff)
+
+
+def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> Literal["pass", "slo-missed", "undecided"]:
+    """Without a good answer there is nothing to pass, whatever the SLO does not ask, nor where part of the schedule was not asked."""
+    verdicts = {result.verdict for result in slo}
+    if "fail" in verdicts:
+        return "slo-missed"
+    return "undecided" if "undecided" in verdicts or not num_ok or interrupted else "pass"
+
+
+def _throughput(records: Records, items: Sequence[Item], window: tuple[float, float]) -> Throughput | None:
+    """Count what was due (offered, goodput) and what ended (the rest) in the window. None: the window is empty."""
+    length_s = window[1] - window[0]
+    if length_s <= 0:
+        return None
+    done = [r for r in records.rows if r.state == "ok" and r.end_s is not None and window[0] <= r.end_s <= window[1]]
+    output = sum(num_output_tokens(row) for row in done)
+    prompt = sum(row.prompt_tokens or 0 for row in done)
+    limits, streams = records.scenario.slo.limits, records.streams
+    good = len(done)
+    if limits:
+        good = sum(
+            is_good(item.request, item.row, limits, closed=records.closed, stream=streams.get(item.request.cls, True))
+            for item in items
+        )
+    return Throughput(
+        offered=len(items) / length_s,
+        completed=len(done) / length_s,
+        goodput=good / length_s,
+        output_tokens=output / length_s,
+        total_tokens=(output + prompt) / length_s,
+    )
+
+
+def _tokens(rows: Sequence[Row]) -> dict[str, int]:
+    """Count output tokens of the answered ones in three ways; ``disagree`` is the number of rows where two ways differ."""
+    counted = [
+        {n for n in (row.output_tokens, sum(k for _, k in row.chunks) or None, row.retokenized) if n is not None}
+        for row in rows
+        if row.state == "ok"
+    ]
+    ok = [row for row in rows if row.state == "ok"]
+    return {
+        "usage": sum(row.output_tokens or 0 for row in ok),
+        "chunks": sum(k for row in ok for _, k in row.chunks),
+        "tokenizer": sum(row.retokenized or 0 for row in ok),
+        "disagree": sum(len(ways) > 1 for ways in counted),
+    }
+
+
+def _steady(records: Records, items: Sequence[Item], window: tuple[float, float]) -> bool | None:
+    """Return whether backlog and latency stayed level; None where that cannot be asked: too few, too short, uneven by design."""
+    spans = [
+        (item.due_s, item.row.sent_s if records.closed and item.row.sent_s is not None else item.due_s, item.row.end_s)
+        for item in items
+        if item.row is not None and item.row.end_s is not None
+    ]
+    if not records.even or len(spans) < 100:
+        return None
+    due, begin, end = np.array(spans, dtype=np.float64).T
+    length_s, took_s = window[1] - window[0], float((end - begin).mean())
+    if length_s < 5 * took_s:
+        return None
+    in_flight = np.arange(due.size) - np.searchsorted(np.sort(end), due)
+    level = all(_level(due, series) for series in (in_flight.astype(np.float64), end - begin))
+    if records.closed:
+        return level
+    started = [(row.due_s, row.end_s) for row in records.rows if row.end_s is not None]
+    all_due, all_end = np.array(started, dtype=np.float64).T
+    # What is in flight at both edges differs by chance, more so the longer a request takes beside the window.
+    return level and abs(stats.little_gap(all_due, all_end, window)) < max(MAX_LITTLE_GAP, took_s / length_s)
+
+
+def _level(at_s: Floats, series: Floats) -> bool:
+    low, high = stats.drift_interval(at_s, series)
+    return low <= 0 <= high or abs(low + high) / 2 < MAX_DRIFT * float(series.mean())
+
+
+def threats(records: Records, summary: Summary) -> list[str]:
+    """Return what else could explain the figures, or what they cannot say: one sentence each."""
+    found = _threats_of_the_run(records, summary) | _threats_of_the_figures(records, summary)
+    return [*(sentence for sentence, holds in found.items() if holds), *_silent_sources(records)]
+
+
+def _silent_sources(records: Records) -> list[str]:
+    answered = {sample.source for sample in records.server if not sample.error}
+    errors = {sample.source: sample.error for sample in records.server if sample.source not in answered}
+    return [f"Nothing is known of the target's own figures ({source}): {error}." for source, error in errors.items()]
+
+
+def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
+    manifest, scenario = records.manifest, records.scenario
+    num_cancelled, num_disagree = summary.states.get("cancelled", 0), summary.tokens.get("disagree", 0)
+    return {
+        "A closed loop sends only when an answer has ended: a stall of the target removes load and hides its own waiting time.": (
+            summary.loop == "closed"
+        ),
+        "The window holds no requests.": not summary.states,
+        f"The run was interrupted at {summary.window_s[1]:.0f} s of {scenario.duration_s:.0f} s.": manifest.state
+        == "interrupted",
+        f"The wall clock was stepped by {manifest.clock_drift_s:.1f} s; no latency depends on it, but times in logs do.": (
+            abs(manifest.clock_drift_s) > MAX_CLOCK_DRIFT_S
+        ),
+        "The target computes on a simulated accelerator: its times are those of a model, not of hardware.": bool(
+            manifest.target_info.get("simulated")
+        ),
+        f"{len(scenario.faults)} faults were injected on purpose.": bool(scenario.faults),
+        f"{manifest.num_left_out:,} requests of the trace were left out: they have no tokens.": manifest.num_left_out > 0,
+        f"{manifest.num_after_end:,} requests of the trace were left out: they come after {scenario.duration_s:g} s.": (
+            manifest.num_after_end > 0
+        ),
+        f"{num_cancelled} requests were left before their end by this side; they have no tpot or e2e.": num_cancelled > 0,
+        f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,
+    }
+
+
+def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, bool]:
+    heads = [summary.distributions[m] for m in ("ttft", "e2e") if m in summary.distributions]
+    unbounded = [d.metric for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
+    read_s, itl_s = _read_lag_and_itl(summary)
+    warmup_s, varies = records.scenario.warmup_s, not isinstance(records.scenario.arrival, Burst)
+    return {
+        f"The p99 of {' and '.join(unbounded)} has no upper bound: too few independent samples; run longer or replicate.": (
+            bool(unbounded)
+        ),
+        "Latencies swing more slowly than the run could see (near saturation): percentiles are not estimable from it alone.": (
+            any(d.method == NOT_ESTIMABLE for d in heads)
+        ),
+        f"{summary.coalesced_share:.0%} of the reads held several events: the target or a proxy batches them, so gaps between "
+        "tokens are intervals.": summary.coalesced_share > MAX_COALESCED_SHARE,
+        f"Answers were read up to {read_s * 1e3:.1f} ms late at the p99: so much of the p99 of the ITL, {itl_s * 1e3:.1f} ms, may be the "
+        "generator's own.": read_s > MAX_READ_LAG_SHARE * itl_s > 0,
+        f"The warm-up took {summary.warmup_cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out.": (
+            summary.warmup_cut_s > warmup_s
+        ),
+        "The run is not steady: backlog or latency changed over the window, and a longer run would have other percentiles.": (
+            summary.steady is False
+        ),
+        "It could not be told whether the run is steady: too few requests, or too short beside their latency.": (
+            summary.steady is None and records.even
+        ),
+        "The offered load changes over the run by design: percentiles are those of this mixture.": not records.even and varies,
+    }
+
+
+def _read_lag_and_itl(summary: Summary) -> tuple[float, float]:
+    """Return their p99 in seconds, 0 where one is not known."""
+    read_s = next((gate.value for gate in summary.gates if gate.name == read_lag_name(0.99)), None)
+    itl = summary.distributions.get("itl")
+    p99 = itl.at(0.99) if itl else None
+    return read_s or 0.0, (p99.value_s if p99 else None) or 0.0
