@@ -76,6 +76,22 @@ class Records:
     def streams(self) -> dict[str, bool]:
         return {c.name: c.stream for c in self.scenario.requests}
 
+    def owed_tokens(self, request: ScheduledRequest) -> int:
+        """Return how many output tokens the request was to bring: what was asked for, or the mean of its class where EOS may end it."""
+        mean = self._mean_tokens.get(request.cls)
+        return request.output_tokens if mean is None else min(request.output_tokens, mean)
+
+    @cached_property
+    def _mean_tokens(self) -> dict[str, int]:
+        """Output tokens of complete answers, of each class whose answers the model may end early."""
+        early = {c.name for c in self.scenario.requests if not c.ignore_eos}
+        asked = {request.id: request.cls for request in self.schedule if request.cls in early} if early else {}
+        seen: dict[str, list[int]] = {}
+        for row in self.rows if early else ():
+            if row.state == "ok" and row.id in asked:
+                seen.setdefault(asked[row.id], []).append(num_output_tokens(row))
+        return {name: max(1, round(float(np.mean(counts)))) for name, counts in seen.items()}
+
     def items(self) -> list[Item]:
         """Return all requests with a due time, in its order. In a closed loop those that a client became free for."""
         by_id = {row.id: row for row in self.rows}
@@ -117,7 +133,8 @@ def _optional(path: Path, kind: type[T]) -> list[T]:
 def metric_bounds(records: Records, items: Sequence[Item], metric: str) -> tuple[Floats, Floats]:
     """Return the lower and upper bounds of the metric, in the order of the items; those without the metric are left out.
 
-    Of ``itl`` each gap of each request; a request that failed or timed out adds an infinite one to those that were seen.
+    Of ``itl`` each gap of each request. A request that failed or timed out adds an infinite gap for each token that it still owed
+    (`Records.owed_tokens`), and at least one: a server that refuses half of its requests keeps no limit of ITL.
     """
     if metric == "itl":
         gaps = np.concatenate([np.empty(0), *(_itl_s(records, item) for item in items)])
@@ -131,8 +148,10 @@ def _itl_s(records: Records, item: Item) -> Floats:
     if not _has_gaps(item.request, records.streams.get(item.request.cls, True)):
         return np.empty(0)
     seen = np.empty(0) if item.row is None else gaps_s(item.row)
-    failed = item.row is None or item.row.state not in ("ok", "cancelled")
-    return np.append(seen, math.inf) if failed else seen
+    if item.row is not None and item.row.state in ("ok", "cancelled"):
+        return seen
+    num_owed = max(1, records.owed_tokens(item.request) - 1 - seen.size)
+    return np.concatenate([seen, np.full(num_owed, math.inf)])
 
 
 def _has_gaps(request: ScheduledRequest, stream: bool) -> bool:

@@ -15,7 +15,7 @@ Metric = Literal["ttft", "tpot", "itl", "max_itl", "e2e"]
 class Limit(BaseModel):
     """``quantile`` of all scheduled requests must have ``metric`` <= ``limit_s``; failed ones count as over it.
 
-    Of itl it is ``quantile`` of all gaps, and a failed request is one gap over it.
+    Of itl it is ``quantile`` of all gaps; a failed request has a gap over the limit for each token that it still owed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

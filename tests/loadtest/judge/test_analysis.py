@@ -127,9 +127,35 @@ def test_a_failed_request_is_infinitely_slow(tmp_path: Path) -> None:
         assert quantile(summary, metric, 0.9).value_s is not None
         assert quantile(summary, metric, 0.95).failed
     itl = summary.distributions["itl"]
-    assert (itl.n, itl.num_failed) == (900 * 3 + 100, 100)  # a failed one is one gap
-    assert quantile(summary, "itl", 0.95).value_s == pytest.approx(0.3)  # rank 2660 of 2700 that came
-    assert quantile(summary, "itl", 0.99).failed
+    assert (itl.n, itl.num_failed) == (1000 * 3, 300)  # a failed one has the three gaps of its four tokens
+    assert quantile(summary, "itl", 0.9).value_s == pytest.approx(0.3)  # rank 2700 of 2700 that came
+    assert quantile(summary, "itl", 0.95).failed
+
+
+def test_a_target_that_refuses_half_of_the_requests_misses_every_limit_of_itl(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run", 1000, lambda row: ended(row, "http_error", row.due_s) if row.id % 2 else row, slo="itl_p99=400ms"
+    )
+    summary = analyse(run)
+    (limit,) = summary.slo
+    assert (limit.verdict, limit.attained, summary.verdict) == ("fail", 0.5, "slo-missed")
+    assert limit.counts[1] / limit.counts[0] == 0.5  # what a search for the capacity is given
+
+
+def test_a_failed_request_whose_length_the_model_decides_owes_what_the_others_brought(tmp_path: Path) -> None:
+    classes = [{"ignore_eos": False, "output_tokens": {"mean": 4}}]
+    run = write_run(
+        tmp_path / "run",
+        1000,
+        lambda row: (
+            ended(row, "http_error", row.due_s)
+            if row.id % 10 == 0
+            else msgspec.structs.replace(row, chunks=row.chunks[:2], output_tokens=2)
+        ),
+        requests=classes,
+    )
+    itl = analyse(run).distributions["itl"]
+    assert (itl.n, itl.num_failed) == (900 + 100, 100)
 
 
 @pytest.mark.parametrize(("state", "words"), [("http_error", "∞ (failed)"), ("timeout", "≥ 120 s")])
