@@ -5,21 +5,24 @@ timeouts as "at least so long". A run whose generator was sick has no figures at
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from loadtest.judge import stats
+from loadtest.judge.columns import NONE
 from loadtest.judge.health import gates, read_lag_name
-from loadtest.judge.metrics import METRICS, Item, Records, is_good, item_bounds, metric_bounds, num_output_tokens, read_records
+from loadtest.judge.metrics import METRICS, Records, read_records
+from loadtest.judge.series import InMemory, Series
 from loadtest.judge.stats import QUANTILES, Floats
 from loadtest.judge.summary import Distribution, Gate, LimitResult, Quantile, Summary, Throughput
+from loadtest.judge.window import Window
 from loadtest.plan.scenario import Burst, Closed, Trace
 from loadtest.plan.slo import Limit
-from loadtest.records import Row
+from loadtest.quantiles import Ordered
 
 METHOD = "order statistics at n_eff"
 NOT_ESTIMABLE = "no intervals: the run is too short beside its own slow swings"
@@ -44,13 +47,13 @@ def analyse(run: Path) -> Summary:
 
 def summary_of(records: Records) -> Summary:
     """Return the figures of a run whose records are read."""
-    items = records.items()
+    items = Window.of(records)
     end_s = _end_s(records, items)
-    items = [item for item in items if item.due_s < end_s]
+    items = items.between(-math.inf, end_s)
     cut_s = _cut_s(records, items)
     window = (cut_s, end_s)
-    inside = [item for item in items if item.due_s >= cut_s]
-    judged = gates(records.health, records.rows, records.schedule, records.scenario, records.manifest)
+    inside = items.between(cut_s, end_s)
+    judged = gates(records.health, records.columns, records.requests, records.scenario, records.manifest)
     if all(gate.ok for gate in judged):
         return _valid(records, inside, window, judged)
     return Summary(
@@ -59,37 +62,36 @@ def summary_of(records: Records) -> Summary:
         loop=_loop(records),
         window_s=window,
         gates=judged,
-        states=_states(inside),
+        states=inside.states,
         schedule_sha256=records.manifest.schedule_sha256,
         warmup_cut_s=cut_s,
         threats=["The run is invalid: " + "; ".join(gate.text for gate in judged if not gate.ok), *_silent_sources(records)],
     )
 
 
-def _valid(records: Records, items: Sequence[Item], window: tuple[float, float], judged: list[Gate]) -> Summary:
-    distributions = distributions_of(records, items)
-    slo = [limit_result(limit, *metric_bounds(records, items, limit.metric)) for limit in records.scenario.slo.limits]
-    steady = _steady(records, items, window)
-    rows = [item.row for item in items if item.row is not None]
-    num_reads = sum(len(row.chunks) for row in rows)
+def _valid(records: Records, items: Window, window: tuple[float, float], judged: list[Gate]) -> Summary:
+    series = {metric: items.series(metric) for metric in (*METRICS, "itl")}
+    slo = [limit_result(limit, series[limit.metric]) for limit in records.scenario.slo.limits]
+    rows = records.columns
+    num_reads = int(rows.num_chunks[items.rows].sum())
     summary = Summary(
         scenario=records.scenario.name,
-        verdict=_verdict(slo, sum(row.state == "ok" for row in rows), interrupted=records.manifest.state == "interrupted"),
+        verdict=_verdict(slo, items.states.get("ok", 0), interrupted=records.manifest.state == "interrupted"),
         loop=_loop(records),
         window_s=window,
         gates=judged,
-        states=_states(items),
+        states=items.states,
         schedule_sha256=records.manifest.schedule_sha256,
         slo=slo,
         throughput=_throughput(records, items, window),
-        distributions=distributions,
-        num_stalls=sum(int((np.diff([ms for ms, _ in row.chunks]) > records.scenario.stall_s * 1e3).sum()) for row in rows),
-        coalesced_share=sum(row.num_coalesced for row in rows) / num_reads if num_reads else 0.0,
+        distributions=distributions_of(records, series),
+        num_stalls=int(rows.num_stalls[items.rows].sum()),
+        coalesced_share=int(rows.num_coalesced[items.rows].sum()) / num_reads if num_reads else 0.0,
         warmup_cut_s=window[0],
-        steady=steady,
-        tokens=_tokens(rows),
+        steady=_steady(records, items, window),
+        tokens=_tokens(items),
     )
-    summary.threats.extend(threats(records, summary))
+    summary.threats.extend(threats(records, summary, items))
     return summary
 
 
@@ -97,20 +99,18 @@ def _loop(records: Records) -> Literal["open", "closed"]:
     return "closed" if records.closed else "open"
 
 
-def _states(items: Sequence[Item]) -> dict[str, int]:
-    return dict(Counter(item.row.state if item.row else "unaccounted" for item in items))
-
-
-def _end_s(records: Records, items: Sequence[Item]) -> float:
+def _end_s(records: Records, items: Window) -> float:
     """Return where the window ends: with the arrivals, or where the run was interrupted."""
-    scenario, last_due_s = records.scenario, max((item.due_s for item in items), default=0.0)
+    scenario, due_s = records.scenario, items.due_s
+    ended_s = records.columns.end_s[~np.isnan(records.columns.end_s)]
+    last_end_s = float(ended_s.max()) if ended_s.size else scenario.duration_s
     if isinstance(scenario.arrival, Burst):
-        return max((row.end_s for row in records.rows if row.end_s is not None), default=scenario.duration_s)
+        return last_end_s
     end_s = scenario.duration_s
     if isinstance(scenario.arrival, Closed | Trace):
-        end_s = min(end_s, math.nextafter(last_due_s, math.inf))
-        if end_s - min((item.due_s for item in items), default=0.0) < MIN_WINDOW_S:  # as good as a burst
-            end_s = max((row.end_s for row in records.rows if row.end_s is not None), default=end_s)
+        end_s = min(end_s, math.nextafter(float(due_s[-1]) if due_s.size else 0.0, math.inf))
+        if end_s - (float(due_s[0]) if due_s.size else 0.0) < MIN_WINDOW_S:  # as good as a burst
+            end_s = last_end_s if ended_s.size else end_s
     if records.manifest.state == "interrupted":
         stops = [event.t_s for event in records.events if event.kind == "interrupted"]
         stops += [records.manifest.ended_s] if records.manifest.ended_s is not None else []
@@ -118,24 +118,23 @@ def _end_s(records: Records, items: Sequence[Item]) -> float:
     return end_s
 
 
-def _cut_s(records: Records, items: Sequence[Item]) -> float:
+def _cut_s(records: Records, items: Window) -> float:
     """Return where the window begins: the later of the scenario's warm-up and the end of the transient that the data show."""
     if isinstance(records.scenario.arrival, Burst):
         return 0.0
     cut_s = records.scenario.warmup_s
     for metric in ("e2e", "ttft") if records.even else ():
-        kept = [(item, bounds) for item in items if (bounds := item_bounds(records, item, metric)) is not None]
-        length = stats.transient_length(np.array([bounds[1] for _, bounds in kept]))
+        bounds = items.bounds(metric)
+        length = stats.transient_length(bounds.high)
         if length:
-            cut_s = max(cut_s, kept[length][0].due_s)
+            cut_s = max(cut_s, float(items.due_s[bounds.has][length]))
     return cut_s
 
 
-def distributions_of(records: Records, items: Sequence[Item]) -> dict[str, Distribution]:
+def distributions_of(records: Records, series: Mapping[str, Series]) -> dict[str, Distribution]:
     """Return the distribution of each metric that the requests have, also at the quantiles of the SLO."""
-    found = {metric: metric_bounds(records, items, metric) for metric in (*METRICS, "itl")}
-    asked = {metric: {limit.quantile for limit in records.scenario.slo.limits if limit.metric == metric} for metric in found}
-    return {metric: distribution(metric, *bounds, also=asked[metric]) for metric, bounds in found.items() if bounds[0].size}
+    asked = {metric: {limit.quantile for limit in records.scenario.slo.limits if limit.metric == metric} for metric in series}
+    return {metric: _distribution(metric, each, asked[metric]) for metric, each in series.items() if each.size}
 
 
 def distribution(metric: str, low: Floats, high: Floats, *, also: Collection[float] = ()) -> Distribution:
@@ -144,23 +143,24 @@ def distribution(metric: str, low: Floats, high: Floats, *, also: Collection[flo
     Args:
         also: Quantiles beside those of every distribution.
     """
-    resolved = stats.resolved(high)
-    known = low[(low == high) & np.isfinite(high)]
-    high_sorted = np.sort(high)
-    low_sorted = high_sorted if low is high else np.sort(low)
-    n_eff = {q: stats.effective_size(high, q, ordered=high_sorted) for q in sorted({*QUANTILES, *also})}
+    return _distribution(metric, InMemory(low, high), also)
+
+
+def _distribution(metric: str, series: Series, also: Collection[float]) -> Distribution:
+    n_eff = {q: series.worth(q) for q in sorted({*QUANTILES, *also})}
     return Distribution(
         metric=metric,
-        n=low.size,
-        num_failed=low.size - known.size,
+        n=series.size,
+        num_failed=series.num_failed,
         n_eff=round(n_eff[0.99], 1),
-        method=METHOD if resolved else NOT_ESTIMABLE,
-        mean_s=float(known.mean()) if known.size else None,
-        quantiles=[_quantile(low_sorted, high_sorted, q, size, resolved) for q, size in n_eff.items()],
+        method=METHOD if series.resolved else NOT_ESTIMABLE,
+        mean_s=None if series.num_failed else series.mean_answered_s,
+        mean_answered_s=series.mean_answered_s,
+        quantiles=[_quantile(series.low, series.high, q, size, series.resolved) for q, size in n_eff.items()],
     )
 
 
-def _quantile(low: Floats, high: Floats, q: float, n_eff: float, resolved: bool) -> Quantile:
+def _quantile(low: Ordered, high: Ordered, q: float, n_eff: float, resolved: bool) -> Quantile:
     """Return it of sorted bounds."""
     k = stats.rank(low.size, q) - 1
     at_least, at_most = float(low[k]), float(high[k])
@@ -176,17 +176,17 @@ def _quantile(low: Floats, high: Floats, q: float, n_eff: float, resolved: bool)
     )
 
 
-def limit_result(limit: Limit, low: Floats, high: Floats) -> LimitResult:
+def limit_result(limit: Limit, series: Series) -> LimitResult:
     """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings."""
-    if not high.size:
+    if not series.size:
         return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0, 0.0)
-    attained = float((high <= limit.limit_s).mean())
-    n_eff = stats.effective_size(high, limit.quantile, limit.limit_s)
+    attained = series.attained(limit.limit_s)
+    n_eff = series.worth(limit.quantile, limit.limit_s)
     lower, upper = stats.wilson(attained, n_eff)
     verdict: Literal["pass", "fail", "undecided"] = "undecided"
     if upper < limit.quantile:
         verdict = "fail"
-    elif lower >= limit.quantile and stats.resolved(high):
+    elif lower >= limit.quantile and series.resolved:
         verdict = "pass"
     return LimitResult(str(limit), verdict, attained, lower, upper, n_eff)
 
@@ -199,56 +199,62 @@ def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> L
     return "undecided" if "undecided" in verdicts or not num_ok or interrupted else "pass"
 
 
-def _throughput(records: Records, items: Sequence[Item], window: tuple[float, float]) -> Throughput | None:
+def _throughput(records: Records, items: Window, window: tuple[float, float]) -> Throughput | None:
     """Count what was due (offered, goodput) and what ended (the rest) in the window. None: the window is empty."""
     length_s = window[1] - window[0]
     if length_s <= 0:
         return None
-    done = [r for r in records.rows if r.state == "ok" and r.end_s is not None and window[0] <= r.end_s <= window[1]]
-    output = sum(num_output_tokens(row) for row in done)
-    prompt = sum(row.prompt_tokens or 0 for row in done)
-    limits, streams = records.scenario.slo.limits, records.streams
-    good = len(done)
-    if limits:
-        good = sum(
-            is_good(item.request, item.row, limits, closed=records.closed, stream=streams.get(item.request.cls, True))
-            for item in items
-        )
-    return Throughput(
-        offered=len(items) / length_s,
-        completed=len(done) / length_s,
-        goodput=good / length_s,
-        output_tokens=output / length_s,
-        total_tokens=(output + prompt) / length_s,
-    )
+    counts = rate_counts(records, items, window)
+    rates = {name: float(batches.sum()) / length_s for name, batches in counts.items()}
+    intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items()}
+    return Throughput(**rates, intervals=intervals)
 
 
-def _tokens(rows: Sequence[Row]) -> dict[str, int]:
-    """Count output tokens of the answered ones in three ways; ``disagree`` is the number of rows where two ways differ."""
-    counted = [
-        {n for n in (row.output_tokens, sum(k for _, k in row.chunks) or None, row.retokenized) if n is not None}
-        for row in rows
-        if row.state == "ok"
-    ]
-    ok = [row for row in rows if row.state == "ok"]
+def rate_counts(records: Records, items: Window, window: tuple[float, float]) -> dict[str, Floats]:
+    """Return what there was of each rate in each of `stats.NUM_BATCHES` equal parts of the window."""
+    rows, limits = records.columns, records.scenario.slo.limits
+    done = rows.is_state("ok") & (rows.end_s >= window[0]) & (rows.end_s <= window[1])
+    ended_s, output, prompt = rows.end_s[done], rows.num_output_tokens[done], np.maximum(rows.prompt_tokens[done], 0)
+    edges = np.linspace(*window, stats.NUM_BATCHES + 1)
+
+    def count(at_s: Floats, weights: npt.NDArray[Any] | None = None) -> Floats:
+        return np.histogram(at_s, bins=edges, weights=weights)[0].astype(np.float64)
+
     return {
-        "usage": sum(row.output_tokens or 0 for row in ok),
-        "chunks": sum(k for row in ok for _, k in row.chunks),
-        "tokenizer": sum(row.retokenized or 0 for row in ok),
-        "disagree": sum(len(ways) > 1 for ways in counted),
+        "offered": count(items.due_s),
+        "completed": count(ended_s),
+        "goodput": count(items.due_s[items.good(limits)]) if limits else count(ended_s),
+        "output_tokens": count(ended_s, output),
+        "total_tokens": count(ended_s, output + prompt),
     }
 
 
-def _steady(records: Records, items: Sequence[Item], window: tuple[float, float]) -> bool | None:
+def _tokens(items: Window) -> dict[str, int]:
+    """Count output tokens of the answered ones in three ways; ``disagree`` is the number of rows where two ways differ."""
+    rows = items.records.columns
+    ok = items.rows[rows.is_state("ok")[items.rows]]
+    ways = np.stack(
+        [rows.output_tokens[ok], np.where(rows.chunk_tokens[ok] > 0, rows.chunk_tokens[ok], NONE), rows.retokenized[ok]]
+    )
+    most = ways.max(axis=0)
+    return {
+        "usage": int(np.maximum(ways[0], 0).sum()),
+        "chunks": int(rows.chunk_tokens[ok].sum()),
+        "tokenizer": int(np.maximum(ways[2], 0).sum()),
+        "disagree": int(((ways != NONE) & (ways != most)).any(axis=0).sum()),
+    }
+
+
+def _steady(records: Records, items: Window, window: tuple[float, float]) -> bool | None:
     """Return whether backlog and latency stayed level; None where that cannot be asked: too few, too short, uneven by design."""
-    spans = [
-        (item.due_s, item.row.sent_s if records.closed and item.row.sent_s is not None else item.due_s, item.row.end_s)
-        for item in items
-        if item.row is not None and item.row.end_s is not None
-    ]
-    if not records.even or len(spans) < 100:
+    rows = records.columns
+    there = items.row >= 0
+    there[there] = ~np.isnan(rows.end_s[items.row[there]])
+    due, index = items.due_s[there], items.row[there]
+    if not records.even or due.size < 100:
         return None
-    due, begin, end = np.array(spans, dtype=np.float64).T
+    end, sent = rows.end_s[index], rows.sent_s[index]
+    begin = np.where(np.isnan(sent), due, sent) if records.closed else due
     length_s, took_s = window[1] - window[0], float((end - begin).mean())
     if length_s < 5 * took_s:
         return None
@@ -256,10 +262,9 @@ def _steady(records: Records, items: Sequence[Item], window: tuple[float, float]
     level = all(_level(due, series) for series in (in_flight.astype(np.float64), end - begin))
     if records.closed:
         return level
-    started = [(row.due_s, row.end_s) for row in records.rows if row.end_s is not None]
-    all_due, all_end = np.array(started, dtype=np.float64).T
+    ended = ~np.isnan(rows.end_s)
     # What is in flight at both edges differs by chance, more so the longer a request takes beside the window.
-    return level and abs(stats.little_gap(all_due, all_end, window)) < max(MAX_LITTLE_GAP, took_s / length_s)
+    return level and abs(stats.little_gap(rows.due_s[ended], rows.end_s[ended], window)) < max(MAX_LITTLE_GAP, took_s / length_s)
 
 
 def _level(at_s: Floats, series: Floats) -> bool:
@@ -267,10 +272,22 @@ def _level(at_s: Floats, series: Floats) -> bool:
     return low <= 0 <= high or abs(low + high) / 2 < MAX_DRIFT * float(series.mean())
 
 
-def threats(records: Records, summary: Summary) -> list[str]:
+def threats(records: Records, summary: Summary, items: Window) -> list[str]:
     """Return what else could explain the figures, or what they cannot say: one sentence each."""
     found = _threats_of_the_run(records, summary) | _threats_of_the_figures(records, summary)
-    return [*(sentence for sentence, holds in found.items() if holds), *_silent_sources(records)]
+    return [*(sentence for sentence, holds in found.items() if holds), *_first_reason(items), *_silent_sources(records)]
+
+
+def _first_reason(items: Window) -> list[str]:
+    """Return what most of the failed requests were told, which may hold the way out."""
+    rows = items.records.columns
+    failed = items.rows[~rows.is_state("ok", "cancelled")[items.rows]]
+    if not failed.size:
+        return []
+    counts = np.bincount(rows.reason[failed])
+    most = int(counts.argmax())
+    reason = rows.reasons[most] or "no reason given"
+    return [f"{failed.size} requests failed; the most frequent reason, of {int(counts[most])} of them: {reason.rstrip('.')}."]
 
 
 def _silent_sources(records: Records) -> list[str]:

@@ -17,16 +17,16 @@ Limits, and why they are what they are
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.judge.columns import Bools, RowColumns, ScheduleColumns
 from loadtest.judge.summary import Gate
 from loadtest.plan.scenario import Burst, Closed, Scenario
 from loadtest.quantiles import quantile
-from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
+from loadtest.records import HealthSample, Manifest
 from loadtest.wording import percentile
 
 TICK_S = 0.010
@@ -49,26 +49,26 @@ GAP_SPAN_S = 0.1
 
 def gates(
     samples: Sequence[HealthSample],
-    rows: Sequence[Row],
-    schedule: Sequence[ScheduledRequest],
+    rows: RowColumns,
+    requests: ScheduleColumns,
     scenario: Scenario,
     manifest: Manifest,
 ) -> list[Gate]:
     """Judge the generator of one run; all gates, also those that are ok. Times of the warm-up do not count."""
     measured = [s for s in samples if s.t_s >= _start_s(scenario)] or list(samples)
-    sent = [r for r in rows if r.sent_s is not None and r.due_s >= _start_s(scenario)]
+    sent = rows.is_sent & (rows.due_s >= _start_s(scenario))
     return [
         _complete(manifest),
-        _accounted(rows, schedule, manifest),
+        _accounted(rows, requests, manifest),
         _sent(rows, scenario, manifest),
-        *(_lag(sent, scenario, q) for q in LATE_FLOOR_S),
-        *(_read_lag(measured, sent, scenario, q) for q in LATE_FLOOR_S),
+        *(_lag(rows, sent, scenario, q) for q in LATE_FLOOR_S),
+        *(_read_lag(measured, late_limit_s(rows, sent, scenario, q), q) for q in LATE_FLOOR_S),
         _stalls(measured, scenario),
         _cpu(measured),
         _gc(measured),
         _throttling(measured),
         _samples_there(samples, rows),
-        _arrivals(sent, scenario),
+        _arrivals(rows, sent, scenario),
     ]
 
 
@@ -85,43 +85,45 @@ def _complete(manifest: Manifest) -> Gate:
     return Gate("generator complete", not problems, len(problems), 0, text)
 
 
-def _accounted(rows: Sequence[Row], schedule: Sequence[ScheduledRequest], manifest: Manifest) -> Gate:
+def _accounted(rows: RowColumns, requests: ScheduleColumns, manifest: Manifest) -> Gate:
     """Each request that was to be sent has one row. After an interruption that is what was due before it."""
     ended_s = manifest.ended_s if manifest.state == "interrupted" else math.inf
     until_s = math.inf if ended_s is None else ended_s
-    times = Counter(row.id for row in rows)
-    known = {request.id for request in schedule}
-    asked = {r.id for r in schedule if until_s == math.inf or (r.due_s is not None and r.due_s < until_s)}
-    missing, unknown = len(asked - times.keys()), len(times.keys() - known)
-    double = sum(n - 1 for n in times.values())
-    text = f"{missing} of {len(asked)} scheduled requests without a row, {double} with several, {unknown} rows of unknown ids"
+    ids, times = np.unique(rows.id, return_counts=True)
+    asked = requests.id if until_s == math.inf else requests.id[requests.due_s < until_s]
+    missing, unknown = int(np.setdiff1d(asked, ids).size), int(np.setdiff1d(ids, requests.id).size)
+    double = int((times - 1).sum())
+    text = f"{missing} of {asked.size} scheduled requests without a row, {double} with several, {unknown} rows of unknown ids"
     return Gate("every request accounted for", not missing + double + unknown, missing + double + unknown, 0, text)
 
 
-def _sent(rows: Sequence[Row], scenario: Scenario, manifest: Manifest) -> Gate:
+def _sent(rows: RowColumns, scenario: Scenario, manifest: Manifest) -> Gate:
     """Nothing was held back that the target should have felt. Excused: the rest of an interrupted run, and of a closed loop's list."""
     until_s = scenario.duration_s if isinstance(scenario.arrival, Closed) else math.inf
-    unsent = [r for r in rows if r.state == "never_sent" and _start_s(scenario) <= r.due_s < until_s]
+    unsent = rows.is_state("never_sent") & (rows.due_s >= _start_s(scenario)) & (rows.due_s < until_s)
     if manifest.state == "interrupted":
-        unsent = [r for r in unsent if r.reason != STOPPED]
-    text = f"{len(unsent)} requests were never sent" + (f", the first because: {unsent[0].reason}" if unsent else "")
-    return Gate("every request sent", not unsent, len(unsent), 0, text)
+        unsent &= ~rows.has_reason(STOPPED)
+    num = int(unsent.sum())
+    text = f"{num} requests were never sent"
+    text += f", the first because: {rows.reasons[rows.reason[unsent][0]]}" if num else ""
+    return Gate("every request sent", not num, num, 0, text)
 
 
-def late_limit_s(sent: Sequence[Row], scenario: Scenario, q: float) -> float:
+def late_limit_s(rows: RowColumns, sent: Bools, scenario: Scenario, q: float) -> float:
     """Return how late a request may leave, or an answer be read, at this quantile."""
     if isinstance(scenario.arrival, Burst):
         return BURST_LAG_S
-    first = [r.seen_s - r.sent_s for r in sent if r.state == "ok" and r.seen_s is not None and r.sent_s is not None]
-    share_s = LATE_SHARE[q] * quantile(np.array(first), 0.5) if first else 0.0
+    first = (rows.seen_s - rows.sent_s)[sent & rows.is_state("ok")]
+    first = first[~np.isnan(first)]
+    share_s = LATE_SHARE[q] * quantile(first, 0.5) if first.size else 0.0
     return min(LATE_CEILING_S[q], max(LATE_FLOOR_S[q], share_s))
 
 
-def _lag(sent: Sequence[Row], scenario: Scenario, q: float) -> Gate:
-    limit_s = late_limit_s(sent, scenario, q)
-    lags = [r.sent_s - r.due_s for r in sent if r.sent_s is not None]
-    value = quantile(np.array(lags), q) if lags else 0.0
-    text = f"{q:.0%} of {len(lags)} requests left within {value * 1e3:.1f} ms of their due time, limit {limit_s * 1e3:.1f} ms"
+def _lag(rows: RowColumns, sent: Bools, scenario: Scenario, q: float) -> Gate:
+    limit_s = late_limit_s(rows, sent, scenario, q)
+    lags = (rows.sent_s - rows.due_s)[sent]
+    value = quantile(lags, q) if lags.size else 0.0
+    text = f"{q:.0%} of {lags.size} requests left within {value * 1e3:.1f} ms of their due time, limit {limit_s * 1e3:.1f} ms"
     advice = _advice(value <= limit_s, "add workers, or give them cores of their own")
     return Gate(f"lag {percentile(q)}", value <= limit_s, value, limit_s, text + advice)
 
@@ -130,9 +132,9 @@ def read_lag_name(q: float) -> str:
     return f"read lag {percentile(q)}"
 
 
-def _read_lag(samples: Sequence[HealthSample], sent: Sequence[Row], scenario: Scenario, q: float) -> Gate:
+def _read_lag(samples: Sequence[HealthSample], limit_s: float, q: float) -> Gate:
     """A reader that comes late to its socket adds that to every time it takes. Of the worst worker."""
-    limit_s, by_worker = late_limit_s(sent, scenario, q), _by_worker(samples)
+    by_worker = _by_worker(samples)
     late_ms = [np.concatenate([s.read_late_ms for s in seen]) for seen in by_worker.values()]
     if not any(late.size for late in late_ms):
         return Gate(read_lag_name(q), True, None, limit_s, "not judged: these records do not tell how late answers were read")
@@ -179,15 +181,13 @@ def _throttling(samples: Sequence[HealthSample]) -> Gate:
     return Gate("CPU throttling", not value, value, 0, text)
 
 
-def _samples_there(samples: Sequence[HealthSample], rows: Sequence[Row]) -> Gate:
+def _samples_there(samples: Sequence[HealthSample], rows: RowColumns) -> Gate:
     """A worker that stood still shows as a hole, from 0 to the last request that it sent: one that is done samples no more.
 
     One that was lost without a row is `_complete`'s.
     """
-    last_s: dict[int, float] = {}
-    for row in rows:
-        if row.sent_s is not None:
-            last_s[row.worker] = max(last_s.get(row.worker, 0.0), row.sent_s)
+    workers = np.unique(rows.worker[rows.is_sent]).tolist()
+    last_s = {worker: float(rows.sent_s[rows.is_sent & (rows.worker == worker)].max()) for worker in workers}
     by_worker, hole_s = _by_worker(samples), 0.0
     for worker in last_s.keys() | by_worker.keys():
         times = [0.0, *sorted(s.t_s for s in by_worker.get(worker, ()))]
@@ -197,14 +197,13 @@ def _samples_there(samples: Sequence[HealthSample], rows: Sequence[Row]) -> Gate
     return Gate("health samples", hole_s <= HOLE_S, hole_s, HOLE_S, text)
 
 
-def _arrivals(sent: Sequence[Row], scenario: Scenario) -> Gate:
+def _arrivals(rows: RowColumns, sent: Bools, scenario: Scenario) -> Gate:
     """Were the arrivals that were delivered those of the schedule? The largest distance of the laws of their gaps."""
-    name = "delivered arrivals"
-    if isinstance(scenario.arrival, Closed | Burst) or len(sent) < 20:
+    name, num = "delivered arrivals", int(sent.sum())
+    if isinstance(scenario.arrival, Closed | Burst) or num < 20:
         return Gate(name, True, None, 1, "not judged: needs an open loop and at least 20 requests")
-    due = np.sort([r.due_s for r in sent])
-    left = np.sort(np.array([r.sent_s for r in sent], dtype=float))
-    step = max(1, math.ceil(GAP_SPAN_S * len(sent) / max(due[-1] - due[0], 1e-9)))
+    due, left = np.sort(rows.due_s[sent]), np.sort(rows.sent_s[sent])
+    step = max(1, math.ceil(GAP_SPAN_S * num / max(due[-1] - due[0], 1e-9)))
     due_gaps, left_gaps = np.diff(due[::step]), np.diff(left[::step])
     if len(due_gaps) < 10:
         return Gate(name, True, None, 1, "not judged: needs at least ten gaps")

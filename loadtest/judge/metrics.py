@@ -6,7 +6,7 @@ token came: to its user it failed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from loadtest.judge.columns import Chunked, RowColumns, ScheduleColumns
+from loadtest.judge.read_columns import read_columns, read_schedule_columns
 from loadtest.judge.stats import Floats, quantile
 from loadtest.plan.scenario import RECORDED, Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
 from loadtest.plan.schedule import read_schedule
@@ -53,15 +55,28 @@ class Item:
 
 @dataclass(frozen=True)
 class Records:
-    """A run's folder, read."""
+    """A run's folder, read; its rows as `columns`, or one by one where a reader wants them so."""
 
+    run: Path
     manifest: Manifest
     scenario: Scenario
-    schedule: list[ScheduledRequest]
-    rows: list[Row]
+    requests: ScheduleColumns
+    columns: RowColumns
+    chunks: Callable[[], Iterator[Chunked]]
+    """The chunks of all rows, in the order of ``columns``, in batches; can be asked for again."""
     health: list[HealthSample]
     server: list[ServerSample]
     events: list[RunEvent]
+
+    @cached_property
+    def schedule(self) -> list[ScheduledRequest]:
+        """All of it in memory: 200 bytes a request."""
+        return read_schedule(self.run / "schedule.jsonl").requests
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """All of them in memory, with their chunks: 2 kB a row of 128 tokens."""
+        return read_rows(self.run)
 
     @property
     def closed(self) -> bool:
@@ -78,19 +93,20 @@ class Records:
 
     def owed_tokens(self, request: ScheduledRequest) -> int:
         """Return how many output tokens the request was to bring: what was asked for, or the mean of its class where EOS may end it."""
-        mean = self._mean_tokens.get(request.cls)
+        mean = self.mean_tokens.get(request.cls)
         return request.output_tokens if mean is None else min(request.output_tokens, mean)
 
     @cached_property
-    def _mean_tokens(self) -> dict[str, int]:
+    def mean_tokens(self) -> dict[str, int]:
         """Output tokens of complete answers, of each class whose answers the model may end early."""
+        rows, requests, means = self.columns, self.requests, {}
         early = {c.name for c in self.scenario.requests if not c.ignore_eos}
-        asked = {request.id: request.cls for request in self.schedule if request.cls in early} if early else {}
-        seen: dict[str, list[int]] = {}
-        for row in self.rows if early else ():
-            if row.state == "ok" and row.id in asked:
-                seen.setdefault(asked[row.id], []).append(num_output_tokens(row))
-        return {name: max(1, round(float(np.mean(counts)))) for name, counts in seen.items()}
+        of_request = dict(zip(requests.id.tolist(), requests.cls.tolist(), strict=True)) if early else {}
+        which = np.array([of_request.get(number, -1) for number in rows.id.tolist()] if early else [], dtype=np.int64)
+        for number, name in enumerate(requests.classes):
+            if name in early and (counted := (which == number) & rows.is_state("ok")).any():
+                means[name] = max(1, round(float(rows.num_output_tokens[counted].mean())))
+        return means
 
     def items(self) -> list[Item]:
         """Return all requests with a due time, in its order. In a closed loop those that a client became free for."""
@@ -110,16 +126,21 @@ def read_records(run: Path) -> Records:
     Raises:
         UsageError: It holds no run, or a record cannot be read.
     """
-    manifest, schedule = read_manifest(run), read_schedule(run / "schedule.jsonl")
+    manifest = read_manifest(run)
+    requests, sha256 = read_schedule_columns(run / "schedule.jsonl")
     changed = broken_seals(run, manifest)
-    if schedule.sha256 != manifest.schedule_sha256:
-        changed.append(f"schedule.jsonl has the hash {schedule.sha256[:8]}, the run had {manifest.schedule_sha256[:8]}")
+    if sha256 != manifest.schedule_sha256:
+        changed.append(f"schedule.jsonl has the hash {sha256[:8]}, the run had {manifest.schedule_sha256[:8]}")
     manifest = msgspec.structs.replace(manifest, problems=[*manifest.problems, *changed])
+    scenario = parse_scenario(manifest.scenario, context=RECORDED)
+    columns, chunks = read_columns(run, scenario)
     return Records(
+        run=run,
         manifest=manifest,
-        scenario=parse_scenario(manifest.scenario, context=RECORDED),
-        schedule=schedule.requests,
-        rows=read_rows(run),
+        scenario=scenario,
+        requests=requests,
+        columns=columns,
+        chunks=chunks,
         health=_optional(run / "health.jsonl", HealthSample),
         server=_optional(run / "server.jsonl", ServerSample),
         events=_optional(run / "events.jsonl", RunEvent),

@@ -7,6 +7,7 @@ import numpy as np
 from scipy.stats import binom
 
 from loadtest.judge.analysis import limit_result
+from loadtest.judge.series import InMemory
 from loadtest.judge.stats import CONFIDENCE, QUANTILES
 from loadtest.plan.scenario import Burst, Closed, Scenario, Trace
 from loadtest.plan.schedule import Schedule
@@ -141,7 +142,7 @@ def samples_needed(quantile: float) -> int:
 
 def _can_pass(limit: Limit, num_samples: int) -> bool:
     best = np.zeros(num_samples)
-    return limit_result(limit, best, best).verdict == "pass"
+    return limit_result(limit, InMemory(best, best)).verdict == "pass"
 
 
 def _quantiles(scenario: Scenario) -> list[float]:

@@ -16,6 +16,7 @@ from scipy import optimize, special
 from scipy import stats as law
 
 from loadtest.quantiles import Floats as Floats  # one import for those who need statistics, too
+from loadtest.quantiles import Ordered as Ordered
 from loadtest.quantiles import quantile as quantile
 from loadtest.quantiles import rank as rank
 
@@ -43,7 +44,7 @@ def order_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[int |
     return (low if low >= 1 else None), (high if high <= n else None)
 
 
-def order_interval(low: Floats, high: Floats, q: float, n_eff: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def order_interval(low: Ordered, high: Ordered, q: float, n_eff: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the interval of the quantile as if ``n_eff`` of the samples were independent.
 
     Args:
@@ -72,11 +73,15 @@ def effective_share(inside: npt.NDArray[np.bool_]) -> float:
 
     It is lowered by (z/t)^2, so that an interval made with z and this size is as wide as one with t and the batches' own variance.
     """
-    if inside.size < 2 * NUM_BATCHES:
+    batches = _batch_means(inside.astype(np.float64), NUM_BATCHES) if inside.size >= NUM_BATCHES else np.empty(0)
+    return effective_share_of(float(inside.mean()) if inside.size else 0.0, batches, inside.size)
+
+
+def effective_share_of(share: float, batches: Floats, size: int) -> float:
+    """Return `effective_share` of a series of ``size`` from its mean and the means of its `NUM_BATCHES` batches."""
+    if size < 2 * NUM_BATCHES:
         return _WIDEN
-    series = inside.astype(np.float64)
-    share = float(series.mean())
-    spread = float(_batch_means(series, NUM_BATCHES).var(ddof=1)) * (series.size // NUM_BATCHES)
+    spread = float(batches.var(ddof=1)) * (size // NUM_BATCHES)
     return _WIDEN * (min(1.0, share * (1 - share) / spread) if spread > 0 else 1.0)
 
 
@@ -133,6 +138,38 @@ def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float
     mean = float(values.mean())
     half = float(law.t.ppf((1 + confidence) / 2, values.size - 1)) * float(values.std(ddof=1)) / math.sqrt(values.size)
     return mean, mean - half, mean + half
+
+
+def rate_interval(batches: Floats, length_s: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the interval of a rate per second from the counts in equal parts of ``length_s`` seconds: Student's over the parts.
+
+    A part must hold many requests and last long beside one; counts of neighbouring parts then hardly depend on each other. An
+    interval of fewer than 20 requests in all is too narrow, since counts so small are skewed.
+    """
+    mean, low, high = mean_interval(batches * batches.size / length_s, confidence)
+    return max(0.0, min(low, mean)), high
+
+
+def rate_ratio_interval(
+    a: Floats, b: Floats, *, paired: bool, confidence: float = CONFIDENCE
+) -> tuple[float, float, float] | None:
+    """Return (total of ``a`` over total of ``b``, and its interval), or None where a total without one part is 0.
+
+    A jackknife over the parts of the log ratio, as `ratio_interval`.
+
+    Args:
+        a, b: Counts in as many equal parts of two windows of one length.
+        paired: Part k of both had the same arrivals, so that what the schedule does to both cancels.
+    """
+    left = [total.sum() - total for total in (a, b)]
+    if not all((each > 0).all() for each in left):
+        return None
+    logs = [np.log(each) for each in left]
+    parts = [logs[0] - logs[1]] if paired else logs
+    variance = sum(float(part.var()) for part in parts) * (a.size - 1)
+    middle = math.log(a.sum()) - math.log(b.sum())
+    half = float(law.t.ppf((1 + confidence) / 2, a.size - 1)) * math.sqrt(variance)
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
 def dkw_half_width(n_eff: float, confidence: float = CONFIDENCE) -> float:

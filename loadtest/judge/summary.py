@@ -40,8 +40,10 @@ class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
     method: str
     """How the intervals were made."""
     mean_s: float | None
-    """Of the answered ones."""
+    """Of all n; None: some failed, whose time is infinite."""
     quantiles: list[Quantile]
+    mean_answered_s: float | None = None
+    """Of those that are known exactly: n less ``num_failed``. Lower than what users had, where some failed or timed out."""
 
     def at(self, q: float) -> Quantile | None:
         """Return the percentile; None: it was not computed."""
@@ -88,6 +90,8 @@ class Throughput(msgspec.Struct, frozen=True):
     output_tokens: float
     total_tokens: float
     """Prompt tokens included, as some published tables count."""
+    intervals: dict[str, tuple[float, float]] = {}
+    """By field: 95 % interval of the rate that a longer run would have (`loadtest.judge.stats.rate_interval`)."""
 
 
 class Summary(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -194,6 +194,9 @@ class RequestClass(_Part):
     output_tokens: Length = Length()
     ignore_eos: bool = True
     """Answers are as long as drawn. Endpoints other than vLLM's may refuse the field; false leaves it out."""
+    usage: Literal["continuous", "final"] = "continuous"
+    """``continuous``: the server counts the tokens of each chunk (vLLM's ``continuous_usage_stats``). ``final``: only of the whole
+    answer, as OpenAI's own field asks; each chunk then counts as one token. For servers that refuse fields which they do not know."""
     temperature: float = Field(default=0.0, ge=0, le=2)
     cancel_after_s: float | None = Field(default=None, gt=0)
     """The client goes away so long after sending; counts as cancelled, not as failed."""

@@ -52,7 +52,8 @@ def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str) -> dic
     if cls.endpoint != "generate":
         body["model"] = model
         if cls.stream:
-            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+            more = {"continuous_usage_stats": True} if cls.usage == "continuous" else {}
+            body["stream_options"] = {"include_usage": True, **more}
     if cls.ignore_eos:
         body |= {"ignore_eos": True, "min_tokens": request.output_tokens}
     if cls.prompt == "ids":

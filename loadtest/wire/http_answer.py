@@ -17,6 +17,12 @@ _OTHER_MEDIA: dict[Form, tuple[str, ...]] = {
 }
 """Types of an answer that was not asked for. Others pass: what they hold tells."""
 
+WAYS_OUT = {
+    "continuous_usage_stats": "the key `usage: final` of the scenario's request class leaves this field out",
+    "ignore_eos": "the key `ignore_eos: false` of the scenario's request class leaves this field and min_tokens out",
+    "min_tokens": "the key `ignore_eos: false` of the scenario's request class leaves this field and ignore_eos out",
+}
+"""What a user can do about a field of ours that a strict server refuses by its name."""
 _LONGEST_S = 10.0**9
 
 
@@ -86,7 +92,9 @@ def refusal(answer: HttpAnswer, form: Form) -> str:
     """Return why this is not the answer that was asked for; empty if it may be."""
     headers, status = answer.headers, answer.status
     if status >= 400:
-        return f"{status}: {error_message(answer.body())}"
+        message = error_message(answer.body())
+        ways_out = [text for name, text in WAYS_OUT.items() if name in message] if status in (400, 422) else []
+        return f"{status}: {'; '.join([message, *ways_out])}"
     if status >= 300:
         return f"{status}: redirects to {headers.get('location', 'nowhere')}; name the final address as the target"
     encoding = headers.get("content-encoding", "").strip().lower()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from loadtest.judge.columns import RowColumns, ScheduleColumns
 from loadtest.judge.health import TICK_S, gates
 from loadtest.judge.stats import Floats
 from loadtest.plan.scenario import parse_scenario
@@ -88,7 +89,11 @@ def failed_gates(stops: Stops, seed: int) -> list[str]:
             for t, late in enumerate(late_ms)
         ]
     manifest = Manifest("finished", {}, schedule.sha256, len(rows), "", "", 1.0, [], workers=workers, ended_s=DURATION_S + 10)
-    return [gate.name for gate in gates(samples, rows, schedule.requests, scenario, manifest) if not gate.ok]
+    return [
+        gate.name
+        for gate in gates(samples, RowColumns.of(rows), ScheduleColumns.of(schedule.requests), scenario, manifest)
+        if not gate.ok
+    ]
 
 
 class Later:

@@ -77,6 +77,8 @@ def parse(path: str, body: bytes, law: Law) -> Asked:
         digest = shake_128(_encode(prompt)).digest(min(max(max_tokens, 0), 1_000_000))  # byte k does not depend on its length
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
         raise Refused(400, f"cannot be read: {exc!r}") from exc
+    if unknown := [name for name in law.refuses if name in fields or name in options]:
+        raise Refused(400, f"Unknown parameter: '{unknown[0]}'.")
     if model != law.model:
         raise Refused(404, f"The model `{model}` does not exist.")
     if not 1 <= max_tokens <= 1_000_000 or not num_prompt:

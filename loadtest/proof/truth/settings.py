@@ -127,6 +127,8 @@ class Law(_Part):
     """Writes that each event (or ``coalesce`` of them) is cut into; ``bytes``: one for each byte. The last is on time, the others
     are spread over ``split_over_s`` before it."""
     split_over_s: Seconds = 0.005
+    refuses: tuple[str, ...] = ()
+    """Fields of the body, or of its ``stream_options``, that are answered with 400, as a server answers fields that it does not know."""
     text: Literal["ascii", "multi-byte"] = "ascii"
     framing: Literal["chunked", "chunked-trailer", "close"] = "chunked"
     """How a stream ends: ``close`` is HTTP/1.0's way."""

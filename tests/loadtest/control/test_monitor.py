@@ -9,6 +9,7 @@ import gevent
 import pytest
 
 from loadtest.control.monitor import Monitor, Ticker
+from loadtest.judge.columns import RowColumns, ScheduleColumns
 from loadtest.judge.health import TICK_S, gates
 from loadtest.plan.scenario import parse_scenario
 from loadtest.records import HealthSample, Manifest
@@ -130,6 +131,6 @@ def test_what_a_reader_comes_late_to_is_in_its_row_and_fails_the_gate() -> None:
     assert sample.lag_max_s >= 0.45
     scenario = parse_scenario({"name": "made", "arrival": {"law": "constant", "rate": 1}, "duration_s": 10})
     manifest = Manifest("finished", {}, "", 1, "", "", 1.0, [])
-    found = {gate.name: gate for gate in gates([sample], [row], [], scenario, manifest)}
+    found = {gate.name: gate for gate in gates([sample], RowColumns.of([row]), ScheduleColumns.of([]), scenario, manifest)}
     assert not found["read lag p99"].ok
     assert found["read lag p99"].limit <= 0.1

@@ -28,6 +28,8 @@ from loadtest.control.processes import Generator
 from loadtest.control.runner import conclude, count_tokens, prepare, run, settle
 from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.plan.scenario import parse_scenario
+from loadtest.proof.truth.server import running as serving
+from loadtest.proof.truth.settings import Law
 from loadtest.recorder import Batch, Recorder, as_lines, claim, write_manifest
 from loadtest.records import Manifest, Row, read_lines, read_manifest, read_rows
 from loadtest.seal import broken_seals
@@ -282,3 +284,23 @@ def test_a_worker_that_never_connects_ends_the_run_with_a_reason(
     settle(tmp_path / "out", words := generator.last_words())
     assert "Gave up waiting for workers to connect" in words[0]
     assert conclude(tmp_path / "out", quiet=True, report=False) == ExitCode.INVALID
+
+
+@pytest.mark.apart
+def test_a_strict_server_is_asked_without_the_fields_that_it_refuses(tmp_path: Path) -> None:
+    """The law server refuses what OpenAI's own API does not know; with `usage: final` and `ignore_eos: false` it answers."""
+    law = Law.model_validate(
+        {"gap": {"law": "constant", "s": 0.002}, "refuses": ["continuous_usage_stats", "ignore_eos", "min_tokens"]}
+    )
+    lengths = {"input_tokens": {"mean": 8}, "output_tokens": {"mean": 8}}
+    lenient = {**lengths, "usage": "final", "ignore_eos": False}
+    with serving(law, log=tmp_path / "log.jsonl") as url:
+        for name, cls in (("refused", lengths), ("answered", lenient)):
+            scenario = parse_scenario(a_scenario(requests=[cls], duration_s=1, warmup_s=0))
+            run(scenario, Target(url), tmp_path / name, quiet=True, report=False)
+    refused, answered = (Finished(tmp_path / name) for name in ("refused", "answered"))
+    assert {row.state for row in refused.rows} == {"http_error"}
+    assert all("`usage: final`" in row.reason for row in refused.rows)
+    assert any("`usage: final`" in threat for threat in refused.summary.threats)
+    assert {row.state for row in answered.rows} == {"ok"}
+    assert all(row.output_tokens == 8 == sum(n for _, n in row.chunks) for row in answered.rows)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
+from loadtest.judge.columns import RowColumns, ScheduleColumns
 from loadtest.judge.health import BURST_LAG_S, gap_distance, gates, late_limit_s
 from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
@@ -27,7 +28,7 @@ class Made:
     samples: list[HealthSample]
 
     def failing(self) -> set[str]:
-        found = gates(self.samples, self.rows, self.schedule, self.scenario, self.manifest)
+        found = gates(self.samples, RowColumns.of(self.rows), ScheduleColumns.of(self.schedule), self.scenario, self.manifest)
         return {gate.name for gate in found if not gate.ok}
 
 
@@ -119,7 +120,8 @@ def test_a_lag_counts_beside_what_is_measured(ttft_s: float, failing: set[str]) 
 
 def limits(rows: Sequence[Row], arrival: dict[str, Any] | None = None) -> tuple[float, float]:
     scenario = parse_scenario({"name": "made", "arrival": arrival or {"law": "poisson", "rate": 40}})
-    return late_limit_s(rows, scenario, 0.5), late_limit_s(rows, scenario, 0.99)
+    columns = RowColumns.of(rows)
+    return late_limit_s(columns, columns.is_sent, scenario, 0.5), late_limit_s(columns, columns.is_sent, scenario, 0.99)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,10 @@ def test_late_reads_count_beside_what_is_measured_and_in_the_warm_up_not_at_all(
 def test_records_that_do_not_tell_how_late_answers_were_read_say_so() -> None:
     made = a_run()
     old = replace(made, samples=[msgspec.structs.replace(s, read_late_ms=[]) for s in made.samples])
-    found = {gate.name: gate for gate in gates(old.samples, old.rows, old.schedule, old.scenario, old.manifest)}
+    found = {
+        gate.name: gate
+        for gate in gates(old.samples, RowColumns.of(old.rows), ScheduleColumns.of(old.schedule), old.scenario, old.manifest)
+    }
     assert (found["read lag p99"].ok, found["read lag p99"].value) == (True, None)
     assert "not judged" in found["read lag p99"].text
 

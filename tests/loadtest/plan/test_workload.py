@@ -75,6 +75,11 @@ def test_each_endpoint_gets_the_fields_it_knows(cls: dict[str, Any], path: str, 
     assert json.loads(json.dumps(given_body)) == given_body  # plain numbers, not numpy's
 
 
+def test_usage_final_asks_by_the_one_field_that_every_server_knows() -> None:
+    made = body_of(scenario({"usage": "final"}), asked(), model="m")
+    assert made["stream_options"] == {"include_usage": True}
+
+
 def test_a_chat_prompt_is_the_user_s_message() -> None:
     (message,) = body_of(scenario(TEXT | {"endpoint": "chat"}), asked(tokens=30), model="m")["messages"]
     assert message["role"] == "user"

@@ -87,6 +87,16 @@ def test_other_answers_are_http_errors_and_say_what_came(
     assert (row.first_s, row.chunks) == (None, [])
 
 
+def test_a_server_that_refuses_a_field_of_ours_is_answered_with_the_key_that_leaves_it_out() -> None:
+    body = b'{"error": {"message": "Unknown parameter: \'stream_options.continuous_usage_stats\'."}}'
+    row = ask(lambda peer: peer.answer(f"HTTP/1.1 400 Bad Request\nContent-Length: {len(body)}\n", body))
+    assert row.state == "http_error"
+    assert row.reason == (
+        "400: Unknown parameter: 'stream_options.continuous_usage_stats'.; "
+        "the key `usage: final` of the scenario's request class leaves this field out"
+    )
+
+
 def test_gzip_is_refused() -> None:
     body = gzip.compress(event("a") + DONE)
     row = ask(lambda peer: peer.answer(f"{SSE}Content-Encoding: gzip\nContent-Length: {len(body)}\n", body))
