@@ -173,10 +173,10 @@ def _figures(run: Path) -> dict[str, float]:
     return {
         "requests/s": sum(row.state == "ok" for row in rows) / span_s,
         "output tokens/s": sum(row.output_tokens or 0 for row in rows) / span_s,
-        "mean TTFT ms": (found["send_ttft"].mean_s or 0.0) * 1000,
+        "mean TTFT ms": (found["send_ttft"].mean_answered_s or 0.0) * 1000,
         "median TTFT ms": median["send_ttft"],
-        "mean TPOT ms": (found["tpot"].mean_s or 0.0) * 1000,
-        "mean ITL ms": (found["itl"].mean_s or 0.0) * 1000,
+        "mean TPOT ms": (found["tpot"].mean_answered_s or 0.0) * 1000,
+        "mean ITL ms": (found["itl"].mean_answered_s or 0.0) * 1000,
         "median E2E ms": median["send_e2e"],
     }
 

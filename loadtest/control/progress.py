@@ -16,7 +16,7 @@ from rich.table import Table
 
 from loadtest.judge.metrics import is_good
 from loadtest.judge.stats import quantile
-from loadtest.judge.summary import Distribution, Summary, interval
+from loadtest.judge.summary import Distribution, Summary, interval, rate_interval
 from loadtest.plan.scenario import Closed, Scenario
 from loadtest.plan.schedule import Schedule
 from loadtest.records import HealthSample, Manifest, Row
@@ -173,8 +173,9 @@ def _print_figures(console: Console, summary: Summary) -> None:
         console.print(f"  {result.limit}: {result.verdict}, {share(result.attained)} of the {what} inside ({bounds})")
     if summary.throughput:
         t = summary.throughput
+        completed, good, tokens = (rate_interval(t, name) for name in ("completed", "goodput", "output_tokens"))
         console.print(
-            f"  offered {t.offered:.2f}/s, completed {t.completed:.2f}/s, good {t.goodput:.2f}/s; {t.output_tokens:.0f} output tokens/s"
+            f"  offered {t.offered:.2f}/s, completed {completed}/s, good {good}/s; {tokens} output tokens/s", markup=False
         )
     table = Table("95 % interval", "n", "n_eff", *map(percentile, SHOWN), box=None, padding=(0, 2), header_style="dim")
     for column in table.columns:

@@ -5,7 +5,7 @@ timeouts as "at least so long". A run whose generator was sick has no figures at
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,8 +70,7 @@ def summary_of(records: Records) -> Summary:
 
 
 def _valid(records: Records, items: Window, window: tuple[float, float], judged: list[Gate]) -> Summary:
-    series = {metric: items.series(metric) for metric in (*METRICS, "itl")}
-    slo = [limit_result(limit, series[limit.metric]) for limit in records.scenario.slo.limits]
+    distributions, slo = _figures_of(records, items)
     rows = records.columns
     num_reads = int(rows.num_chunks[items.rows].sum())
     summary = Summary(
@@ -84,7 +83,7 @@ def _valid(records: Records, items: Window, window: tuple[float, float], judged:
         schedule_sha256=records.manifest.schedule_sha256,
         slo=slo,
         throughput=_throughput(records, items, window),
-        distributions=distributions_of(records, series),
+        distributions=distributions,
         num_stalls=int(rows.num_stalls[items.rows].sum()),
         coalesced_share=int(rows.num_coalesced[items.rows].sum()) / num_reads if num_reads else 0.0,
         warmup_cut_s=window[0],
@@ -131,10 +130,17 @@ def _cut_s(records: Records, items: Window) -> float:
     return cut_s
 
 
-def distributions_of(records: Records, series: Mapping[str, Series]) -> dict[str, Distribution]:
-    """Return the distribution of each metric that the requests have, also at the quantiles of the SLO."""
-    asked = {metric: {limit.quantile for limit in records.scenario.slo.limits if limit.metric == metric} for metric in series}
-    return {metric: _distribution(metric, each, asked[metric]) for metric, each in series.items() if each.size}
+def _figures_of(records: Records, items: Window) -> tuple[dict[str, Distribution], list[LimitResult]]:
+    """Return the distribution of each metric that the requests have, also at the quantiles of the SLO, and its limits judged."""
+    limits = records.scenario.slo.limits
+    distributions, judged = {}, {}
+    for metric in (*METRICS, "itl"):  # one after the other: a million requests are 25 MB in each
+        series = items.series(metric)
+        own = [limit for limit in limits if limit.metric == metric]
+        judged.update({limit: limit_result(limit, series) for limit in own})
+        if series.size:
+            distributions[metric] = _distribution(metric, series, {limit.quantile for limit in own})
+    return distributions, [judged[limit] for limit in limits]
 
 
 def distribution(metric: str, low: Floats, high: Floats, *, also: Collection[float] = ()) -> Distribution:

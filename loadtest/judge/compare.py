@@ -8,10 +8,11 @@ import numpy as np
 
 from loadtest.errors import InvalidRun
 from loadtest.judge import stats
-from loadtest.judge.analysis import summary_of
+from loadtest.judge.analysis import rate_counts, summary_of
 from loadtest.judge.metrics import Item, Records, item_bounds, metric_bounds, read_records
 from loadtest.judge.stats import Floats
 from loadtest.judge.summary import Summary
+from loadtest.judge.window import Window
 from loadtest.wording import percentile
 
 Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
@@ -19,6 +20,8 @@ Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not est
 METRICS = ("ttft", "tpot", "itl", "e2e")
 QUANTILES = stats.QUANTILES[:-1]
 """Of the pages; p99.9 stands in summary.json only."""
+RATES = {"completed": "requests/s completed", "goodput": "requests/s good", "output_tokens": "output tokens/s"}
+"""Fields of `loadtest.judge.summary.Throughput` that two runs are compared by, in words."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -37,6 +40,22 @@ class Ratio(msgspec.Struct, frozen=True):
         return f"{self.metric} {percentile(self.q)}{known}: {self.claim}"
 
 
+class RateRatio(msgspec.Struct, frozen=True):
+    """A rate of ``a`` over that of ``b``; above 1: ``a`` does more. ``low`` and ``high`` None: a rate is 0 in nearly all of a run."""
+
+    name: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    """95 % interval."""
+
+    def __str__(self) -> str:
+        if self.ratio is None:
+            return f"{self.name}: not estimable"
+        known = "no interval" if self.low is None else f"{self.low:.3f} .. {self.high:.3f}"
+        return f"{self.name} x{self.ratio:.3f} ({known})"
+
+
 class Comparison(msgspec.Struct, frozen=True):
     """Two runs. The verdict is over all ratios together: each at 1 - 5 % / number of ratios, so that chance claims one in 20 times."""
 
@@ -47,9 +66,7 @@ class Comparison(msgspec.Struct, frozen=True):
     num_common: int
     """Requests due in both windows; 0 unless paired."""
     ratios: list[Ratio]
-    throughput_ratio: float | None
-    """Output tokens per second, a over b."""
-    goodput_ratio: float | None
+    rates: list[RateRatio]
     verdict: Claim
     threats: list[str]
 
@@ -59,12 +76,9 @@ class Comparison(msgspec.Struct, frozen=True):
         return [
             f"{self.a} / {self.b}: {self.verdict} ({pairing})",
             *(str(ratio) for ratio in self.ratios),
-            *(f"{name} x{value:.3f}" for name, value in self._rates() if value is not None),
+            *(str(rate) for rate in self.rates),
             *self.threats,
         ]
-
-    def _rates(self) -> list[tuple[str, float | None]]:
-        return [("output tokens/s", self.throughput_ratio), ("goodput", self.goodput_ratio)]
 
 
 def compare(a: Path, b: Path) -> Comparison:
@@ -98,8 +112,7 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
         paired=paired,
         num_common=len(items[0]) if paired else 0,
         ratios=ratios,
-        throughput_ratio=_share(summaries, "output_tokens"),
-        goodput_ratio=_share(summaries, "goodput"),
+        rates=_rates(runs, summaries, paired),
         verdict=_together([ratio.claim for ratio in strict]),
         threats=_threats(summaries, paired),
     )
@@ -107,9 +120,7 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
 
 def _items(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> tuple[list[Item], list[Item]]:
     """Return the requests of each run's window; if paired, of both windows, in the same order."""
-    windows = [summary.window_s for summary in summaries]
-    if paired:
-        windows = [(max(w[0] for w in windows), min(w[1] for w in windows))] * 2
+    windows = _windows(summaries, paired)
     first, second = (
         [item for item in run.items() if low <= item.due_s < high] for run, (low, high) in zip(runs, windows, strict=True)
     )
@@ -150,9 +161,25 @@ def _together(claims: list[Claim]) -> Claim:
     return "no difference shown" if "no difference shown" in claims else "not estimable"
 
 
-def _share(summaries: tuple[Summary, Summary], name: str) -> float | None:
-    a, b = (getattr(s.throughput, name) if s.throughput else 0.0 for s in summaries)
-    return a / b if b else None
+def _rates(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> list[RateRatio]:
+    """Return the ratios of what both did per second; if paired, over the window that they have in common."""
+    windows = _windows(summaries, paired)
+    lengths = [high - low for low, high in windows]
+    if min(lengths) <= 0:
+        return []
+    counts = [rate_counts(run, Window.of(run).between(*window), window) for run, window in zip(runs, windows, strict=True)]
+    found = []
+    for field, words in RATES.items():
+        a, b = (each[field] / length for each, length in zip(counts, lengths, strict=True))
+        known = stats.rate_ratio_interval(a, b, paired=paired)
+        ratio = float(a.sum() / b.sum()) if b.sum() else None
+        found.append(RateRatio(words, *known) if known else RateRatio(words, ratio, None, None))
+    return found
+
+
+def _windows(summaries: tuple[Summary, Summary], paired: bool) -> list[tuple[float, float]]:
+    windows = [summary.window_s for summary in summaries]
+    return [(max(w[0] for w in windows), min(w[1] for w in windows))] * 2 if paired else windows
 
 
 def _threats(summaries: tuple[Summary, Summary], paired: bool) -> list[str]:

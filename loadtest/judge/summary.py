@@ -135,6 +135,12 @@ def read_summary(run: Path) -> Summary:
         raise UsageError(str(path), f"{exc}; `report` makes it again from the records") from exc
 
 
+def rate_interval(throughput: Throughput, name: str) -> str:
+    """Return such as ``12.3 [11.8, 12.8]``: a rate of the field ``name`` per second, four digits."""
+    value, bounds = getattr(throughput, name), throughput.intervals.get(name)
+    return f"{value:,.4g}" if bounds is None else f"{value:,.4g} [{bounds[0]:,.4g}, {bounds[1]:,.4g}]"
+
+
 def interval(quantile: Quantile) -> str:
     """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
     if quantile.value_s is None:

@@ -25,6 +25,16 @@ class Bounds:
     high: Floats
 
 
+def _last_positions(ids: Ints, wanted: Ints) -> Ints:
+    """Return the last position of each wanted id in ``ids``; -1: it is not there."""
+    if not ids.size:
+        return np.full(wanted.size, -1)
+    order = np.argsort(ids, kind="stable")
+    at = np.searchsorted(ids[order], wanted, side="right") - 1
+    found: Ints = np.where((at >= 0) & (ids[order[at]] == wanted), order[at], -1)
+    return found
+
+
 @dataclass(frozen=True)
 class Window:
     """Some of a run's requests, in the order of their due times."""
@@ -40,8 +50,7 @@ class Window:
     def of(cls, records: Records) -> "Window":
         """Return all requests that have a due time. In a closed loop those that a client became free for."""
         requests, rows = records.requests, records.columns
-        last = {number: position for position, number in enumerate(rows.id.tolist())}
-        row = np.array([last.get(number, -1) for number in requests.id.tolist()], dtype=np.int64)
+        row = _last_positions(rows.id, requests.id)
         due_s = requests.due_s.copy()
         closed = np.isnan(due_s) & (row >= 0)
         due_s[closed] = rows.due_s[row[closed]]

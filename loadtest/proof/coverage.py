@@ -125,6 +125,43 @@ def _intervals(runs: list[Floats], q: float, resolved: bool) -> Iterator[tuple[s
         yield f"{len(runs)} replicates", *stats.replicate_interval(runs, q)[1:]
 
 
+class RateCoverage(msgspec.Struct, frozen=True):
+    """How often the interval of a rate held it, and how often that of the ratio of two runs of one load held 1."""
+
+    queue: str
+    n: int
+    covered: float
+    ratio_covered: float
+    num_runs: int
+
+
+def rate_coverage(num_runs: int, *, cases: tuple[tuple[Queue, int], ...], seed: int = 1) -> list[RateCoverage]:
+    """Measure the interval of completed requests per second on queues whose rate is known: ``load`` x ``servers`` of mean service."""
+    return [_rate_row(queue, n, num_runs, seed) for queue, n in cases]
+
+
+def _rate_row(queue: Queue, n: int, num_runs: int, seed: int) -> RateCoverage:
+    rate, hits = queue.load * queue.servers, []
+    length = n / rate
+    for run in range(num_runs):
+        rng = np.random.Generator(np.random.Philox([seed, run]))
+        counts = [_completions(queue, length, rng) for _ in range(2)]
+        low, high = stats.rate_interval(counts[0], length)
+        ratio = stats.rate_ratio_interval(*counts, paired=False)
+        hits.append((low <= rate <= high, ratio is not None and ratio[1] <= 1 <= ratio[2]))
+    covered, ratio_covered = np.array(hits).mean(axis=0).tolist()
+    return RateCoverage(str(queue), n, covered, ratio_covered, num_runs)
+
+
+def _completions(queue: Queue, length: float, rng: np.random.Generator) -> Floats:
+    """Return how many requests a run that starts empty completes in each part of its window, after a warm-up as long as the window."""
+    rate = queue.load * queue.servers
+    arrivals = np.cumsum(rng.exponential(1 / rate, int(2.2 * rate * length) + 100))
+    ends = arrivals + fifo(arrivals, rng.exponential(1.0, arrivals.size), queue.servers)
+    counts = np.histogram(ends, bins=np.linspace(length, 2 * length, stats.NUM_BATCHES + 1))[0]
+    return np.asarray(counts, dtype=np.float64)
+
+
 def print_table(rows: list[Coverage]) -> None:
     """Print the rows as a Markdown table."""
     print("| queue | n | percentile | method | covered | two-sided | of those right | runs |\n|---|---|---|---|---|---|---|---|")

@@ -15,8 +15,8 @@ from loadtest.audit.audit import AuditResult, audit
 from loadtest.audit.findings import KINDS as FINDINGS
 from loadtest.errors import InvalidRun
 from loadtest.judge.autoscale import Autoscaling, StepResult
-from loadtest.judge.compare import QUANTILES, compare_records
-from loadtest.judge.summary import Distribution, Gate, Summary, interval
+from loadtest.judge.compare import QUANTILES, RateRatio, compare_records
+from loadtest.judge.summary import Distribution, Gate, Summary, interval, rate_interval
 from loadtest.plan.scenario import Length, RequestClass
 from loadtest.recorder import write_json
 from loadtest.records import Manifest
@@ -81,8 +81,6 @@ def _comparison(run: Path, data: RunData, other: Path) -> dict[str, Any]:
     paired = f"paired: {found.num_common} requests of one schedule" if found.paired else "not paired"
     claims = {"a faster": "this run is faster", "b faster": "the other run is faster"}
     lines = [f"Over all ratios together: {claims.get(found.verdict, found.verdict)} ({paired})."]
-    shares = (("output tokens per second", found.throughput_ratio), ("goodput", found.goodput_ratio))
-    lines += [f"Ratio of {words}: {value:.3f}." for words, value in shares if value is not None]
     rows = [
         (
             f"{r.metric.upper()} {percentile(r.q)}",
@@ -92,8 +90,17 @@ def _comparison(run: Path, data: RunData, other: Path) -> dict[str, Any]:
         )
         for r in found.ratios
     ]
+    rows += [
+        (rate.name, ratio(rate.ratio), f"[{ratio(rate.low)}, {ratio(rate.high)}]", _rate_claim(rate)) for rate in found.rates
+    ]
     figures = draw_all(kinds, data, run / "figures")
     return {"other": other.name, "lines": [*lines, *found.threats], "rows": rows, "figures": figures}
+
+
+def _rate_claim(rate: RateRatio) -> str:
+    if rate.low is None or rate.high is None:
+        return "not estimable"
+    return "this run does more" if rate.low > 1 else "the other run does more" if rate.high < 1 else "no difference shown"
 
 
 def _render(context: Mapping[str, Any]) -> str:
@@ -220,7 +227,7 @@ def _throughput(summary: Summary) -> list[tuple[str, str]]:
         "output_tokens": "output tokens",
         "total_tokens": "tokens, prompts included",
     }
-    return [(text, f"{getattr(summary.throughput, name):,.2f}") for name, text in words.items()]
+    return [(text, rate_interval(summary.throughput, name)) for name, text in words.items()]
 
 
 def _numbers(summary: Summary) -> Iterator[tuple[str, list[list[str]]]]:

@@ -40,6 +40,7 @@ CHECKS = (
     Check("T3", times.t3_chunks, tuple(times.CHUNKS), 1),
     Check("T4", times.t4_stall, ("open", "closed"), 2),
     Check("T5", estimates.t5_coverage, (), 1),
+    Check("T5", estimates.t5_rates, (), 1),
     Check("T5", estimates.t5_live),
     Check("T6", soundness.t6_arrivals, (), 1),
     Check("T7", soundness.t7_audit, (), 1),

@@ -101,6 +101,25 @@ def test_throughput_counts_what_ended_in_the_window(tmp_path: Path) -> None:
     assert throughput.goodput == 0
 
 
+def test_the_intervals_of_the_rates_hold_what_the_load_is(tmp_path: Path) -> None:
+    throughput = analyse(write_run(tmp_path / "run", 1000, slo="ttft_p99=2s")).throughput
+    assert throughput is not None
+    low, high = throughput.intervals["goodput"]
+    assert low <= throughput.goodput == 10 <= high
+    low, high = throughput.intervals["completed"]
+    assert low <= 10 <= high  # the first 1.5 s are short of answers, which the interval allows for
+    assert set(throughput.intervals) == {"offered", "completed", "goodput", "output_tokens", "total_tokens"}
+
+
+def test_a_mean_that_leaves_failures_out_says_so(tmp_path: Path) -> None:
+    whole = analyse(write_run(tmp_path / "whole", 100)).distributions["ttft"]
+    assert [whole.mean_s, whole.mean_answered_s] == pytest.approx([1.0, 1.0])
+    run = write_run(tmp_path / "run", 100, lambda row: ended(row, "http_error", row.due_s) if row.id % 10 == 0 else row)
+    some = analyse(run).distributions["ttft"]
+    assert some.mean_s is None
+    assert some.mean_answered_s == pytest.approx(1.0)
+
+
 def test_timeouts_and_failures_stay_in_every_distribution(tmp_path: Path) -> None:
     """T11: 3 % of the requests time out."""
 

@@ -7,7 +7,7 @@ import pytest
 from loadtest.errors import InvalidRun
 from loadtest.judge.compare import Comparison, Ratio, compare
 from loadtest.records import Row, ScheduledRequest
-from tests.loadtest.judge.test_analysis import answered, write_run
+from tests.loadtest.judge.test_analysis import answered, ended, write_run
 
 
 def run_of(folder: Path, factor: float = 1.0, *, noise: int = 1, seed: int = 1, num: int = 2000, **kwargs: Any) -> Path:
@@ -38,7 +38,28 @@ def test_a_run_that_is_ten_percent_faster_is_claimed(tmp_path: Path) -> None:
 def test_equal_runs_show_no_difference(tmp_path: Path) -> None:
     found = compare(run_of(tmp_path / "a"), run_of(tmp_path / "b", noise=2))
     assert found.verdict == "no difference shown"
-    assert found.throughput_ratio == pytest.approx(1.0, abs=0.01)
+    rates = {rate.name: rate for rate in found.rates}
+    assert list(rates) == ["requests/s completed", "requests/s good", "output tokens/s"]
+    tokens = rates["output tokens/s"]
+    assert tokens.ratio == pytest.approx(1.0, abs=0.01)
+    assert tokens.low is not None
+    assert tokens.high is not None
+    assert tokens.low <= 1 <= tokens.high
+    assert str(tokens).startswith("output tokens/s x1.0")
+
+
+def test_a_run_that_serves_a_tenth_less_is_seen_in_its_rates(tmp_path: Path) -> None:
+    def every_tenth_fails(row: Row) -> Row:
+        return ended(row, "http_error", row.due_s) if row.id % 10 == 0 else row
+
+    few = write_run(tmp_path / "few", 2000, every_tenth_fails)
+    rates = {rate.name: rate for rate in compare(few, run_of(tmp_path / "all")).rates}
+    good = rates["requests/s good"]
+    assert good.ratio == pytest.approx(0.9, abs=0.005)
+    assert good.high is not None
+    assert good.high < 0.95
+    nothing = write_run(tmp_path / "nothing", 2000, lambda row: ended(row, "http_error", row.due_s))
+    assert next(str(rate) for rate in compare(nothing, few).rates) == "requests/s completed x0.000 (no interval)"
 
 
 def test_the_tail_of_a_short_run_is_not_compared(tmp_path: Path) -> None:

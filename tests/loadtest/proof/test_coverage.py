@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from loadtest.proof.coverage import Coverage, Queue, coverage_table, fifo
+from loadtest.proof.coverage import Coverage, Queue, coverage_table, fifo, rate_coverage
 
 DEFAULT = "at n_eff, unresolved refused"
 """What `loadtest.judge.analysis` prints."""
@@ -43,6 +43,13 @@ def test_the_printed_interval_covers_in_nine_of_ten_runs(case: tuple[Queue, int]
     rows = coverage_table(100, cases=(case,), seed=5)  # 40 runs fail one time in ten at a coverage of 94 %
     for q in (0.5, 0.9, 0.99):
         assert by_method(rows, q)[DEFAULT].covered >= 0.9
+
+
+@pytest.mark.parametrize("case", [(Queue(1, 0.5), 2000), (Queue(32, 0.8), 2000)], ids=lambda case: str(case[0]))
+def test_the_interval_of_a_rate_covers_in_nine_of_ten_runs(case: tuple[Queue, int]) -> None:
+    (row,) = rate_coverage(100, cases=(case,), seed=5)
+    assert row.covered >= 0.9
+    assert row.ratio_covered >= 0.9
 
 
 def test_the_textbook_interval_does_not_cover_and_near_the_knee_the_p99_is_left_open() -> None:
