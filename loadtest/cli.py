@@ -9,17 +9,17 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-import yaml
 
 from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
 from loadtest.inputs import read_text
-from loadtest.plan.scenario import Scenario, load_scenario, parse_scenario, scenario_file
+from loadtest.plan.overrides import overrides, scenario_of
+from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.records import State
 from loadtest.wire.target import API_KEY_VARIABLE, Target, trust
 
@@ -91,6 +91,17 @@ def plan(scenario: ScenarioFile, sets: Set = None, workers: Workers = None, seed
 
     loaded = scenario_of(scenario, sets, workers=workers, seed=seed)
     typer.echo("\n".join(make_plan(loaded, make_schedule(loaded)).lines()))
+
+
+@app.command()
+def schema(markdown: Annotated[bool, typer.Option(help="A page for people instead: docs/scenario.md.")] = False) -> None:
+    """Print the JSON Schema of a scenario file, every key described; editors check a file by it.
+
+    Example: serve-app-loadtest schema > scenario.schema.json
+    """
+    from loadtest.plan.reference import json_schema, page
+
+    typer.echo(page() if markdown else json_schema(), nl=False)
 
 
 @app.command()
@@ -338,46 +349,6 @@ def api_key(file: Path | None) -> str:
     if file is None:
         return os.environ.get(API_KEY_VARIABLE, "")
     return read_text(file).strip()
-
-
-def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scenario:
-    """Load the scenario with what the command line says over it.
-
-    Raises:
-        UsageError: The message names the file, key or option.
-    """
-    try:
-        values = yaml.safe_load(read_text(scenario_file(file))) if sets else {}
-    except yaml.YAMLError:
-        values = {}  # the next line says what is wrong
-    return load_scenario(file, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
-
-
-def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> dict[str, Any]:
-    """Return the top-level keys to replace in ``values``: ``a.b=c`` changes a copy of what ``a`` is there.
-
-    Raises:
-        UsageError: A word is not like key=value, or its key leads nowhere.
-    """
-    found: dict[str, Any] = {}
-    for word in sets:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise UsageError("--set", f"{word!r} is not like duration_s=60 or arrival.rate=8")
-        top, *below = key.split(".")
-        try:
-            value = yaml.safe_load(text)
-            if not below:
-                found[top] = value
-                continue
-            # Through YAML: a copy, so that the scenario that was read stays as it is.
-            place = found[top] = yaml.safe_load(yaml.safe_dump(found.get(top, values.get(top, {}))))
-            for name in below[:-1]:
-                place = place[int(name)] if isinstance(place, list) else place.setdefault(name, {})
-            place[int(below[-1]) if isinstance(place, list) else below[-1]] = value
-        except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as exc:
-            raise UsageError("--set", f"{word!r}: {exc}") from exc
-    return found | {key: value for key, value in options.items() if value is not None}
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from pyarrow import parquet
 from loadtest.errors import UsageError
 from loadtest.records import Row
 
-BATCH_ROWS = 4096
-"""Rows that are in memory at a time: with 128 chunks each, 100 MB of Python objects while they are written, 6 MB when they are read."""
+BATCH_ROWS = 1024
+"""Rows that are in memory at a time: with 128 chunks each, 25 MB of Python objects while they are written, 2 MB when they are read."""
 
 _FLOATS = ("due_s", "sent_s", "connected_s", "headers_s", "first_s", "last_s", "end_s", "retry_after_s")
 _COUNTS = ("num_coalesced", "prompt_tokens", "output_tokens", "retokenized")

@@ -147,11 +147,13 @@ class Length(_Part):
     """A number of tokens, drawn for each request."""
 
     dist: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
+    """The law that each request's number is drawn from."""
     mean: float = Field(default=64, gt=0)
     """Of the law before anything is rejected; not of ``uniform``."""
     cv: float = Field(default=1.0, ge=0.001, le=100)
     """Standard deviation over mean; of ``lognormal`` alone."""
     min: Tokens = 1
+    """Smallest number drawn."""
     max: Tokens = 4096
     """Draws outside min..max are drawn again, not cut: a cut would pile them up at the limit."""
 
@@ -180,10 +182,13 @@ class RequestClass(_Part):
     """One kind of request."""
 
     name: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    """Of the class, in report and records; classes of one scenario have different names. 1 to 40 letters, digits and ``._-``."""
     weight: float = Field(default=1.0, gt=0, le=1e6)
     """Share of the requests, beside the weights of the others."""
     endpoint: Literal["completions", "chat", "generate"] = "completions"
+    """``/v1/completions``, ``/v1/chat/completions`` or ``/generate``."""
     stream: bool = True
+    """Ask for the answer token by token. Without it there are no TPOT and no ITL, and TTFT is the time of the whole answer."""
     prompt: Literal["ids", "text"] = "ids"
     """``ids``: random token ids, exact in length (completions only). ``text``: English words, about one token each."""
     token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(ge=0, lt=2**31)]] = (10, 1000)
@@ -191,16 +196,20 @@ class RequestClass(_Part):
     shared_prefix_tokens: int = Field(default=0, ge=0)
     """So many leading tokens are the same in all requests of the class."""
     input_tokens: Length = Length()
+    """Of the prompt, the shared prefix included; a chat template comes on top."""
     output_tokens: Length = Length()
+    """What ``max_tokens`` of the request is."""
     ignore_eos: bool = True
     """Answers are as long as drawn. Endpoints other than vLLM's may refuse the field; false leaves it out."""
     usage: Literal["continuous", "final"] = "continuous"
     """``continuous``: the server counts the tokens of each chunk (vLLM's ``continuous_usage_stats``). ``final``: only of the whole
     answer, as OpenAI's own field asks; each chunk then counts as one token. For servers that refuse fields which they do not know."""
     temperature: float = Field(default=0.0, ge=0, le=2)
+    """0 is greedy: such answers can be compared with those of a reference run."""
     cancel_after_s: float | None = Field(default=None, gt=0)
     """The client goes away so long after sending; counts as cancelled, not as failed."""
     extra_body: dict[str, JsonValue] = {}
+    """Further fields of the request's JSON body; they replace ours of the same name."""
 
     @model_validator(mode="after")
     def _prompt_fits(self) -> Self:
@@ -226,6 +235,7 @@ class Fault(_Part):
     for_s: Seconds = 5.0
     """How long a process stands still or a link stays cut; a command has at least a minute."""
     name: str = ""
+    """On the plots, in place of action and process."""
 
 
 class Observe(_Part):
@@ -234,6 +244,7 @@ class Observe(_Part):
     metrics_url: str = ""
     """Prometheus text; default: /metrics of the target. ``none`` switches it off."""
     interval_s: float = Field(default=1.0, gt=0.1)
+    """Between two scrapes."""
     serve_status: bool = False
     """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``."""
     ray_dashboard_url: str = "http://127.0.0.1:8265"
@@ -256,11 +267,15 @@ class Scenario(_Part):
     """The whole file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")
+    """In the report's title and the default folder. 1 to 60 letters, digits and ``._-``."""
     model: str = ""
     """Empty: the first one that the target lists at /v1/models."""
     seed: int = Field(default=1, ge=0, lt=2**63)
+    """Of all that is drawn: the same seed gives the same schedule and the same prompts."""
     arrival: Arrival
+    """When requests are sent."""
     requests: tuple[RequestClass, ...] = Field(default=(RequestClass(),), min_length=1)
+    """What is asked: classes of requests, drawn by their weights."""
     duration_s: Seconds = 60.0
     """Arrivals end here."""
     warmup_s: Seconds = 5.0
@@ -274,12 +289,15 @@ class Scenario(_Part):
     workers: int = Field(default=1, ge=1, le=256)
     """Load generator processes; plan one per 80 requests/s of 128 streamed tokens."""
     slo: Slo = Slo()
+    """The limits that the run is judged by; none: it passes if it is valid."""
     keep_text: bool = True
     """Keep each answer's text in the records (the audit needs it)."""
     tokenizer: str = ""
     """Path of a tokenizer.json: prompts of text are cut to the exact length, and output tokens are counted again with it."""
     faults: tuple[Fault, ...] = ()
+    """What is broken on purpose during the run."""
     observe: Observe = Observe()
+    """What is recorded of the target beside the requests."""
 
     @model_validator(mode="before")
     @classmethod
@@ -348,12 +366,12 @@ def parse_scenario(values: dict[str, Any], *, folder: Path = Path(), context: An
     return scenario
 
 
-_LAWS = {
+ARRIVALS = {
     get_args(cls.model_fields["law"].annotation)[0]: cls
     for cls in (Constant, Poisson, Gamma, OnOff, Ramp, Step, FlashCrowd, Diurnal, Trace, Closed, Burst)
 }
 _SECTIONS: dict[str | int, type[BaseModel]] = {
-    **_LAWS,
+    **ARRIVALS,
     **{"requests": RequestClass, "input_tokens": Length, "output_tokens": Length},
     **{"faults": Fault, "observe": Observe, "slo": Slo},
 }
@@ -373,11 +391,9 @@ def _usage_error(error: ErrorDetails) -> UsageError:
     elif kind in ("float_parsing", "int_parsing", "float_type", "int_type"):
         problem = f"must be a number without a unit{got}"
     elif kind.startswith("union_tag"):
-        problem = (
-            f"law must be one of {', '.join(_LAWS)}{' (got ' + repr(given.get('law')) + ')' if isinstance(given, dict) else got}"
-        )
+        problem = f"law must be one of {', '.join(ARRIVALS)}{' (got ' + repr(given.get('law')) + ')' if isinstance(given, dict) else got}"
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         problem = f"must be a mapping with keys of {', '.join(_SECTIONS.get(path[-1], section).model_fields)}{got}"
     elif kind in ("tuple_type", "list_type"):
         problem = "must be a list: lines that begin with a dash"
-    return UsageError(".".join(str(part) for part in path if part not in _LAWS) or "scenario", problem)
+    return UsageError(".".join(str(part) for part in path if part not in ARRIVALS) or "scenario", problem)

@@ -21,10 +21,12 @@ from loadtest.plan.scenario import Length, RequestClass
 from loadtest.recorder import write_json
 from loadtest.records import Manifest
 from loadtest.report import __name__ as package
-from loadtest.report.figure_kinds import KINDS, comparison_kinds
+from loadtest.report.figure_kinds import CDF_WORDS, KINDS, comparison_kinds
 from loadtest.report.figures import Drawn, RunData, draw_all, read_run
+from loadtest.report.glossary import TERMS, gloss
 from loadtest.report.report_search import search_context
-from loadtest.wording import VERDICTS, percentile, ratio, share
+from loadtest.report.tiles import tiles
+from loadtest.wording import VERDICTS, percentile, ratio, seconds, share
 
 TONES = {"ok": "pass", "pass": "pass", "fail": "fail", "FAILED": "fail", "undecided": "undecided", "invalid": "invalid"}
 GROUPS = {
@@ -107,6 +109,7 @@ def _render(context: Mapping[str, Any]) -> str:
     loader = jinja2.PackageLoader(package, ".")
     # StrictUndefined would refuse the sections that a page does not have; the test renders every section.
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["gloss"] = gloss
     return (
         environment.get_template("report.html.jinja").render(tone=lambda cell: f" {TONES.get(cell, '')}".rstrip(), **context)
         + "\n"
@@ -124,6 +127,8 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
         "slo": [(r.limit, r.verdict, share(r.attained), f"{share(r.low)} – {share(r.high)}") for r in summary.slo]
         if valid
         else [],
+        "tiles": tiles(summary, manifest),
+        "distributions": [drawn.pop(name) for name in (f"cdf-{metric}" for metric in CDF_WORDS) if name in drawn],
         "workload": list(_workload(data)),
         "gates": [_gate(gate) for gate in summary.gates],
         "health_figures": health,
@@ -138,6 +143,7 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
         "autoscaling": [_step(step) for step in scaled.steps] if valid and scaled else [],
         "threats": summary.threats,
         "command": shlex.join(manifest.command),
+        "glossary": TERMS.items(),
     }
 
 
@@ -179,17 +185,27 @@ def _workload(data: RunData) -> Iterator[tuple[str, str]]:
     yield "target", f"{manifest.target}, model {manifest.model}"
     yield "accelerator", _accelerator(manifest)
     for name, words in (("target says", manifest.target_info), ("versions", manifest.versions), ("machine", manifest.machine)):
-        if words:
-            listed = ((key, ", ".join(map(str, value)) if isinstance(value, list) else value) for key, value in words.items())
-            yield name, "; ".join(f"{key}: {value}" for key, value in listed)
+        if listed := [f"{key.removesuffix('_bytes')} {text}" for key, value in words.items() if (text := _said(key, value))]:
+            yield name, ", ".join(listed)
     yield "generator", f"{manifest.workers} worker processes"
+
+
+def _said(name: str, value: Any) -> str:
+    """Return a value of the manifest as people write it; empty: there is nothing to say."""
+    if name.endswith("_bytes"):
+        return f"{value / 2**30:.1f} GiB"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
 
 
 def _accelerator(manifest: Manifest) -> str:
     simulated = manifest.target_info.get("simulated")
     if simulated is None:
         return "not stated by the target"
-    return f"simulated ({simulated}): its times are a model's, not a machine's" if simulated else "real"
+    return (
+        f"simulated ({simulated}): its times are a model's, not a machine's"
+        if simulated
+        else "none is simulated, the target says"
+    )
 
 
 def _class_words(cls: RequestClass) -> str:
@@ -208,13 +224,15 @@ def _length(length: Length) -> str:
 
 
 def _gate(gate: Gate) -> tuple[str, str, str, str, str]:
-    return (
-        gate.name,
-        "ok" if gate.ok else "FAILED",
-        "–" if gate.value is None else f"{gate.value:.4g}",
-        f"{gate.limit:.4g}",
-        gate.text,
-    )
+    seen = "–" if gate.value is None else _of_gate(gate.name, gate.value)
+    return gate.name, "ok" if gate.ok else "FAILED", seen, _of_gate(gate.name, gate.limit), gate.text
+
+
+def _of_gate(name: str, value: float) -> str:
+    """Return the value in the unit of the gate."""
+    if name.startswith(("lag ", "read lag ", "loop stalls", "garbage collection", "health samples")):
+        return seconds([value])[0] if value else "0 s"
+    return f"{value:.0%}" if name.startswith("CPU p") else f"{value:.3g}"
 
 
 def _throughput(summary: Summary) -> list[tuple[str, str]]:

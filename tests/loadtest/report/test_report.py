@@ -16,10 +16,12 @@ from matplotlib.figure import Figure
 from loadtest.errors import UsageError
 from loadtest.judge.search import Ask, Capacity, Probe, RateResult
 from loadtest.judge.summary import Quantile, interval
-from loadtest.records import ServerSample
+from loadtest.records import ServerSample, read_manifest
 from loadtest.report.figure_kinds import KINDS
 from loadtest.report.figures import read_run
+from loadtest.report.glossary import TERMS, gloss
 from loadtest.report.report import write_report
+from loadtest.report.tiles import tiles
 from loadtest.wording import seconds
 from tests.loadtest.synthetic import write_run
 
@@ -70,7 +72,8 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A valid run with its report; nobody changes it."""
-    run = write_run(tmp_path_factory.mktemp("report") / "run", rate=20, scenario=SHORT)
+    machine = {"cores": 2, "memory_bytes": 25276510208}
+    run = write_run(tmp_path_factory.mktemp("report") / "run", rate=20, scenario=SHORT, machine=machine)
     write_report(run)
     return run
 
@@ -138,6 +141,55 @@ def test_a_counter_that_fell_has_no_rate(run: Path, told: list[int], rates: list
     server = [ServerSample(float(t), "metrics", {"preemptions": float(value)}) for t, value in enumerate(told)]
     found = replace(data, records=replace(data.records, server=server)).counter_rate("preemptions")
     assert (None if found is None else found[1].tolist()) == rates
+
+
+def test_the_page_begins_with_how_fast_how_much_how_many_failed_and_when(run: Path) -> None:
+    text = (run / "report.html").read_text()
+    summary, rows = read_run(run).summary, rows_of(run)
+    found = {tile.label: tile.lines for tile in tiles(summary, read_manifest(run))}
+    assert list(found) == ["TTFT", "E2E", "requests/s", "tokens/s", "errors", "date"]
+    median = summary.distributions["ttft"].at(0.5)
+    assert median is not None
+    assert f"{found['TTFT'][0].value} {found['TTFT'][0].note}" == interval(median)
+    failed = sum(row["state"] != "ok" for row in rows)
+    assert found["errors"][0].note == f"{failed} of {len(rows)} requests"
+    assert found["date"][0].value == "2023-11-14"
+    sections = [
+        'class="tiles"',
+        "<h2>Latencies</h2>",
+        "<h2>Numbers</h2>",
+        "<h2>Workload</h2>",
+        "<h2>Generator</h2>",
+        "<h2>Audit</h2>",
+    ]
+    places = [text.index(section) for section in sections]
+    assert places == sorted(places)
+    for lines in found.values():
+        assert all(line.value in text for line in lines)
+
+
+def test_an_invalid_run_has_no_tile_but_the_date(tmp_path: Path) -> None:
+    sick = write_run(tmp_path / "run", rate=20, scenario=SHORT, sick=True)
+    assert [tile.label for tile in tiles(read_run(sick).summary, read_manifest(sick))] == ["date"]
+
+
+def test_terms_are_explained_where_they_stand_and_text_of_others_is_escaped() -> None:
+    assert (
+        gloss("TTFT, n & <b>")
+        == f'<abbr title="{TERMS["TTFT"]}">TTFT</abbr>, <abbr title="{TERMS["n"]}">n</abbr> &amp; &lt;b&gt;'
+    )
+    assert gloss("n and n_eff") == f'<abbr title="{TERMS["n"]}">n</abbr> and <abbr title="{TERMS["n_eff"]}">n_eff</abbr>'
+    assert gloss("TTFT TTFT").count("abbr title") == 1
+    assert gloss("a-n") == "a-n"
+
+
+def test_values_have_units(run: Path) -> None:
+    text = (run / "report.html").read_text()
+    gates = {row[0]: row[2:4] for row in Page(run / "report.html").table("gate")}
+    assert gates["loop stalls"][1] == "250 ms"
+    assert gates["CPU p95"][1] == "85%"
+    assert "memory 23.5 GiB" in text
+    assert "25276510208" not in text
 
 
 def test_a_fault_is_marked_where_arrivals_are_drawn_over_time(run: Path) -> None:
