@@ -114,5 +114,5 @@ def _record_batch(rows: list[Row]) -> Any:
 
 def read_batches(path: Path, columns: list[str]) -> Iterator[Any]:
     """Yield `pyarrow.RecordBatch` with these columns, in the order of due times, `BATCH_ROWS` rows at most."""
-    with parquet.ParquetFile(path) as file:
-        yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns)
+    with parquet.ParquetFile(path, pre_buffer=False, memory_map=False) as file:
+        yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns, use_threads=False)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from loadtest.judge import stats
 from loadtest.judge.columns import NONE
+from loadtest.judge.cost import Cost, cost_of
 from loadtest.judge.health import gates, read_lag_name
 from loadtest.judge.metrics import METRICS, Records, read_records
 from loadtest.judge.series import InMemory, Series
@@ -72,6 +73,7 @@ def summary_of(records: Records) -> Summary:
 def _valid(records: Records, items: Window, window: tuple[float, float], judged: list[Gate]) -> Summary:
     distributions, slo = _figures_of(records, items)
     rows = records.columns
+    throughput = _throughput(records, items, window)
     num_reads = int(rows.num_chunks[items.rows].sum())
     summary = Summary(
         scenario=records.scenario.name,
@@ -82,7 +84,8 @@ def _valid(records: Records, items: Window, window: tuple[float, float], judged:
         states=items.states,
         schedule_sha256=records.manifest.schedule_sha256,
         slo=slo,
-        throughput=_throughput(records, items, window),
+        throughput=throughput,
+        cost=_cost(records, throughput, window),
         distributions=distributions,
         num_stalls=int(rows.num_stalls[items.rows].sum()),
         coalesced_share=int(rows.num_coalesced[items.rows].sum()) / num_reads if num_reads else 0.0,
@@ -214,6 +217,20 @@ def _throughput(records: Records, items: Window, window: tuple[float, float]) ->
     rates = {name: float(batches.sum()) / length_s for name, batches in counts.items()}
     intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items()}
     return Throughput(**rates, intervals=intervals)
+
+
+def _cost(records: Records, throughput: Throughput | None, window: tuple[float, float]) -> Cost | None:
+    """Return the cost. Of several sources of replicas Kubernetes counts alone: Ray Serve's replicas are in its pods."""
+    if throughput is None:
+        return None
+    pods = [sample for sample in records.server if sample.source == "kubernetes" and not sample.error]
+    return cost_of(
+        pods or records.server,
+        window,
+        good_per_s=throughput.goodput,
+        output_tokens_per_s=throughput.output_tokens,
+        gpus_per_replica=records.scenario.observe.gpus_per_replica,
+    )
 
 
 def rate_counts(records: Records, items: Window, window: tuple[float, float]) -> dict[str, Floats]:

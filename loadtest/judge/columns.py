@@ -26,6 +26,8 @@ NONE = -1
 """Of a count that the row does not have; of a time NaN."""
 MAX_REASONS = 1000
 """Different reasons that are told apart; any further one counts as `OTHER`."""
+MERGED = 64
+"""Batches that `ColumnsBuilder` makes one of."""
 OTHER = "for another reason"
 _TIMES = ("due_s", "sent_s", "first_s", "last_s", "end_s")
 _COUNTS = ("prompt_tokens", "output_tokens", "retokenized", "num_coalesced", "worker", "status", "id")
@@ -176,6 +178,7 @@ class ColumnsBuilder:
         self._limits_s = tuple(dict.fromkeys(limits_s))
         self._codes: dict[str, int] = {}
         self._parts: list[dict[str, npt.NDArray[Any]]] = []
+        self._merged: list[dict[str, npt.NDArray[Any]]] = []
 
     def add(self, scalars: dict[str, list[Any]], chunks: Chunked) -> None:
         """Add rows: a list for each of `SCALARS`, and their chunks."""
@@ -194,6 +197,14 @@ class ColumnsBuilder:
         for number, limit_s in enumerate(self._limits_s):
             part[f"within/{number}"] = _sums(gaps / 1e6 <= limit_s, ends)
         self._parts.append(part)
+        if len(self._parts) == MERGED:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Make one part of many: small arrays would stay in the heap of the C library, which gives only large ones back."""
+        if self._parts:
+            self._merged.append({name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]})
+        self._parts.clear()
 
     def _code(self, reason: str) -> int:
         known = self._codes.get(reason)
@@ -203,11 +214,12 @@ class ColumnsBuilder:
         return known
 
     def build(self) -> RowColumns:
-        if not self._parts:
+        if not self._parts and not self._merged:
             none = Chunked(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(1, np.int64))
             self.add({name: [] for name in SCALARS}, none)
+        self._merge()
         # One column after the other: parts and columns together would be twice the memory.
-        columns = {name: np.concatenate([part.pop(name) for part in self._parts]) for name in list(self._parts[0])}
+        columns = {name: np.concatenate([part.pop(name) for part in self._merged]) for name in list(self._merged[0])}
         within = {limit_s: columns.pop(f"within/{number}") for number, limit_s in enumerate(self._limits_s)}
         return RowColumns(**columns, reasons=tuple(self._codes), gaps_within=within)
 

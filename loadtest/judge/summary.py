@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.errors import UsageError
+from loadtest.judge.cost import Cost
 from loadtest.wording import seconds
 
 
@@ -116,6 +117,8 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: the run was too short to say."""
     threats: list[str] = []
     """Threats to validity, one sentence each."""
+    cost: Cost | None = None
+    """None: the run is invalid, or its window empty."""
     tokens: dict[str, int] = {}
     """Output tokens by usage, by chunks and by the tokenizer, and how many rows disagree."""
 

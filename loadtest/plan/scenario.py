@@ -29,7 +29,6 @@ Rate = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
 
-
 MAX_SHOWN = 200
 """Characters of a wrong value in its message."""
 RECORDED = {"recorded": True}
@@ -248,6 +247,8 @@ class Observe(_Part):
     serve_status: bool = False
     """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``."""
     ray_dashboard_url: str = "http://127.0.0.1:8265"
+    gpus_per_replica: int = Field(default=0, ge=0, le=64)
+    """GPUs of one replica, for the GPU-seconds in the report; 0: not reported."""
     kubernetes_selector: str = ""
     """Also the pods with these labels, from the Kubernetes API by the account of the pod that this runs in."""
     kubernetes_namespace: str = Field(default="", pattern=r"^[a-z0-9-]{0,63}$")

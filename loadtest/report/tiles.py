@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from loadtest.judge.cost import Cost
 from loadtest.judge.summary import Quantile, Summary, Throughput, interval
 from loadtest.records import Manifest
 from loadtest.wording import percentile, share
@@ -42,9 +43,20 @@ def _figures(summary: Summary) -> Iterator[Tile]:
     if done := summary.throughput:
         yield Tile("requests/s", [_rate("completed", done, "completed"), _rate("offered", done, "offered")])
         yield Tile("tokens/s", [_rate("output", done, "output_tokens"), _rate("with prompts", done, "total_tokens")])
+    if summary.cost and (lines := list(_cost(summary.cost))):
+        yield Tile("cost", lines)
     if num := sum(summary.states.values()):
         num_failed = num - sum(summary.states.get(state, 0) for state in ANSWERED)
         yield Tile("errors", [Line("", share(num_failed / num), f"{num_failed:,} of {num:,} requests")])
+
+
+def _cost(cost: Cost) -> Iterator[Line]:
+    if cost.tokens_per_good is not None:
+        yield Line("", _short(cost.tokens_per_good), "output tokens per good request")
+    if cost.replica_s is not None:
+        yield Line("", _short(cost.replica_s), f"replica-seconds in {cost.seen_s:,.0f} s")
+    if cost.gpu_s is not None:
+        yield Line("", _short(cost.gpu_s), "GPU-seconds")
 
 
 def _latency(q: float, at: Quantile) -> Line:

@@ -147,7 +147,7 @@ def test_the_page_begins_with_how_fast_how_much_how_many_failed_and_when(run: Pa
     text = (run / "report.html").read_text()
     summary, rows = read_run(run).summary, rows_of(run)
     found = {tile.label: tile.lines for tile in tiles(summary, read_manifest(run))}
-    assert list(found) == ["TTFT", "E2E", "requests/s", "tokens/s", "errors", "date"]
+    assert list(found) == ["TTFT", "E2E", "requests/s", "tokens/s", "cost", "errors", "date"]
     median = summary.distributions["ttft"].at(0.5)
     assert median is not None
     assert f"{found['TTFT'][0].value} {found['TTFT'][0].note}" == interval(median)
