@@ -128,7 +128,7 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
         if valid
         else [],
         "tiles": tiles(summary, manifest),
-        "distributions": [drawn.pop(name) for name in (f"cdf-{metric}" for metric in CDF_WORDS) if name in drawn],
+        "distributions": [drawn.pop(name) for name in (*(f"cdf-{metric}" for metric in CDF_WORDS), "tail") if name in drawn],
         "workload": list(_workload(data)),
         "gates": [_gate(gate) for gate in summary.gates],
         "health_figures": health,

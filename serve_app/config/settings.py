@@ -84,6 +84,7 @@ class Settings(Section):
                 *self._hold_problems(),
                 *self._health_problems(),
                 *self._canary_problems(),
+                *self._adapter_problems(),
             ]
         )
         return self
@@ -173,6 +174,20 @@ class Settings(Section):
             elif of in canaries:
                 yield wrong(key, f"is {of!r}, whose canary is {canaries[of]!r} already", "try one release at a time")
             canaries.setdefault(of, name)
+
+    def _adapter_problems(self) -> Iterator[PydanticCustomError]:
+        """A request's `model` is the name of one model or of one adapter."""
+        owners: dict[str, str] = {}
+        for name, model in self.models.items():
+            for adapter in model.adapters:
+                key = dotted(("models", name, "adapters", adapter))
+                if adapter in self.models:
+                    yield wrong(key, f"the name {adapter!r} is a model's, too", "rename the adapter")
+                elif adapter in owners:
+                    yield wrong(
+                        key, f"the name {adapter!r} is also that of an adapter of {owners[adapter]}", "rename one of them"
+                    )
+                owners.setdefault(adapter, name)
 
     def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
         """Two replicas on one node cannot listen on one port; which nodes there are, only Ray knows."""
