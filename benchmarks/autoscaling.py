@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scaling_policies import Fixed, Keda, Oracle, Ours, RequestCount
-from loadtest.analysis import summary_of
-from loadtest.arrivals import due_times, generator
-from loadtest.figures import RunData
-from loadtest.metrics import read_records
-from loadtest.scenario import Arrival, Diurnal, FlashCrowd, Gamma, Poisson, Step
+from loadtest.judge.analysis import summary_of
+from loadtest.judge.metrics import read_records
+from loadtest.plan.arrivals import due_times, generator
+from loadtest.plan.scenario import Arrival, Diurnal, FlashCrowd, Gamma, Poisson, Step
+from loadtest.report.figures import RunData
 from serve_app.autoscaling.capacity import Slo
 from serve_app.autoscaling.decision import Rule
 from serve_app.autoscaling.simulated_fleet import Outcome, Scaling, SimulatedFleet, World

@@ -36,12 +36,12 @@ from benchmarks.batching_setups import (
     static_run_s,
     static_values,
 )
+from loadtest.control.runner import run
 from loadtest.errors import InvalidRun
+from loadtest.plan.scenario import Scenario
+from loadtest.plan.schedule import make_schedule
 from loadtest.records import ScheduledRequest, read_manifest
-from loadtest.runner import run
-from loadtest.scenario import Scenario
-from loadtest.schedule import make_schedule
-from loadtest.target import Target
+from loadtest.wire.target import Target
 
 SHARE = 4
 """A static server gets one request of a burst in so many, in full batches (on the CPU only the naive one): its throughput does not

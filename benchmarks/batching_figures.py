@@ -14,8 +14,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from benchmarks.batching_records import Run, read_results, read_runs
 from benchmarks.batching_setups import CONTINUOUS, PAPER_BATCH, SYSTEMS, Setup
 from benchmarks.batching_theory import LengthLaw, plain_multiple, rows_of
-from loadtest import stats
-from loadtest.plots import GRID, INK, MUTED, SERIES, STYLE, Sample, plot_cdf
+from loadtest.judge import stats
+from loadtest.report.plots import GRID, INK, MUTED, SERIES, STYLE, Sample, plot_cdf
 
 Entry = dict[str, Any]
 Runs = Sequence[tuple[Entry, Run]]

@@ -11,11 +11,11 @@ import numpy as np
 
 from benchmarks.batching_theory import Life, block_use
 from benchmarks.static_batching.batches import BatchRecord, kv_use
-from loadtest.analysis import distribution, summary_of
-from loadtest.metrics import Records, metric_bounds, read_records
+from loadtest.judge.analysis import distribution, summary_of
+from loadtest.judge.metrics import Records, metric_bounds, read_records
+from loadtest.judge.stats import Floats
+from loadtest.judge.summary import Summary
 from loadtest.records import Row
-from loadtest.stats import Floats
-from loadtest.summary import Summary
 
 BLOCK_SIZE = {True: 16, False: 32}
 """Of the fleet's KV cache, by whether it is simulated: the CPU's attention takes multiples of 32."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.static_batching.batches import Form, largest_batch, num_steps, step_ends_s
-from loadtest.scenario import Scenario, parse_scenario
+from loadtest.plan.scenario import Scenario, parse_scenario
 from serve_app.simulated.profiles import PROFILES, Profile
 
 MODEL = "embedded:smollm2-135m-instruct"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.stats import Floats
+from loadtest.judge.stats import Floats
 
 
 @dataclass(frozen=True)

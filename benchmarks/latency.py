@@ -21,18 +21,18 @@ from matplotlib.figure import Figure
 
 from benchmarks.overhead import PROFILE, simulated
 from benchmarks.targets import VLLM, Target, environment, source_of, started
-from loadtest.analysis import analyse
-from loadtest.compare import compare
+from loadtest.control.runner import run
 from loadtest.errors import ExitCode
-from loadtest.figures import read_run
-from loadtest.metrics import read_records
-from loadtest.plots import plot_cdf
-from loadtest.runner import run
-from loadtest.scenario import Scenario, parse_scenario
-from loadtest.summary import Distribution
-from loadtest.target import Target as LoadTarget
-from loadtest.truth.server import running
-from loadtest.truth.settings import Law
+from loadtest.judge.analysis import analyse
+from loadtest.judge.compare import compare
+from loadtest.judge.metrics import read_records
+from loadtest.judge.summary import Distribution
+from loadtest.plan.scenario import Scenario, parse_scenario
+from loadtest.proof.truth.server import running
+from loadtest.proof.truth.settings import Law
+from loadtest.report.figures import read_run
+from loadtest.report.plots import plot_cdf
+from loadtest.wire.target import Target as LoadTarget
 from serve_app.config import ModelSettings
 
 QPS = (1, 4)
@@ -173,10 +173,10 @@ def _figures(run: Path) -> dict[str, float]:
     return {
         "requests/s": sum(row.state == "ok" for row in rows) / span_s,
         "output tokens/s": sum(row.output_tokens or 0 for row in rows) / span_s,
-        "mean TTFT ms": (found["send_ttft"].mean_s or 0.0) * 1000,
+        "mean TTFT ms": (found["send_ttft"].mean_answered_s or 0.0) * 1000,
         "median TTFT ms": median["send_ttft"],
-        "mean TPOT ms": (found["tpot"].mean_s or 0.0) * 1000,
-        "mean ITL ms": (found["itl"].mean_s or 0.0) * 1000,
+        "mean TPOT ms": (found["tpot"].mean_answered_s or 0.0) * 1000,
+        "mean ITL ms": (found["itl"].mean_answered_s or 0.0) * 1000,
         "median E2E ms": median["send_e2e"],
     }
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.plots import MUTED, SERIES, STYLE
+from loadtest.report.plots import MUTED, SERIES, STYLE
 
 Timeline = Sequence[tuple[float, int, int, float]]
 SMOOTH_S = 15

@@ -28,8 +28,8 @@ from benchmarks.overhead import ENGINE
 from benchmarks.peers import changed
 from benchmarks.processes import server
 from benchmarks.targets import environment, fleet_config
+from loadtest.judge.stats import share_bound
 from loadtest.records import Row, RunEvent, read_lines, read_rows
-from loadtest.stats import share_bound
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import ModelSettings
 

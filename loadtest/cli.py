@@ -9,19 +9,19 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-import yaml
 
 from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
 from loadtest.inputs import read_text
+from loadtest.plan.overrides import overrides, scenario_of
+from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.records import State
-from loadtest.scenario import Scenario, load_scenario, parse_scenario, scenario_file
-from loadtest.target import API_KEY_VARIABLE, Target, trust
+from loadtest.wire.target import API_KEY_VARIABLE, Target, trust
 
 app = typer.Typer(
     name="serve-app-loadtest",
@@ -86,11 +86,22 @@ def plan(scenario: ScenarioFile, sets: Set = None, workers: Workers = None, seed
 
     Example: serve-app-loadtest plan chat-qps-4 --set duration_s=600
     """
-    from loadtest.plan import make_plan
-    from loadtest.schedule import make_schedule
+    from loadtest.judge.plan import make_plan
+    from loadtest.plan.schedule import make_schedule
 
     loaded = scenario_of(scenario, sets, workers=workers, seed=seed)
     typer.echo("\n".join(make_plan(loaded, make_schedule(loaded)).lines()))
+
+
+@app.command()
+def schema(markdown: Annotated[bool, typer.Option(help="A page for people instead: docs/scenario.md.")] = False) -> None:
+    """Print the JSON Schema of a scenario file, every key described; editors check a file by it.
+
+    Example: serve-app-loadtest schema > scenario.schema.json
+    """
+    from loadtest.plan.reference import json_schema, page
+
+    typer.echo(page() if markdown else json_schema(), nl=False)
 
 
 @app.command()
@@ -111,8 +122,8 @@ def run(
 
     Example: serve-app-loadtest run chat-qps-4 --target http://127.0.0.1:8000 --set slo=ttft_p99=500ms
     """
-    from loadtest.faults import below
-    from loadtest.processes import Elsewhere
+    from loadtest.control.faults import below
+    from loadtest.control.processes import Elsewhere
 
     loaded = scenario_of(scenario, load.sets, **load.over())
     loaded = loaded.model_copy(update={"faults": below(loaded.faults, below_pid)})
@@ -123,8 +134,8 @@ def run(
         raise UsageError(
             "--repeat", f"{repeat} does not go with --bind or --judge-later: workers elsewhere end with the first run"
         )
-    from loadtest.repeat import repeat as repeat_runs
-    from loadtest.runner import default_out
+    from loadtest.control.repeat import repeat as repeat_runs
+    from loadtest.control.runner import default_out
 
     where = load.out or default_out(loaded)
     raise typer.Exit(repeat_runs(loaded, load.asked(), where, repeat, command=_command(), say=typer.echo, report=report))
@@ -143,7 +154,7 @@ def pool(
     """
     from msgspec.json import encode, format
 
-    from loadtest.replicates import pool as pool_runs
+    from loadtest.judge.replicates import pool as pool_runs
 
     pooled = pool_runs(runs)
     typer.echo(format(encode(pooled)).decode() if json else "\n".join(pooled.lines()))
@@ -156,9 +167,9 @@ def verdict(run_folder: Run) -> None:
 
     Example: serve-app-loadtest verdict results/chat
     """
-    from loadtest.progress import print_verdict
+    from loadtest.control.progress import print_verdict
+    from loadtest.judge.summary import read_summary
     from loadtest.records import read_manifest
-    from loadtest.summary import read_summary
     from loadtest.wording import VERDICTS
 
     manifest = read_manifest(run_folder)
@@ -179,7 +190,7 @@ def locust(ctx: typer.Context, api_key_file: KeyFile = None) -> None:
     Example: serve-app-loadtest locust --worker --master-host 10.0.0.7
     """
     os.environ[API_KEY_VARIABLE] = api_key(api_key_file)
-    locustfile = str(Path(__file__).with_name("locustfile.py"))
+    locustfile = str(Path(__file__).with_name("control") / "locustfile.py")
     os.execv(sys.executable, [sys.executable, "-m", "locust", "-f", locustfile, *ctx.args])
 
 
@@ -198,9 +209,9 @@ def saturate(
 
     Example: serve-app-loadtest saturate chat-qps-4 --target http://127.0.0.1:8000 --slo ttft_p99=500ms,itl_p99=80ms
     """
-    from loadtest.runner import default_out
-    from loadtest.saturate import saturate as search_capacity
-    from loadtest.search import SearchSettings
+    from loadtest.control.runner import default_out
+    from loadtest.control.saturate import saturate as search_capacity
+    from loadtest.judge.search import SearchSettings
 
     loaded = scenario_of(scenario, load.sets, **load.over(), slo=slo or None)
     settings = SearchSettings(
@@ -244,7 +255,7 @@ def compare(
 
     Example: serve-app-loadtest compare results/before results/after
     """
-    from loadtest.compare import compare as compare_runs
+    from loadtest.judge.compare import compare as compare_runs
 
     typer.echo("\n".join(compare_runs(a, b).lines()))
 
@@ -267,8 +278,8 @@ def audit(
 
     Example: serve-app-loadtest audit results/chat --server-log truth.jsonl
     """
-    from loadtest.audit import audit as audit_run
-    from loadtest.server_log import ServerLog
+    from loadtest.audit.audit import audit as audit_run
+    from loadtest.audit.server_log import ServerLog
 
     allowed = frozenset(state for state in get_args(State) if state in (allow or ()))
     if wrong := set(allow or ()) - allowed:
@@ -290,7 +301,7 @@ def report(
     Example: serve-app-loadtest report results/after --other results/before
     """
     from loadtest.records import read_manifest
-    from loadtest.report import write_report
+    from loadtest.report.report import write_report
 
     try:
         typer.echo(write_report(run_folder, other=other))
@@ -312,14 +323,14 @@ def selftest(
 
     Example: serve-app-loadtest selftest --quick
     """
-    from loadtest.selftest import selftest as run_selftest
+    from loadtest.proof.selftest import selftest as run_selftest
 
     raise typer.Exit(run_selftest(quick=quick, only=only, out=out))
 
 
 def _run(scenario: Scenario, load: Load, *, judge_later: bool = False, **options: Any) -> None:
-    from loadtest.runner import default_out
-    from loadtest.runner import run as run_scenario
+    from loadtest.control.runner import default_out
+    from loadtest.control.runner import run as run_scenario
 
     code = run_scenario(scenario, load.asked(), load.out or default_out(scenario), command=_command(), **options)
     raise typer.Exit(0 if judge_later else code)
@@ -338,46 +349,6 @@ def api_key(file: Path | None) -> str:
     if file is None:
         return os.environ.get(API_KEY_VARIABLE, "")
     return read_text(file).strip()
-
-
-def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scenario:
-    """Load the scenario with what the command line says over it.
-
-    Raises:
-        UsageError: The message names the file, key or option.
-    """
-    try:
-        values = yaml.safe_load(read_text(scenario_file(file))) if sets else {}
-    except yaml.YAMLError:
-        values = {}  # the next line says what is wrong
-    return load_scenario(file, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
-
-
-def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> dict[str, Any]:
-    """Return the top-level keys to replace in ``values``: ``a.b=c`` changes a copy of what ``a`` is there.
-
-    Raises:
-        UsageError: A word is not like key=value, or its key leads nowhere.
-    """
-    found: dict[str, Any] = {}
-    for word in sets:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise UsageError("--set", f"{word!r} is not like duration_s=60 or arrival.rate=8")
-        top, *below = key.split(".")
-        try:
-            value = yaml.safe_load(text)
-            if not below:
-                found[top] = value
-                continue
-            # Through YAML: a copy, so that the scenario that was read stays as it is.
-            place = found[top] = yaml.safe_load(yaml.safe_dump(found.get(top, values.get(top, {}))))
-            for name in below[:-1]:
-                place = place[int(name)] if isinstance(place, list) else place.setdefault(name, {})
-            place[int(below[-1]) if isinstance(place, list) else below[-1]] = value
-        except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as exc:
-            raise UsageError("--set", f"{word!r}: {exc}") from exc
-    return found | {key: value for key, value in options.items() if value is not None}
 
 
 def main() -> None:

@@ -1,11 +1,21 @@
 """The quantile of a sample as everything here takes it: one of its values. Pure, and quick to load: the generator's processes do."""
 
 import math
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+
+
+class Ordered(Protocol):
+    """Values in rising order."""
+
+    @property
+    def size(self) -> int: ...
+
+    def __getitem__(self, k: int, /) -> float: ...
 
 
 def rank(n: int, q: float) -> int:

@@ -8,7 +8,7 @@
     RUN/events.jsonl     one `RunEvent` a line: phases, faults
     RUN/seal.jsonl       one `loadtest.seal.Seal` a line: digests of rows and health, as they were recorded
     RUN/tokens.jsonl    one `TokenCount` a line, if the scenario has a tokenizer; made from the texts after the run
-    RUN/summary.json     `loadtest.summary.Summary`; made from the files above, and can be made again
+    RUN/summary.json     `loadtest.judge.summary.Summary`; made from the files above, and can be made again
 
 Every time of a run is in seconds from its epoch (the manifest's ``epoch_unix_s``), taken from one monotonic clock per process.
 """
@@ -144,7 +144,7 @@ class HealthSample(msgspec.Struct, omit_defaults=True):
 
 
 class ServerSample(msgspec.Struct, omit_defaults=True):
-    """One scrape. Names in ``values`` are those of `loadtest.observe`."""
+    """One scrape. Names in ``values`` are those of `loadtest.control.observe`."""
 
     t_s: float
     source: Literal["metrics", "serve", "kubernetes"]

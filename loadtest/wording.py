@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from loadtest.errors import ExitCode
-from loadtest.summary import Quantile
 
 
 class Verdict(NamedTuple):
@@ -32,16 +31,6 @@ VERDICTS = {
 def percentile(q: float) -> str:
     """Return such as ``p99`` or ``p99.9``, with nine digits at most."""
     return f"p{q * 100:.9g}"
-
-
-def interval(quantile: Quantile) -> str:
-    """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
-    if quantile.value_s is None:
-        if quantile.failed:
-            return "∞ (failed)"
-        return "n too small" if quantile.censored_s is None else f"≥ {seconds([quantile.censored_s])[0]}"
-    value, *bounds = seconds([quantile.value_s, quantile.low_s, quantile.high_s])
-    return f"{value} [{bounds[0]}, {bounds[1]}]"
 
 
 def seconds(values: Sequence[float | None]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from loadtest.scenario import Scenario
+from loadtest.plan.scenario import Scenario
 from tools.chart_schema import BY_KEY, Schema, descriptions, schema_of
 
 CHART = Path(__file__).parents[1] / "helm" / "loadtest"

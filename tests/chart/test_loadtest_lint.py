@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.plan import make_plan
-from loadtest.scenario import parse_scenario
-from loadtest.schedule import make_schedule
+from loadtest.judge.plan import make_plan
+from loadtest.plan.scenario import parse_scenario
+from loadtest.plan.schedule import make_schedule
 from tests.chart.loadtest_chart import (
     CHART,
     CI_FILES,

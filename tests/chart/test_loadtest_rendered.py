@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from loadtest.cli import app
-from loadtest.scenario import load_scenario
-from loadtest.truth.settings import load_law
+from loadtest.plan.scenario import load_scenario
+from loadtest.proof.truth.settings import load_law
 from tests.chart.loadtest_chart import CHART, CI_FILES, KEY, PODS, S3, WEB, master, render, render_file, template, worker
 from tests.chart.render import Object, Rendered, at, merged, tool
 from tests.chart.schemas import kubeconform_schemas
@@ -121,7 +121,7 @@ def test_every_command_of_ours_is_one_and_knows_its_options(rendered: Rendered) 
 
 LOCUSTS_OPTIONS = """
 from locust.argument_parser import get_empty_argument_parser, setup_parser_arguments
-from loadtest.locustfile import add_options
+from loadtest.control.locustfile import add_options
 
 parser = get_empty_argument_parser()
 setup_parser_arguments(parser)

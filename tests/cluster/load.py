@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from loadtest.selftest.bench import ABOUT_TIME
+from loadtest.proof.selftest.bench import ABOUT_TIME
 from tests.cluster.kube import apply, get, kubectl, run, wait_until
 from tests.cluster.release import CHART, HERE, Release
 

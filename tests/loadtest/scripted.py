@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from loadtest.client import Asked, Client
 from loadtest.records import Row, ScheduledRequest
-from loadtest.target import Target
+from loadtest.wire.client import Asked, Client
+from loadtest.wire.target import Target
 
 Script = Callable[["Peer"], None]
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from loadtest.plan.scenario import parse_scenario
+from loadtest.plan.schedule import make_schedule
 from loadtest.records import HealthSample, Manifest, Row, RunEvent, ScheduledRequest, ServerSample, State
-from loadtest.scenario import parse_scenario
-from loadtest.schedule import make_schedule
 
 Records = list[Row] | list[HealthSample] | list[ServerSample] | list[RunEvent]
 
@@ -93,6 +93,7 @@ def _row(rng: np.random.Generator, request: ScheduledRequest, due_s: float, slow
         tokens = min(left, 1 + int(rng.random() < 0.2))
         times.append((times[-1][0] + tokens * slow * float(rng.lognormal(np.log(22), 0.15)), tokens))
         left -= tokens
+    times = [(round(ms, 3), tokens) for ms, tokens in times]  # as the client records them
     row.chunks, row.prompt_tokens, row.output_tokens, row.status = times, request.input_tokens, request.output_tokens, 200
     row.first_s, row.last_s, row.end_s = sent + first_ms / 1e3, sent + times[-1][0] / 1e3, sent + times[-1][0] / 1e3 + 0.001
     row.finish_reason = "length"

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.analysis import analyse
-from loadtest.cli import api_key, app, audit, overrides, scenario_of
+from loadtest.cli import api_key, app, audit
 from loadtest.errors import AuditMismatch, LoadtestError, UsageError
+from loadtest.judge.analysis import analyse
+from loadtest.plan.overrides import overrides, scenario_of
+from loadtest.plan.scenario import Poisson
 from loadtest.recorder import write_json
-from loadtest.scenario import Poisson
-from tests.loadtest.test_analysis import ended, write_run
+from tests.loadtest.judge.test_analysis import ended, write_run
 
 SCENARIO = """
 name: tiny

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.analysis import analyse
-from loadtest.audit import audit
+from loadtest.audit.audit import audit
 from loadtest.errors import UsageError
+from loadtest.judge.analysis import analyse
 from loadtest.recorder import Batch, Recorder, as_lines, write_manifest
 from loadtest.records import HealthSample, Manifest, Row, read_manifest
 from loadtest.seal import broken_seals

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from loadtest.judge.summary import read_summary
+from loadtest.plan.schedule import Schedule, read_schedule
+from loadtest.proof.selftest.bench import ABOUT_TIME
 from loadtest.records import Row, read_lines, read_manifest
-from loadtest.schedule import Schedule, read_schedule
-from loadtest.selftest.bench import ABOUT_TIME
-from loadtest.summary import read_summary
 
 WITHIN_S = 90.0
 

@@ -29,10 +29,10 @@ from benchmarks.batching_setups import (
 from benchmarks.batching_theory import LengthLaw, Life, block_use, plain_multiple, rows_of
 from benchmarks.static_batching.batches import step_ends_s
 from benchmarks.static_batching.settings import parse_static
+from loadtest.plan.scenario import Scenario
+from loadtest.plan.schedule import make_schedule
 from loadtest.recorder import as_lines
 from loadtest.records import HealthSample, Manifest, Row
-from loadtest.scenario import Scenario
-from loadtest.schedule import make_schedule
 from serve_app.config import ModelSettings
 
 A100 = SETUPS["a100-40gb-llama-13b"]

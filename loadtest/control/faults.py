@@ -1,0 +1,210 @@
+"""Faults of a scenario, injected at their times: processes killed or stopped, the relay's connections cut, commands run.
+
+Processes are touched only below a root that the scenario names, and only if exactly one of them fits. A stopped process goes on
+after its time even if this process is killed meanwhile: a shell that holds the other end of a pipe sees it close.
+"""
+
+import atexit
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import psutil
+
+from loadtest.errors import UsageError
+from loadtest.plan.scenario import Fault, Scenario
+from loadtest.records import RunEvent
+from loadtest.wire.relay import Relay
+
+# A rollout by kubectl takes longer than the pause that for_s is for the other actions.
+MIN_COMMAND_LIMIT_S = 60.0
+_MAX_OUTPUT = 300
+
+
+class _NotInjected(Exception):
+    """The fault did not happen, or not as planned."""
+
+
+def relay_needed(scenario: Scenario) -> bool:
+    """Return whether the load must go through a `loadtest.wire.relay.Relay`, which a fault cuts."""
+    return any(fault.action == "cut-link" for fault in scenario.faults)
+
+
+def below(faults: Sequence[Fault], pid: int | None) -> tuple[Fault, ...]:
+    """Return the faults with the root ``pid`` where they name none: a scenario file cannot know it."""
+    return tuple(f if f.below_pid is not None else f.model_copy(update={"below_pid": pid}) for f in faults)
+
+
+def check_faults(faults: Sequence[Fault]) -> None:
+    """Check before the run what can be known then; that `process` fits exactly one is known only when its time comes.
+
+    Raises:
+        UsageError: A fault names no process, root or command, or one that is not there.
+    """
+    for index, fault in enumerate(faults):
+        where = f"faults.{index}"
+        if fault.action in ("kill", "stop"):
+            _check_process(where, fault)
+        elif fault.action == "command":
+            if not fault.command:
+                raise UsageError(f"{where}.command", "action: command needs a program and its arguments, as a list")
+            if shutil.which(fault.command[0]) is None:
+                raise UsageError(f"{where}.command", f"no program {fault.command[0]!r} here or on PATH")
+
+
+def _check_process(where: str, fault: Fault) -> None:
+    if not fault.process:
+        raise UsageError(f"{where}.process", f"action: {fault.action} needs a part of the command line of one process")
+    if fault.below_pid is None:
+        raise UsageError(f"{where}.below_pid", "give the process id below which the process runs; no other is ever touched")
+    if not psutil.pid_exists(fault.below_pid):
+        raise UsageError(f"{where}.below_pid", f"no process {fault.below_pid} is running")
+
+
+def find_process(fault: Fault) -> psutil.Process:
+    """Return the one process below ``below_pid`` whose command line holds one of the texts; itself and this process never fit.
+
+    Raises:
+        _NotInjected: None fits, or several do.
+    """
+    assert fault.below_pid is not None  # checked before the run
+    try:
+        tree = psutil.Process(fault.below_pid).children(recursive=True)
+    except psutil.NoSuchProcess as exc:
+        raise _NotInjected(f"below_pid {fault.below_pid} is not running any more") from exc
+    fitting = []
+    for process in tree:
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            line = shlex.join(process.cmdline())
+            if process.pid != os.getpid() and any(text in line for text in fault.process.split("|")):
+                fitting.append(process)
+    if len(fitting) != 1:
+        pids = ", ".join(str(process.pid) for process in fitting) or "none"
+        raise _NotInjected(f"exactly one process below {fault.below_pid} must fit {fault.process!r}, fitting: {pids}")
+    return fitting[0]
+
+
+class FaultRunner:
+    """Injects each fault at its time, from a thread of its own; where Locust is loaded that is a greenlet, which works as well.
+
+    Args:
+        now: Seconds from the run's epoch, the clock of ``at_s``.
+        emit: Takes what happened; called from the faults' threads, one call at a time.
+        relay: Where ``cut-link`` cuts; given if `relay_needed`.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        now: Callable[[], float],
+        emit: Callable[[RunEvent], None],
+        *,
+        relay: Relay | None = None,
+    ) -> None:
+        self.problems: list[str] = []
+        """Faults that did not happen as planned: the run is then not the one that was asked for."""
+        self._now = now
+        self._emit = emit
+        self._relay = relay
+        self._emitting = threading.Lock()
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(fault,), daemon=True) for fault in faults]
+
+    def start(self) -> None:
+        atexit.register(self.stop)
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End what is going on: stopped processes go on, commands are killed. Faults whose time has not come never happen."""
+        self._stopping.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        atexit.unregister(self.stop)
+
+    def _run(self, fault: Fault) -> None:
+        if self._stopping.wait(max(0.0, fault.at_s - self._now())):
+            return
+        act = {"kill": self._kill, "stop": self._stop, "cut-link": self._cut_link, "command": self._command}[fault.action]
+        try:
+            act(fault)
+        except (_NotInjected, psutil.Error, OSError) as exc:
+            self.problems.append(f"{_name(fault)} at {fault.at_s:g} s: {exc}")
+            self._say("note", f"fault went wrong: {self.problems[-1]}")
+
+    def _kill(self, fault: Fault) -> None:
+        process = find_process(fault)
+        process.kill()
+        self._say("fault", f"{_name(fault)}: killed process {process.pid}")
+
+    def _stop(self, fault: Fault) -> None:
+        process = find_process(fault)
+        with _continued(process):
+            process.suspend()
+            self._say("fault", f"{_name(fault)}: stopped process {process.pid}")
+            self._stopping.wait(fault.for_s)
+        self._say("fault-end", f"{_name(fault)}: process {process.pid} goes on")
+
+    def _cut_link(self, fault: Fault) -> None:
+        if self._relay is None:
+            raise _NotInjected("the load does not go through a relay")
+        self._relay.cut(fault.for_s)
+        self._say("fault", f"{_name(fault)}: cut")
+        if fault.for_s > 0:
+            self._stopping.wait(fault.for_s)
+            self._say("fault-end", _name(fault))
+
+    def _command(self, fault: Fault) -> None:
+        limit_s = max(fault.for_s, MIN_COMMAND_LIMIT_S)
+        deadline = self._now() + limit_s
+        # A file, not a pipe: what the program leaves running in the background would hold a pipe open.
+        with tempfile.TemporaryFile() as output:
+            child = subprocess.Popen(
+                fault.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            self._say("fault", f"{_name(fault)}: {shlex.join(fault.command)}")
+            while child.poll() is None and self._now() < deadline and not self._stopping.wait(0.05):
+                pass
+            unfinished = child.poll() is None
+            if unfinished:
+                os.killpg(child.pid, signal.SIGKILL)
+            status = child.wait()
+            output.seek(0)
+            text = " ".join(output.read().decode(errors="replace").split())[-_MAX_OUTPUT:]
+        self._say("fault-end", f"{_name(fault)}: exit status {status}: {text}")
+        if unfinished or status != 0:
+            why = f"killed before its end (limit {limit_s:g} s)" if unfinished else f"exit status {status}"
+            raise _NotInjected(f"{shlex.join(fault.command)}: {why}: {text}")
+
+    def _say(self, kind: Literal["fault", "fault-end", "note"], text: str) -> None:
+        with self._emitting:
+            self._emit(RunEvent(self._now(), kind, text))
+
+
+@contextlib.contextmanager
+def _continued(process: psutil.Process) -> Iterator[None]:
+    """On leaving, and when this process dies however it does, let the process go on."""
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", 'read -r _; kill -CONT "$0"', str(process.pid)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C at the terminal must not end it
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+        guard.communicate()
+
+
+def _name(fault: Fault) -> str:
+    return fault.name or fault.action

@@ -1,0 +1,207 @@
+"""What the target says of itself: Prometheus series, Ray Serve's replicas, Kubernetes pods, under names common to all targets.
+
+    running, waiting, held         requests: in running batches, in waiting queues, unfinished in the front end
+    kv_usage                       used share of the fullest KV cache, 0..1
+    preemptions, requests_ok, requests_failed, requests_rejected, prompt_tokens, output_tokens          counters
+    queue_s_sum, queue_s_count, and so prefill_s, decode_s, ttft_s                                      histograms' totals
+    replicas_desired/<deployment>, replicas_ready/<deployment>                                          of Ray Serve
+    pods_ready, pods_pending (not placed, or its image is on the way), pods_starting (runs, not ready)  of Kubernetes
+
+Counters are sums over models, engines and replicas. A name whose series the target does not have is left out.
+Sources: vllm/v1/metrics/loggers.py; `ray_vllm_*`, the same through Ray's agent; serve_app_* of our ingress;
+ray/serve/schema.py (ServeInstanceDetails).
+"""
+
+import json
+import math
+import os
+import re
+import ssl
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlencode, urlsplit
+
+import httpx
+
+from loadtest.plan.scenario import Observe
+from loadtest.records import ServerSample
+from loadtest.wire.target import Target, get_within
+
+TIMEOUT_S = 2.0
+MAX_PODS = 500
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where the kubelet puts a pod's namespace, its token and the API server's authority."""
+
+_HISTOGRAMS = {
+    "queue_s": "request_queue_time_seconds",
+    "prefill_s": "request_prefill_time_seconds",
+    "decode_s": "request_decode_time_seconds",
+    "ttft_s": "time_to_first_token_seconds",
+}
+# Name -> series without vLLM's prefix and `_total`, and what its labels must hold; best first, the first one there is counts.
+_SERIES: dict[str, tuple[tuple[str, str], ...]] = {
+    "running": (("num_requests_running", ""),),
+    "waiting": (("num_requests_waiting", ""),),
+    "held": (("serve_app_replica_held", ""),),
+    "kv_usage": (("kv_cache_usage_perc", ""),),
+    "preemptions": (("num_preemptions", ""),),
+    "requests_ok": (
+        ("request_success", 'finished_reason="(stop|length|repetition)"'),
+        ("serve_app_requests", 'outcome="complete"'),
+    ),
+    "requests_failed": (("serve_app_requests", 'outcome="failed"'), ("request_success", 'finished_reason="error"')),
+    "requests_rejected": (("serve_app_requests", 'outcome="rejected"'), ("admission_rejections", "")),
+    "prompt_tokens": (("prompt_tokens", ""),),
+    "output_tokens": (("generation_tokens", ""),),
+    **{f"{name}_{part}": ((f"{series}_{part}", ""),) for name, series in _HISTOGRAMS.items() for part in ("sum", "count")},
+}
+# Only these lines are taken out of a page that can have thousands: it is read beside the load generator.
+_LINE = re.compile(
+    rf"^(?:ray_)?(?:vllm[:_])?(?P<series>{'|'.join(series for ways in _SERIES.values() for series, _ in ways)})(?P<total>_total)?"
+    r'(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (?P<value>\S+)',
+    re.MULTILINE,
+)
+
+
+def metrics_values(page: str) -> dict[str, float]:
+    """Return the normalised values of a page in Prometheus's text format."""
+    found: defaultdict[tuple[str, bool], list[tuple[str, float]]] = defaultdict(list)
+    for match in _LINE.finditer(page):
+        value = float(match["value"])
+        if math.isfinite(value):
+            found[match["series"], match["total"] is not None].append((match["labels"] or "", value))
+    values = {}
+    for name, ways in _SERIES.items():
+        for series, labels in ways:
+            # Ray's agent can show a counter a second time, as a gauge without the suffix.
+            if lines := found.get((series, True)) or found.get((series, False)):
+                fitting = [value for text, value in lines if re.search(labels, text)]
+                values[name] = max(fitting, default=0.0) if name == "kv_usage" else sum(fitting)
+                break
+    return values
+
+
+def serve_values(details: Mapping[str, Any]) -> dict[str, float]:
+    """Return desired and ready replicas from the answer to GET /api/serve/applications/ of Ray's dashboard."""
+    values: defaultdict[str, float] = defaultdict(float)
+    for application in details["applications"].values():
+        for name, deployment in application["deployments"].items():
+            values[f"replicas_desired/{name}"] += deployment["target_num_replicas"]
+            values[f"replicas_ready/{name}"] += sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
+    return dict(values)
+
+
+def pod_values(pods: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the counts of pods as the Kubernetes API lists them; those that end or have ended count nowhere."""
+    values = {"pods_ready": 0.0, "pods_pending": 0.0, "pods_starting": 0.0}
+    for pod in pods:
+        status = pod["status"]
+        if "deletionTimestamp" in pod["metadata"]:
+            continue
+        if status["phase"] == "Pending":
+            values["pods_pending"] += 1
+        elif status["phase"] == "Running":
+            ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", ()))
+            values["pods_ready" if ready else "pods_starting"] += 1
+    return values
+
+
+def ray_token() -> str:
+    """Return the token for Ray's dashboard from where Ray itself looks for it: environment, named file, the user's file."""
+    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+        return token
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    return file.read_text().strip() if file.is_file() else ""
+
+
+class Observer:
+    """Asks the sources that a scenario names. Blocks: call it from a thread (or a greenlet), not from an event loop."""
+
+    def __init__(self, observe: Observe, target: Target) -> None:
+        self._observe = observe
+        self._metrics_url = observe.metrics_url or f"{target.root}/metrics"
+        own = urlsplit(self._metrics_url)[:2] == urlsplit(target.root)[:2]
+        self._metrics_headers = target.headers if own else None  # the key is for nobody else
+        # As the load itself: without a proxy, and by the system's certificates.
+        self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False, follow_redirects=True, verify=ssl.create_default_context())
+        self._kubernetes: httpx.Client | None = None
+
+    def close(self) -> None:
+        self._http.close()
+        if self._kubernetes:
+            self._kubernetes.close()
+
+    def sample(self, t_s: float) -> list[ServerSample]:
+        """Return one sample per source, in a few seconds at most. Never raises: what went wrong is in ``error``."""
+        samples = []
+        if self._metrics_url != "none":
+            samples.append(_sampled(t_s, "metrics", self._metrics))
+        if self._observe.serve_status:
+            samples.append(_sampled(t_s, "serve", self._serve))
+        if self._observe.kubernetes_selector:
+            samples.append(_sampled(t_s, "kubernetes", self._pods))
+        return samples
+
+    def _get(self, url: str, headers: Mapping[str, str] | None = None) -> str:
+        return get_within(self._http, url, TIMEOUT_S, headers).raise_for_status().text
+
+    def _metrics(self) -> dict[str, float]:
+        values = metrics_values(self._get(self._metrics_url, self._metrics_headers))
+        if not values:
+            raise ValueError(f"{self._metrics_url} has no series of vLLM or serve-app")
+        return values
+
+    def _serve(self) -> dict[str, float]:
+        url = f"{self._observe.ray_dashboard_url.rstrip('/')}/api/serve/applications/"
+        token = ray_token()
+        return serve_values(json.loads(self._get(url, {"Authorization": f"Bearer {token}"} if token else None)))
+
+    def _pods(self) -> dict[str, float]:
+        if self._kubernetes is None:
+            self._kubernetes = _kubernetes_api(self._observe.kubernetes_url)
+        namespace = self._observe.kubernetes_namespace or _of_account("namespace") or "default"
+        asked = {"labelSelector": self._observe.kubernetes_selector, "limit": MAX_PODS}
+        url = f"/api/v1/namespaces/{namespace}/pods?{urlencode(asked)}"
+        token = "" if self._observe.kubernetes_url else _of_account("token")  # read anew: the kubelet replaces it
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        answer = get_within(self._kubernetes, url, TIMEOUT_S, headers)
+        try:
+            listed = answer.json()
+            if answer.status_code == 200:
+                return pod_values(listed["items"])
+            raise RuntimeError(f"the Kubernetes API says {answer.status_code}: {listed['message']}")
+        except (ValueError, TypeError, LookupError) as exc:
+            address = self._kubernetes.base_url
+            raise RuntimeError(f"{address} does not answer as the Kubernetes API: does `kubectl proxy` listen there?") from exc
+
+
+def _sampled(t_s: float, source: Literal["metrics", "serve", "kubernetes"], read: Callable[[], dict[str, float]]) -> ServerSample:
+    try:
+        return ServerSample(t_s, source, values=read())
+    except Exception as exc:  # the root of this source: whatever a foreign client or a foreign answer brings
+        return ServerSample(t_s, source, error=f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300])
+
+
+def _kubernetes_api(url: str) -> httpx.Client:
+    """Return a client of the API server at ``url``, or of the cluster's own, verified by what the pod was given.
+
+    Raises:
+        RuntimeError: This is no pod, and no address was named.
+    """
+    if url:
+        return httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    if not host or not (ACCOUNT / "ca.crt").is_file():
+        raise RuntimeError(
+            "outside a pod kubernetes_selector needs kubernetes_url: http://127.0.0.1:8001, where `kubectl proxy` runs"
+        )
+    address = f"[{host}]" if ":" in host else host
+    authority = ssl.create_default_context(cafile=ACCOUNT / "ca.crt")
+    return httpx.Client(base_url=f"https://{address}:{port}", timeout=TIMEOUT_S, trust_env=False, verify=authority)
+
+
+def _of_account(name: str) -> str:
+    file = ACCOUNT / name
+    return file.read_text().strip() if file.is_file() else ""

@@ -1,0 +1,62 @@
+"""Makes replicates of a scenario: real runs one after the other, a folder each below one folder, and replicates.json at the end."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from loadtest.control.runner import run
+from loadtest.errors import ExitCode, LoadtestError, UsageError
+from loadtest.judge.replicates import MIN_RUNS, pool
+from loadtest.plan.scenario import Scenario
+from loadtest.recorder import claim, write_json
+from loadtest.records import read_manifest
+from loadtest.wire.target import Target
+
+
+def repeat(
+    scenario: Scenario,
+    target: Target,
+    out: Path,
+    num: int,
+    *,
+    command: Sequence[str],
+    say: Callable[[str], None],
+    report: bool = True,
+) -> ExitCode:
+    """Run the scenario with its seed and the ``num - 1`` that follow, and pool the runs. The first invalid or interrupted one is the last.
+
+    Where a later one cannot be made at all, those before it are pooled if they are enough, and pass nothing.
+
+    Raises:
+        UsageError: Too few to pool, or the first run as `loadtest.control.runner.run`.
+        InvalidRun: The generator could not be started for the first run.
+    """
+    if num < MIN_RUNS:
+        raise UsageError("--repeat", f"{num} runs cannot show how much they differ; take 1, or {MIN_RUNS} and more")
+    claim(out, marker="replicates.json")
+    folders: list[Path] = []
+    for seed in range(scenario.seed, scenario.seed + num):
+        folder = out / f"seed-{seed}"
+        try:
+            code = run(scenario.model_copy(update={"seed": seed}), target, folder, command=command, quiet=True, report=report)
+        except LoadtestError as exc:
+            if not folders:
+                raise
+            say(f"{folder.name}: {exc}; the runs end here ({len(folders)} of {num})")
+            break
+        folders.append(folder)
+        say(f"{folder.name}: {code.name.lower().replace('_', ' ')} ({len(folders)} of {num})")
+        if code is ExitCode.INVALID or read_manifest(folder).state != "finished":
+            say(f"not pooled: {folder} says why")
+            return code
+    return _pooled(folders, out, num, say)
+
+
+def _pooled(folders: Sequence[Path], out: Path, num: int, say: Callable[[str], None]) -> ExitCode:
+    if len(folders) < MIN_RUNS:
+        say(f"not pooled: {len(folders)} runs cannot show how much they differ")
+        return ExitCode.UNDECIDED
+    pooled = pool(folders)
+    write_json(out / "replicates.json", pooled)
+    say("\n".join(pooled.lines()))
+    code = pooled.exit_code()
+    return ExitCode.UNDECIDED if code is ExitCode.PASS and len(folders) < num else code

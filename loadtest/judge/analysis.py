@@ -1,0 +1,382 @@
+"""From the records of a run to its figures: window, distributions with intervals, throughput, SLO verdict, threats to validity.
+
+Reads a run's folder and writes nothing. Every request that was due in the window is in every distribution: failed ones as infinite,
+timeouts as "at least so long". A run whose generator was sick has no figures at all.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.judge import stats
+from loadtest.judge.columns import NONE
+from loadtest.judge.cost import Cost, cost_of
+from loadtest.judge.health import gates, read_lag_name
+from loadtest.judge.metrics import METRICS, Records, read_records
+from loadtest.judge.series import InMemory, Series
+from loadtest.judge.stats import QUANTILES, Floats
+from loadtest.judge.summary import Distribution, Gate, LimitResult, Quantile, Summary, Throughput
+from loadtest.judge.window import Window
+from loadtest.plan.scenario import Burst, Closed, Trace
+from loadtest.plan.slo import Limit
+from loadtest.quantiles import Ordered
+
+METHOD = "order statistics at n_eff"
+NOT_ESTIMABLE = "no intervals: the run is too short beside its own slow swings"
+MAX_DRIFT = 0.05
+"""Share of the mean by which latency or backlog may change over a steady window, whatever its significance."""
+MIN_WINDOW_S = 1.0
+MAX_LITTLE_GAP = 0.02
+MAX_COALESCED_SHARE = 0.05
+MAX_CLOCK_DRIFT_S = 0.5
+MAX_READ_LAG_SHARE = 0.1
+"""Of the p99 of the gaps."""
+
+
+def analyse(run: Path) -> Summary:
+    """Return the figures of the run. Nothing but its records goes in, so that they can be computed again at any time.
+
+    Raises:
+        UsageError: As `read_records`.
+    """
+    return summary_of(read_records(run))
+
+
+def summary_of(records: Records) -> Summary:
+    """Return the figures of a run whose records are read."""
+    items = Window.of(records)
+    end_s = _end_s(records, items)
+    items = items.between(-math.inf, end_s)
+    cut_s = _cut_s(records, items)
+    window = (cut_s, end_s)
+    inside = items.between(cut_s, end_s)
+    judged = gates(records.health, records.columns, records.requests, records.scenario, records.manifest)
+    if all(gate.ok for gate in judged):
+        return _valid(records, inside, window, judged)
+    return Summary(
+        scenario=records.scenario.name,
+        verdict="invalid",
+        loop=_loop(records),
+        window_s=window,
+        gates=judged,
+        states=inside.states,
+        schedule_sha256=records.manifest.schedule_sha256,
+        warmup_cut_s=cut_s,
+        threats=["The run is invalid: " + "; ".join(gate.text for gate in judged if not gate.ok), *_silent_sources(records)],
+    )
+
+
+def _valid(records: Records, items: Window, window: tuple[float, float], judged: list[Gate]) -> Summary:
+    distributions, slo = _figures_of(records, items)
+    rows = records.columns
+    throughput = _throughput(records, items, window)
+    num_reads = int(rows.num_chunks[items.rows].sum())
+    summary = Summary(
+        scenario=records.scenario.name,
+        verdict=_verdict(slo, items.states.get("ok", 0), interrupted=records.manifest.state == "interrupted"),
+        loop=_loop(records),
+        window_s=window,
+        gates=judged,
+        states=items.states,
+        schedule_sha256=records.manifest.schedule_sha256,
+        slo=slo,
+        throughput=throughput,
+        cost=_cost(records, throughput, window),
+        distributions=distributions,
+        num_stalls=int(rows.num_stalls[items.rows].sum()),
+        coalesced_share=int(rows.num_coalesced[items.rows].sum()) / num_reads if num_reads else 0.0,
+        warmup_cut_s=window[0],
+        steady=_steady(records, items, window),
+        tokens=_tokens(items),
+    )
+    summary.threats.extend(threats(records, summary, items))
+    return summary
+
+
+def _loop(records: Records) -> Literal["open", "closed"]:
+    return "closed" if records.closed else "open"
+
+
+def _end_s(records: Records, items: Window) -> float:
+    """Return where the window ends: with the arrivals, or where the run was interrupted."""
+    scenario, due_s = records.scenario, items.due_s
+    ended_s = records.columns.end_s[~np.isnan(records.columns.end_s)]
+    last_end_s = float(ended_s.max()) if ended_s.size else scenario.duration_s
+    if isinstance(scenario.arrival, Burst):
+        return last_end_s
+    end_s = scenario.duration_s
+    if isinstance(scenario.arrival, Closed | Trace):
+        end_s = min(end_s, math.nextafter(float(due_s[-1]) if due_s.size else 0.0, math.inf))
+        if end_s - (float(due_s[0]) if due_s.size else 0.0) < MIN_WINDOW_S:  # as good as a burst
+            end_s = last_end_s if ended_s.size else end_s
+    if records.manifest.state == "interrupted":
+        stops = [event.t_s for event in records.events if event.kind == "interrupted"]
+        stops += [records.manifest.ended_s] if records.manifest.ended_s is not None else []
+        end_s = min([end_s, *stops])
+    return end_s
+
+
+def _cut_s(records: Records, items: Window) -> float:
+    """Return where the window begins: the later of the scenario's warm-up and the end of the transient that the data show."""
+    if isinstance(records.scenario.arrival, Burst):
+        return 0.0
+    cut_s = records.scenario.warmup_s
+    for metric in ("e2e", "ttft") if records.even else ():
+        bounds = items.bounds(metric)
+        length = stats.transient_length(bounds.high)
+        if length:
+            cut_s = max(cut_s, float(items.due_s[bounds.has][length]))
+    return cut_s
+
+
+def _figures_of(records: Records, items: Window) -> tuple[dict[str, Distribution], list[LimitResult]]:
+    """Return the distribution of each metric that the requests have, also at the quantiles of the SLO, and its limits judged."""
+    limits = records.scenario.slo.limits
+    distributions, judged = {}, {}
+    for metric in (*METRICS, "itl"):  # one after the other: a million requests are 25 MB in each
+        series = items.series(metric)
+        own = [limit for limit in limits if limit.metric == metric]
+        judged.update({limit: limit_result(limit, series) for limit in own})
+        if series.size:
+            distributions[metric] = _distribution(metric, series, {limit.quantile for limit in own})
+    return distributions, [judged[limit] for limit in limits]
+
+
+def distribution(metric: str, low: Floats, high: Floats, *, also: Collection[float] = ()) -> Distribution:
+    """Return percentiles with intervals of latencies that are known between bounds; both in the order of due times.
+
+    Args:
+        also: Quantiles beside those of every distribution.
+    """
+    return _distribution(metric, InMemory(low, high), also)
+
+
+def _distribution(metric: str, series: Series, also: Collection[float]) -> Distribution:
+    n_eff = {q: series.worth(q) for q in sorted({*QUANTILES, *also})}
+    return Distribution(
+        metric=metric,
+        n=series.size,
+        num_failed=series.num_failed,
+        n_eff=round(n_eff[0.99], 1),
+        method=METHOD if series.resolved else NOT_ESTIMABLE,
+        mean_s=None if series.num_failed else series.mean_answered_s,
+        mean_answered_s=series.mean_answered_s,
+        quantiles=[_quantile(series.low, series.high, q, size, series.resolved) for q, size in n_eff.items()],
+    )
+
+
+def _quantile(low: Ordered, high: Ordered, q: float, n_eff: float, resolved: bool) -> Quantile:
+    """Return it of sorted bounds."""
+    k = stats.rank(low.size, q) - 1
+    at_least, at_most = float(low[k]), float(high[k])
+    known = at_least == at_most and math.isfinite(at_most)
+    lower, upper = stats.order_interval(low, high, q, n_eff)
+    return Quantile(
+        q=q,
+        value_s=at_most if known else None,
+        low_s=lower if resolved and math.isfinite(lower) else None,
+        high_s=upper if resolved and math.isfinite(upper) else None,
+        censored_s=None if known or at_least == math.inf else at_least,
+        failed=at_least == math.inf,
+    )
+
+
+def limit_result(limit: Limit, series: Series) -> LimitResult:
+    """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings."""
+    if not series.size:
+        return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0, 0.0)
+    attained = series.attained(limit.limit_s)
+    n_eff = series.worth(limit.quantile, limit.limit_s)
+    lower, upper = stats.wilson(attained, n_eff)
+    verdict: Literal["pass", "fail", "undecided"] = "undecided"
+    if upper < limit.quantile:
+        verdict = "fail"
+    elif lower >= limit.quantile and series.resolved:
+        verdict = "pass"
+    return LimitResult(str(limit), verdict, attained, lower, upper, n_eff)
+
+
+def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> Literal["pass", "slo-missed", "undecided"]:
+    """Without a good answer there is nothing to pass, whatever the SLO does not ask, nor where part of the schedule was not asked."""
+    verdicts = {result.verdict for result in slo}
+    if "fail" in verdicts:
+        return "slo-missed"
+    return "undecided" if "undecided" in verdicts or not num_ok or interrupted else "pass"
+
+
+def _throughput(records: Records, items: Window, window: tuple[float, float]) -> Throughput | None:
+    """Count what was due (offered, goodput) and what ended (the rest) in the window. None: the window is empty."""
+    length_s = window[1] - window[0]
+    if length_s <= 0:
+        return None
+    counts = rate_counts(records, items, window)
+    rates = {name: float(batches.sum()) / length_s for name, batches in counts.items()}
+    intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items()}
+    return Throughput(**rates, intervals=intervals)
+
+
+def _cost(records: Records, throughput: Throughput | None, window: tuple[float, float]) -> Cost | None:
+    """Return the cost. Of several sources of replicas Kubernetes counts alone: Ray Serve's replicas are in its pods."""
+    if throughput is None:
+        return None
+    pods = [sample for sample in records.server if sample.source == "kubernetes" and not sample.error]
+    return cost_of(
+        pods or records.server,
+        window,
+        good_per_s=throughput.goodput,
+        output_tokens_per_s=throughput.output_tokens,
+        gpus_per_replica=records.scenario.observe.gpus_per_replica,
+    )
+
+
+def rate_counts(records: Records, items: Window, window: tuple[float, float]) -> dict[str, Floats]:
+    """Return what there was of each rate in each of `stats.NUM_BATCHES` equal parts of the window."""
+    rows, limits = records.columns, records.scenario.slo.limits
+    done = rows.is_state("ok") & (rows.end_s >= window[0]) & (rows.end_s <= window[1])
+    ended_s, output, prompt = rows.end_s[done], rows.num_output_tokens[done], np.maximum(rows.prompt_tokens[done], 0)
+    edges = np.linspace(*window, stats.NUM_BATCHES + 1)
+
+    def count(at_s: Floats, weights: npt.NDArray[Any] | None = None) -> Floats:
+        return np.histogram(at_s, bins=edges, weights=weights)[0].astype(np.float64)
+
+    return {
+        "offered": count(items.due_s),
+        "completed": count(ended_s),
+        "goodput": count(items.due_s[items.good(limits)]) if limits else count(ended_s),
+        "output_tokens": count(ended_s, output),
+        "total_tokens": count(ended_s, output + prompt),
+    }
+
+
+def _tokens(items: Window) -> dict[str, int]:
+    """Count output tokens of the answered ones in three ways; ``disagree`` is the number of rows where two ways differ."""
+    rows = items.records.columns
+    ok = items.rows[rows.is_state("ok")[items.rows]]
+    ways = np.stack(
+        [rows.output_tokens[ok], np.where(rows.chunk_tokens[ok] > 0, rows.chunk_tokens[ok], NONE), rows.retokenized[ok]]
+    )
+    most = ways.max(axis=0)
+    return {
+        "usage": int(np.maximum(ways[0], 0).sum()),
+        "chunks": int(rows.chunk_tokens[ok].sum()),
+        "tokenizer": int(np.maximum(ways[2], 0).sum()),
+        "disagree": int(((ways != NONE) & (ways != most)).any(axis=0).sum()),
+    }
+
+
+def _steady(records: Records, items: Window, window: tuple[float, float]) -> bool | None:
+    """Return whether backlog and latency stayed level; None where that cannot be asked: too few, too short, uneven by design."""
+    rows = records.columns
+    there = items.row >= 0
+    there[there] = ~np.isnan(rows.end_s[items.row[there]])
+    due, index = items.due_s[there], items.row[there]
+    if not records.even or due.size < 100:
+        return None
+    end, sent = rows.end_s[index], rows.sent_s[index]
+    begin = np.where(np.isnan(sent), due, sent) if records.closed else due
+    length_s, took_s = window[1] - window[0], float((end - begin).mean())
+    if length_s < 5 * took_s:
+        return None
+    in_flight = np.arange(due.size) - np.searchsorted(np.sort(end), due)
+    level = all(_level(due, series) for series in (in_flight.astype(np.float64), end - begin))
+    if records.closed:
+        return level
+    ended = ~np.isnan(rows.end_s)
+    # What is in flight at both edges differs by chance, more so the longer a request takes beside the window.
+    return level and abs(stats.little_gap(rows.due_s[ended], rows.end_s[ended], window)) < max(MAX_LITTLE_GAP, took_s / length_s)
+
+
+def _level(at_s: Floats, series: Floats) -> bool:
+    low, high = stats.drift_interval(at_s, series)
+    return low <= 0 <= high or abs(low + high) / 2 < MAX_DRIFT * float(series.mean())
+
+
+def threats(records: Records, summary: Summary, items: Window) -> list[str]:
+    """Return what else could explain the figures, or what they cannot say: one sentence each."""
+    found = _threats_of_the_run(records, summary) | _threats_of_the_figures(records, summary)
+    return [*(sentence for sentence, holds in found.items() if holds), *_first_reason(items), *_silent_sources(records)]
+
+
+def _first_reason(items: Window) -> list[str]:
+    """Return what most of the failed requests were told, which may hold the way out."""
+    rows = items.records.columns
+    failed = items.rows[~rows.is_state("ok", "cancelled")[items.rows]]
+    if not failed.size:
+        return []
+    counts = np.bincount(rows.reason[failed])
+    most = int(counts.argmax())
+    reason = rows.reasons[most] or "no reason given"
+    return [f"{failed.size} requests failed; the most frequent reason, of {int(counts[most])} of them: {reason.rstrip('.')}."]
+
+
+def _silent_sources(records: Records) -> list[str]:
+    answered = {sample.source for sample in records.server if not sample.error}
+    errors = {sample.source: sample.error for sample in records.server if sample.source not in answered}
+    return [f"Nothing is known of the target's own figures ({source}): {error}." for source, error in errors.items()]
+
+
+def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
+    manifest, scenario = records.manifest, records.scenario
+    num_cancelled, num_disagree = summary.states.get("cancelled", 0), summary.tokens.get("disagree", 0)
+    return {
+        "A closed loop sends only when an answer has ended: a stall of the target removes load and hides its own waiting time.": (
+            summary.loop == "closed"
+        ),
+        "The window holds no requests.": not summary.states,
+        f"The run was interrupted at {summary.window_s[1]:.0f} s of {scenario.duration_s:.0f} s.": manifest.state
+        == "interrupted",
+        f"The wall clock was stepped by {manifest.clock_drift_s:.1f} s; no latency depends on it, but times in logs do.": (
+            abs(manifest.clock_drift_s) > MAX_CLOCK_DRIFT_S
+        ),
+        "The target computes on a simulated accelerator: its times are those of a model, not of hardware.": bool(
+            manifest.target_info.get("simulated")
+        ),
+        f"{len(scenario.faults)} faults were injected on purpose.": bool(scenario.faults),
+        f"{manifest.num_left_out:,} requests of the trace were left out: they have no tokens.": manifest.num_left_out > 0,
+        f"{manifest.num_after_end:,} requests of the trace were left out: they come after {scenario.duration_s:g} s.": (
+            manifest.num_after_end > 0
+        ),
+        f"{num_cancelled} requests were left before their end by this side; they have no tpot or e2e.": num_cancelled > 0,
+        f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,
+    }
+
+
+def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, bool]:
+    heads = [summary.distributions[m] for m in ("ttft", "e2e") if m in summary.distributions]
+    unbounded = [d.metric for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
+    read_s, itl_s = _read_lag_and_itl(summary)
+    warmup_s, varies = records.scenario.warmup_s, not isinstance(records.scenario.arrival, Burst)
+    return {
+        f"The p99 of {' and '.join(unbounded)} has no upper bound: too few independent samples; run longer or replicate.": (
+            bool(unbounded)
+        ),
+        "Latencies swing more slowly than the run could see (near saturation): percentiles are not estimable from it alone.": (
+            any(d.method == NOT_ESTIMABLE for d in heads)
+        ),
+        f"{summary.coalesced_share:.0%} of the reads held several events: the target or a proxy batches them, so gaps between "
+        "tokens are intervals.": summary.coalesced_share > MAX_COALESCED_SHARE,
+        f"Answers were read up to {read_s * 1e3:.1f} ms late at the p99: so much of the p99 of the ITL, {itl_s * 1e3:.1f} ms, may be the "
+        "generator's own.": read_s > MAX_READ_LAG_SHARE * itl_s > 0,
+        f"The warm-up took {summary.warmup_cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out.": (
+            summary.warmup_cut_s > warmup_s
+        ),
+        "The run is not steady: backlog or latency changed over the window, and a longer run would have other percentiles.": (
+            summary.steady is False
+        ),
+        "It could not be told whether the run is steady: too few requests, or too short beside their latency.": (
+            summary.steady is None and records.even
+        ),
+        "The offered load changes over the run by design: percentiles are those of this mixture.": not records.even and varies,
+    }
+
+
+def _read_lag_and_itl(summary: Summary) -> tuple[float, float]:
+    """Return their p99 in seconds, 0 where one is not known."""
+    read_s = next((gate.value for gate in summary.gates if gate.name == read_lag_name(0.99)), None)
+    itl = summary.distributions.get("itl")
+    p99 = itl.at(0.99) if itl else None
+    return read_s or 0.0, (p99.value_s if p99 else None) or 0.0

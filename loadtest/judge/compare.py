@@ -1,0 +1,194 @@
+"""Two runs against each other: ratios of percentiles with intervals. A difference is claimed only if the interval excludes 1."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from loadtest.errors import InvalidRun
+from loadtest.judge import stats
+from loadtest.judge.analysis import rate_counts, summary_of
+from loadtest.judge.metrics import Item, Records, item_bounds, metric_bounds, read_records
+from loadtest.judge.stats import Floats
+from loadtest.judge.summary import Summary
+from loadtest.judge.window import Window
+from loadtest.wording import percentile
+
+Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
+
+METRICS = ("ttft", "tpot", "itl", "e2e")
+QUANTILES = stats.QUANTILES[:-1]
+"""Of the pages; p99.9 stands in summary.json only."""
+RATES = {"completed": "requests/s completed", "goodput": "requests/s good", "output_tokens": "output tokens/s"}
+"""Fields of `loadtest.judge.summary.Throughput` that two runs are compared by, in words."""
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """One percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: one of the runs cannot bound it."""
+
+    metric: str
+    q: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+    """95 % interval."""
+    claim: Claim
+
+    def __str__(self) -> str:
+        known = "" if self.ratio is None else f" x{self.ratio:.3f} ({self.low:.3f} .. {self.high:.3f})"
+        return f"{self.metric} {percentile(self.q)}{known}: {self.claim}"
+
+
+class RateRatio(msgspec.Struct, frozen=True):
+    """A rate of ``a`` over that of ``b``; above 1: ``a`` does more. ``low`` and ``high`` None: a rate is 0 in nearly all of a run."""
+
+    name: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    """95 % interval."""
+
+    def __str__(self) -> str:
+        if self.ratio is None:
+            return f"{self.name}: not estimable"
+        known = "no interval" if self.low is None else f"{self.low:.3f} .. {self.high:.3f}"
+        return f"{self.name} x{self.ratio:.3f} ({known})"
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Two runs. The verdict is over all ratios together: each at 1 - 5 % / number of ratios, so that chance claims one in 20 times."""
+
+    a: str
+    b: str
+    paired: bool
+    """Both had the same schedule, and each request is compared with itself; of itl all gaps with all gaps, which is less sharp."""
+    num_common: int
+    """Requests due in both windows; 0 unless paired."""
+    ratios: list[Ratio]
+    rates: list[RateRatio]
+    verdict: Claim
+    threats: list[str]
+
+    def lines(self) -> list[str]:
+        """Return it as text for a terminal."""
+        pairing = f"{self.num_common} requests, each with itself" if self.paired else "different requests"
+        return [
+            f"{self.a} / {self.b}: {self.verdict} ({pairing})",
+            *(str(ratio) for ratio in self.ratios),
+            *(str(rate) for rate in self.rates),
+            *self.threats,
+        ]
+
+
+def compare(a: Path, b: Path) -> Comparison:
+    """Compare two runs; see `Comparison`.
+
+    Raises:
+        InvalidRun: One of them is invalid.
+        UsageError: One of the folders holds no run.
+    """
+    runs = read_records(a), read_records(b)
+    return compare_records((a.name, b.name), runs, (summary_of(runs[0]), summary_of(runs[1])))
+
+
+def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summaries: tuple[Summary, Summary]) -> Comparison:
+    """Compare two runs whose records are read; as `compare`."""
+    for name, summary in zip(names, summaries, strict=True):
+        if summary.verdict == "invalid":
+            raise InvalidRun([f"{name}: {gate.text}" for gate in summary.gates if not gate.ok])
+    paired = summaries[0].schedule_sha256 == summaries[1].schedule_sha256 and not runs[0].closed
+    items = _items(runs, summaries, paired)
+    ratios, strict = [], []
+    for metric in METRICS:
+        by_request = paired and metric != "itl"
+        values = _paired_values(runs, items, metric) if by_request else _values(runs, items, metric)
+        for q in QUANTILES if all(v.size for v in values) else ():
+            ratios.append(_ratio(metric, q, values, by_request, stats.CONFIDENCE))
+            strict.append(_ratio(metric, q, values, by_request, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
+    return Comparison(
+        a=names[0],
+        b=names[1],
+        paired=paired,
+        num_common=len(items[0]) if paired else 0,
+        ratios=ratios,
+        rates=_rates(runs, summaries, paired),
+        verdict=_together([ratio.claim for ratio in strict]),
+        threats=_threats(summaries, paired),
+    )
+
+
+def _items(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> tuple[list[Item], list[Item]]:
+    """Return the requests of each run's window; if paired, of both windows, in the same order."""
+    windows = _windows(summaries, paired)
+    first, second = (
+        [item for item in run.items() if low <= item.due_s < high] for run, (low, high) in zip(runs, windows, strict=True)
+    )
+    return first, second
+
+
+def _values(runs: tuple[Records, Records], items: tuple[list[Item], list[Item]], metric: str) -> tuple[Floats, Floats]:
+    return metric_bounds(runs[0], items[0], metric)[1], metric_bounds(runs[1], items[1], metric)[1]
+
+
+def _paired_values(runs: tuple[Records, Records], items: tuple[list[Item], list[Item]], metric: str) -> tuple[Floats, Floats]:
+    """Return the upper bounds of the requests that have the metric in both runs."""
+    pairs = []
+    for first, second in zip(*items, strict=True):
+        bounds = [item_bounds(run, item, metric) for run, item in zip(runs, (first, second), strict=True)]
+        if bounds[0] is not None and bounds[1] is not None:
+            pairs.append((bounds[0][1], bounds[1][1]))
+    both = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def _ratio(metric: str, q: float, values: tuple[Floats, Floats], paired: bool, confidence: float) -> Ratio:
+    a, b = (np.maximum(v, 1e-9) for v in values)
+    found = stats.ratio_interval(a, b, q, paired=paired, confidence=confidence)
+    if found is None:
+        return Ratio(metric, q, None, None, None, "not estimable")
+    ratio, low, high = found
+    claim: Claim = "a faster" if high < 1 else "b faster" if low > 1 else "no difference shown"
+    return Ratio(metric, q, ratio, low, high, claim)
+
+
+def _together(claims: list[Claim]) -> Claim:
+    shown = set(claims) - {"no difference shown", "not estimable"}
+    if len(shown) == 2:
+        return "mixed"
+    if shown:
+        return shown.pop()
+    return "no difference shown" if "no difference shown" in claims else "not estimable"
+
+
+def _rates(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> list[RateRatio]:
+    """Return the ratios of what both did per second; if paired, over the window that they have in common."""
+    windows = _windows(summaries, paired)
+    lengths = [high - low for low, high in windows]
+    if min(lengths) <= 0:
+        return []
+    counts = [rate_counts(run, Window.of(run).between(*window), window) for run, window in zip(runs, windows, strict=True)]
+    found = []
+    for field, words in RATES.items():
+        a, b = (each[field] / length for each, length in zip(counts, lengths, strict=True))
+        known = stats.rate_ratio_interval(a, b, paired=paired)
+        ratio = float(a.sum() / b.sum()) if b.sum() else None
+        found.append(RateRatio(words, *known) if known else RateRatio(words, ratio, None, None))
+    return found
+
+
+def _windows(summaries: tuple[Summary, Summary], paired: bool) -> list[tuple[float, float]]:
+    windows = [summary.window_s for summary in summaries]
+    return [(max(w[0] for w in windows), min(w[1] for w in windows))] * 2 if paired else windows
+
+
+def _threats(summaries: tuple[Summary, Summary], paired: bool) -> list[str]:
+    found = []
+    if not paired:
+        found.append("The runs had different schedules (or a closed loop): chance in the load itself is part of each difference.")
+    if {s.loop for s in summaries} == {"open", "closed"}:
+        found.append("One loop is open and one is closed: their latencies have different meanings.")
+    found.append(
+        "One run each: what differs from one start of a target to the next is not in the intervals; repeat in the order ABBA."
+    )
+    return found

@@ -1,0 +1,169 @@
+"""What a scenario will cost and what it can show, before anything is sent. Pure."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binom
+
+from loadtest.judge.analysis import limit_result
+from loadtest.judge.series import InMemory
+from loadtest.judge.stats import CONFIDENCE, QUANTILES
+from loadtest.plan.scenario import Burst, Closed, Scenario, Trace
+from loadtest.plan.schedule import Schedule
+from loadtest.plan.slo import Limit
+from loadtest.records import ScheduledRequest
+from loadtest.wording import percentile
+
+WORKER_RATE = 80.0
+"""Requests per second that one worker process is planned for, with 128 streamed tokens each on one core."""
+WORKER_TOKENS = WORKER_RATE * 128
+WORKER_STREAMS = 200
+"""Of a closed loop, whose rate is not known: open streams, at 50 tokens per second each."""
+_PEAK_S = 10.0
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Whether the sample bounds a percentile on both sides, if its values are independent."""
+
+    quantile: float
+    num_needed: int
+    minutes: float | None
+    """Until so many requests were due, warm-up included; None in a closed loop and a burst."""
+    possible: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rates in requests per second; None of a closed loop and a burst, where the target sets them."""
+
+    num_requests: int
+    num_samples: int
+    """Due after the warm-up (a burst, and a closed loop at best: all)."""
+    duration_s: float
+    """Until the last arrival may come."""
+    longest_s: float
+    """Until the drain ends at the latest."""
+    mean_rate: float | None
+    peak_rate: float | None
+    """Of the busiest ten seconds (shorter runs: of all)."""
+    input_tokens: int
+    output_tokens: int
+    workers_needed: int
+    workers: int
+    """As the scenario says."""
+    intervals: tuple[Interval, ...]
+    undecidable: tuple[str, ...]
+    """Limits of the SLO that the sample is too small to show kept, were every request inside; of itl, which counts gaps, none."""
+    num_left_out: int
+    num_after_end: int
+    sha256: str
+
+    def lines(self) -> list[str]:
+        """Return the plan for people."""
+        rate = (
+            f"{self.mean_rate:.4g}/s, {self.peak_rate:.4g}/s in the busiest {_PEAK_S:g} s"
+            if self.mean_rate
+            else "set by the target"
+        )
+        few = (
+            ""
+            if self.workers >= self.workers_needed
+            else f"; the scenario has {self.workers}: set workers: {self.workers_needed}"
+        )
+        rows = [
+            f"requests    {self.num_requests:,} ({self.num_samples:,} after the warm-up), rate {rate}",
+            f"tokens      {self.input_tokens:,} of prompts, {self.output_tokens:,} of answers",
+            f"time        {self.duration_s / 60:.3g} minutes of arrivals, at most {self.longest_s / 60:.3g} with the drain",
+            f"workers     {self.workers_needed} needed{few}",
+        ]
+        if self.num_left_out or self.num_after_end:
+            rows.append(
+                f"trace       {self.num_left_out:,} requests without tokens left out, {self.num_after_end:,} come after duration_s"
+            )
+        rows += [_line_of(interval) for interval in self.intervals]
+        if self.undecidable:
+            more = "a longer duration_s" if self.mean_rate else "more max_requests"
+            rows.append(f"SLO         cannot be shown to be kept (exit status 5): {', '.join(self.undecidable)}; set {more}")
+        return [*rows, f"schedule    sha256 {self.sha256}"]
+
+
+def _line_of(interval: Interval) -> str:
+    seconds = None if interval.minutes is None else interval.minutes * 60
+    lasts = "" if seconds is None else f", {seconds:.0f} s" if seconds < 120 else f", {seconds / 60:.0f} minutes"
+    verdict = "has an interval" if interval.possible else "NO interval: the sample is too small"
+    return f"{percentile(interval.quantile):<11} {verdict} (needs {interval.num_needed:,} independent samples{lasts})"
+
+
+def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
+    """Return what the schedule amounts to, and which percentiles it can give with a two-sided 95 % interval."""
+    requests = schedule.requests
+    timed = not isinstance(scenario.arrival, Burst | Closed)
+    num_samples = sum(not timed or (r.due_s or 0.0) >= scenario.warmup_s for r in requests)
+    span_s = scenario.duration_s
+    if isinstance(scenario.arrival, Trace):  # it may end long before
+        span_s = max((r.due_s or 0.0 for r in requests), default=0.0) or span_s
+    window_s = span_s - scenario.warmup_s
+    sample_rate = num_samples / window_s if timed and window_s > 0 else None
+    peak_rate, peak_tokens = _peaks(requests, min(_PEAK_S, scenario.duration_s) if timed else _PEAK_S)
+    return Plan(
+        num_requests=len(requests),
+        num_samples=num_samples,
+        duration_s=scenario.duration_s,
+        longest_s=scenario.duration_s + scenario.drain_s,
+        mean_rate=len(requests) / span_s if timed else None,
+        peak_rate=peak_rate if timed else None,
+        input_tokens=sum(r.input_tokens for r in requests),
+        output_tokens=sum(r.output_tokens for r in requests),
+        workers_needed=_workers(scenario, peak_rate, peak_tokens),
+        workers=scenario.workers,
+        intervals=tuple(_interval(q, num_samples, sample_rate, scenario.warmup_s) for q in _quantiles(scenario)),
+        undecidable=tuple(
+            str(limit) for limit in scenario.slo.limits if limit.metric != "itl" and not _can_pass(limit, num_samples)
+        ),
+        num_left_out=schedule.num_left_out,
+        num_after_end=schedule.num_after_end,
+        sha256=schedule.sha256,
+    )
+
+
+def samples_needed(quantile: float) -> int:
+    """Return the least number of independent samples whose order statistics bound the quantile on both sides, 2.5 % error each.
+
+    With n samples the largest lies below the quantile with probability binom(n, q).pmf(n) = q^n, the smallest above it with (1-q)^n.
+    """
+    rarer = max(quantile, 1 - quantile)
+    num = math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(rarer))
+    while binom.pmf(num, num, rarer) > (1 - CONFIDENCE) / 2:  # the logarithms were rounded
+        num += 1
+    return num
+
+
+def _can_pass(limit: Limit, num_samples: int) -> bool:
+    best = np.zeros(num_samples)
+    return limit_result(limit, InMemory(best, best)).verdict == "pass"
+
+
+def _quantiles(scenario: Scenario) -> list[float]:
+    return sorted({*QUANTILES, *(limit.quantile for limit in scenario.slo.limits)})
+
+
+def _interval(quantile: float, num_samples: int, sample_rate: float | None, warmup_s: float) -> Interval:
+    needed = samples_needed(quantile)
+    minutes = (warmup_s + needed / sample_rate) / 60 if sample_rate else None
+    return Interval(quantile, needed, minutes, num_samples >= needed)
+
+
+def _peaks(requests: list[ScheduledRequest], span_s: float) -> tuple[float, float]:
+    """Return the most requests, and the most output tokens, per second of any ``span_s`` that begins with a request."""
+    due = np.array([r.due_s or 0.0 for r in requests])
+    tokens = np.concatenate([[0], np.cumsum([r.output_tokens for r in requests])])
+    first, end = np.arange(due.size), np.searchsorted(due, due + span_s - 1e-6)  # rounded sums do not reach the next one
+    return float((end - first).max() / span_s), float((tokens[end] - tokens[first]).max() / span_s)
+
+
+def _workers(scenario: Scenario, peak_rate: float, peak_tokens: float) -> int:
+    if isinstance(scenario.arrival, Closed):
+        return math.ceil(scenario.arrival.concurrency / WORKER_STREAMS)
+    return max(1, math.ceil(max(peak_rate / WORKER_RATE, peak_tokens / WORKER_TOKENS)))

@@ -1,0 +1,110 @@
+"""Reads schedule.jsonl and rows.jsonl into columns, in a stream, and leaves the rows as rows.parquet beside them."""
+
+import hashlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loadtest.errors import UsageError
+from loadtest.judge.columns import SCALARS, Chunked, ColumnsBuilder, RowColumns, ScheduleColumns
+from loadtest.plan.scenario import Scenario
+from loadtest.records import ScheduledRequest, TokenCount, read_lines
+from loadtest.rows_file import read_batches, write_parquet
+
+PARQUET = "rows.parquet"
+
+
+def read_schedule_columns(path: Path) -> tuple[ScheduleColumns, str]:
+    """Read a schedule as `loadtest.plan.schedule.read_schedule` does; return its columns and the SHA-256 of the file.
+
+    Raises:
+        UsageError: As there.
+    """
+    digest = hashlib.sha256()
+    return ScheduleColumns.of(_requests(path, digest)), digest.hexdigest()
+
+
+def _requests(path: Path, digest: Any) -> Iterator[ScheduledRequest]:
+    decoder, due_s, number = msgspec.json.Decoder(ScheduledRequest), 0.0, -1
+    try:
+        file = path.open("rb")
+    except OSError as exc:
+        raise UsageError(str(path), f"the schedule cannot be read: {exc.strerror}") from exc
+    with file:
+        for number, line in enumerate(file):
+            digest.update(line)
+            if not line.endswith(b"\n"):
+                number -= 1
+                break
+            try:
+                request = decoder.decode(line)
+            except msgspec.DecodeError as exc:
+                raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r})") from exc
+            if request.id != number or (request.due_s or 0.0) < due_s:
+                out = f"id {request.id} at {request.due_s} s is out of order; make the schedule again"
+                raise UsageError(f"{path}:{number + 1}", out)
+            due_s = request.due_s or 0.0
+            yield request
+        else:
+            if number >= 0:
+                return
+    raise UsageError(f"{path}:{number + 2}", "the schedule is empty or its last line is cut off; make it again")
+
+
+def read_columns(run: Path, scenario: Scenario) -> tuple[RowColumns, Callable[[], Iterator[Chunked]]]:
+    """Return the rows of a run as columns, in the order of due times, and what reads their chunks again.
+
+    rows.parquet is made anew from rows.jsonl; of a folder that cannot be written to, in a temporary one.
+
+    Raises:
+        UsageError: A row cannot be read.
+    """
+    path = _make_parquet(run)
+    limits_s = [limit.limit_s for limit in scenario.slo.limits if limit.metric == "itl"]
+    builder = ColumnsBuilder(scenario.stall_s, limits_s)
+    tokens = run / "tokens.jsonl"
+    counted = {count.id: count.tokens for count in read_lines(tokens, TokenCount)} if tokens.exists() else {}
+    for batch in read_batches(path, [*SCALARS, "chunk_us", "chunk_tokens"]):
+        scalars = {name: batch.column(name).to_pylist() for name in SCALARS}
+        if counted:
+            pairs = zip(scalars["id"], scalars["retokenized"], strict=True)
+            scalars["retokenized"] = [counted.get(number, known) for number, known in pairs]
+        builder.add(scalars, _chunked(batch))
+    chunks = _Chunks(path)
+    if path.parent != run:
+        weakref.finalize(chunks, shutil.rmtree, path.parent, ignore_errors=True)
+    return builder.build(), chunks
+
+
+class _Chunks:
+    """Reads the chunks of all rows, each time that it is called."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self) -> Iterator[Chunked]:
+        for batch in read_batches(self._path, ["chunk_us", "chunk_tokens"]):
+            yield _chunked(batch)
+
+
+def _make_parquet(run: Path) -> Path:
+    try:
+        write_parquet(run / "rows.jsonl", run / PARQUET)
+        return run / PARQUET
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="loadtest-"))
+        write_parquet(run / "rows.jsonl", folder / PARQUET)
+        return folder / PARQUET
+
+
+def _chunked(batch: Any) -> Chunked:
+    us, tokens = batch.column("chunk_us"), batch.column("chunk_tokens")
+    offsets = us.offsets.to_numpy().astype(np.int64)
+    values, counts = us.values.to_numpy()[offsets[0] : offsets[-1]], tokens.flatten().to_numpy()
+    return Chunked(values, counts.astype(np.int64), offsets - offsets[0])

@@ -1,0 +1,154 @@
+"""The figures of one run, as data: what `loadtest.judge.analysis` computes, and reports, comparisons and searches read.
+
+Only `read_summary` does IO.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from loadtest.errors import UsageError
+from loadtest.judge.cost import Cost
+from loadtest.wording import seconds
+
+
+class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A percentile with its 95 % interval."""
+
+    q: float
+    value_s: float | None
+    """None: it lies beyond all that was measured (``censored_s`` or ``failed``), or there is no sample."""
+    low_s: float | None = None
+    high_s: float | None = None
+    """None: the sample is too small to bound it on that side."""
+    censored_s: float | None = None
+    """The percentile is at least this, the timeout: it cannot be told more exactly."""
+    failed: bool = False
+    """The percentile lies among requests that failed, which are infinitely slow. A field of its own: JSON has no infinity."""
+
+
+class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One latency metric over all requests that were due in the window (itl: over their gaps), failed ones as infinite."""
+
+    metric: str
+    """ttft, e2e from the due time; send_ttft, send_e2e from sending; lag; tpot, max_itl of a request; itl: each gap between tokens."""
+    n: int
+    num_failed: int
+    """Of n: failed, timed out, rejected; they stay inside as the largest values."""
+    n_eff: float
+    """How many independent samples the series is worth for its p99; each percentile's interval is by its own."""
+    method: str
+    """How the intervals were made."""
+    mean_s: float | None
+    """Of all n; None: some failed, whose time is infinite."""
+    quantiles: list[Quantile]
+    mean_answered_s: float | None = None
+    """Of those that are known exactly: n less ``num_failed``. Lower than what users had, where some failed or timed out."""
+
+    def at(self, q: float) -> Quantile | None:
+        """Return the percentile; None: it was not computed."""
+        return next((quantile for quantile in self.quantiles if quantile.q == q), None)
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """One condition under which the numbers may be believed."""
+
+    name: str
+    ok: bool
+    value: float | None
+    limit: float
+    text: str
+    """For people: what was seen, and what to do when it is not ok."""
+
+
+class LimitResult(msgspec.Struct, frozen=True):
+    """One limit of the SLO, judged."""
+
+    limit: str
+    verdict: Literal["pass", "fail", "undecided"]
+    attained: float
+    """Share of the scheduled requests (of itl: of the gaps) inside the limit."""
+    low: float
+    high: float
+    """Its 95 % interval."""
+    n_eff: float
+    """Independent samples that it was judged by."""
+
+    @property
+    def counts(self) -> tuple[float, float]:
+        """The independent samples, and how many of them are over the limit; both real."""
+        return self.n_eff, self.n_eff * (1 - self.attained)
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Per second of the window; requests and tokens."""
+
+    offered: float
+    completed: float
+    goodput: float
+    """Requests inside all limits of the SLO; without an SLO, the completed ones."""
+    output_tokens: float
+    total_tokens: float
+    """Prompt tokens included, as some published tables count."""
+    intervals: dict[str, tuple[float, float]] = {}
+    """By field: 95 % interval of the rate that a longer run would have (`loadtest.judge.stats.rate_interval`)."""
+
+
+class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything a report prints. ``distributions`` and ``throughput`` are empty of an invalid run."""
+
+    scenario: str
+    verdict: Literal["pass", "slo-missed", "undecided", "invalid"]
+    loop: Literal["open", "closed"]
+    window_s: tuple[float, float]
+    gates: list[Gate]
+    states: dict[str, int]
+    """How many scheduled requests of the window ended how; ``unaccounted`` has no row."""
+    schedule_sha256: str
+    slo: list[LimitResult] = []
+    throughput: Throughput | None = None
+    distributions: dict[str, Distribution] = {}
+    num_stalls: int = 0
+    coalesced_share: float = 0.0
+    """Share of reads that held several events: the server or a proxy batches, or the client was late."""
+    warmup_cut_s: float = 0.0
+    steady: bool | None = None
+    """None: the run was too short to say."""
+    threats: list[str] = []
+    """Threats to validity, one sentence each."""
+    cost: Cost | None = None
+    """None: the run is invalid, or its window empty."""
+    tokens: dict[str, int] = {}
+    """Output tokens by usage, by chunks and by the tokenizer, and how many rows disagree."""
+
+
+def read_summary(run: Path) -> Summary:
+    """Read summary.json of a run.
+
+    Raises:
+        UsageError: There is none, or it is broken, or an earlier version wrote it.
+    """
+    path = run / "summary.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
+    except OSError as exc:
+        raise UsageError(str(run), f"holds no summary: {exc.strerror}; `report` makes it from the records") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise UsageError(str(path), f"{exc}; `report` makes it again from the records") from exc
+
+
+def rate_interval(throughput: Throughput, name: str) -> str:
+    """Return such as ``12.3 [11.8, 12.8]``: a rate of the field ``name`` per second, four digits."""
+    value, bounds = getattr(throughput, name), throughput.intervals.get(name)
+    return f"{value:,.4g}" if bounds is None else f"{value:,.4g} [{bounds[0]:,.4g}, {bounds[1]:,.4g}]"
+
+
+def interval(quantile: Quantile) -> str:
+    """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
+    if quantile.value_s is None:
+        if quantile.failed:
+            return "∞ (failed)"
+        return "n too small" if quantile.censored_s is None else f"≥ {seconds([quantile.censored_s])[0]}"
+    value, *bounds = seconds([quantile.value_s, quantile.low_s, quantile.high_s])
+    return f"{value} [{bounds[0]}, {bounds[1]}]"

@@ -1,0 +1,400 @@
+"""A scenario: one YAML file that says what is asked of a target, when, and what counts as good.
+
+Times are in seconds from the start of the run, rates in requests per second, lengths in tokens.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from loadtest.errors import UsageError
+from loadtest.inputs import read_text
+from loadtest.plan.slo import Slo, parse_slo
+
+Rate = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
+Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
+
+MAX_SHOWN = 200
+"""Characters of a wrong value in its message."""
+RECORDED = {"recorded": True}
+"""Context of a scenario from a manifest: early ones name every field of a length, also those that its law does not use."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Constant(_Part):
+    """Equal gaps."""
+
+    law: Literal["constant"]
+    rate: Rate
+
+
+class Poisson(_Part):
+    """Independent arrivals: what many users who know nothing of each other make."""
+
+    law: Literal["poisson"]
+    rate: Rate
+
+
+class Gamma(_Part):
+    """Gamma gaps. ``cv`` 1 is Poisson, more is burstier."""
+
+    law: Literal["gamma"]
+    rate: Rate
+    cv: float = Field(ge=0.01, le=20)
+
+
+class OnOff(_Part):
+    """Poisson at ``rate`` for ``on_s``, at ``off_rate`` for ``off_s``, and again."""
+
+    law: Literal["on-off"]
+    rate: Rate
+    off_rate: float = Field(default=0.0, ge=0)
+    on_s: Seconds
+    off_s: Seconds
+
+
+class Ramp(_Part):
+    """Poisson, its rate going in a straight line from ``rate`` to ``to_rate`` over the run."""
+
+    law: Literal["ramp"]
+    rate: Rate
+    to_rate: Rate
+
+
+class Step(_Part):
+    """Poisson at ``rate``, from ``at_s`` on at ``to_rate``."""
+
+    law: Literal["step"]
+    rate: Rate
+    to_rate: Rate
+    at_s: Seconds
+
+
+class FlashCrowd(_Part):
+    """Poisson at ``rate``; from ``at_s`` it rises in ``rise_s`` to ``peak_rate``, holds for ``hold_s`` and falls in ``fall_s``."""
+
+    law: Literal["flash-crowd"]
+    rate: Rate
+    peak_rate: Rate
+    at_s: Seconds
+    rise_s: Seconds = 5.0
+    hold_s: Seconds = 30.0
+    fall_s: Seconds = 30.0
+
+
+class Diurnal(_Part):
+    """Poisson, its rate a sine around ``rate``; starts at the lowest point."""
+
+    law: Literal["diurnal"]
+    rate: Rate
+    amplitude: float = Field(ge=0, le=1)
+    """Share of ``rate`` by which it swings up and down."""
+    period_s: float = Field(gt=0)
+
+
+class Trace(_Part):
+    """Arrivals and lengths of a recorded file."""
+
+    law: Literal["trace"]
+    file: Path
+    """CSV or JSONL; docs/loadtest.md lists the formats. Relative to the scenario's folder."""
+    speed: float = Field(default=1.0, gt=0)
+    """Times are divided by it: 2 replays twice as fast."""
+    dequantise_s: Seconds = 0.0
+    """Times recorded in steps of this length are spread evenly (seeded) over them; 0 replays them as they are."""
+
+
+class Closed(_Part):
+    """A closed loop: this many clients, each sending as soon as its last answer ended. Hides stalls; named so in every report."""
+
+    law: Literal["closed"]
+    concurrency: int = Field(ge=1, le=10_000)
+    max_requests: int = Field(ge=1, le=1_000_000)
+
+
+class Burst(_Part):
+    """All requests at once, at 0."""
+
+    law: Literal["burst"]
+    max_requests: int = Field(ge=1, le=1_000_000)
+
+
+Arrival = Annotated[
+    Constant | Poisson | Gamma | OnOff | Ramp | Step | FlashCrowd | Diurnal | Trace | Closed | Burst, Field(discriminator="law")
+]
+
+
+class Length(_Part):
+    """A number of tokens, drawn for each request."""
+
+    dist: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
+    """The law that each request's number is drawn from."""
+    mean: float = Field(default=64, gt=0)
+    """Of the law before anything is rejected; not of ``uniform``."""
+    cv: float = Field(default=1.0, ge=0.001, le=100)
+    """Standard deviation over mean; of ``lognormal`` alone."""
+    min: Tokens = 1
+    """Smallest number drawn."""
+    max: Tokens = 4096
+    """Draws outside min..max are drawn again, not cut: a cut would pile them up at the limit."""
+
+    @property
+    def _unused(self) -> set[str]:
+        """Fields that the law does not use: refused where a file names them, and not written."""
+        return {"lognormal": set[str](), "uniform": {"mean", "cv"}}.get(self.dist, {"cv"})
+
+    @model_serializer(mode="wrap")
+    def _used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name not in self._unused}
+
+    @model_validator(mode="after")
+    def _ordered(self, info: ValidationInfo) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        for name in sorted(self._unused & self.model_fields_set) if info.context != RECORDED else ():
+            takes = ", ".join(field for field in Length.model_fields if field not in {"dist", *self._unused})
+            raise ValueError(f"{self.dist} takes {takes}, and not {name} ({getattr(self, name):g}); leave it out")
+        if self.dist == "constant" and not self.min <= self.mean <= self.max:  # others are usually cut far below their mean
+            raise ValueError(f"mean {self.mean:g} is outside min {self.min} .. max {self.max}")
+        return self
+
+
+class RequestClass(_Part):
+    """One kind of request."""
+
+    name: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,40}$")
+    """Of the class, in report and records; classes of one scenario have different names. 1 to 40 letters, digits and ``._-``."""
+    weight: float = Field(default=1.0, gt=0, le=1e6)
+    """Share of the requests, beside the weights of the others."""
+    endpoint: Literal["completions", "chat", "generate"] = "completions"
+    """``/v1/completions``, ``/v1/chat/completions`` or ``/generate``."""
+    stream: bool = True
+    """Ask for the answer token by token. Without it there are no TPOT and no ITL, and TTFT is the time of the whole answer."""
+    prompt: Literal["ids", "text"] = "ids"
+    """``ids``: random token ids, exact in length (completions only). ``text``: English words, about one token each."""
+    token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(ge=0, lt=2**31)]] = (10, 1000)
+    """Range of the random ids, both ends included; all must exist in the model's vocabulary."""
+    shared_prefix_tokens: int = Field(default=0, ge=0)
+    """So many leading tokens are the same in all requests of the class."""
+    input_tokens: Length = Length()
+    """Of the prompt, the shared prefix included; a chat template comes on top."""
+    output_tokens: Length = Length()
+    """What ``max_tokens`` of the request is."""
+    ignore_eos: bool = True
+    """Answers are as long as drawn. Endpoints other than vLLM's may refuse the field; false leaves it out."""
+    usage: Literal["continuous", "final"] = "continuous"
+    """``continuous``: the server counts the tokens of each chunk (vLLM's ``continuous_usage_stats``). ``final``: only of the whole
+    answer, as OpenAI's own field asks; each chunk then counts as one token. For servers that refuse fields which they do not know."""
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    """0 is greedy: such answers can be compared with those of a reference run."""
+    cancel_after_s: float | None = Field(default=None, gt=0)
+    """The client goes away so long after sending; counts as cancelled, not as failed."""
+    extra_body: dict[str, JsonValue] = {}
+    """Further fields of the request's JSON body; they replace ours of the same name."""
+
+    @model_validator(mode="after")
+    def _prompt_fits(self) -> Self:
+        if self.token_ids[0] > self.token_ids[1]:
+            raise ValueError(f"token_ids: the first one, {self.token_ids[0]}, is above the last one, {self.token_ids[1]}")
+        if self.prompt == "ids" and self.endpoint != "completions":
+            raise ValueError(f"prompt: ids works with endpoint: completions, not {self.endpoint}; take prompt: text")
+        return self
+
+
+class Fault(_Part):
+    """Something that is broken on purpose during the run; marked on every plot over time."""
+
+    at_s: Seconds
+    action: Literal["kill", "stop", "cut-link", "command"]
+    """``stop`` is SIGSTOP and, after ``for_s``, SIGCONT. ``cut-link`` drops the connections of a relay between client and target."""
+    process: str = ""
+    """Of kill and stop: part of the command line of exactly one process in ``below_pid``'s tree; ``a|b`` is one or the other."""
+    below_pid: int | None = None
+    """Root of the processes that may be touched; nothing outside its tree ever is."""
+    command: tuple[str, ...] = ()
+    """Of ``command``: program and arguments, for example kubectl."""
+    for_s: Seconds = 5.0
+    """How long a process stands still or a link stays cut; a command has at least a minute."""
+    name: str = ""
+    """On the plots, in place of action and process."""
+
+
+class Observe(_Part):
+    """What is recorded of the target once a second."""
+
+    metrics_url: str = ""
+    """Prometheus text; default: /metrics of the target. ``none`` switches it off."""
+    interval_s: float = Field(default=1.0, gt=0.1)
+    """Between two scrapes."""
+    serve_status: bool = False
+    """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``."""
+    ray_dashboard_url: str = "http://127.0.0.1:8265"
+    gpus_per_replica: int = Field(default=0, ge=0, le=64)
+    """GPUs of one replica, for the GPU-seconds in the report; 0: not reported."""
+    kubernetes_selector: str = ""
+    """Also the pods with these labels, from the Kubernetes API by the account of the pod that this runs in."""
+    kubernetes_namespace: str = Field(default="", pattern=r"^[a-z0-9-]{0,63}$")
+    """Empty: the pod's own, else ``default``."""
+    kubernetes_url: str = Field(default="", pattern=r"^(https?://[^/\s]+\S*)?$")
+    """Outside a pod: where `kubectl proxy` listens, like http://127.0.0.1:8001."""
+
+    @model_validator(mode="after")
+    def _selects(self) -> Self:
+        for name in ("kubernetes_namespace", "kubernetes_url"):
+            if getattr(self, name) and not self.kubernetes_selector:
+                raise ValueError(f"{name} does nothing without kubernetes_selector; set that too, like app=x, or leave it out")
+        return self
+
+
+class Scenario(_Part):
+    """The whole file."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")
+    """In the report's title and the default folder. 1 to 60 letters, digits and ``._-``."""
+    model: str = ""
+    """Empty: the first one that the target lists at /v1/models."""
+    seed: int = Field(default=1, ge=0, lt=2**63)
+    """Of all that is drawn: the same seed gives the same schedule and the same prompts."""
+    arrival: Arrival
+    """When requests are sent."""
+    requests: tuple[RequestClass, ...] = Field(default=(RequestClass(),), min_length=1)
+    """What is asked: classes of requests, drawn by their weights."""
+    duration_s: Seconds = 60.0
+    """Arrivals end here."""
+    warmup_s: Seconds = 5.0
+    """Requests due before it are sent, kept and left out of every figure."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """From due to the end of the answer; a later answer is a timeout, which every distribution keeps as 'at least this'."""
+    drain_s: Seconds = 120.0
+    """After the last arrival; what is unfinished then is a timeout."""
+    stall_s: float = Field(default=1.0, gt=0)
+    """A gap between chunks above this is counted as a stall."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Load generator processes; plan one per 80 requests/s of 128 streamed tokens."""
+    slo: Slo = Slo()
+    """The limits that the run is judged by; none: it passes if it is valid."""
+    keep_text: bool = True
+    """Keep each answer's text in the records (the audit needs it)."""
+    tokenizer: str = ""
+    """Path of a tokenizer.json: prompts of text are cut to the exact length, and output tokens are counted again with it."""
+    faults: tuple[Fault, ...] = ()
+    """What is broken on purpose during the run."""
+    observe: Observe = Observe()
+    """What is recorded of the target beside the requests."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _slo_words(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("slo"), str):
+            return {**values, "slo": parse_slo(values["slo"])}
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.warmup_s >= self.duration_s and not isinstance(self.arrival, Burst | Closed | Trace):
+            raise ValueError(f"warmup_s {self.warmup_s:g} leaves nothing of duration_s {self.duration_s:g}")
+        if len({c.name for c in self.requests}) < len(self.requests):
+            raise ValueError(f"requests: names must differ, got {', '.join(c.name for c in self.requests)}")
+        if isinstance(self.arrival, Closed) and self.arrival.concurrency < self.workers:
+            raise ValueError(f"arrival.concurrency {self.arrival.concurrency} is below workers {self.workers}")
+        return self
+
+
+def scenario_file(name: Path) -> Path:
+    """Return the file of the name: the path itself, or that of a scenario that comes with the package.
+
+    Raises:
+        UsageError: It is a bare name, and there is neither.
+    """
+    if name.exists() or name.suffix or name != Path(name.name):
+        return name
+    ours = {path.stem: path for path in sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))}
+    if name.name not in ours:
+        raise UsageError(str(name), f"is no file, and no scenario of the package: {', '.join(ours)}")
+    return ours[name.name]
+
+
+def load_scenario(name: Path, *, overrides: dict[str, Any] | None = None) -> Scenario:
+    """Read the file, as `scenario_file` finds it; ``overrides`` replace its top-level keys.
+
+    Raises:
+        UsageError: It cannot be read, or a value is wrong; the message has the key's path.
+    """
+    path = scenario_file(name)
+    try:
+        values = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as exc:
+        raise UsageError(str(path), " ".join(str(exc).split())) from exc
+    if not isinstance(values, dict):
+        raise UsageError(str(path), "a scenario is a mapping of keys to values")
+    return parse_scenario({**values, **(overrides or {})}, folder=path.parent)
+
+
+def parse_scenario(values: dict[str, Any], *, folder: Path = Path(), context: Any = None) -> Scenario:
+    """Check the values; the file of a trace is looked up from ``folder``.
+
+    Args:
+        context: `RECORDED` for values from a manifest.
+
+    Raises:
+        UsageError: One line with the path of the key, the value and what it should be.
+    """
+    try:
+        scenario = Scenario.model_validate(values, context=context)
+    except ValidationError as exc:
+        raise _usage_error(exc.errors()[0]) from exc
+    if isinstance(scenario.arrival, Trace):
+        file = (folder / scenario.arrival.file).resolve()
+        scenario = scenario.model_copy(update={"arrival": scenario.arrival.model_copy(update={"file": file})})
+    return scenario
+
+
+ARRIVALS = {
+    get_args(cls.model_fields["law"].annotation)[0]: cls
+    for cls in (Constant, Poisson, Gamma, OnOff, Ramp, Step, FlashCrowd, Diurnal, Trace, Closed, Burst)
+}
+_SECTIONS: dict[str | int, type[BaseModel]] = {
+    **ARRIVALS,
+    **{"requests": RequestClass, "input_tokens": Length, "output_tokens": Length},
+    **{"faults": Fault, "observe": Observe, "slo": Slo},
+}
+
+
+def _usage_error(error: ErrorDetails) -> UsageError:
+    """Return pydantic's first complaint as one line: the key's path as the file has it, the value, and the way out."""
+    path, given, kind = error["loc"], error["input"], error["type"]
+    section: type[BaseModel] = Scenario
+    for part in path[:-1]:
+        section = _SECTIONS.get(part, section)
+    got = "" if isinstance(given, dict) else f" (got {repr(given)[:MAX_SHOWN]})"
+    problem = error["msg"].removeprefix("Value error, ") + got
+    if kind == "extra_forbidden":
+        near = get_close_matches(str(path[-1]), section.model_fields, n=1)
+        problem = f"unknown key; did you mean {near[0]}?" if near else f"unknown key; known are {', '.join(section.model_fields)}"
+    elif kind in ("float_parsing", "int_parsing", "float_type", "int_type"):
+        problem = f"must be a number without a unit{got}"
+    elif kind.startswith("union_tag"):
+        problem = f"law must be one of {', '.join(ARRIVALS)}{' (got ' + repr(given.get('law')) + ')' if isinstance(given, dict) else got}"
+    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+        problem = f"must be a mapping with keys of {', '.join(_SECTIONS.get(path[-1], section).model_fields)}{got}"
+    elif kind in ("tuple_type", "list_type"):
+        problem = "must be a list: lines that begin with a dash"
+    return UsageError(".".join(str(part) for part in path if part not in ARRIVALS) or "scenario", problem)

@@ -1,0 +1,178 @@
+"""The schedule: everything that will be asked, and when, made before the run.
+
+It depends on the scenario's seed, arrival law and classes only, never on workers or machine. Each request has one number of its own
+in each stream (class, input length, output length), so a change of one law moves nothing of the others. Workers take shares by a
+hash of the id: each share of a Poisson process is one again, and together they are the whole.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from loadtest.errors import UsageError
+from loadtest.plan.arrivals import Times, due_times, generator
+from loadtest.plan.scenario import Closed, Length, Scenario, Trace
+from loadtest.plan.traces import read_trace, recorded_s, replay_times
+from loadtest.plan.workload import fingerprint, splitmix64
+from loadtest.records import ScheduledRequest
+
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All requests, in the order of id, which is that of due times."""
+
+    requests: list[ScheduledRequest]
+    num_left_out: int = 0
+    """Of a trace: requests without tokens, which were failures; not known of a schedule that was read."""
+    num_after_end: int = 0
+    """Of a trace: requests that come after the scenario's ``duration_s``; not known either."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of schedule.jsonl as `write` makes it; covers what the bodies are made from as well."""
+        return hashlib.sha256(_ENCODER.encode_lines(self.requests)).hexdigest()
+
+    def part(self, worker: int, num_workers: int) -> list[ScheduledRequest]:
+        """Return the share of one worker, 0 <= worker < num_workers; shares differ in size as coin throws do."""
+        if not 0 <= worker < num_workers:
+            raise ValueError(f"worker {worker} of {num_workers}")
+        owners = splitmix64(np.array([r.id for r in self.requests], dtype=np.uint64)) % np.uint64(num_workers)
+        return [r for r, owner in zip(self.requests, owners.tolist(), strict=True) if owner == worker]
+
+    def write(self, path: Path) -> None:
+        """Write one request a line.
+
+        Raises:
+            UsageError: The file cannot be written.
+        """
+        try:
+            path.write_bytes(_ENCODER.encode_lines(self.requests))
+        except OSError as exc:
+            raise UsageError(str(path), f"the schedule cannot be written: {exc.strerror}") from exc
+
+
+def read_schedule(path: Path) -> Schedule:
+    """Read what `Schedule.write` wrote.
+
+    Raises:
+        UsageError: The file cannot be read, is cut off, or a line is no request or out of order; the message has its number.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as exc:
+        raise UsageError(str(path), f"the schedule cannot be read: {exc.strerror}") from exc
+    if lines.pop() or not lines:
+        raise UsageError(f"{path}:{len(lines) + 1}", "the schedule is empty or its last line is cut off; make it again")
+    decoder = msgspec.json.Decoder(ScheduledRequest)
+    requests: list[ScheduledRequest] = []
+    for number, line in enumerate(lines):
+        try:
+            request = decoder.decode(line)
+        except msgspec.DecodeError as exc:
+            raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r})") from exc
+        if request.id != number or (requests and (request.due_s or 0.0) < (requests[-1].due_s or 0.0)):
+            raise UsageError(
+                f"{path}:{number + 1}", f"id {request.id} at {request.due_s} s is out of order; make the schedule again"
+            )
+        requests.append(request)
+    return Schedule(requests)
+
+
+def make_schedule(scenario: Scenario) -> Schedule:
+    """Return the one schedule of the scenario.
+
+    Raises:
+        UsageError: No request is due, there are too many, or the trace or the tokenizer cannot be used.
+    """
+    arrival = scenario.arrival
+    schedule = _replayed(scenario, arrival) if isinstance(arrival, Trace) else Schedule(_drawn(scenario))
+    schedule.requests[0] = msgspec.structs.replace(schedule.requests[0], workload=fingerprint(scenario))
+    return schedule
+
+
+def _drawn(scenario: Scenario) -> list[ScheduledRequest]:
+    due: list[float] | list[None]
+    if isinstance(scenario.arrival, Closed):
+        due = [None] * scenario.arrival.max_requests
+    else:
+        due = due_times(scenario.arrival, duration_s=scenario.duration_s, seed=scenario.seed).tolist()
+    which = _classes(scenario, len(due))
+    inputs, outputs = (generator(scenario.seed, stream).random(len(due)) for stream in ("input tokens", "output tokens"))
+    num_inputs, num_outputs = np.zeros(len(due), dtype=np.int64), np.zeros(len(due), dtype=np.int64)
+    for index, cls in enumerate(scenario.requests):
+        chosen = which == index
+        num_inputs[chosen] = lengths(cls.input_tokens, inputs[chosen])
+        num_outputs[chosen] = lengths(cls.output_tokens, outputs[chosen])
+    names = [scenario.requests[index].name for index in which.tolist()]
+    columns = zip(due, names, num_inputs.tolist(), num_outputs.tolist(), strict=True)
+    return [ScheduledRequest(number, *column) for number, column in enumerate(columns)]
+
+
+def _replayed(scenario: Scenario, trace: Trace) -> Schedule:
+    """Classes that the scenario has keep their requests; others are drawn by weight."""
+    recorded = read_trace(trace.file)
+    times = replay_times(
+        np.array([recorded_s(r) for r in recorded.requests]),
+        speed=trace.speed,
+        dequantise_s=trace.dequantise_s,
+        seed=scenario.seed,
+    )
+    num_due = int(np.searchsorted(times, scenario.duration_s))
+    if not num_due:
+        raise UsageError(
+            "duration_s", f"{scenario.duration_s:g} ends before the trace's first request at {times[0]:g} s; raise it"
+        )
+    names = [c.name for c in scenario.requests]
+    drawn = _classes(scenario, num_due).tolist()
+    requests = [
+        msgspec.structs.replace(request, due_s=due_s, cls=request.cls if request.cls in names else names[index])
+        for request, due_s, index in zip(recorded.requests, times.tolist(), drawn, strict=False)
+    ]
+    return Schedule(requests, recorded.num_left_out, len(times) - num_due)
+
+
+def _classes(scenario: Scenario, num: int) -> NDArray[np.int64]:
+    """Draw the class of each request by weight."""
+    shares = np.cumsum([c.weight for c in scenario.requests])
+    drawn = generator(scenario.seed, "classes").random(num) * shares[-1]
+    indices: NDArray[np.int64] = np.minimum(np.searchsorted(shares, drawn, side="right"), len(shares) - 1)
+    return indices
+
+
+def lengths(law: Length, uniform: Times) -> NDArray[np.int64]:
+    """Return one whole number of tokens for each number in [0, 1).
+
+    The law's quantile function between ``min`` - 1/2 and ``max`` + 1/2, rounded: the same distribution as rounding and drawing again
+    what is outside, with one number each.
+
+    Raises:
+        UsageError: Next to nothing of the law is between min and max.
+    """
+    low, high = law.min - 0.5, law.max + 0.5
+    match law.dist:
+        case "constant":
+            drawn = np.full(uniform.shape, law.mean)
+        case "uniform":
+            drawn = low + uniform * (high - low)
+        case "exponential":  # without memory: above ``low`` it begins anew
+            drawn = low - law.mean * np.log1p(uniform * np.expm1((low - high) / law.mean))
+        case "lognormal":
+            sigma = math.sqrt(math.log1p(law.cv**2))
+            mu = math.log(law.mean) - sigma**2 / 2
+            at_low, at_high = ndtr((mu - np.log([low, high])) / sigma)  # above it, not below: the upper tail keeps its digits
+            if not at_low - at_high > 1e-9:
+                raise UsageError(
+                    "requests", f"lognormal of mean {law.mean:g} and cv {law.cv:g} is never in {law.min} .. {law.max}"
+                )
+            drawn = np.exp(mu - sigma * ndtri(at_low * (1 - uniform) + at_high * uniform))
+    whole: NDArray[np.int64] = np.clip(np.rint(drawn), law.min, law.max).astype(np.int64)
+    return whole

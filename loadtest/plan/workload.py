@@ -1,0 +1,139 @@
+"""What a request asks: path and JSON body, made from scenario, seed and id alone.
+
+Prompts are made of numbers from a counter (splitmix64 over a hash of what they are for), not drawn one after the other: any worker
+can make any prompt, in any order, in microseconds. Requests differ in their prompts beyond the prefix that their class shares.
+"""
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.errors import UsageError
+from loadtest.plan.scenario import RequestClass, Scenario
+from loadtest.records import ScheduledRequest
+
+BLOCK_TOKENS = 512
+"""Per id in `ScheduledRequest.blocks`, as in Mooncake's traces."""
+
+_PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/generate"}
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+_COMMON = """
+a about above across act add after again age ago air all along also always an and animal answer any are area arm around art as
+ask at away back bad ball bank base be bed been before began best better between big bird black blood blue board boat body book
+both box boy bring brother build but buy by call came can car care carry case catch center chance change check child church city
+class clear close cold color come common could country course cover cross cry cut dark day dead deep did door down draw drive dry
+each early earth east eat end even ever every eye face fact fall family far farm fast father feel few field fight fill film find
+fine fire first fish five fly follow food foot for form found four free friend from front full game garden gave get girl give
+glass go gold good got great green ground group grow had half hand happy hard has have he head hear heart help her here high him
+his hold home horse hot hour house how hundred if in is it just keep kind know land large last late law lay lead learn leave left
+"""
+WORDS = tuple(_COMMON.split())
+"""Common, short and without marks: about one token each, and exactly one for `_words` to keep it under a tokenizer."""
+
+
+def path_of(cls: RequestClass) -> str:
+    """Return the path of the class's endpoint below the target's base URL."""
+    return _PATHS[cls.endpoint]
+
+
+def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str) -> dict[str, Any]:
+    """Return the JSON body; about 75 us for 512 tokens.
+
+    ``input_tokens`` counts the prompt itself: marks of its beginning and of a chat template come on top at the server.
+    """
+    cls = next(c for c in scenario.requests if c.name == request.cls)
+    body: dict[str, Any] = {"max_tokens": request.output_tokens, "temperature": cls.temperature, "stream": cls.stream}
+    if cls.endpoint != "generate":
+        body["model"] = model
+        if cls.stream:
+            more = {"continuous_usage_stats": True} if cls.usage == "continuous" else {}
+            body["stream_options"] = {"include_usage": True, **more}
+    if cls.ignore_eos:
+        body |= {"ignore_eos": True, "min_tokens": request.output_tokens}
+    if cls.prompt == "ids":
+        first, last = cls.token_ids
+        body["prompt"] = (_prompt(scenario.seed, cls, request, last - first + 1) + first).tolist()
+    else:
+        words = _words(scenario.tokenizer)
+        text = " ".join([words[i] for i in _prompt(scenario.seed, cls, request, len(words)).tolist()])
+        body |= {"messages": [{"role": "user", "content": text}]} if cls.endpoint == "chat" else {"prompt": text}
+    return body | cls.extra_body
+
+
+def fingerprint(scenario: Scenario) -> str:
+    """Return the SHA-256 of what bodies follow from beside their line of the schedule: seed, classes, the tokenizer's content.
+
+    Raises:
+        UsageError: The tokenizer cannot be read, or cannot be used for prompts of text.
+    """
+    tokenizer = ""
+    if scenario.tokenizer and any(c.prompt == "text" for c in scenario.requests):
+        tokenizer = hashlib.sha256("\n".join(_words(scenario.tokenizer)).encode()).hexdigest()
+    classes = [c.model_dump(mode="json", exclude_defaults=True) for c in scenario.requests]
+    parts = {"seed": scenario.seed, "classes": classes, "tokenizer": tokenizer}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def load_tokenizer(path: str) -> Any:
+    """Return the `tokenizers.Tokenizer` of a tokenizer.json.
+
+    Raises:
+        UsageError: The file is not there, or is something else.
+    """
+    from tokenizers import Tokenizer  # 30 ms that runs without a tokenizer need not spend
+
+    if not Path(path).is_file():
+        raise UsageError("tokenizer", f"{path} is no file; give the path of a tokenizer.json")
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as exc:  # the library raises nothing narrower
+        raise UsageError("tokenizer", f"{path}: {exc}") from exc
+
+
+def splitmix64(counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a well-mixed number for each. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014)."""
+    mixed = (counters + np.uint64(1)) * _GOLDEN
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _prompt(seed: int, cls: RequestClass, request: ScheduledRequest, span: int) -> NDArray[np.int64]:
+    """Return ``input_tokens`` numbers in [0, span): the class's prefix, the trace's blocks, and what is the request's own."""
+    parts = [_numbers(seed, f"prefix/{cls.name}", min(cls.shared_prefix_tokens, request.input_tokens), span)]
+    parts += [_numbers(seed, f"block/{block}", BLOCK_TOKENS, span) for block in request.blocks]
+    own = request.input_tokens - sum(part.size for part in parts)
+    parts.append(_numbers(seed, f"request/{cls.name}/{request.id}", max(own, 0), span))
+    return np.concatenate(parts)[: request.input_tokens]
+
+
+def _numbers(seed: int, name: str, num: int, span: int) -> NDArray[np.int64]:
+    if not num:
+        return np.empty(0, dtype=np.int64)
+    key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    mixed = splitmix64(np.arange(num, dtype=np.uint64) + np.frombuffer(key, dtype="<u8"))
+    return ((mixed >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)).astype(np.int64)
+
+
+@lru_cache
+def _words(tokenizer_path: str) -> tuple[str, ...]:
+    """Return the words of which n, with spaces between, are n tokens for this tokenizer; all of them without one."""
+    if not tokenizer_path:
+        return WORDS
+    tokenizer = load_tokenizer(tokenizer_path)
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    words = tuple(word for word in WORDS if count(word) == 1 and count(f"{word} {word} {word}") == 3)
+    if len(words) < 8 or count(" ".join(words)) != len(words):
+        raise UsageError(
+            "tokenizer", f"{tokenizer_path} has {len(words)} of the common words as one token; leave it out or use prompt: ids"
+        )
+    return words

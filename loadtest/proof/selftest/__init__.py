@@ -1,0 +1,227 @@
+"""``serve-app-loadtest selftest``: the generator measured against a server whose latencies, counts and failures are known.
+
+A check is a function whose docstring is its claim and its pass rule. What concerns time only is tried again on a machine that was
+busy, and the number of tries is told; the law server's own log says whether server or client was late.
+"""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.control.runner import machine, versions
+from loadtest.errors import ExitCode, UsageError
+from loadtest.proof.selftest import estimates, simulated, soundness, times
+from loadtest.proof.selftest.bench import TRIES, Bench, Disturbed, Point, Skipped, Verdict, cpu_waited_s
+from loadtest.recorder import claim, write_json
+
+
+class Check(NamedTuple):
+    test: str
+    run: Callable[..., Iterator[Point]]
+    """Is given the bench, and one of the cases where there are some; each is tried again by itself."""
+    cases: tuple[str, ...] = ()
+    num_quick: int = 0
+    """So many of the cases are in ``--quick``, too; 1 without cases: it is."""
+
+
+CHECKS = (
+    Check("T1", times.t1_laws, tuple(times.LAWS), 1),
+    Check("T2", times.t2_two_points, (), 1),
+    Check("T3", times.t3_chunks, tuple(times.CHUNKS), 1),
+    Check("T4", times.t4_stall, ("open", "closed"), 2),
+    Check("T5", estimates.t5_coverage, (), 1),
+    Check("T5", estimates.t5_rates, (), 1),
+    Check("T5", estimates.t5_live),
+    Check("T6", soundness.t6_arrivals, (), 1),
+    Check("T7", soundness.t7_audit, (), 1),
+    Check("T7", soundness.t7_killed, ("worker", "master", "master, started again")),
+    Check("T8", soundness.t8_sick, ("SIGSTOP for 300 ms", "GC storm", "late reads", "CPU hog", "overload"), 3),
+    Check("T8", simulated.t8_simulated, (), 1),
+    Check("T8", soundness.t8_healthy, ("first", "second", "third"), 1),
+    Check("T9", estimates.t9_simulated, (), 1),
+    Check("T9", estimates.t9_live),
+    Check("T10", times.t10_warm_up, ("slow for 20 s", "steady")),
+    Check("T11", times.t11_timeouts),
+    Check("T13", times.t13_attribution),
+    Check("T14", soundness.t14_throughput, (), 1),
+    Check("T15", times.t15_clock),
+)
+COVERED = {
+    "T3": ("Locust's own reader fails the chunk times", "tests/loadtest", "wire/test_locust_reader.py"),
+    "T12": ("A replayed trace has the file's due times, lengths and sessions", "tests/loadtest", "plan/test_traces.py"),
+    "T16": (
+        "The report's figures are those of the rows",
+        "tests/loadtest",
+        "report/test_report.py report/test_plots.py judge/test_analysis.py",
+    ),
+    "T17": (
+        "HTTP at its limits: keep-alive races, refusals, trailers, HTTP/1.0",
+        "tests/loadtest",
+        "wire/test_client.py wire/test_client_connections.py wire/test_sse.py",
+    ),
+    "T18": ("The autoscaling analyser finds known delays", "tests/loadtest", "judge/test_autoscale.py"),
+}
+"""Not measured here but by pytest: claim, folder, files."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A line of the table."""
+
+    test: str
+    claim: str
+    rule: str
+    """In words; ``limit`` has the number."""
+    case: str
+    seen: str
+    limit: str
+    verdict: Verdict
+    tries: int = 1
+    cpu_pressure: float = 0.0
+    """Share of the check's time for which something on this machine waited for a CPU."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What selftest.json holds; selftest.md is its table."""
+
+    quick: bool
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    findings: list[Finding]
+    num_repeated: int
+    """Runs that the generator called invalid."""
+
+
+def selftest(*, quick: bool = False, only: str = "", out: Path | None = None) -> ExitCode:
+    """Run the checks and print the table; return 0 if none failed, otherwise 3.
+
+    Args:
+        only: Names as T3,T4; empty: all.
+        out: New folder that keeps what each run left, and the table in selftest.json and selftest.md.
+
+    Raises:
+        UsageError: There is no such check, or the folder is not empty.
+    """
+    chosen = choose(only, quick=quick)
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    with ExitStack() as stack:
+        if out:
+            claim(out)
+        folder = out or Path(stack.enter_context(TemporaryDirectory(prefix="selftest-")))
+        bench = Bench(folder, quick=quick)
+        findings: list[Finding] = []
+        for check in chosen:
+            begin_s = time.monotonic()
+            findings += (new := carried_out(check, bench))
+            worst = "FAIL" if any(f.verdict == "FAIL" for f in new) else new[0].verdict
+            console.print(f"{check.test} {new[0].claim}: {worst} ({time.monotonic() - begin_s:.0f} s)", markup=False)
+        findings += covered(only)
+        result = Result(quick, versions(), machine(), findings, bench.num_repeated)
+        if out:
+            write_json(out / "selftest.json", result)
+            (out / "selftest.md").write_text(markdown_of(result))
+    console.print(table_of(findings), summed_up(result), sep="\n")
+    return ExitCode.INVALID if any(f.verdict == "FAIL" for f in findings) else ExitCode.PASS
+
+
+def choose(only: str, *, quick: bool) -> list[Check]:
+    """Return the checks to run, with their cases.
+
+    Raises:
+        UsageError: One of the names is none.
+    """
+    known = sorted({*COVERED, *(check.test for check in CHECKS)}, key=lambda test: int(test[1:]))
+    names = only.split(",") if only else known
+    if wrong := set(names) - set(known):
+        raise UsageError("--only", f"no check {', '.join(sorted(wrong))}; there are {', '.join(known)}")
+    chosen = [check for check in CHECKS if check.test in names]
+    return [check._replace(cases=check.cases[: check.num_quick]) for check in chosen if check.num_quick] if quick else chosen
+
+
+def covered(only: str) -> list[Finding]:
+    """Return a line for each test that pytest runs."""
+    chosen = only.split(",") if only else COVERED
+    rule = "pytest passes them; `make selftest-loadtest` runs them too, and leaves pytest.xml"
+    return [
+        Finding(test, claimed, rule, folder, files, "", "covered")
+        for test, (claimed, folder, files) in COVERED.items()
+        if test in chosen
+    ]
+
+
+def carried_out(check: Check, bench: Bench) -> list[Finding]:
+    """Carry out each case, again as long as nothing but time is wrong, `TRIES` times at most; return what was seen last."""
+    claimed, _, rule = (" ".join(part.split()) for part in (check.run.__doc__ or "").partition(".\n\n"))
+    findings = []
+    cases: list[tuple[str, ...]] = [(case,) for case in check.cases] or [()]
+    for args in cases:
+        tries, again = 0, True
+        while again:
+            begin_s, waited_s = time.monotonic(), cpu_waited_s()
+            points = list(points_of(check.run(bench, *args)))
+            pressure = round((cpu_waited_s() - waited_s) / (time.monotonic() - begin_s), 3)
+            failed = [point for point in points if point.verdict == "FAIL"]
+            tries += 1
+            again = bool(failed) and all(point.timing for point in failed) and tries < TRIES
+        findings += [Finding(check.test, claimed, rule, p.case, p.seen, p.limit, p.verdict, tries, pressure) for p in points]
+    return findings
+
+
+def points_of(points: Iterator[Point]) -> Iterator[Point]:
+    """Yield what is seen, and why it ended early if it did."""
+    try:
+        yield from points
+    except Skipped as exc:
+        yield Point("", str(exc), "", "skipped")
+    except Disturbed as exc:
+        yield Point("", str(exc), "a valid run", "FAIL")
+    except Exception as exc:  # the root of the check's work
+        yield Point("", f"{type(exc).__name__}: {exc}", "no error", "FAIL")
+
+
+def table_of(findings: Sequence[Finding]) -> Table:
+    table = Table("test", "claim", "seen", "limit", "verdict")
+    colours = {"pass": "green", "FAIL": "bold red"}
+    claimed = ""
+    for f in findings:
+        if f.claim != claimed:
+            table.add_section()
+            table.add_row(f.test, Text(f.claim, "bold"))
+            claimed = f.claim
+        verdict = f.verdict if f.tries == 1 else f"{f.verdict} (try {f.tries})"
+        table.add_row("", *(Text(part) for part in (f"  {f.case}", f.seen, f.limit)), Text(verdict, colours.get(f.verdict, "")))
+    return table
+
+
+def markdown_of(result: Result) -> str:
+    """Return the table for the docs."""
+    ran = ", ".join(f"{name} {value}" for name, value in result.versions.items())
+    lines = [f"{ran}; {result.machine['cores']} cores, {result.machine['system'].partition('-')[0]}. {summed_up(result)}.", ""]
+    lines += ["| test | check | seen | limit | verdict |", "|---|---|---|---|---|"]
+    claimed = ""
+    for f in result.findings:
+        if f.claim != claimed:
+            lines.append(f"| **{f.test}** | **{f.claim}.** {f.rule} | | | |")
+            claimed = f.claim
+        cells = [cell.replace("|", "\\|") for cell in (f.case, f.seen, f.limit)]
+        lines.append("| | " + " | ".join([*cells, f.verdict if f.tries == 1 else f"{f.verdict} (try {f.tries})"]) + " |")
+    return "\n".join([*lines, ""])
+
+
+def summed_up(result: Result) -> str:
+    counts = Counter(finding.verdict for finding in result.findings)
+    busiest = max((finding.cpu_pressure for finding in result.findings), default=0.0)
+    return (
+        ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        + f"; {result.num_repeated} runs were invalid and made again; during the busiest check something waited for a CPU "
+        f"for {busiest:.0%} of the time"
+    )

@@ -1,0 +1,167 @@
+"""The law file: what the server does to whom, fixed in advance.
+
+Times are in seconds. Those in `Stall` and `WarmUp` count from the first generation request that the server reads.
+"""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from loadtest.errors import UsageError
+
+Seconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Constant(_Part):
+    """Always ``s``."""
+
+    law: Literal["constant"] = "constant"
+    s: Seconds
+
+    def quantile(self, u: float) -> float:
+        """Return the time that a share ``u`` of all draws stays below, 0 < u < 1, as do the other laws."""
+        return self.s
+
+
+class Exponential(_Part):
+    law: Literal["exponential"] = "exponential"
+    mean_s: Seconds
+
+    def quantile(self, u: float) -> float:
+        return -self.mean_s * math.log1p(-u)
+
+
+class Lognormal(_Part):
+    """``cv`` is the standard deviation over the mean of the times themselves, not of their logarithms."""
+
+    law: Literal["lognormal"] = "lognormal"
+    mean_s: Seconds
+    cv: float = Field(gt=0, le=20)
+
+    def quantile(self, u: float) -> float:
+        variance = math.log1p(self.cv**2)
+        return self.mean_s * math.exp(math.sqrt(variance) * NormalDist().inv_cdf(u) - variance / 2)
+
+
+class TwoPoint(_Part):
+    """``high_s`` with probability ``high_probability``, else ``low_s``."""
+
+    law: Literal["two-point"] = "two-point"
+    low_s: Seconds
+    high_s: Seconds
+    high_probability: Probability
+
+    def quantile(self, u: float) -> float:
+        return self.low_s if u < 1 - self.high_probability else self.high_s
+
+
+Distribution = Annotated[Constant | Exponential | Lognormal | TwoPoint, Field(discriminator="law")]
+
+
+class Stall(_Part):
+    """The server's own clock stands still: nothing is sent or accepted, and all that was due later comes later by ``for_s``."""
+
+    at_s: Seconds
+    for_s: Seconds
+
+
+class WarmUp(_Part):
+    """A request that starts before ``for_s`` takes ``factor`` times as long; ``linear`` falls to 1 on the way, ``step`` at the end."""
+
+    for_s: float = Field(gt=0)
+    factor: float = Field(ge=1, le=1000)
+    shape: Literal["linear", "step"] = "linear"
+
+
+class Failure(_Part):
+    """What goes wrong, and for whom: requests ``every``, 2 x ``every``, ... in order of arrival, or each with ``probability``."""
+
+    kind: Literal["drop", "truncate", "error-event", "status", "html", "duplicate", "slow-headers"]
+    """``drop`` closes without an answer, ``truncate`` in mid-answer. ``duplicate`` counts and logs the request twice."""
+    every: int = Field(default=0, ge=0)
+    probability: Probability = 0
+    after_tokens: int = Field(default=0, ge=0)
+    """Of ``truncate`` and ``error-event``: tokens sent before; at most all of them."""
+    status: int = Field(default=503, ge=300, le=599)
+    retry_after_s: int | None = Field(default=1, ge=0)
+    """The Retry-After header of ``status``; None leaves it out."""
+    delay_s: Seconds = 1.0
+    """Of ``slow-headers``: the status line and headers come byte by byte over this time."""
+
+    @model_validator(mode="after")
+    def _one_pattern(self) -> Self:
+        if bool(self.every) == bool(self.probability):
+            raise ValueError(f"give either every or probability, got every {self.every} and probability {self.probability:g}")
+        return self
+
+
+class Law(_Part):
+    """The whole file. A streamed answer's first chunk is due queue + ttft + edge after arrival, further ones a gap each."""
+
+    model: str = "truth"
+    ttft: Distribution = Constant(s=0.1)
+    """From the start in a slot to the first chunk: the prefill."""
+    gap: Distribution = Constant(s=0.02)
+    """Between chunks, one draw for each."""
+    service: Distribution | None = None
+    """Replaces ttft and gap by one draw for the whole answer; its chunks are due at equal distances, the last at the end."""
+    edge: Distribution = Constant(s=0)
+    """Added to every chunk of a request, one draw for all: outside the slot and not in /metrics, as a proxy in front would be."""
+    slots: int = Field(default=0, ge=0, le=10_000)
+    """Requests served at a time; others wait in order of arrival. 0: no limit. A client that goes away keeps its slot until the
+    law's end, so that a queue can be computed from arrivals alone."""
+    tokens_per_chunk: int = Field(default=1, ge=1)
+    coalesce: int = Field(default=1, ge=1)
+    """So many events are sent in one write, when the last of them is due."""
+    split: int | Literal["bytes"] = 1
+    """Writes that each event (or ``coalesce`` of them) is cut into; ``bytes``: one for each byte. The last is on time, the others
+    are spread over ``split_over_s`` before it."""
+    split_over_s: Seconds = 0.005
+    refuses: tuple[str, ...] = ()
+    """Fields of the body, or of its ``stream_options``, that are answered with 400, as a server answers fields that it does not know."""
+    text: Literal["ascii", "multi-byte"] = "ascii"
+    framing: Literal["chunked", "chunked-trailer", "close"] = "chunked"
+    """How a stream ends: ``close`` is HTTP/1.0's way."""
+    answers_per_connection: int = Field(default=0, ge=0)
+    """The connection is closed after so many without a word; 0: never."""
+    kv_tokens: int = Field(default=100_000, ge=1)
+    """Tokens that make vllm:kv_cache_usage_perc 1."""
+    stalls: tuple[Stall, ...] = ()
+    warm_up: WarmUp | None = None
+    failures: tuple[Failure, ...] = ()
+    """The first that hits a request is taken."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for before, after in pairwise(self.stalls):
+            if after.at_s < before.at_s + before.for_s:
+                raise ValueError(f"stalls: the one at {after.at_s:g} begins before the one at {before.at_s:g} has ended")
+        if self.split != "bytes" and self.split < 1:
+            raise ValueError(f"split {self.split} is below 1")
+        return self
+
+
+def load_law(path: Path) -> Law:
+    """Read the file.
+
+    Raises:
+        UsageError: It cannot be read, or a value is wrong; the message has the key's path.
+    """
+    try:
+        return Law.model_validate(yaml.safe_load(path.read_text()) or {})
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise UsageError(str(path), " ".join(str(exc).split())) from exc
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{path}: {where}".rstrip(": "), f"{first['msg']} (got {first['input']!r})") from exc

@@ -1,0 +1,1 @@
+"""The report: figures and one HTML page, drawn from what a run left on disk."""

@@ -1,0 +1,84 @@
+"""What a reader wants to know first: how fast, how much, how many failed, and when it was."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from loadtest.judge.cost import Cost
+from loadtest.judge.summary import Quantile, Summary, Throughput, interval
+from loadtest.records import Manifest
+from loadtest.wording import percentile, share
+
+QUANTILES = (0.5, 0.95)
+LATENCIES = {"ttft": "TTFT", "e2e": "E2E"}
+ANSWERED = ("ok", "cancelled")
+
+
+class Line(NamedTuple):
+    """One figure of a tile."""
+
+    name: str
+    value: str
+    note: str
+    """Its 95 % interval, or what it is beside."""
+
+
+class Tile(NamedTuple):
+    label: str
+    lines: list[Line]
+
+
+def tiles(summary: Summary, manifest: Manifest) -> list[Tile]:
+    """Return the tiles of a run; of an invalid one the date alone, for its figures say nothing."""
+    figures = list(_figures(summary)) if summary.verdict != "invalid" else []
+    return [*figures, _date(summary, manifest)]
+
+
+def _figures(summary: Summary) -> Iterator[Tile]:
+    for metric, label in LATENCIES.items():
+        distribution = summary.distributions.get(metric)
+        found = [(q, at) for q in QUANTILES if distribution and (at := distribution.at(q))]
+        if found:
+            yield Tile(label, [_latency(q, at) for q, at in found])
+    if done := summary.throughput:
+        yield Tile("requests/s", [_rate("completed", done, "completed"), _rate("offered", done, "offered")])
+        yield Tile("tokens/s", [_rate("output", done, "output_tokens"), _rate("with prompts", done, "total_tokens")])
+    if summary.cost and (lines := list(_cost(summary.cost))):
+        yield Tile("cost", lines)
+    if num := sum(summary.states.values()):
+        num_failed = num - sum(summary.states.get(state, 0) for state in ANSWERED)
+        yield Tile("errors", [Line("", share(num_failed / num), f"{num_failed:,} of {num:,} requests")])
+
+
+def _cost(cost: Cost) -> Iterator[Line]:
+    if cost.tokens_per_good is not None:
+        yield Line("", _short(cost.tokens_per_good), "output tokens per good request")
+    if cost.replica_s is not None:
+        yield Line("", _short(cost.replica_s), f"replica-seconds in {cost.seen_s:,.0f} s")
+    if cost.gpu_s is not None:
+        yield Line("", _short(cost.gpu_s), "GPU-seconds")
+
+
+def _latency(q: float, at: Quantile) -> Line:
+    value, _, bounds = interval(at).partition(" [")
+    return Line(percentile(q), value, f"[{bounds}" if bounds else "")
+
+
+def _rate(name: str, done: Throughput, field: str) -> Line:
+    bounds = done.intervals.get(field)
+    note = "" if bounds is None or field == "offered" else f"[{_short(bounds[0])}, {_short(bounds[1])}]"
+    return Line(name, _short(getattr(done, field)), note)
+
+
+def _short(rate: float) -> str:
+    """Return three digits, or all of those before the point."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _date(summary: Summary, manifest: Manifest) -> Tile:
+    start, end = summary.window_s
+    lasted = f"{max(0.0, end - start):,.0f} s measured"
+    if not manifest.epoch_unix_s:
+        return Tile("date", [Line("", "never began", lasted)])
+    began = datetime.fromtimestamp(manifest.epoch_unix_s, UTC)
+    return Tile("date", [Line("", f"{began:%Y-%m-%d}", f"{began:%H:%M} UTC, {lasted}")])

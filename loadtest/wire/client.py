@@ -1,0 +1,334 @@
+"""The HTTP client of the load generator: gevent sockets, one timestamp per read, parsing after the answer has ended.
+
+Per read it does recv, clock, `httptools`; nothing else, so that the time of a chunk is that at which the kernel had it, as
+far as one process can tell. Connections are pooled without a cap: an open loop never waits for one.
+
+A pooled connection that the server closed meanwhile is seen before use. When the close crosses our request on the wire (end
+of the connection, without a byte of an answer, within `RACE_S` of sending on a *reused* connection), the request is sent once
+more on a fresh connection, under the same id, and `Row.reason` says so even when the row is ok. Nothing else is ever resent.
+"""
+
+import contextlib
+import errno
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import gevent
+import gevent.pool
+import gevent.socket
+import gevent.ssl
+import httptools
+
+from loadtest.errors import UsageError
+from loadtest.records import Row, ScheduledRequest, State
+from loadtest.wire.http_answer import HttpAnswer, refusal, retry_after
+from loadtest.wire.sse import BodyParser, Form, Parsed
+from loadtest.wire.target import Target
+
+READ_BYTES = 256 * 1024
+CONNECT_WITHIN_S = 10.0
+"""For all connections of the warm-up; else a request's own deadline counts."""
+RACE_S = 0.1
+"""A close that comes later than this was no race: the server had taken the request."""
+READS_PER_SLICE = 128
+"""About 0.5 ms of parsing; then other connections are read first."""
+HASTY_S = 0.0002
+"""Reads closer than this came without waiting."""
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+NOTE_RESENT = "sent again: the server had closed the idle connection"
+_OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request as it goes out."""
+
+    request: ScheduledRequest
+    path: str
+    body: bytes
+    timeout_s: float
+    """From due to the end of the answer."""
+    stream: bool
+    cancel_after_s: float | None = None
+    """From sending; the connection is closed then."""
+    keep_text: bool = True
+
+    @property
+    def form(self) -> Form:
+        if not self.stream:
+            return "whole"
+        return "lines" if self.path.endswith("/generate") else "sse"
+
+
+class Client:
+    """Asks one target. Any number of greenlets may call `ask` at once.
+
+    Raises:
+        UsageError: The target's name cannot be resolved.
+    """
+
+    def __init__(self, target: Target, *, worker: int, epoch: float, id_prefix: str) -> None:
+        """Names are looked up here, once: not inside anybody's latency.
+
+        Args:
+            epoch: The ``time.perf_counter()`` value from which the times of the rows count; may be set later, before `ask`.
+            id_prefix: The header X-Request-Id is it and the request's id.
+        """
+        self._target = target
+        self._worker = worker
+        self.epoch = epoch
+        self._id_prefix = id_prefix
+        self._idle: list[Any] = []
+        self._closed = False
+        # One buffer for all: a new object of this size for each read cost 2 to 20 us, as malloc goes.
+        self._view = memoryview(bytearray(READ_BYTES))
+        self._tls: Any = None
+        if target.tls:
+            self._tls = gevent.ssl.SSLContext(gevent.ssl.PROTOCOL_TLS_CLIENT)
+            self._tls.load_default_certs()
+        try:
+            found = gevent.socket.getaddrinfo(target.host, target.port, type=gevent.socket.SOCK_STREAM)
+        except OSError as exc:
+            raise UsageError("target", f"{target.host!r} cannot be resolved: {exc.strerror}") from exc
+        self._addresses = [(family, address) for family, _, _, _, address in found]
+        fields = {"Host": urlsplit(target.root).netloc, **target.headers, "Content-Type": "application/json"}
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+
+    def warm(self, num: int) -> int:
+        """Open up to ``num`` connections for the pool in `CONNECT_WITHIN_S`; return how many could be opened.
+
+        Raises:
+            UsageError: Not one of them: the target takes none, or not in time.
+        """
+        pool, first = gevent.pool.Pool(64), len(self._idle)
+        self._refused = f"it took none in {CONNECT_WITHIN_S:g} s"
+        with gevent.Timeout(CONNECT_WITHIN_S, False):
+            for _ in range(num):
+                pool.spawn(self._open_idle)
+            pool.join()
+        pool.kill()
+        if num > 0 and len(self._idle) == first:
+            raise UsageError(
+                "target", f"{self._target.root} has answered before, but no connection to it can be opened now: {self._refused}"
+            )
+        return len(self._idle) - first
+
+    def _open_idle(self) -> None:
+        try:
+            self._idle.append(self._connect())
+        except OSError as exc:
+            self._refused = f"{type(exc).__name__}: {exc}"
+
+    def close(self) -> None:
+        """Close the pool. Requests under way go on; kill their greenlets to give them up: `ask` then returns a timeout."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def ask(self, asked: Asked, *, due_s: float) -> Row:
+        """Send the request and return what became of it; never raises."""
+        row = Row(id=asked.request.id, worker=self._worker, due_s=due_s, state="never_sent")
+        now = self._now()
+        left_s = due_s + asked.timeout_s - now
+        if left_s <= 0:
+            row.reason = f"the generator came to it {now - due_s:.3f} s late, after its timeout of {asked.timeout_s:g} s"
+            return row
+        row.sent_s = now
+        answer = HttpAnswer()
+        cancelled = asked.cancel_after_s is not None and asked.cancel_after_s < left_s
+        timer = gevent.Timeout.start_new(asked.cancel_after_s if cancelled else left_s)
+        try:
+            self._exchange(asked, row, answer)
+        except gevent.Timeout as exc:
+            if exc is not timer:
+                raise
+            answer.cut_state = "cancelled" if cancelled else "timeout"
+            answer.cut = f"went away after {asked.cancel_after_s:g} s" if cancelled else _late(asked)
+        except gevent.GreenletExit:
+            answer.cut_state, answer.cut = "timeout", "unfinished when the drain ended"
+        except Exception as exc:  # the root of this request's task
+            answer.cut_state = "never_sent" if row.connected_s is None else "stream_error"
+            answer.cut = f"{type(exc).__name__}: {exc}"
+        finally:
+            # These break reference cycles: the garbage collector is off during a run. A timer that was raised holds this frame.
+            timer.close()
+            timer.__traceback__ = None
+            answer.parser = None
+        row.end_s = self._now()
+        try:
+            self._judge(row, asked, answer)
+        except Exception as exc:  # whatever a hostile answer brings: the row is kept
+            row.state, row.reason = "stream_error", f"cannot be read: {type(exc).__name__}: {exc}"[:300]
+        if row.state == "never_sent":
+            row.sent_s = row.end_s = None
+        return row
+
+    def _now(self) -> float:
+        return self._since_epoch(time.perf_counter())
+
+    def _exchange(self, asked: Asked, row: Row, answer: HttpAnswer) -> None:
+        head = f"POST {self._target.prefix}{asked.path} HTTP/1.1\r\n{self._head}X-Request-Id: {self._id_prefix}{row.id}\r\n"
+        message = f"{head}Content-Length: {len(asked.body)}\r\n\r\n".encode() + asked.body
+        sock = self._take_idle()
+        if sock is not None:
+            row.connected_s = self._now()
+            self._talk(sock, message, answer)
+            if not answer.cut or answer.num_reads or self._now() - row.connected_s > RACE_S:
+                return
+            row.reason, answer.cut = NOTE_RESENT, ""
+        try:
+            sock = self._connect()
+        except OSError as exc:
+            answer.cut_state = "never_sent" if exc.errno in _OWN_LIMITS else "connect_error"
+            answer.cut = f"{type(exc).__name__}: {exc}"
+            return
+        row.connected_s = self._now()
+        self._talk(sock, message, answer)
+
+    def _talk(self, sock: Any, message: bytes, answer: HttpAnswer) -> None:
+        """Send and receive; afterwards the connection is in the pool, or closed."""
+        broken = ""
+        keep = False
+        try:
+            try:
+                sock.sendall(message)
+            except OSError as exc:  # a server may answer, and close, before it read all
+                broken = f"{type(exc).__name__} while sending"
+            _receive(sock, answer, self._view)
+            keep = answer.reusable and not broken and not self._closed
+        except OSError as exc:
+            broken = broken or f"{type(exc).__name__} {answer.where()}"
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            if not answer.ended:
+                answer.cut_state, broken = "http_error", f"not HTTP: {type(exc).__name__}: {exc}"
+        finally:
+            if keep:
+                self._idle.append(sock)
+            else:
+                sock.close()
+        if not answer.ended:
+            answer.cut = broken or f"the connection ended {answer.where()}"
+
+    def _connect(self) -> Any:
+        for family, address in self._addresses[:-1]:
+            with contextlib.suppress(OSError):
+                return self._open(family, address)
+        return self._open(*self._addresses[-1])
+
+    def _open(self, family: int, address: Any) -> Any:
+        sock = gevent.socket.socket(family, gevent.socket.SOCK_STREAM)
+        try:
+            sock.connect(address)
+            sock.setsockopt(gevent.socket.IPPROTO_TCP, gevent.socket.TCP_NODELAY, 1)
+            return self._tls.wrap_socket(sock, server_hostname=self._target.host) if self._tls else sock
+        except BaseException:  # the timer's, too
+            sock.close()
+            raise
+
+    def _take_idle(self) -> Any:
+        """Return the pooled connection that was used last and is still open."""
+        while self._idle:
+            sock = self._idle.pop()
+            sock.settimeout(0.0)
+            try:
+                sock.recv(1)  # the end, or data nobody asked for: of no use
+            except (BlockingIOError, gevent.ssl.SSLWantReadError):
+                sock.settimeout(None)
+                return sock
+            except OSError:
+                pass
+            sock.close()
+        return None
+
+    def _judge(self, row: Row, asked: Asked, answer: HttpAnswer) -> None:
+        """Fill the row. What the server said of itself goes before what we did to the connection."""
+        row.status = answer.status
+        if answer.headers_at is not None:
+            row.headers_s = self._since_epoch(answer.headers_at)
+        state, reason = answer.cut_state, answer.cut
+        if answer.status:
+            row.retry_after_s = retry_after(answer.headers)
+            row.server_id = answer.headers.get("x-request-id", "")
+            if refused := refusal(answer, asked.form):
+                state, reason = "http_error", refused
+            else:
+                state, reason = self._read_body(row, asked, answer)
+        row.state = state
+        row.reason = "; ".join(part for part in (row.reason, reason) if part)[:300]
+
+    def _read_body(self, row: Row, asked: Asked, answer: HttpAnswer) -> tuple[State, str]:
+        assert row.sent_s is not None
+        parsed = _parse(answer, asked.form)
+        row.prompt_tokens, row.output_tokens = parsed.prompt_tokens, parsed.output_tokens
+        row.finish_reason = parsed.finish_reason
+        row.server_id = parsed.server_id or row.server_id
+        row.num_coalesced = parsed.num_coalesced
+        sent = self.epoch + row.sent_s
+        row.chunks = [(round((at - sent) * 1000, 3), num_tokens) for at, num_tokens in parsed.chunks]
+        if parsed.first_s is not None and parsed.last_s is not None:
+            row.first_s, row.last_s = self._since_epoch(parsed.first_s), self._since_epoch(parsed.last_s)
+        if parsed.text:
+            row.text = parsed.text if asked.keep_text else ""
+            row.text_sha256 = hashlib.sha256(parsed.text.encode()).hexdigest()
+        if parsed.error:
+            return "stream_error", parsed.error
+        if not parsed.complete:
+            return answer.cut_state, answer.cut or "the stream ended without [DONE]"
+        end_at = parsed.done_s if parsed.done_s is not None else answer.bodies[-1]
+        assert isinstance(end_at, float)
+        row.end_s = self._since_epoch(end_at)
+        if row.end_s - row.due_s > asked.timeout_s:
+            return "timeout", _late(asked)
+        return "ok", ""
+
+    def _since_epoch(self, at: float) -> float:
+        return round(at - self.epoch, 6)
+
+
+def _receive(sock: Any, answer: HttpAnswer, view: memoryview) -> None:
+    """Read the answer through ``view``: all greenlets may use the same, for none switches between its recv and its feed."""
+    recv, feed, mark, clock = sock.recv_into, answer.parser.feed_data, answer.bodies.append, time.perf_counter
+    before, num_hasty, left = clock(), 0, MAX_ANSWER_BYTES
+    while not answer.ended:
+        size = recv(view)
+        now = clock()
+        # A recv that finds data does not let others run, nor timers.
+        num_hasty = num_hasty + 1 if now - before < HASTY_S else 0
+        if num_hasty == READS_PER_SLICE:
+            gevent.sleep(HASTY_S)
+            num_hasty = 0
+        before, left = now, left - size
+        if left < 0:
+            raise ValueError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
+        if not size:
+            answer.end_of_input()
+            mark(now)
+            return
+        answer.num_reads += 1
+        try:
+            feed(view[:size])
+        finally:
+            mark(now)
+        if answer.headers_at is None and answer.status:
+            answer.headers_at = now
+
+
+def _parse(answer: HttpAnswer, form: Form) -> Parsed:
+    parser = BodyParser(form)
+    for count, (at, data) in enumerate(answer.reads(), 1):
+        parser.feed(at, data)
+        if count % READS_PER_SLICE == 0:
+            try:
+                gevent.sleep(0.0001)  # 0 would not let the loop read sockets
+            except gevent.GreenletExit:
+                continue  # the answer is here: it is no timeout
+    last = answer.bodies[-1] if answer.bodies else 0.0
+    assert isinstance(last, float)
+    return parser.finish(last, ended=answer.ended)
+
+
+def _late(asked: Asked) -> str:
+    return f"no complete answer within {asked.timeout_s:g} s after due"

@@ -1,0 +1,191 @@
+"""Where a load test sends its requests, and what is asked of it before the first one."""
+
+import contextlib
+import os
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from loadtest.errors import UsageError
+from loadtest.wire.sse import error_message, shorten
+
+ANSWER_WITHIN_S = 10.0
+MAX_PAGE_BYTES = 16 * 1024 * 1024
+"""Of a list of models or a page of metrics; beyond it something else answers."""
+API_KEY_VARIABLE = "LOADTEST_API_KEY"
+CA_VARIABLE = "SSL_CERT_FILE"
+"""Names a file of certificates to trust: OpenSSL's own variable, so that every process of a run, and every library, follows it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked.
+
+    Raises:
+        UsageError: ``base_url`` is no http or https address.
+    """
+
+    base_url: str
+    """Like http://host:8000 or https://host/prefix; a /v1 at its end, as OpenAI clients want it, is left out."""
+    api_key: str = field(default="", repr=False)
+    """Sent as a bearer token."""
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.base_url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            usable = usable and not (parts.query or parts.fragment or parts.username)
+        except ValueError:  # the port is no number, or an IPv6 address has no end
+            usable = False
+        plain = self.base_url.isascii() and self.base_url.isprintable() and " " not in self.base_url
+        if not (usable and plain):
+            raise UsageError("target", f"{self.base_url!r} is not like http://host:8000 or https://host/prefix")
+        if not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise UsageError("--api-key", "holds characters that cannot stand in a header")
+
+    @property
+    def tls(self) -> bool:
+        return urlsplit(self.base_url).scheme == "https"
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.base_url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.base_url).port or (443 if self.tls else 80)
+
+    @property
+    def root(self) -> str:
+        """The address without a slash or /v1 at its end."""
+        return self.base_url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+    @property
+    def prefix(self) -> str:
+        return urlsplit(self.root).path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # Compressed or rewritten streams arrive in other pieces than were sent.
+        own = {"User-Agent": "serve-app-loadtest", "Accept": "*/*", "Accept-Encoding": "identity"}
+        return {**own, "Authorization": f"Bearer {self.api_key}"} if self.api_key else own
+
+
+def trust(ca_file: Path | None) -> dict[str, str]:
+    """Return the environment variables that make the processes of a run trust the certificates in the file.
+
+    Raises:
+        UsageError: It, or the file that the environment names, cannot be read or holds no certificate.
+    """
+    named = str(ca_file) if ca_file else os.environ.get(CA_VARIABLE, "")
+    if not named:
+        return {}
+    try:
+        ssl.create_default_context(cafile=named)
+    except (OSError, ssl.SSLError) as exc:
+        raise UsageError(
+            "--ca-file" if ca_file else CA_VARIABLE, f"{named}: {exc.strerror or exc}; give certificates as PEM"
+        ) from exc
+    return {CA_VARIABLE: str(Path(named).absolute())}
+
+
+def get_within(http: httpx.Client, url: str, seconds: float, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    """Return the whole answer to a GET. Unlike httpx's own timeouts, which begin anew with each byte, this is the time for all of it.
+
+    Raises:
+        httpx.HTTPError: There is no answer, it is too large, or it is not whole in time.
+    """
+    found: list[httpx.Response | Exception] = []
+
+    def get() -> None:
+        try:
+            with http.stream("GET", url, headers=headers) as answer:
+                found.append(_whole(answer, until))
+        except Exception as exc:  # the root of this thread: raised where it is waited for
+            found.append(exc)
+
+    until = time.monotonic() + seconds
+    thread = threading.Thread(target=get, name=f"get {url}", daemon=True)  # httpx cannot be told to give up
+    thread.start()
+    thread.join(seconds)
+    answer = found[0] if found else httpx.ReadTimeout(f"no whole answer within {seconds:g} s")
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _whole(answer: httpx.Response, until: float) -> httpx.Response:
+    """Return it with its body, which a page without an end does not have."""
+    pieces, left = [], MAX_PAGE_BYTES
+    for piece in answer.iter_bytes():
+        pieces.append(piece)
+        left -= len(piece)
+        if left < 0 or time.monotonic() > until:
+            raise httpx.ReadTimeout(f"the answer did not end in time, or within {MAX_PAGE_BYTES >> 20} MiB")
+    kept = {name: value for name, value in answer.headers.items() if name not in ("content-encoding", "transfer-encoding")}
+    return httpx.Response(answer.status_code, headers=kept, content=b"".join(pieces), request=answer.request)
+
+
+def preflight(target: Target, model: str) -> tuple[str, dict[str, Any]]:
+    """Return the model to name in the requests, and what the target says of itself: server, version, models.
+
+    Args:
+        model: Must be one of those at /v1/models; empty: the first of them. Of a target without that list it is believed.
+
+    Raises:
+        UsageError: The target cannot be used; the message has the way out.
+    """
+    verify = ssl.create_default_context() if target.tls else False
+    # Like the load generator itself, past the proxies that the environment names.
+    with httpx.Client(headers=target.headers, timeout=ANSWER_WITHIN_S, trust_env=False, verify=verify) as http:
+        url = f"{target.root}/v1/models"
+        try:
+            answer = get_within(http, url, ANSWER_WITHIN_S)
+        except httpx.HTTPError as exc:
+            hint = "is the server up, and the address right?"
+            if "CERTIFICATE_VERIFY_FAILED" in str(exc):
+                hint = f"give the file of its authority with --ca-file (or {CA_VARIABLE}), and the name that its certificate has"
+            raise UsageError("target", f"{url}: {exc or type(exc).__name__}; {hint}") from exc
+        served = _served(url, answer)
+        info: dict[str, Any] = {"server": answer.headers.get("server", ""), "models": served}
+        if served is None:
+            if not model:
+                raise UsageError("model", f"{url} answers {answer.status_code}, so the model must be named")
+            info["note"] = f"{url} answers {answer.status_code}: nobody checked that model {model!r} is served"
+        elif model and model not in served:
+            raise UsageError("model", f"{model!r} is not served at {target.root}; it serves {', '.join(served)}")
+        with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # many servers have no such page
+            said = get_within(http, f"{target.root}/version", ANSWER_WITHIN_S).raise_for_status().json()
+            info["version"] = str(said["version"])
+            if "serve_app" in said:  # which says when its engines are simulated
+                info["simulated"] = str(said.get("simulated", {}).get(model or (served or [""])[0], ""))
+        return model or (served or [""])[0], info
+
+
+def _served(url: str, answer: httpx.Response) -> list[str] | None:
+    """Return the names of the models; None: the target has no such list."""
+    status, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
+    if status in (401, 403):
+        raise UsageError("--api-key", f"{url} answers {status}: {error_message(answer.content)}; give the target's key")
+    if 300 <= status < 400:
+        raise UsageError("target", f"{url} redirects to {answer.headers.get('location', 'nowhere')}; name the final address")
+    if kind == "text/html":
+        raise UsageError("target", f"{url} answers {status} and HTML, not the OpenAI API: {shorten(answer.content)}")
+    if status in (404, 405, 501):
+        return None
+    if status != 200:
+        raise UsageError("target", f"{url} answers {status}: {error_message(answer.content)}")
+    try:
+        served = [str(model["id"]) for model in answer.json()["data"]]
+    except (ValueError, LookupError, TypeError):
+        raise UsageError("target", f"{url} does not answer as the OpenAI API does: {shorten(answer.content)}") from None
+    if not served:
+        raise UsageError("target", f"{url} lists no model yet; wait until the server is ready")
+    return served

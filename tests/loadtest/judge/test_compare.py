@@ -1,0 +1,81 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadtest.errors import InvalidRun
+from loadtest.judge.compare import Comparison, Ratio, compare
+from loadtest.records import Row, ScheduledRequest
+from tests.loadtest.judge.test_analysis import answered, ended, write_run
+
+
+def run_of(folder: Path, factor: float = 1.0, *, noise: int = 1, seed: int = 1, num: int = 2000, **kwargs: Any) -> Path:
+    """TTFTs of one law, by request and seed the same, times ``factor`` and 2 % noise of the run."""
+    common = np.random.Generator(np.random.Philox([seed, 1])).lognormal(0, 0.5, num)
+    own = np.random.Generator(np.random.Philox([noise, 2])).normal(1, 0.02, num)
+    took_s = (factor * common * own).tolist()
+
+    def change(row: Row) -> Row:
+        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, took_s[row.id])
+
+    return write_run(folder, num, change, **kwargs)
+
+
+def ttft(found: Comparison, q: float) -> Ratio:
+    return next(ratio for ratio in found.ratios if (ratio.metric, ratio.q) == ("ttft", q))
+
+
+def test_a_run_that_is_ten_percent_faster_is_claimed(tmp_path: Path) -> None:
+    found = compare(run_of(tmp_path / "a", 0.9), run_of(tmp_path / "b", noise=2))
+    assert (found.paired, found.num_common, found.verdict) == (True, 2000, "a faster")
+    assert ttft(found, 0.5).ratio == pytest.approx(0.9, rel=0.02)
+    assert ttft(found, 0.5).claim == "a faster"
+    assert compare(tmp_path / "b", tmp_path / "a").verdict == "b faster"
+    assert found.lines()[0] == "a / b: a faster (2000 requests, each with itself)"
+
+
+def test_equal_runs_show_no_difference(tmp_path: Path) -> None:
+    found = compare(run_of(tmp_path / "a"), run_of(tmp_path / "b", noise=2))
+    assert found.verdict == "no difference shown"
+    rates = {rate.name: rate for rate in found.rates}
+    assert list(rates) == ["requests/s completed", "requests/s good", "output tokens/s"]
+    tokens = rates["output tokens/s"]
+    assert tokens.ratio == pytest.approx(1.0, abs=0.01)
+    assert tokens.low is not None
+    assert tokens.high is not None
+    assert tokens.low <= 1 <= tokens.high
+    assert str(tokens).startswith("output tokens/s x1.0")
+
+
+def test_a_run_that_serves_a_tenth_less_is_seen_in_its_rates(tmp_path: Path) -> None:
+    def every_tenth_fails(row: Row) -> Row:
+        return ended(row, "http_error", row.due_s) if row.id % 10 == 0 else row
+
+    few = write_run(tmp_path / "few", 2000, every_tenth_fails)
+    rates = {rate.name: rate for rate in compare(few, run_of(tmp_path / "all")).rates}
+    good = rates["requests/s good"]
+    assert good.ratio == pytest.approx(0.9, abs=0.005)
+    assert good.high is not None
+    assert good.high < 0.95
+    nothing = write_run(tmp_path / "nothing", 2000, lambda row: ended(row, "http_error", row.due_s))
+    assert next(str(rate) for rate in compare(nothing, few).rates) == "requests/s completed x0.000 (no interval)"
+
+
+def test_the_tail_of_a_short_run_is_not_compared(tmp_path: Path) -> None:
+    found = compare(run_of(tmp_path / "a", 0.9, num=200), run_of(tmp_path / "b", noise=2, num=200))
+    assert ttft(found, 0.99) == Ratio("ttft", 0.99, None, None, None, "not estimable")
+
+
+def test_different_schedules_are_strangers(tmp_path: Path) -> None:
+    other = run_of(tmp_path / "b", noise=2, seed=2, session="another")
+    found = compare(run_of(tmp_path / "a"), other)
+    assert (found.paired, found.num_common) == (False, 0)
+    assert found.verdict == "no difference shown"
+    assert any("different schedules" in threat for threat in found.threats)
+
+
+def test_an_invalid_run_is_not_compared(tmp_path: Path) -> None:
+    run_of(tmp_path / "a")
+    with pytest.raises(InvalidRun, match="worker 1 was lost"):
+        compare(tmp_path / "a", run_of(tmp_path / "b", manifest={"problems": ["worker 1 was lost"]}))

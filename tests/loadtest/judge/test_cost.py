@@ -1,0 +1,25 @@
+"""Costs of windows whose replicas are written by hand."""
+
+from loadtest.judge.cost import Cost, cost_of
+from loadtest.records import ServerSample
+
+
+def serve(t_s: float, **ready: float) -> ServerSample:
+    return ServerSample(t_s, "serve", {f"replicas_ready/{name}": value for name, value in ready.items()})
+
+
+def test_replicas_count_for_as_long_as_they_were_ready_inside_the_window() -> None:
+    # 1 replica until 5 s, 3 from 5 to 9, 2 from there; the window is 2 s to 12 s: 3 + 12 + 6.
+    samples = [serve(0, a=1), serve(5, a=1, b=2), ServerSample(6, "metrics", {"running": 9}), serve(9, a=2)]
+    found = cost_of(samples, (2, 12), good_per_s=4, output_tokens_per_s=100, gpus_per_replica=8)
+    assert found == Cost(25.0, replica_s=21.0, seen_s=10.0, gpu_s=168.0, good_per_replica_s=40 / 21)
+
+
+def test_time_in_which_nobody_told_the_replicas_is_not_charged() -> None:
+    found = cost_of([serve(0, a=2), serve(60, a=2)], (0, 70), good_per_s=1, output_tokens_per_s=1)
+    assert (found.replica_s, found.seen_s, found.gpu_s) == (40.0, 20.0, None)
+
+
+def test_without_replicas_and_without_good_requests_nothing_is_made_up() -> None:
+    assert cost_of([], (0, 10), good_per_s=2, output_tokens_per_s=6) == Cost(3.0)
+    assert cost_of([serve(0, a=0)], (0, 10), good_per_s=0, output_tokens_per_s=6) == Cost(None, replica_s=0.0, seen_s=10.0)

@@ -1,0 +1,70 @@
+"""Scenarios: what is written is read again, and what a law does not use is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import loadtest
+from loadtest.errors import UsageError
+from loadtest.plan.scenario import RECORDED, Length, load_scenario, parse_scenario
+from loadtest.plan.schedule import make_schedule
+
+SHIPPED = sorted(Path(loadtest.__file__).with_name("scenarios").glob("*.yaml"))
+
+
+def with_length(**values: Any) -> dict[str, Any]:
+    return {"name": "x", "arrival": {"law": "poisson", "rate": 5}, "requests": [{"output_tokens": values}]}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_scenario_that_was_written_is_the_same_when_it_is_read_again(path: Path, tmp_path: Path) -> None:
+    scenario = load_scenario(path)
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(scenario.model_dump(mode="json")))
+    again = load_scenario(tmp_path / "again.yaml")
+    assert again == scenario
+    assert make_schedule(again).sha256 == make_schedule(scenario).sha256
+
+
+LENGTHS = st.one_of(
+    st.builds(Length, dist=st.just("constant"), mean=st.integers(1, 4096)),
+    st.builds(Length, dist=st.just("uniform"), min=st.integers(1, 50), max=st.integers(50, 500)),
+    st.builds(Length, dist=st.just("exponential"), mean=st.floats(1, 1000), max=st.integers(1, 5000)),
+    st.builds(Length, dist=st.just("lognormal"), mean=st.floats(1, 1000), cv=st.floats(0.01, 5)),
+)
+
+
+@given(LENGTHS)
+def test_every_law_of_lengths_is_the_same_when_it_is_read_again(length: Length) -> None:
+    written = yaml.safe_dump(length.model_dump(mode="json"))
+    assert Length.model_validate(yaml.safe_load(written)) == length
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"dist": "uniform", "mean": 64}, "uniform takes min, max, and not mean (64); leave it out"),
+        ({"dist": "uniform", "mean": 16, "max": 32}, "uniform takes min, max, and not mean (16); leave it out"),
+        ({"dist": "uniform", "cv": 2}, "uniform takes min, max, and not cv (2); leave it out"),
+        ({"dist": "exponential", "cv": 1.0}, "exponential takes mean, min, max, and not cv (1); leave it out"),
+        ({"cv": 0.5}, "constant takes mean, min, max, and not cv (0.5); leave it out"),
+    ],
+)
+def test_what_a_law_does_not_use_is_refused_by_its_name(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_scenario(with_length(**values))
+    assert str(caught.value) == f"requests.0.output_tokens: {problem}"
+
+
+def test_manifests_that_name_every_field_can_still_be_read() -> None:
+    every = {"dist": "uniform", "mean": 64.0, "cv": 1.0, "min": 1, "max": 9}
+    assert parse_scenario(with_length(**every), context=RECORDED) == parse_scenario(with_length(dist="uniform", min=1, max=9))
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/full"])
+def test_a_file_without_an_end_is_no_scenario(path: str) -> None:
+    with pytest.raises(UsageError, match=f"{path}: holds more than 1,048,576 characters"):
+        load_scenario(Path(path))

@@ -1,0 +1,77 @@
+"""`loadtest.wire.target`: addresses, and what is asked of a target before the first request."""
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from loadtest.errors import UsageError
+from loadtest.wire.target import Target, preflight
+from tests.loadtest.scripted import Script, Server
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://h", "http://", "http://h:99999", "http://h/?x=1", "http://h\r\nx", "http://u:p@h"]
+)
+def test_a_bad_address_is_named(url: str) -> None:
+    with pytest.raises(UsageError, match="is not like http://host:8000"):
+        Target(url)
+
+
+def page(value: object, status: str = "200 OK", kind: str = "application/json") -> Script:
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    head = f"HTTP/1.1 {status}\nContent-Type: {kind}\nServer: test\nContent-Length: {len(body)}\nConnection: close\n"
+    return lambda peer: peer.answer(head, body)
+
+
+MODELS = page({"object": "list", "data": [{"id": "tiny"}, {"id": "big"}]})
+NO_PAGE = page({"detail": "Not Found"}, "404 Not Found")
+
+
+def preflight_of(*pages: Script, model: str = "") -> tuple[str, dict[str, Any]]:
+    server = Server(*pages)
+    try:
+        return preflight(Target(server.url), model)
+    finally:
+        server.join()
+
+
+def test_preflight_returns_the_model_and_what_the_target_is() -> None:
+    info = {"server": "test", "models": ["tiny", "big"]}
+    assert preflight_of(MODELS, page({"version": "0.32.0"})) == ("tiny", {**info, "version": "0.32.0"})
+    assert preflight_of(MODELS, NO_PAGE, model="big") == ("big", info)
+    name, found = preflight_of(NO_PAGE, NO_PAGE, model="mine")
+    assert (name, found["models"], "nobody checked" in found["note"]) == ("mine", None, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "model", "message"),
+    [
+        (MODELS, "large", "model: 'large' is not served at .*; it serves tiny, big"),
+        (NO_PAGE, "", "model: .* answers 404, so the model must be named"),
+        (page(b"<html>Hello</html>", kind="text/html; charset=utf-8"), "", "target: .* HTML, not the OpenAI API"),
+        (page({"error": "no"}, "401 Unauthorized"), "", "--api-key: .* answers 401: no; give the target's key"),
+        (page({"error": {"message": "starting"}}, "503 X"), "", "target: .* answers 503: starting"),
+        (page({"data": []}), "", "target: .* lists no model yet"),
+        (page([1]), "", "target: .* does not answer as the OpenAI API does"),
+        (page({}, "307 X"), "", "target: .* redirects to nowhere"),
+    ],
+)
+def test_preflight_refuses_what_cannot_be_tested(answer: Script, model: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        preflight_of(answer, model=model)
+
+
+def test_preflight_names_a_target_that_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(UsageError, match=r"target: .*/v1/models: .*; is the server up"):
+        preflight(Target(url), "")
+
+
+def test_serve_app_says_whether_its_engines_are_simulated() -> None:
+    ours = {"version": "0.32.0", "serve_app": "0.1.0"}
+    assert preflight_of(MODELS, page(ours))[1]["simulated"] == ""
+    said = {**ours, "simulated": {"tiny": "a10g-llama-8b, time_scale 1"}}
+    assert preflight_of(MODELS, page(said))[1]["simulated"] == "a10g-llama-8b, time_scale 1"
