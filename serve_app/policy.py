@@ -19,8 +19,10 @@ from serve_app.core.autoscaling import Decision, Observation
 from serve_app.core.fleet_scaling import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.decision_log import DecisionLog, log_path
+from serve_app.decision_notes import DecisionNotes
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
+from serve_app.membership import ScalingNote
 
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
 
@@ -76,6 +78,7 @@ class DemandPolicy:
         self._settings: Settings | None = None
         self._wall = wall
         self._log: DecisionLog | None = None
+        self._notes: DecisionNotes | None = None
         try:
             self._settings = parse_settings(settings)
         except ConfigError as exc:
@@ -104,12 +107,14 @@ class DemandPolicy:
         memory.observed_at = at
         names = {m.name: replica_deployment(m) for m in self._settings.models.values()} | {INGRESSES: INGRESS}
         self._log = self._log or _open_log(self._settings.name)
+        self._notes = self._notes or DecisionNotes(self._settings.name)
         memory.decided = self._log.observe(memory.scaler, seen, time=self._wall())
         for name, decision in memory.decided.items():
             deployment = names[name]
             target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
             if decision.desired not in (target, before.get(deployment)):
                 logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.rule, decision.inputs)
+                self._notes.tell(ScalingNote(self._wall(), name, target, decision.desired, decision.rule))
         self._warn(memory)
 
     def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> FleetObservation:
