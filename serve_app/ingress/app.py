@@ -111,9 +111,7 @@ class IngressApp:
             for name, front in front_ends.items()
         }
         self._post = VLLM_ROUTES | {"/generate"}
-        self._own = OwnAnswers(
-            self._listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining, report=report
-        )
+        self._own = OwnAnswers(self._listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining, report=report)
         self._get = self._own.by_path()
         if sagemaker:
             self._get[PING] = self._own.readyz

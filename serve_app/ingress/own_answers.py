@@ -12,7 +12,6 @@ from serve_app import descriptors
 from serve_app.errors import ModelNotFound
 from serve_app.ingress.frontend import FrontEnd
 
-
 FleetReport = Callable[[], Awaitable[dict[str, Any]]]
 """Asks the lease board: `serve_app.membership.Membership.report`."""
 
@@ -42,7 +41,7 @@ class OwnAnswers:
 
     def by_path(self) -> dict[str, Callable[[], Awaitable[Response]]]:
         """Return what answers GET and HEAD at each path; `model` is for the paths that hold a name."""
-        fleet = {} if self._report is None else {"/fleet": self._fleet}
+        fleet: dict[str, Callable[[], Awaitable[Response]]] = {} if self._report is None else {"/fleet": self._fleet}
         return fleet | {
             "/healthz": self._healthz,
             "/health": self._health,

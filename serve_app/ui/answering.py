@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 from serve_app.ui.answer import Answer
@@ -54,13 +54,13 @@ class Answering:
                 del self._stops[page]
 
 
-async def _until(stop: asyncio.Event, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+async def _until(stop: asyncio.Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
     """Yield events until ``stop`` is set; then cancel the wait for the next one, which closes the connection."""
     stopped = asyncio.create_task(stop.wait(), name="stop of an answer")
     following: asyncio.Task[Event] | None = None
     try:
         while True:
-            following = asyncio.ensure_future(anext(events))  # type: ignore[arg-type]  # an awaitable that is a coroutine
+            following = asyncio.ensure_future(anext(events))
             await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 return
@@ -73,4 +73,4 @@ async def _until(stop: asyncio.Event, events: AsyncIterator[Event]) -> AsyncIter
         if following is not None and not following.done():
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-        await events.aclose()  # type: ignore[attr-defined]  # an asynchronous generator
+        await events.aclose()

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ class Service:
                 raise _refusal(answer)
             return dict(answer.json())
 
-    async def stream(self, path: str, body: Mapping[str, Any], key: str) -> AsyncIterator[Event]:
+    async def stream(self, path: str, body: Mapping[str, Any], key: str) -> AsyncGenerator[Event, None]:
         """Yield the events of a streamed answer. Closing this generator closes the connection, which aborts on the engine.
 
         Raises:
