@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import threading
+import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
 def build(service: Service) -> gr.Blocks:
     """Return the pages: the chat at `/`, the fleet at `/fleet`."""
     with gr.Blocks(title="serve-app", analytics_enabled=False, fill_height=True) as pages:
+        gr.Navbar(main_page_name="Chat")
         ChatPage(service, pages)
     with pages.route("Fleet", "/fleet"):
         FleetPage(service)
@@ -51,13 +53,21 @@ def web_app(url: str) -> FastAPI:
         return {"status": "ok", "service": service.url}
 
     pages = build(service)
-    os.environ.setdefault("GRADIO_SSR_MODE", "False")
     pages.queue(default_concurrency_limit=None)
-    theme = gr.themes.Soft(primary_hue="teal", font=list(_FONTS), font_mono=list(_MONO))
-    css, js = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    mounted: FastAPI = gr.mount_gradio_app(
-        app, pages, path="/", theme=theme, css=css, js=js, footer_links=[], ssr_mode=False, run_history=False
+    theme = gr.themes.Soft(primary_hue="teal", neutral_hue="slate", font=list(_FONTS), font_mono=list(_MONO)).set(
+        block_title_background_fill="transparent",
+        block_title_background_fill_dark="transparent",
+        block_title_text_color="*body_text_color",
+        block_title_text_color_dark="*body_text_color",
+        block_title_text_weight="500",
+        block_title_padding="0",
     )
+    css, js = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "SSR mode is not supported")  # of Node, which nobody asked for
+        mounted: FastAPI = gr.mount_gradio_app(
+            app, pages, path="/", theme=theme, css=css, js=js, footer_links=[], ssr_mode=False, run_history=False
+        )
     return mounted
 
 
@@ -68,7 +78,8 @@ def run(url: str, host: str, port: int, *, ends_with_input: bool = False) -> Non
         ListenFailed: The port is taken.
     """
     with _listening(host, port) as listening:
-        server = uvicorn.Server(uvicorn.Config(web_app(url), log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+        # critical: at its end uvicorn would log an error for each page that is open; Gradio prints the failures of handlers itself.
+        server = uvicorn.Server(uvicorn.Config(web_app(url), log_level="critical", access_log=False, timeout_graceful_shutdown=1))
         if ends_with_input:
             threading.Thread(target=_wait_for_end_of_input, args=(server,), daemon=True).start()
         logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -73,7 +73,7 @@ class ChatPage:
                     self.keeps.append(gr.Button("Go on with this answer", size="sm", visible=False, elem_id=f"keep-{number}"))
                 self.columns.append(column)
         self.figures = gr.HTML("", elem_id="figures")
-        with gr.Row(equal_height=True, elem_id="ask"):
+        with gr.Row(elem_id="ask"):
             self.controls["prompt"] = gr.Textbox(
                 show_label=False,
                 placeholder="Ask something. Enter sends, Shift+Enter starts a new line, Esc stops.",
@@ -86,7 +86,7 @@ class ChatPage:
             )
             self.send = gr.Button("Send", variant="primary", scale=1, min_width=90, elem_id="send")
             self.stop = gr.Button("Stop", variant="stop", scale=1, min_width=90, visible=False, elem_id="stop")
-            self.clear = gr.Button("New chat", scale=1, min_width=90, elem_id="clear")
+            self.clear = gr.Button("New chat", scale=1, min_width=120, elem_id="clear")
 
     def _bind(self, page: Any) -> None:
         controls = list(self.controls.values())

@@ -114,7 +114,7 @@ def _error(status: int, message: str, kind: str, headers: dict[str, str] | None 
 @contextmanager
 def listening(app: Any) -> Iterator[str]:
     """Serve an ASGI application on a free port while the block lasts; yield its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
