@@ -88,7 +88,7 @@ def autoscaling_policy(settings: Settings) -> dict[str, Any] | None:
     """Return the application's ``autoscaling_policy`` for Serve's config; None when nothing may scale."""
     if not is_scaled(settings):
         return None
-    arguments = {"settings": settings.model_dump(mode="json")}
+    arguments = {"settings": settings.model_dump(mode="json", exclude={"ui"})}
     return {"policy_function": "serve_app.policy:DemandPolicy", "policy_kwargs": arguments}
 
 

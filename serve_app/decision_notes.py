@@ -6,6 +6,7 @@ The policy runs in Serve's controller and must never wait, so a thread speaks to
 
 import contextlib
 import threading
+from collections.abc import Callable
 from queue import Empty, Full, Queue
 
 import ray
@@ -20,17 +21,15 @@ IDLE_S = 60.0
 
 
 class DecisionNotes:
-    """Notes of the application ``name``. Outside Ray none is told."""
+    """Notes of one application. ``put`` gives a note to its lease board; it may wait, and fail as Ray's calls do."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, put: Callable[[ScalingNote], None]) -> None:
+        self._put = put
         self._queue: Queue[ScalingNote] = Queue(QUEUED)
         self._thread: threading.Thread | None = None
 
     def tell(self, note: ScalingNote) -> None:
         """Hand the note to the thread; returns at once."""
-        if not ray.is_initialized():
-            return
         with contextlib.suppress(Full):
             self._queue.put_nowait(note)
         if self._thread is None or not self._thread.is_alive():
@@ -40,9 +39,18 @@ class DecisionNotes:
     def _run(self) -> None:
         with contextlib.suppress(Empty):
             while True:
-                self._tell_board(self._queue.get(timeout=IDLE_S))
+                note = self._queue.get(timeout=IDLE_S)
+                with contextlib.suppress(
+                    ray.exceptions.RayError, ValueError, OSError, RuntimeError
+                ):  # away: as membership.py has it
+                    self._put(note)
 
-    def _tell_board(self, note: ScalingNote) -> None:
-        with contextlib.suppress(ray.exceptions.RayError, ValueError, OSError, RuntimeError):  # away: as membership.py has it
-            board = ray.get_actor(board_name(self._name), namespace=self._name)
-            ray.get(board.note.remote(note), timeout=LIMIT_S)
+
+def board_of(name: str) -> Callable[[ScalingNote], None]:
+    """Return what gives a note to the lease board of the application ``name``. Outside Ray there is none, and nothing happens."""
+
+    def put(note: ScalingNote) -> None:
+        if ray.is_initialized():
+            ray.get(ray.get_actor(board_name(name), namespace=name).note.remote(note), timeout=LIMIT_S)
+
+    return put

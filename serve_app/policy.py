@@ -19,7 +19,7 @@ from serve_app.core.autoscaling import Decision, Observation
 from serve_app.core.fleet_scaling import INGRESSES, FleetObservation, FleetScaler, IngressObservation
 from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.decision_log import DecisionLog, log_path
-from serve_app.decision_notes import DecisionNotes
+from serve_app.decision_notes import DecisionNotes, board_of
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
 from serve_app.membership import ScalingNote
@@ -67,6 +67,7 @@ class DemandPolicy:
         settings: The configuration, as ``build`` gets it. Of a wrong one nothing is scaled; ``build`` is what refuses it.
         now: Seconds of a monotonic clock.
         wall: Seconds since the epoch, for the schedule and the log.
+        tell: Gets a note of each change of a target, and must not wait. None: the lease board is told, by a thread.
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class DemandPolicy:
         settings: Mapping[str, Any],
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        tell: Callable[[ScalingNote], None] | None = None,
     ) -> None:
         self._settings: Settings | None = None
         self._wall = wall
         self._log: DecisionLog | None = None
-        self._notes: DecisionNotes | None = None
+        self._tell = tell
         try:
             self._settings = parse_settings(settings)
         except ConfigError as exc:
@@ -107,14 +109,14 @@ class DemandPolicy:
         memory.observed_at = at
         names = {m.name: replica_deployment(m) for m in self._settings.models.values()} | {INGRESSES: INGRESS}
         self._log = self._log or _open_log(self._settings.name)
-        self._notes = self._notes or DecisionNotes(self._settings.name)
+        self._tell = self._tell or DecisionNotes(board_of(self._settings.name)).tell
         memory.decided = self._log.observe(memory.scaler, seen, time=self._wall())
         for name, decision in memory.decided.items():
             deployment = names[name]
             target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
             if decision.desired not in (target, before.get(deployment)):
                 logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.rule, decision.inputs)
-                self._notes.tell(ScalingNote(self._wall(), name, target, decision.desired, decision.rule))
+                self._tell(ScalingNote(self._wall(), name, target, decision.desired, decision.rule))
         self._warn(memory)
 
     def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> FleetObservation:

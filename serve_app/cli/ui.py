@@ -66,7 +66,7 @@ def pages(settings: Settings, console: Console) -> Iterator[None]:
 
 def _can_start(host: str, port: int, console: Console) -> bool:
     if not is_installed():
-        console.print(f"no chat page: Gradio is not installed; {_INSTALL}")
+        console.print(f"no chat page: Gradio is not installed; {_INSTALL}", markup=False)
         return False
     try:
         refuse_taken_port(host, port, "ui.port")

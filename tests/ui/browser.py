@@ -15,9 +15,8 @@ LIMIT_MS = 30_000
 @contextmanager
 def chromium() -> Iterator[Any]:
     """Yield a page of a headless Chromium. Without its sandbox, which root and most containers cannot have."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make .venv")
+    with playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
             page = browser.new_page(viewport={"width": 1280, "height": 800})

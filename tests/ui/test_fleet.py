@@ -8,7 +8,6 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -82,14 +81,14 @@ def test_an_answer_goes_on_when_its_replica_dies(page: Any, fleet: Server) -> No
     page.click("#clear")
     ask(page, "Tell me a story.")
     wait_for_text(page)
-    busy: list[Mapping[str, Any]] = []
-    wait_until(lambda: bool(busy.extend(m for m in replicas(fleet) if m["load"]["running"]) or busy), limit_s=20, what="runs")
-    os.kill(busy[0]["load"]["engine_pid"], signal.SIGKILL)
+    wait_until(lambda: running(fleet) == 1, limit_s=20, what="the request runs on an engine")
+    (busy,) = (member for member in replicas(fleet) if member["load"]["running"])
+    os.kill(busy["load"]["engine_pid"], signal.SIGKILL)
     wait_until_done(page)
     assert page.inner_text("#figures").startswith(f"{NUM_TOKENS} tokens")
     assert page.query_selector("#problem [role=alert]") is None
     assert len(answer(page)) > NUM_TOKENS
-    resumed = re.search(r'serve_app_resumptions_total\{[^}]*\} ([0-9.]+)', httpx.get(f"{fleet.url}/metrics").text)
+    resumed = re.search(r"serve_app_resumptions_total\{[^}]*\} ([0-9.]+)", httpx.get(f"{fleet.url}/metrics").text)
     assert resumed is not None
     assert float(resumed[1]) == 1
 
