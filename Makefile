@@ -41,6 +41,10 @@ test: .venv ## all tests that need neither a cluster nor Helm, about half an hou
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
 	$(BIN)/pytest $(WORKERS) -m "not cluster and not cuda" --ignore tests/chart
 
+test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in front of a fake service and of a fleet; 2 minutes
+	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
+	$(BIN)/pytest --durations 10 tests/ui
+
 chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; goes on where it was stopped, prints the worst counts
 	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \
 	$(BIN)/python -m tests.chaos.records $(CHAOS); exit $$status
