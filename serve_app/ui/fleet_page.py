@@ -21,8 +21,8 @@ class FleetPage:
     def __init__(self, service: Service) -> None:
         self._service = service
         before, happenings = gr.State(None), gr.State([])
-        with gr.Row():
-            key = gr.Textbox(label="API key", type="password", placeholder="if the service asks for one", elem_id="fleet-key")
+        gr.Navbar(main_page_name="Chat")
+        key = gr.Textbox(label="API key", type="password", placeholder="if the service asks for one", elem_id="fleet-key")
         problem, now, happened = gr.HTML("", visible=False), gr.HTML(""), gr.HTML(happenings_html([]))
         gr.Timer(POLL_S).tick(
             self.look,
