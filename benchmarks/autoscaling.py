@@ -6,8 +6,8 @@
     python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-starts 34 15
                                                          a live run of `serve-app-loadtest` again, in simulated time
 
-The fleet is `serve_app/simulated/fleet.py`: the product's admission, routing and scaling code in simulated time, replicas with the
-step times of an accelerator profile. Arrivals are `loadtest`'s laws, so a live run can have the same.
+The fleet is `serve_app/autoscaling/simulated_fleet.py`: the product's admission, routing and scaling code in simulated time, replicas
+with the step times of an accelerator profile. Arrivals are `loadtest`'s laws, so a live run can have the same.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from loadtest.arrivals import due_times, generator
 from loadtest.figures import RunData
 from loadtest.metrics import read_records
 from loadtest.scenario import Arrival, Diurnal, FlashCrowd, Gamma, Poisson, Step
-from serve_app.core.autoscaling import Rule
-from serve_app.core.capacity import Slo
-from serve_app.simulated.fleet import Outcome, Scaling, SimulatedFleet, World
+from serve_app.autoscaling.capacity import Slo
+from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.simulated_fleet import Outcome, Scaling, SimulatedFleet, World
+from serve_app.autoscaling.simulated_replica import Hardware, Job, steps_of_profile
 from serve_app.simulated.profiles import PROFILES
-from serve_app.simulated.scheduler import Hardware, Job, steps_of_profile
 
 PROFILE = "a10g-llama-8b"
 SLO = Slo(ttft_s=2.0, itl_s=0.1)

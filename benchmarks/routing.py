@@ -16,13 +16,13 @@ from itertools import count
 from typing import Protocol
 
 from benchmarks.routing_fleet import BLOCK_SIZE, Ask, RoutedFleet
+from serve_app.autoscaling.simulated_replica import Hardware, steps_of_profile
 from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.prefix_index import Prefix
 from serve_app.core.request import RequestState
 from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState, RoutingPolicy
 from serve_app.ingress.prefixes import hash_points
 from serve_app.simulated.profiles import profile_from
-from serve_app.simulated.scheduler import Hardware, steps_of_profile
 
 NUM_REPLICAS = 16
 PROFILE = {"name": "a100-40gb-llama-8b", "accelerator": "a100-40gb", "model": "llama-8b"}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_app.autoscaling.simulated_replica import Hardware, Job, Replica
 from serve_app.core.events import HeartbeatArrived, LinkOpened, OutputsArrived, RequestArrived
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
@@ -17,7 +18,6 @@ from serve_app.core.instructions import Instruction, StartAttempt
 from serve_app.core.prefix_index import Prefix
 from serve_app.core.request import Resume
 from serve_app.core.routing import RoutingPolicy
-from serve_app.simulated.scheduler import Hardware, Job, Replica
 
 BLOCK_SIZE = 16
 CREDIT = 2048

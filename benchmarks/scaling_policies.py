@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serve_app.core.autoscaling import Observation, Rule
-from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.decision import Observation, Rule
+from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
 
 MODEL = "model"
 

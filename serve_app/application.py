@@ -44,7 +44,7 @@ def _scaling(minimum: int, maximum: int, initial: int | None = None, *, reports:
             "min_replicas": minimum,
             "max_replicas": maximum,
             "initial_replicas": minimum if initial is None else initial,
-            # The policy has the only delay (core/autoscaling.py): Serve would apply its own after it.
+            # The policy has the only delay (autoscaling/decision.py): Serve would apply its own after it.
             "upscale_delay_s": 0,
             "downscale_delay_s": 0,
             "metrics_interval_s": 1,
@@ -89,7 +89,7 @@ def autoscaling_policy(settings: Settings) -> dict[str, Any] | None:
     if not is_scaled(settings):
         return None
     arguments = {"settings": settings.model_dump(mode="json", exclude={"ui"})}
-    return {"policy_function": "serve_app.policy:DemandPolicy", "policy_kwargs": arguments}
+    return {"policy_function": "serve_app.autoscaling.policy:DemandPolicy", "policy_kwargs": arguments}
 
 
 def serve_config(settings: Settings) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 import hashlib
 
+from serve_app.autoscaling.capacity import Slo
+from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.fleet import Rules
 from serve_app.config import ModelSettings, Settings
-from serve_app.core.autoscaling import Rule
-from serve_app.core.capacity import Slo
-from serve_app.core.fleet_scaling import Rules
 
 INGRESS = "ingress"
 
@@ -51,6 +51,7 @@ def _rule(model: ModelSettings) -> Rule:
     return Rule(
         slo=Slo(ttft_s=replicas.ttft_slo_s, itl_s=replicas.itl_slo_s),
         utilization=replicas.utilization,
+        headroom=replicas.headroom,
         priority=replicas.priority,
         gpus_per_replica=model.gpus_per_replica,
     )

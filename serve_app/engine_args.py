@@ -72,6 +72,9 @@ _FRONTEND_ARGS = frozenset(
 """Engine arguments that the front end needs too: tokenizing, templates, media, validation. The rest is about a device, which it lacks."""
 
 
+_MAX_ADAPTERS_IN_A_BATCH = 4  # each has a place on the device, as large as the greatest rank makes it
+
+
 def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's ``AsyncEngineArgs`` for the engine core of ``model``."""
     args: dict[str, Any] = {**_shared_args(model, model_path), **model.engine_args}
@@ -82,12 +85,17 @@ def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
         args.setdefault("enforce_eager", True)
         if model.simulated is None:
             args["kv_cache_memory_bytes"] = int(model.kv_cache_gib * 2**30)
+    ours: dict[str, Any] = {}
+    if model.adapters:
+        ours["adapters"] = [
+            {"name": name, "number": adapter.number(name), **adapter.model_dump(mode="json")}
+            for name, adapter in model.adapters.items()
+        ]
     if model.simulated is not None:
         args["distributed_executor_backend"] = SIMULATED_EXECUTOR
-        args["additional_config"] = {
-            **args.get("additional_config", {}),
-            "simulated": model.simulated.model_dump(mode="json"),
-        }
+        ours["simulated"] = model.simulated.model_dump(mode="json")
+    if ours:
+        args["additional_config"] = {**args.get("additional_config", {}), **ours}
     return args
 
 
@@ -109,7 +117,20 @@ def _shared_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
         "served_model_name": [model.name],
         # The default cache for media assumes one engine behind one front end; here there are many of both.
         "mm_processor_cache_gb": 0,
+        **_adapter_args(model),
     }
+
+
+def _adapter_args(model: ModelSettings) -> dict[str, Any]:
+    """By vLLM's own defaults a batch has one adapter only, and all others are read from the disk again and again."""
+    if not (number := len(model.adapters)):
+        return {}
+    if model.device == "cpu" and model.simulated is None:
+        # vLLM's CPU kernels (0.32) give a request without an adapter that of the last place: here no adapter ever gets it.
+        max_loras = number + 1
+    else:
+        max_loras = int(str(model.engine_args.get("max_loras", min(number, _MAX_ADAPTERS_IN_A_BATCH))))
+    return {"enable_lora": True, "max_loras": max_loras, "max_cpu_loras": max(number, max_loras)}
 
 
 def engine_environment(model: ModelSettings, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -5,10 +5,10 @@ import pytest
 from ray.serve._private.deployment_state import DeploymentState
 
 from serve_app.application import autoscaling_policy, build, serve_config
+from serve_app.autoscaling.policy import DemandPolicy
 from serve_app.config import parse_settings
 from serve_app.engine_args import INGRESS_ENVIRONMENT, PROCESS_ENVIRONMENT
 from serve_app.errors import ConfigError
-from serve_app.policy import DemandPolicy
 
 TINY = {"model": "/models/tiny"}
 SCALED = {
@@ -143,7 +143,7 @@ def test_the_serve_config_is_the_whole_of_what_a_cluster_needs() -> None:
 def test_the_policy_gets_the_configuration_where_something_may_scale() -> None:
     settings = parse_settings({"models": {"tiny": TINY, "big": SCALED}})
     policy = {
-        "policy_function": "serve_app.policy:DemandPolicy",
+        "policy_function": "serve_app.autoscaling.policy:DemandPolicy",
         "policy_kwargs": {"settings": settings.model_dump(mode="json", exclude={"ui"})},
     }
     assert autoscaling_policy(settings) == policy

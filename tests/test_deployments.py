@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
+from serve_app.autoscaling.capacity import Slo
+from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.fleet import Rules
 from serve_app.config import parse_settings
-from serve_app.core.autoscaling import Rule
-from serve_app.core.capacity import Slo
-from serve_app.core.fleet_scaling import Rules
 from serve_app.deployments import is_scaled, replica_deployment, rules_of
 
 TINY: dict[str, Any] = {"model": "/models/tiny"}
@@ -27,11 +27,11 @@ def test_deployments_of_models_whose_names_look_alike_are_told_apart(name: str, 
 
 
 def test_there_is_a_rule_for_each_model_that_may_scale() -> None:
-    replicas = {"min": 0, "max": 4, "ttft_slo_s": 1.5, "itl_slo_s": 0.05, "utilization": 0.7, "priority": 2}
+    replicas = {"min": 0, "max": 4, "ttft_slo_s": 1.5, "itl_slo_s": 0.05, "utilization": 0.7, "headroom": 0.5, "priority": 2}
     big = {"model": "org/big", "replicas": replicas, "required": False}
     ingress = {"replicas": {"min": 1, "max": 3, "target_streams": 50}}
     settings = parse_settings({"models": {"tiny": TINY, "big": big}, "ingress": ingress})
-    rule = Rule(slo=Slo(ttft_s=1.5, itl_s=0.05), utilization=0.7, priority=2)
+    rule = Rule(slo=Slo(ttft_s=1.5, itl_s=0.05), utilization=0.7, headroom=0.5, priority=2)
     assert rules_of(settings) == Rules(models={"big": rule}, target_streams=50)
     assert is_scaled(settings)
     assert not is_scaled(parse_settings({"models": {"tiny": TINY}}))

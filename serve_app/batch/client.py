@@ -251,7 +251,9 @@ def _ask_for_models(address: str, key: str) -> list[str] | str:
         if answer.status_code in (*_BACK_PRESSURE, *_TRIED_AGAIN):
             return f"{address} answers {answer.status_code}"
         answer.raise_for_status()
-        return [str(card["id"]) for card in answer.json()["data"]]
+        return [
+            str(card["id"]) for card in answer.json()["data"] if card.get("parent") is None
+        ]  # an adapter has the model as its parent
     except httpx.HTTPStatusError as exc:
         hint = _KEY_HINT if exc.response.status_code in _REFUSED_KEY else "check the URL"
         raise BatchError(f"{address} answers {exc.response.status_code}", hint) from exc

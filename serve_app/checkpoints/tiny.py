@@ -70,6 +70,23 @@ def make_tiny_embedding(directory: Path, *, vocab_size: int = 1024, num_layers: 
     return publish_directory(directory, write)
 
 
+def make_tiny_adapter(directory: Path, *, rank: int = 8, num_layers: int = 2, seed: int = 0) -> Path:
+    """Make a LoRA adapter, in PEFT's form, for `make_tiny_llama` with as many layers. Otherwise as that one."""
+
+    def write(staging: Path) -> None:
+        random, weights = _Random(seed), Weights()
+        for layer in range(num_layers):
+            for name, num_out in (("q_proj", HIDDEN), ("v_proj", HIDDEN // NUM_HEADS * NUM_KV_HEADS)):
+                module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+                weights[f"{module}.lora_A.weight"] = random.matrix(rank, HIDDEN)
+                weights[f"{module}.lora_B.weight"] = random.matrix(num_out, rank)
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ["q_proj", "v_proj"]}
+        write_json(staging / "adapter_config.json", config)
+        _save(staging, weights, "adapter_model.safetensors")
+
+    return publish_directory(directory, write)
+
+
 KINDS: Mapping[str, Callable[[Path], Path]] = {
     "llama": make_tiny_llama,
     "opt": make_tiny_opt,
@@ -231,8 +248,8 @@ def _write_pooling(directory: Path) -> None:
     write_json(directory / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
 
 
-def _save(directory: Path, weights: Weights) -> None:
+def _save(directory: Path, weights: Weights, name: str = "model.safetensors") -> None:
     from safetensors.numpy import save
 
     # Not save_file: it makes the file readable by its owner only.
-    (directory / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
+    (directory / name).write_bytes(save(weights, metadata={"format": "pt"}))

@@ -17,9 +17,9 @@ from rich.table import Table
 from serve_app.errors import DecisionLogError
 
 if TYPE_CHECKING:
+    from serve_app.autoscaling.decision_log import Record
+    from serve_app.autoscaling.replay import Result
     from serve_app.config import Settings
-    from serve_app.decision_log import Record
-    from serve_app.simulated.replay import Result
 
 app = typer.Typer(help="What the autoscaler decided, why, and what else it would have come to.", no_args_is_help=True)
 
@@ -94,8 +94,8 @@ def replay(
     policy: Annotated[Path | None, typer.Option(help="Another configuration: what would it have come to?")] = None,
 ) -> None:
     """Decide again from a log: with this code, which must give the same; or with --policy, on simulated replicas."""
+    from serve_app.autoscaling.decision_log import stretches
     from serve_app.config import read_text
-    from serve_app.decision_log import stretches
 
     settings = _settings(policy) if policy is not None else None
     records = _read(read_text(file))
@@ -123,7 +123,7 @@ def _settings(policy: Path) -> "Settings":
 
 
 def _replay_same(found: "Sequence[Sequence[Record]]") -> None:
-    from serve_app.decision_log import decided_again, differing
+    from serve_app.autoscaling.decision_log import decided_again, differing
 
     records = [record for stretch in found for record in stretch]
     again = [pair for stretch in found for pair in decided_again(stretch)]
@@ -138,9 +138,9 @@ def _replay_same(found: "Sequence[Sequence[Record]]") -> None:
 
 
 def _replay_other(records: "Sequence[Record]", settings: "Settings", label: str) -> None:
+    from serve_app.autoscaling.replay import again, lived, measured
     from serve_app.config.schedule import bounds_at
     from serve_app.deployments import rules_of
-    from serve_app.simulated.replay import again, lived, measured
 
     if records[-1].time - records[0].time < LEAST_S:
         raise DecisionLogError(f"only {_span(records)} is without a gap", f"take a piece of {LEAST_S} s or more")
@@ -216,8 +216,8 @@ def _span(records: "Sequence[Record]") -> str:
 
 
 def _changes(records: "Sequence[Record]", model: str) -> Iterator[tuple[str, ...]]:
-    from serve_app.core.fleet_scaling import INGRESSES
-    from serve_app.decision_log import follows
+    from serve_app.autoscaling.decision_log import follows
+    from serve_app.autoscaling.fleet import INGRESSES
 
     before: Record | None = None
     for record in records:
@@ -258,7 +258,7 @@ def _at(records: "Sequence[Record]", at: str) -> "Record":
 
 
 def _read(text: str) -> "list[Record]":
-    from serve_app.decision_log import read
+    from serve_app.autoscaling.decision_log import read
 
     records, num_unreadable = read(text.splitlines())
     if num_unreadable:
@@ -347,7 +347,7 @@ def _export(name: str, since_s: float) -> tuple[bytes | None, list[str]]:
     """Runs on the head node, beside Serve's controller. Returns the log, and the applications that have one."""
     import time
 
-    from serve_app.decision_log import export, files, log_path
+    from serve_app.autoscaling.decision_log import export, files, log_path
 
     path, every = log_path(name), log_path("*")
     assert path is not None  # this is a Ray worker

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
-from serve_app.core.autoscaling import Decision, Observation
-from serve_app.core.fleet_scaling import INGRESSES
-from serve_app.core.signals import Load
-from serve_app.decision_log import Record
+from serve_app.autoscaling.decision import Decision, Observation
+from serve_app.autoscaling.decision_log import Record
+from serve_app.autoscaling.fleet import INGRESSES
+from serve_app.autoscaling.signals import Load
 
 REASONS: Mapping[str, str] = {
     "first": "somebody asks, and that needs one",
@@ -20,7 +20,8 @@ REASONS: Mapping[str, str] = {
     "rejected": "requests were refused: one more",
     "keep": "no more is wanted, and what there is stays for a while",
     "low for long": "no more was wanted for long enough",
-    "silent members": "fewer would do, but members do not report: nothing is taken away",
+    "headroom": "that is what a step in the load up to replicas.headroom needs",
+    "silent members": "fewer would do, but members do not report: their share of the replicas stays",
     "minimum": "the least that the configuration allows",
     "maximum": "the most that the configuration allows",
     "GPUs are short": "the models together want more GPUs than autoscaling.max_gpus",
@@ -82,5 +83,5 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
         yield f"  growth    {of['growth']:.2f} replicas more when a new one serves, after a cold start of {of['cold_start_s']:.0f} s"
     if of["queue_s"]:
         yield f"  queue     {of['queue_s']:.1f} s of a replica's work will wait when a new replica serves"
-    if decision.rule == "keep" and decision.held:
-        yield f"  kept      {decision.held} were wanted at most in the last {of['keep_s']:.0f} s"
+    if decision.rule == "keep" and decision.kept:
+        yield f"  kept      {decision.kept} were wanted at most in the last {of['keep_s']:.0f} s"

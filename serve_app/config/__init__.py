@@ -4,6 +4,7 @@
 `timeouts.py` the order of all timeouts.
 """
 
+from serve_app.config.adapters import AdapterSettings
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import BatchSettings, IngressSettings, LedgerSettings
@@ -24,6 +25,7 @@ from serve_app.config.settings import (
 from serve_app.config.ui import UiSettings
 
 __all__ = [
+    "AdapterSettings",
     "BatchSettings",
     "GoldenPrompt",
     "HealthSettings",

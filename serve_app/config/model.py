@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonVal
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
+from serve_app.config.adapters import AdapterSettings
 from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import (
     checked_absolute,
@@ -17,6 +19,7 @@ from serve_app.config.checks import (
     checked_profile,
     checked_regex,
     checked_resources,
+    dotted,
     refuse,
     wrong,
 )
@@ -59,6 +62,9 @@ class ScalingSettings(Bounds):
     """Seconds between two tokens that almost all should keep. Lower: smaller batches, more replicas."""
     utilization: Real = Field(default=0.95, gt=0, le=1)
     """Share of the load that would just keep both limits at which the autoscaler wants one more replica. Lower: more headroom."""
+    headroom: Real = Field(default=0.0, ge=0, le=10)
+    """By what share the load may rise at once and be served without a queue. 0.5: a step to 1.5 times the load, for about 1.3 times the
+    replicas. 0: what the limits leave, which makes first tokens late for about a cold start after such a step."""
     schedule: tuple[ScheduledBounds, ...] = ()
     """Windows of the week with other bounds, all between min and max."""
     priority: Int = 0
@@ -156,6 +162,10 @@ class ModelSettings(Section):
     """vLLM's engine arguments by their own names, as in `vllm serve --max-model-len 2048`; dashes or underscores."""
     frontend_args: Annotated[dict[str, JsonValue], AfterValidator(checked_frontend_args)] = Field(default_factory=dict)
     """vLLM's front-end arguments by their own names: chat_template, tool_call_parser, enable_auto_tool_choice, ..."""
+    adapters: dict[str, AdapterSettings] = Field(
+        default_factory=dict, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}
+    )
+    """LoRA adapters by name, which is the `model` of requests for them. Every replica loads all of them before it takes requests."""
     device: Literal["cpu", "cuda"] = "cpu"
     """What the engine runs on. A simulated engine runs on cpu."""
     simulated: SimulatedSettings | None = None
@@ -211,7 +221,7 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         simulation = self._simulation_problems(self.simulated) if self.simulated else ()
-        refuse([*simulation, *self._device_problems(), *self._scaling_problems()])
+        refuse([*simulation, *self._device_problems(), *self._scaling_problems(), *self._adapter_problems()])
         return self
 
     def _device_problems(self) -> Iterator[PydanticCustomError]:
@@ -244,6 +254,28 @@ class ModelSettings(Section):
             yield wrong(
                 "replicas.min", "is 0, and a canary without a replica gets no request", "set replicas.min: 1, or remove it"
             )
+
+    def _adapter_problems(self) -> Iterator[PydanticCustomError]:
+        for name in self.adapters:
+            if not re.fullmatch(NAME_PATTERN, name):
+                yield wrong(
+                    dotted(("adapters", name)), f"the name {name!r} does not match {NAME_PATTERN}", "for example my-adapter"
+                )
+        if self.adapters and self.canary is not None:
+            problem = f"is {', '.join(self.adapters)}, and a canary has no requests for adapters"
+            yield wrong(
+                "adapters", problem, "remove it: requests for an adapter stay with the model whose requests this one shares"
+            )
+        if self.adapters and self.engine_args.get("enable_lora") is False:
+            yield wrong("engine_args.enable_lora", "is false, and adapters is not empty", "remove it: adapters sets it")
+        if (
+            self.adapters
+            and self.device == "cpu"
+            and not self.simulated
+            and (places := self.engine_args.get("max_loras")) is not None
+        ):
+            problem = f"is {places!r} and device is cpu: there each adapter has a place of its own, and one stays empty"
+            yield wrong("engine_args.max_loras", problem, "remove it: adapters sets it")
 
     def _simulation_problems(self, simulated: SimulatedSettings) -> Iterator[PydanticCustomError]:
         there = f"and simulated.profile is {simulated.profile!r}"

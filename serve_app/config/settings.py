@@ -88,6 +88,7 @@ class Settings(Section):
                 *self._health_problems(),
                 *self._canary_problems(),
                 *self._ui_problems(),
+                *self._adapter_problems(),
             ]
         )
         return self
@@ -181,6 +182,20 @@ class Settings(Section):
     def _ui_problems(self) -> Iterator[PydanticCustomError]:
         if self.ui is not None and self.ui.port == self.ingress.port:
             yield wrong("ui.port", f"is {self.ui.port}, and so is ingress.port", "choose another, for example 8011")
+
+    def _adapter_problems(self) -> Iterator[PydanticCustomError]:
+        """A request's `model` is the name of one model or of one adapter."""
+        owners: dict[str, str] = {}
+        for name, model in self.models.items():
+            for adapter in model.adapters:
+                key = dotted(("models", name, "adapters", adapter))
+                if adapter in self.models:
+                    yield wrong(key, f"the name {adapter!r} is a model's, too", "rename the adapter")
+                elif adapter in owners:
+                    yield wrong(
+                        key, f"the name {adapter!r} is also that of an adapter of {owners[adapter]}", "rename one of them"
+                    )
+                owners.setdefault(adapter, name)
 
     def _port_problems(self, port: int) -> Iterator[PydanticCustomError]:
         """Two replicas on one node cannot listen on one port; which nodes there are, only Ray knows."""

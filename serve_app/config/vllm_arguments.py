@@ -26,7 +26,7 @@ _TOKEN_FILE = (
     "write it into a file and set env.HF_TOKEN_PATH to its path; the chart takes a Secret: weights.huggingFaceTokenSecret"
 )
 RESERVED_FRONTEND_ARGS: Mapping[str, str] = {
-    "lora_modules": "adapters must be on every replica; merge them into a checkpoint of their own",
+    "lora_modules": "name them under adapters, beside frontend_args",
     "tool_server": "tools run where the client is; remove it",
     "sse_keep_alive_interval": "streams of all routes get comments; set timeouts.stream_silence_s",
 }

@@ -39,7 +39,7 @@ from serve_app.core.quarantine import Quarantine
 from serve_app.core.refusals import Refusals
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState, RoutingPolicy
-from serve_app.core.signals import Tally
+from serve_app.core.tally import Tally
 from serve_app.errors import RequestQuarantined, ResumeDiverged, ServingError
 
 _ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}

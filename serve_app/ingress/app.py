@@ -97,6 +97,7 @@ class IngressApp:
         self._running: dict[asyncio.Timeout, Verdict] = {}
         self._front_ends = dict(front_ends)
         self._listed = {name: front for name, front in front_ends.items() if front.model.canary is None}
+        self._adapters = {name: front for front in front_ends.values() for name in front.adapters}
         self._default = next(iter(self._listed.values()))
         self.canaries = {
             front.model.canary.of: Canary(front, front_ends[front.model.canary.of].model)
@@ -107,7 +108,7 @@ class IngressApp:
         self._limits = limits
         self._keys = keys
         self._generate = {
-            name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end)
+            name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
             for name, front in front_ends.items()
         }
         self._post = VLLM_ROUTES | {"/generate"}
@@ -250,7 +251,8 @@ class IngressApp:
             scope = {**scope, "path": path, "raw_path": path.encode()}
         front = self._front_end(path, fields)
         app_of = partial(self._app_of, path, held, verdict)
-        if path in SHARED_ROUTES and (canary := self.canaries.get(front.model.name)) is not None:
+        of_adapter = fields is not None and fields.model in front.adapters
+        if path in SHARED_ROUTES and not of_adapter and (canary := self.canaries.get(front.model.name)) is not None:
             target = canary.split(app_of, front, verdict)
         else:
             target = await app_of(front)
@@ -332,9 +334,9 @@ class IngressApp:
             return self._the_only_one()
         if not isinstance(fields.model, str):
             return self._default
-        front = self._front_ends.get(fields.model)
+        front = self._front_ends.get(fields.model) or self._adapters.get(fields.model)
         if front is None:
-            raise ModelNotFound(model=fields.model, served=tuple(self._listed))
+            raise ModelNotFound(model=fields.model, served=(*self._listed, *self._adapters))
         return front
 
     def _the_only_one(self) -> FrontEnd:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -43,7 +43,8 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.core.prefix_index import NO_PREFIX
-from serve_app.errors import CallFailed, NoReplica
+from serve_app.errors import CallFailed, NoReplica, ServingError
+from serve_app.ingress.adapters import refusal_of
 from serve_app.ingress.attempts import (
     attempt_request,
     drop_what_belongs_to_swallowed,
@@ -311,6 +312,8 @@ class FleetClient(EngineCoreClient):
         Raises:
             FleetError: It was refused; nothing is left of it in vLLM's output processor.
         """
+        if (refused := refusal_of(request, self.model)) is not None:
+            self._refuse(request, refused)
         verdict = current_verdict.get()
         prompt_tokens = len(request.prompt_token_ids or ())
         arrived = RequestArrived(
@@ -324,16 +327,19 @@ class FleetClient(EngineCoreClient):
         )
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):
-            self._output_processor.abort_requests([request.request_id], internal=True)
-            if verdict is not None:
-                verdict.error = refusal.error
-            raise FleetError(refusal.error)
+            self._refuse(request, refusal.error)
         self._requests[request.request_id] = request
         self.streams.arrived(request.request_id)
         if verdict is not None:
             self._verdicts[request.request_id] = verdict
             verdict.began(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
         self._carry_out(instructions)
+
+    def _refuse(self, request: EngineCoreRequest, error: ServingError) -> NoReturn:
+        self._output_processor.abort_requests([request.request_id], internal=True)
+        if (verdict := current_verdict.get()) is not None:
+            verdict.error = error
+        raise FleetError(error)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Stop these requests in their engines.

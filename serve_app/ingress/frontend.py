@@ -23,6 +23,7 @@ from serve_app.engine_args import frontend_engine_args
 from serve_app.errors import FrontEndStartFailed
 from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.foreign_errors import in_one_line
+from serve_app.ingress.adapters import adapters_of
 from serve_app.ingress.direct import DirectRoute, direct_routes
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
@@ -53,6 +54,8 @@ class FrontEnd:
         """Paths whose streams have events that are alike but for their text."""
         self.direct: dict[str, DirectRoute] = {}
         """By path: what is answered without vLLM's app."""
+        self.adapters = adapters_of(model)
+        """By the name that requests ask for."""
         self._args = args
         self._tasks: tuple[str, ...] = ()
         self._app: FastAPI | None = None
@@ -63,6 +66,8 @@ class FrontEnd:
         if self._app is None or tasks != self._tasks:
             app = build_app(self._args, tasks, self.engine.model_config)
             await init_app_state(self.engine, app.state, self._args, tasks)
+            # Not by vLLM's own way in, which asks an engine to load each: replicas have loaded them before they take requests.
+            app.state.openai_serving_models.lora_requests.update(self.adapters)
             renderer = app.state.online_renderer
             renderer.create_error_response = partial(_error_in_our_keys, renderer.create_error_response, self.model.name)
             # vLLM's error handlers stop the server through it when the engine is dead; a fleet never is.

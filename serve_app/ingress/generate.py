@@ -4,7 +4,7 @@ Kept from `vllm/entrypoints/api_server.py` of 2023: the fields next to `prompt` 
 answer holds one string per sequence and begins with the prompt, a stream repeats the text so far. Differs: values of a
 stream end with a newline (first it was NUL, which `ingress.generate_delimiter: nul` brings back), errors have the body of
 vLLM's `/v1` routes, `best_of` is only the width of a beam search.
-`model` was read by the outer application and is ignored here.
+`model` was read by the outer application; here it says which of the model's adapters is meant, if any.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import GenerationError, RetryableRequestError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils import random_uuid
@@ -37,7 +38,7 @@ MEDIA_TYPES = {NEWLINE: b"application/x-ndjson", NUL: b"application/x-nul-json"}
 
 
 def generate_route(
-    engine_client: EngineClient, *, max_logprobs: int, end: bytes = NEWLINE
+    engine_client: EngineClient, *, max_logprobs: int, end: bytes = NEWLINE, adapters: Mapping[str, LoRARequest] | None = None
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return the handler of `POST /generate` for one model.
 
@@ -45,6 +46,7 @@ def generate_route(
         engine_client: vLLM's front end, an AsyncLLM.
         max_logprobs: The engine's limit of that name, which bounds the width of a beam search; -1 for its vocabulary.
         end: `NEWLINE` or `NUL`, behind each value of a stream.
+        adapters: The model's LoRA adapters by the names that requests give. Default: it has none.
     """
     max_width = (max_logprobs if max_logprobs >= 0 else engine_client.model_config.get_vocab_size()) // 2
 
@@ -54,7 +56,8 @@ def generate_route(
         except Exception as exc:
             return describe_error(exc).response()
         request_id = f"generate-{request.headers.get('x-request-id', '')}-{random_uuid():.8}"
-        return _Answer(_texts(engine_client, body, request_id), stream=body.stream, end=end)
+        lora = (adapters or {}).get(body.model or "")
+        return _Answer(_texts(engine_client, body, request_id, lora), stream=body.stream, end=end)
 
     return generate
 
@@ -114,13 +117,15 @@ async def _cancel_at_disconnect(receive: Receive, task: asyncio.Task[None]) -> N
     task.cancel()
 
 
-async def _texts(engine: EngineClient, body: GenerateRequest, request_id: str) -> AsyncGenerator[list[str], None]:
+async def _texts(
+    engine: EngineClient, body: GenerateRequest, request_id: str, lora: LoRARequest | None
+) -> AsyncGenerator[list[str], None]:
     """Yield prompt + text so far of each of the ``n`` sequences."""
     engine.check_admission(body.width if body.use_beam_search else body.n, request_id)
     prompt = await _render(engine, body)
     prefix = prompt["prompt"]
     generate = _beam_search if body.use_beam_search else _sample
-    async with aclosing(generate(engine, prompt, body, request_id)) as answers:
+    async with aclosing(generate(engine, prompt, body, request_id, lora)) as answers:
         async for texts in answers:
             yield [prefix + text for text in texts]
 
@@ -144,13 +149,15 @@ def _room(engine: EngineClient, prompt: Any) -> int:
     return max(int(engine.model_config.max_model_len) - len(prompt["prompt_token_ids"]), 1)
 
 
-async def _sample(engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str) -> AsyncGenerator[list[str], None]:
+async def _sample(
+    engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str, lora: LoRARequest | None
+) -> AsyncGenerator[list[str], None]:
     kind = RequestOutputKind.CUMULATIVE if body.stream else RequestOutputKind.FINAL_ONLY
     texts = [""] * body.n
     params = SamplingParams(**body.sampling(), output_kind=kind)
     if params.max_tokens is not None:  # as the /v1 routes clip it: what cannot be given is not asked for
         params.max_tokens = min(params.max_tokens, _room(engine, prompt))
-    async with aclosing(_outputs(engine, prompt, params, request_id)) as outputs:
+    async with aclosing(_outputs(engine, prompt, params, request_id, lora)) as outputs:
         async for output in outputs:
             for completion in output.outputs:  # with n > 1 only those that have grown
                 texts[completion.index] = completion.text
@@ -158,7 +165,7 @@ async def _sample(engine: EngineClient, prompt: Any, body: GenerateRequest, requ
 
 
 async def _beam_search(
-    engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str
+    engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str, lora: LoRARequest | None
 ) -> AsyncGenerator[list[str], None]:
     """Yield the ``n`` best beams after each step, or after the last one only."""
     tokenizer = engine.renderer.get_tokenizer()
@@ -174,7 +181,7 @@ async def _beam_search(
     room = _room(engine, prompt)
     num_steps = min(body.max_tokens or room, room)
     for step in range(num_steps):
-        search.advance(await _step(engine, prompt, search, body, f"{request_id}-{step}"))
+        search.advance(await _step(engine, prompt, search, body, f"{request_id}-{step}", lora))
         if body.stream or search.done or step == num_steps - 1:
             tokens = [list(beam.token_ids[len(prompt_ids) :]) for beam in search.best()[: body.n]]
             yield [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in tokens]
@@ -183,7 +190,7 @@ async def _beam_search(
 
 
 async def _step(
-    engine: EngineClient, prompt: Any, search: BeamSearch, body: GenerateRequest, request_id: str
+    engine: EngineClient, prompt: Any, search: BeamSearch, body: GenerateRequest, request_id: str, lora: LoRARequest | None
 ) -> list[dict[int, float]]:
     """Return the candidates of each running beam: one request per beam, all at once, for one token each."""
     params = SamplingParams(
@@ -200,7 +207,9 @@ async def _step(
         async with asyncio.TaskGroup() as tasks:
             steps = [
                 tasks.create_task(
-                    _candidates(engine, tokens_input(list(beam.token_ids), cache_salt=salt), params, f"{request_id}-{index}")
+                    _candidates(
+                        engine, tokens_input(list(beam.token_ids), cache_salt=salt), params, f"{request_id}-{index}", lora
+                    )
                 )
                 for index, beam in enumerate(search.running)
             ]
@@ -209,17 +218,21 @@ async def _step(
     return [step.result() for step in steps]
 
 
-async def _candidates(engine: EngineClient, prompt: Any, params: Any, request_id: str) -> dict[int, float]:
-    async with aclosing(_outputs(engine, prompt, params, request_id)) as outputs:
+async def _candidates(
+    engine: EngineClient, prompt: Any, params: Any, request_id: str, lora: LoRARequest | None
+) -> dict[int, float]:
+    async with aclosing(_outputs(engine, prompt, params, request_id, lora)) as outputs:
         output = await anext(outputs)
         return {token_id: item.logprob for token_id, item in output.outputs[0].logprobs[0].items()}
 
 
-async def _outputs(engine: EngineClient, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+async def _outputs(
+    engine: EngineClient, prompt: Any, params: Any, request_id: str, lora: LoRARequest | None
+) -> AsyncGenerator[RequestOutput, None]:
     """Yield what the engine puts out; closing this before the end aborts the request."""
     finished = False
     try:
-        async with aclosing(engine.generate(prompt, params, request_id)) as outputs:
+        async with aclosing(engine.generate(prompt, params, request_id, lora_request=lora)) as outputs:
             async for output in outputs:
                 finished = output.finished
                 reasons = {completion.finish_reason for completion in output.outputs}

@@ -78,7 +78,8 @@ class IngressRuntime:
     def start(self) -> list[asyncio.Task[Any]]:
         """Start batches and the clients' loops; the caller owns the tasks."""
         if self.batches is not None:
-            self.batches.start(self.app.answer_batch, tuple(self.front_ends))
+            adapters = [name for front in self.front_ends.values() for name in front.adapters]
+            self.batches.start(self.app.answer_batch, (*self.front_ends, *adapters))
         return [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
 
     async def drain(self, limit_s: float) -> None:

@@ -27,6 +27,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.protocol.messages import Capabilities
 from serve_app.replica import pipe
+from serve_app.replica.adapters import adapters_in, check_sums, load_all, max_rank
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import EngineInput, EngineOutput
 from serve_app.replica.grammar import accept_emitted
@@ -82,7 +83,9 @@ class PipedEngineCore(EngineCoreProc):
 
     def _initialize_kv_caches(self, vllm_config: Any) -> Any:
         self._loaded = time.monotonic()
-        return super()._initialize_kv_caches(vllm_config)
+        made = super()._initialize_kv_caches(vllm_config)
+        load_all(self, adapters_in(vllm_config.additional_config))
+        return made
 
     def _process_engine_step(self) -> bool:
         began = time.monotonic()
@@ -193,6 +196,15 @@ def engine_config(engine_args: Mapping[str, Any]) -> Any:
     return AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
+def _with_adapters(engine_args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Check the files of LoRA adapters, which a simulated engine has none of, and reserve no more memory than their rank needs."""
+    more = engine_args.get("additional_config")
+    if not (adapters := adapters_in(more)) or "simulated" in (more or ()):
+        return engine_args
+    check_sums(adapters)
+    return {"max_lora_rank": max_rank(adapters), **engine_args}
+
+
 def build_engine(
     engine_args: Mapping[str, Any], sock: socket.socket, end: pipe.EngineEnd, max_frame_bytes: int, *, download_s: float
 ) -> PipedEngineCore:
@@ -203,7 +215,7 @@ def build_engine(
         download_s: Seconds that this process waited for them: the model's files were still on their way.
     """
     began = time.monotonic()
-    vllm_config = engine_config(engine_args)
+    vllm_config = engine_config(_with_adapters(engine_args))
     maybe_register_config_serialize_by_value()
     executor = Executor.get_class(vllm_config)
     if executor is MultiprocExecutor:

@@ -1,7 +1,7 @@
-"""An id of the weights that an engine runs. Replicas with equal ids may go on with each other's answers.
+"""An id of the weights that an engine runs, those of LoRA adapters included. Replicas with equal ids may go on with each other's answers.
 
-The id is of what the files hold, not of their paths or times: two nodes have copies. To read all of it would take minutes for a large
-model, so a few bytes of each tensor stand for it. A training step changes all weights that it touches.
+The id is of what the files hold, not of their paths or times: two nodes have copies. To read all of a large model would take minutes, so
+a few bytes of each tensor stand for it. A training step changes all weights that it touches.
 """
 
 import contextlib
@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from serve_app.replica.adapters import adapters_in, files_of
 
 _SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SAMPLE_BYTES = 4096
@@ -23,13 +25,16 @@ def weights_id(vllm_config: Any) -> str:
     The tokens of a simulated engine come from its seed. Weights that are streamed from a bucket are known by its address alone.
     """
     model, load, more = vllm_config.model_config, vllm_config.load_config, vllm_config.additional_config
+    adapters = adapters_in(more)
     if isinstance(more, Mapping) and (simulated := more.get("simulated")):
-        seeded = json.dumps([simulated.get("seed"), simulated.get("eos_probability")])
+        numbers = sorted(adapter["number"] for adapter in adapters)
+        seeded = json.dumps([simulated.get("seed"), simulated.get("eos_probability"), *numbers])
         return hashlib.sha256(seeded.encode()).hexdigest()[:16]
     precision = (model.dtype, model.quantization, vllm_config.cache_config.cache_dtype, load.load_format)
     digest = hashlib.sha256(json.dumps([str(part) for part in precision]).encode())
     if not (files := _files(_folder(model, load))):
         digest.update(f"{model.model_weights or model.model}@{model.revision}".encode())
+    files += files_of(adapters)
     num_samples = max(16, _MAX_SAMPLES // max(1, len(files)))
     for path in files:
         digest.update(path.name.encode() + path.stat().st_size.to_bytes(8, "little"))

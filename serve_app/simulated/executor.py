@@ -76,6 +76,7 @@ class SimulatedExecutor(Executor):
         self._sequences = Sequences(self.scheduler_config.max_num_seqs)
         self._clock = StepClock()
         self._pending: _Step | None = None
+        self._adapters = set[int]()
         self._prompt_logprobs: dict[str, LogprobsTensors] = {}  # of requests whose prompt is not yet computed
 
     def _token_source(self, eos_probability: float) -> TokenSource:
@@ -98,8 +99,6 @@ class SimulatedExecutor(Executor):
             raise ConfigError(f"{path}.tensor_parallel_size", f"world size is {self.parallel_config.world_size}", hint)
         if self.speculative_config is not None:
             raise ConfigError(f"{path}.speculative_config", "speculative decoding is not simulated", "remove it")
-        if self.lora_config is not None:
-            raise ConfigError(f"{path}.enable_lora", "LoRA adapters are not simulated", "remove it")
 
     # Start-up, in the order in which the engine core calls.
 
@@ -195,9 +194,11 @@ class SimulatedExecutor(Executor):
         prompt: list[int] = request.prompt_token_ids or [0] * request.prompt_len  # embeddings have no ids: all alike
         # Set where a preempted request comes as a new one: prompt and output so far.
         tokens = request.prefill_token_ids or prompt
+        # An adapter gives other answers than the model, and costs nothing here.
+        lead = [] if request.lora_request is None else [request.lora_request.lora_int_id]
         self._sequences.add(
             request.req_id,
-            state=self._hash.state(tokens),
+            state=self._hash.state([*lead, *tokens]),
             length=len(tokens),
             num_prompt_tokens=len(prompt),
             rules=_rules(request.sampling_params),
@@ -295,7 +296,15 @@ class SimulatedExecutor(Executor):
         if name == "get_supported_tasks":
             answer: Any = ("generate",)
         elif name == "list_loras":
-            answer = set[int]()
+            answer = set(self._adapters)
+        elif name == "add_lora":
+            self._adapters.add(args[0].lora_int_id)
+            answer = True
+        elif name == "pin_lora":
+            answer = args[0] in self._adapters
+        elif name == "remove_lora":
+            answer = args[0] in self._adapters
+            self._adapters.discard(args[0])
         elif name == "get_model_inspection":
             answer = f"simulated {self.profile.name}"
         elif name in _NO_OPERATION:

@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.scaling_policies import Keda, Oracle, RequestCount
-from serve_app.core.autoscaling import Observation
-from serve_app.core.signals import Load
-from serve_app.simulated.fleet import Scaling
+from serve_app.autoscaling.decision import Observation
+from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.simulated_fleet import Scaling
 
 
 def decide(policy: Scaling, counts: dict[float, float], *, until: int, target: int = 1, waiting: bool = False) -> dict[int, int]:

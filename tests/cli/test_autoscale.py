@@ -11,15 +11,15 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner, Result
 
 from serve_app.application import serve_config
+from serve_app.autoscaling.decision_log import Record
+from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, IngressObservation, Rules
+from serve_app.autoscaling.signals import Load
 from serve_app.cli import autoscale
 from serve_app.cli.explanation import REASONS
 from serve_app.cli.main import app
 from serve_app.config import parse_settings
-from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Rules
-from serve_app.core.signals import Load
-from serve_app.decision_log import Record
 from serve_app.errors import DecisionLogError
-from tests.core.plant import RULE, Plant
+from tests.autoscaling.plant import RULE, Plant
 
 START = 1_790_000_000.0  # 2026-09-21T14:13:20Z
 

@@ -80,8 +80,8 @@ def test_a_size_in_gib_is_converted_too() -> None:
         ),
         (
             {"frontend_args": {"lora_modules": ["a=b"]}},
-            "frontend_args.lora_modules: is ['a=b'], which serve-app does not serve; adapters must be on every replica; "
-            "merge them into a checkpoint of their own",
+            "frontend_args.lora_modules: is ['a=b'], which serve-app does not serve; name them under adapters, "
+            "beside frontend_args",
         ),
         (
             {"frontend_args": {"enable_auto_tool_choice": True}},

@@ -110,6 +110,7 @@ USED = {
     "vllm.entrypoints.openai.chat_completion.protocol": {"ChatCompletionRequest": ""},
     "vllm.entrypoints.openai.chat_completion.serving": {"OpenAIServingChat": "parser_cls"},
     "vllm.entrypoints.openai.completion.protocol": {"CompletionRequest": ""},
+    "vllm.entrypoints.openai.models.serving": {"OpenAIServingModels": "lora_requests"},
     "vllm.entrypoints.serve.elastic_ep.middleware": {"ScalingMiddleware": ""},
     "vllm.entrypoints.serve.engine.protocol": {"ErrorInfo": "code", "ErrorResponse": "error"},
     "vllm.exceptions": {
@@ -121,7 +122,8 @@ USED = {
     },
     "vllm.inputs": {"TextPrompt": "prompt", "TokensPrompt": "prompt_token_ids"},
     "vllm.logprobs": {"Logprob": "logprob"},
-    "vllm.lora.request": {"LoRARequest": "lora_name lora_path"},
+    "vllm.config.lora": {"MaxLoRARanks": ""},
+    "vllm.lora.request": {"LoRARequest": "lora_int_id lora_name lora_path base_model_name"},
     "vllm.multimodal.inputs": {"MultiModalFeatureSpec": "identifier mm_position", "PlaceholderRange": "offset"},
     "vllm.outputs": {"CompletionOutput": "finish_reason index logprobs text", "RequestOutput": "finished outputs"},
     "vllm.renderers": {"BaseRenderer": "default_cmpl_tok_params"},

@@ -18,7 +18,7 @@ from serve_app.core.events import (
 from serve_app.core.fleet_report import describe, num_on_draining
 from serve_app.core.instructions import AbortAttempts, CloseLink, DeliverOutputs, FailRequest, StartAttempt
 from serve_app.core.request import Resume
-from serve_app.core.signals import Tally
+from serve_app.core.tally import Tally
 from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestTooLarge
 from tests.core.helpers import Output, arrived, fleet_of, heartbeat, outputs, run, same, start
 

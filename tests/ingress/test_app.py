@@ -61,6 +61,7 @@ class Front:
     asgi: App
     engine: Any = None
     max_logprobs: int = 20
+    adapters: Mapping[str, Any] = field(default_factory=dict)
     repeats: frozenset[str] = frozenset()
     direct: Mapping[str, Any] = field(default_factory=dict)
 

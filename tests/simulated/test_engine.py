@@ -218,3 +218,19 @@ def test_settings_without_a_profile_are_refused(make_engine: Callable[..., Any])
 
     with pytest.raises(ConfigError, match=r"additional_config.simulated: is missing"):
         make_engine({"seed": 1})
+
+
+def test_an_adapter_s_answers_are_its_own_whoever_else_is_in_the_batch(make_engine: Callable[..., Any]) -> None:
+    from vllm.lora.request import LoRARequest
+
+    engine = make_engine(enable_lora=True, max_loras=2)
+    (prompt,) = prompts(1, 50)
+    adapters = [None, *(LoRARequest(name, number, f"/adapters/{name}") for name, number in (("a", 70_000), ("b", 80_000)))]
+
+    def ask(lora_requests: list[Any]) -> list[list[int]]:
+        asked = [{"prompt_token_ids": prompt}] * len(lora_requests)
+        return [[*o.outputs[0].token_ids] for o in engine.generate(asked, sampling(), lora_request=lora_requests, use_tqdm=False)]
+
+    together = ask(adapters)
+    assert together == [answer for adapter in adapters for answer in ask([adapter])]
+    assert len({tuple(answer) for answer in together}) == 3

@@ -34,7 +34,7 @@
 {{- $config := include "serve-app.config" . | fromYaml -}}
 {{- $application := dict "name" (include "serve-app.fullname" .) "route_prefix" nil "import_path" "serve_app.application:build" "args" $config -}}
 {{- if eq (include "serve-app.scales" .) "true" -}}
-{{- $policy := dict "policy_function" "serve_app.policy:DemandPolicy" "policy_kwargs" (dict "settings" $config) -}}
+{{- $policy := dict "policy_function" "serve_app.autoscaling.policy:DemandPolicy" "policy_kwargs" (dict "settings" $config) -}}
 {{- $_ := set $application "autoscaling_policy" $policy -}}
 {{- end -}}
 {{ toYaml (dict "proxy_location" "Disabled" "applications" (list $application)) }}

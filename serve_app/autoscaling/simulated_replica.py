@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from serve_app.core.capacity import StepTimes
+from serve_app.autoscaling.capacity import StepTimes
 from serve_app.simulated.profiles import Profile
 from serve_app.simulated.timing import StepWork, step_time_s
 

@@ -20,8 +20,8 @@ from queue import Queue
 
 from pydantic import TypeAdapter, ValidationError
 
-from serve_app.core.autoscaling import Decision
-from serve_app.core.fleet_scaling import FleetObservation, FleetScaler
+from serve_app.autoscaling.decision import Decision
+from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
 
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from serve_app import decision_log
-from serve_app.core.autoscaling import Rule
-from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, IngressObservation, Rules
-from serve_app.decision_log import DecisionLog, Record, decided_again, differing, export, files, read, stretches
-from tests.core.plant import RULE, Plant
+from serve_app.autoscaling import decision_log
+from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.decision_log import DecisionLog, Record, decided_again, differing, export, files, read, stretches
+from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, IngressObservation, Rules
+from tests.autoscaling.plant import RULE, Plant
 from tests.e2e.fleet import wait_until
 
 START = 1.79e9

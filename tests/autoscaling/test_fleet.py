@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.autoscaling import Decision, Observation
-from serve_app.core.fleet_scaling import (
+from serve_app.autoscaling.decision import Decision, Observation
+from serve_app.autoscaling.fleet import (
     INGRESS_KEEP_S,
     INGRESSES,
     FleetObservation,
@@ -16,7 +16,7 @@ from serve_app.core.fleet_scaling import (
     Want,
     share_gpus,
 )
-from tests.core.plant import RULE, Plant
+from tests.autoscaling.plant import RULE, Plant
 
 wants = st.lists(
     st.builds(

@@ -1,6 +1,6 @@
 import pytest
 
-from serve_app.core.signals import LATE_S, STALE_S, Meter
+from serve_app.autoscaling.signals import LATE_S, STALE_S, Meter
 
 
 def test_increments_are_summed_over_the_members_since_they_were_last_taken() -> None:

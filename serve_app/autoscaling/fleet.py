@@ -1,6 +1,6 @@
 """All that is scaled in one application: its models, which share GPUs, and its ingresses. Pure.
 
-`FleetScaler` is what ``serve_app/policy.py`` and the simulator run; the same observations give the same decisions.
+`FleetScaler` is what ``serve_app/autoscaling/policy.py`` and the simulator run; the same observations give the same decisions.
 """
 
 import math
@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Decision, ModelAutoscaler, Observation, Rule
-from serve_app.core.history import Recent
+from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, Rule
+from serve_app.autoscaling.history import Recent
+from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 
 TARGET_CPU = 0.7
 """Cores per ingress: one process streams on one core, and above this its tokens queue."""
@@ -90,8 +91,9 @@ class FleetScaler:
         wants = [
             Want(
                 model=name,
-                desired=max(decision.desired, decision.held),
-                minimum=self._floor(seen.models[name], decision),
+                desired=max(decision.desired, decision.kept),
+                # Before others share comes the minimum, and what silent members may need.
+                minimum=max(seen.models[name].minimum, min(self._models[name].unproven, decision.desired)),
                 target=seen.models[name].target,
                 gpus_per_replica=self.rules.models[name].gpus_per_replica,
                 priority=self.rules.models[name].priority,
@@ -105,10 +107,6 @@ class FleetScaler:
                 decided[name] = replace(
                     decided[name], desired=granted, rule="GPUs are short", alternatives=alternatives, ready_at=ready_at
                 )
-
-    def _floor(self, seen: Observation, decision: Decision) -> int:
-        """Return what a model gets before others share: its minimum, or, while a member is silent, what it has."""
-        return max(seen.minimum, min(seen.target, decision.desired)) if seen.load.silent else seen.minimum
 
     def _observe_ingress(self, seen: IngressObservation, at: float) -> Decision:
         self._cpu.append((seen.cpu_s, seen.interval_s))

@@ -5,8 +5,8 @@ from statistics import fmean
 
 import pytest
 
-from serve_app.core.history import HISTORY_S, History
-from serve_app.core.signals import Load
+from serve_app.autoscaling.history import HISTORY_S, History
+from serve_app.autoscaling.signals import Load
 
 
 def history_of(rates: list[float], *, cv: float, seed: int) -> History:

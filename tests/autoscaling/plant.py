@@ -4,9 +4,9 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from serve_app.core.autoscaling import Decision, ModelAutoscaler, Observation, Rule
-from serve_app.core.capacity import Slo, StepTimes
-from serve_app.core.signals import Load
+from serve_app.autoscaling.capacity import Slo, StepTimes
+from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, Rule
+from serve_app.autoscaling.signals import Load
 
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0004, prompt_token_s=0.0001)
 PROMPT, ANSWER = 400.0, 100.0

@@ -1,4 +1,4 @@
-"""The application-level Ray Serve autoscaling policy: thin over ``core/fleet_scaling.py``.
+"""The application-level Ray Serve autoscaling policy: thin over ``autoscaling/fleet.py``.
 
 Serve's own request counts are blind here, because requests do not go through Serve handles; ingresses and replicas report what they
 have seen through ``record_autoscaling_stats``, about every second. Serve builds the class in its controller and calls it every 0.1 s.
@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_app.autoscaling.decision import Decision, Observation
+from serve_app.autoscaling.decision_log import DecisionLog, log_path
+from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler, IngressObservation
+from serve_app.autoscaling.series import Gauges
+from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
-from serve_app.core.autoscaling import Decision, Observation
-from serve_app.core.fleet_scaling import INGRESSES, FleetObservation, FleetScaler, IngressObservation
-from serve_app.core.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
-from serve_app.decision_log import DecisionLog, log_path
 from serve_app.decision_notes import DecisionNotes, board_of
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
@@ -81,6 +82,7 @@ class DemandPolicy:
         self._wall = wall
         self._log: DecisionLog | None = None
         self._tell = tell
+        self._gauges: Gauges | None = None
         try:
             self._settings = parse_settings(settings)
         except ConfigError as exc:
@@ -111,6 +113,8 @@ class DemandPolicy:
         self._log = self._log or _open_log(self._settings.name)
         self._tell = self._tell or DecisionNotes(board_of(self._settings.name)).tell
         memory.decided = self._log.observe(memory.scaler, seen, time=self._wall())
+        self._gauges = self._gauges or Gauges(self._settings.name)
+        self._gauges.tell(seen, memory.decided)
         for name, decision in memory.decided.items():
             deployment = names[name]
             target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
@@ -125,6 +129,7 @@ class DemandPolicy:
         reports = newest_reports(contexts[INGRESS])
         increments = memory.ingresses.take(reports, now=at)
         silent = memory.ingresses.silent(members(contexts[INGRESS]), now=at)
+        silent_share = len(silent) / max(1, len(members(contexts[INGRESS])))
         memory.note_departures(contexts, at)
         ingress_drains = memory.left_within(INGRESS, self._settings.timeouts.drain_s, at)  # nobody tells of its streams
         models = {}
@@ -134,9 +139,11 @@ class DemandPolicy:
                 of_replicas = load_of_replicas(context, meter, now=at)
                 replica_drains = _total(reports, f"draining/{model.name}") > 0
                 has_just_left = memory.left_within(replica_deployment(model), STALE_S, at)  # ingresses may not have told yet
+                mute = meter.silent(members(context), now=at)
                 load = Load(
                     interval_s=interval_s,
-                    silent=silent + meter.silent(members(context), now=at),
+                    silent=silent + mute,
+                    silent_share=max(silent_share, len(mute) / max(1, len(members(context)))),
                     is_partial=ingress_drains or replica_drains or has_just_left,
                     **load_at_ingresses(model, reports, increments),
                     **of_replicas,

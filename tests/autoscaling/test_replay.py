@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.autoscaling import Observation, Rule
-from serve_app.core.capacity import Slo, StepTimes
-from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, Rules
-from serve_app.decision_log import Record
+from serve_app.autoscaling.capacity import Slo, StepTimes
+from serve_app.autoscaling.decision import Observation, Rule
+from serve_app.autoscaling.decision_log import Record
+from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.replay import Result, again, jobs_of, lived, measured
+from serve_app.autoscaling.simulated_fleet import Outcome, SimulatedFleet, World
+from serve_app.autoscaling.simulated_replica import Hardware, Job, steps_of_times
 from serve_app.errors import DecisionLogError
-from serve_app.simulated.fleet import Outcome, SimulatedFleet, World
-from serve_app.simulated.replay import Result, again, jobs_of, lived, measured
-from serve_app.simulated.scheduler import Hardware, Job, steps_of_times
 
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0005, prompt_token_s=0.0002)
 RULE = Rule(slo=Slo(ttft_s=2.0, itl_s=0.1), utilization=0.8, gpus_per_replica=1)

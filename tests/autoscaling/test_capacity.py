@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.capacity import MAX_UTILIZATION, TAIL, Capacity, Mix, Slo, StepCosts, StepTimes
+from serve_app.autoscaling.capacity import MAX_UTILIZATION, TAIL, Capacity, Mix, Slo, StepCosts, StepTimes
 
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0004, prompt_token_s=0.0001)
 MIX = Mix(prompt_tokens=400, output_tokens=100)

@@ -15,13 +15,14 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from statistics import median_low
 
-from serve_app.core.autoscaling import DEFAULT_COLD_START_S, Observation
-from serve_app.core.capacity import StepTimes
-from serve_app.core.fleet_scaling import FleetObservation, FleetScaler, Rules
-from serve_app.decision_log import Record
+from serve_app.autoscaling.capacity import StepTimes
+from serve_app.autoscaling.decision import Observation
+from serve_app.autoscaling.decision_log import Record
+from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
+from serve_app.autoscaling.simulated_fleet import OBSERVE_S, Outcome, SimulatedFleet, World
+from serve_app.autoscaling.simulated_replica import Hardware, Job, steps_of_times
 from serve_app.errors import DecisionLogError
-from serve_app.simulated.fleet import OBSERVE_S, Outcome, SimulatedFleet, World
-from serve_app.simulated.scheduler import Hardware, Job, steps_of_times
 
 MINUTE_S = 60.0
 LONGEST = 10.0

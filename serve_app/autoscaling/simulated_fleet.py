@@ -1,7 +1,7 @@
 """A whole fleet in simulated time: one ingress, replicas that start, serve and drain, and what scales them. Pure.
 
 Admission, routing and scaling are the product's own (`FleetState`, `FleetScaler`); what is simulated is what surrounds them: arrivals,
-replicas (`scheduler.py`), starts.
+replicas (`simulated_replica.py`), starts.
 """
 
 import heapq
@@ -9,14 +9,14 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from serve_app.core.autoscaling import Observation
+from serve_app.autoscaling.decision import Observation
+from serve_app.autoscaling.signals import INCREMENTS, Load
+from serve_app.autoscaling.simulated_replica import Hardware, Job, Replica
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, OutputsArrived, RequestArrived, Ticked
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, FailRequest, Instruction, StartAttempt
 from serve_app.core.request import EngineOutput, Resume
-from serve_app.core.signals import INCREMENTS, Load
-from serve_app.simulated.scheduler import Hardware, Job, Replica
 
 CREDIT = 2048
 OBSERVE_S = 1.0

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
-from serve_app.core.request import RequestState
+from serve_app.core.tally import Tally
 
 STALE_S = 6.0
 """After so long without a report a member counts as silent: three reports of every second or two may be late."""
@@ -18,41 +18,6 @@ RATE_S = 10.0
 """Over which that rate is smoothed."""
 LEAST = 0.5
 """Increments in that time below which the rate is what is left of one that has ended."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one ingress has seen of one model since its start; ``FleetState`` counts. Tokens and requests."""
-
-    requests: int = 0
-    """Engine requests that arrived, refused ones included: demand does not shrink because it is turned away."""
-    prompt_tokens: int = 0
-    """Of those requests."""
-    rejected: int = 0
-    """Requests refused because the queue was full or no replica came in time."""
-    prefilled_tokens: int = 0
-    """Prompt tokens of requests whose first output has come."""
-    output_tokens: int = 0
-    finished: int = 0
-    """Requests whose answer ended, by itself or because its client left in its midst."""
-    finished_tokens: int = 0
-    """Output tokens of those."""
-    first_tokens: int = 0
-    late_first_tokens: int = 0
-    """First tokens that came later after the arrival than the SLO allows."""
-
-    def first_token(self, request: RequestState, *, late: bool) -> None:
-        """Count the first token of a request."""
-        self.prefilled_tokens += request.prompt_tokens
-        self.first_tokens += 1
-        self.late_first_tokens += late
-
-    def answer(self, request: RequestState) -> None:
-        """Count an answer that has ended."""
-        self.finished += 1
-        self.finished_tokens += len(request.emitted_ids)
-        if not request.emitted_ids:  # pooling: its one output is its first
-            self.prefilled_tokens += request.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +51,9 @@ class Load:
     cold_start_s: tuple[float, ...] = ()
     """What the start of each replica that is there took, from Serve's order to its first readiness."""
     silent: tuple[str, ...] = ()
-    """Members that should report and do not."""
+    """Members that should report and do not. They are taken to go on as they last reported."""
+    silent_share: float = 0.0
+    """Their share among the ingresses, or among the model's replicas, whichever is larger, 0..1."""
     is_partial: bool = False
     """Whether members that drain and report no more still do a part of the work: tokens and steps do not belong together."""
 

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from serve_app.core.signals import Load
+from serve_app.autoscaling.signals import Load
 
 HISTORY_S = 300.0
 DISPERSION_S = 5

@@ -1,5 +1,6 @@
 """One model's decisions. The plant's request is 0.08 s of work; the SLO allows a batch of 87, a utilization of about 0.6."""
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.autoscaling import DEFAULT_COLD_START_S, MIN_KEEP_S
-from serve_app.core.signals import Load
-from tests.core.plant import RULE, WORK_S, Plant
+from serve_app.autoscaling.needs import MIN_KEEP_S
+from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
+from serve_app.autoscaling.signals import Load
+from tests.autoscaling.plant import RULE, WORK_S, Plant
 
 
 def test_a_steady_load_gets_the_replicas_that_keep_the_slo_and_no_other() -> None:
@@ -93,7 +95,7 @@ def test_noise_makes_no_flapping(seed: int, rate: float) -> None:
     plant.run(rate, 300)
     wanted = plant.run(rate, 1800)
     changes = sum(a != b for a, b in pairwise(wanted))
-    assert changes <= 12
+    assert changes <= 6
     assert max(wanted) - min(wanted) <= max(1, 0.25 * max(wanted))
 
 
@@ -113,21 +115,33 @@ def test_more_demand_never_gets_fewer_replicas(one: float, other: float) -> None
 
 
 @settings(max_examples=15)
-@given(st.lists(st.floats(0, 40), min_size=1, max_size=30))
-def test_nothing_goes_while_a_member_is_silent(rates: list[float]) -> None:
+@given(st.lists(st.floats(0, 40), min_size=1, max_size=30), st.sampled_from([1 / 3, 0.5, 1.0]))
+def test_the_share_of_silent_members_stays(rates: list[float], share: float) -> None:
     plant = Plant()
     before = plant.run(25.0, 300)[-1]
     for rate in rates:
         for _ in range(20):
-            decision = plant.tick(replace(plant.load(rate), silent=("ingress-1",)))
-            assert decision.desired >= before
+            decision = plant.tick(replace(plant.load(rate), silent=("ingress-1",), silent_share=share))
+            assert decision.desired >= math.ceil(share * before)
+
+
+def test_one_silent_member_of_many_holds_up_neither_scaling_down_nor_learning() -> None:
+    plant = Plant(running=30, maximum=200)
+    high = plant.run(250.0, 300)[-1]
+    for _ in range(600):
+        plant.tick(replace(plant.load(25.0), silent=("ingress-3",), silent_share=0.02))
+    assert plant.decisions[-1].desired <= 0.2 * high
+    fresh = Plant()
+    for _ in range(300):
+        fresh.tick(replace(fresh.load(25.0), silent=("ingress-3",), silent_share=0.02))
+    assert fresh.decisions[-1].inputs["work_per_request_s"] == pytest.approx(WORK_S, rel=0.05)
 
 
 def test_a_silent_member_does_not_hold_up_what_is_needed() -> None:
     plant = Plant()
     before = plant.run(12.0, 300)[-1]
     for _ in range(30):
-        plant.tick(replace(plant.load(36.0), silent=("ingress-1",)))
+        plant.tick(replace(plant.load(36.0), silent=("ingress-1",), silent_share=1.0))
     assert plant.decisions[-1].desired > before
 
 
@@ -156,7 +170,7 @@ def test_a_step_from_one_replica_overshoots_by_what_waits_meanwhile_and_no_more(
     plant = Plant(cold_start_s=cold_start_s)
     plant.run(6.0, 300)
     wanted = plant.run(50.0, 900)
-    assert max(wanted) <= 2.5 * wanted[-1]
+    assert max(wanted) <= 1.5 * wanted[-1] + 1
 
 
 def test_without_a_measure_nothing_that_works_is_taken_away() -> None:
@@ -246,7 +260,7 @@ def test_a_controller_that_stood_still_takes_nothing_away_at_once(gap_s: float) 
 def test_what_waits_already_is_part_of_what_is_wanted() -> None:
     plant = Plant()
     before = plant.run(25.0, 400)[-1]
-    decisions = [plant.tick(replace(plant.load(25.0), waiting=600.0)) for _ in range(10)]
+    decisions = [plant.tick(replace(plant.load(25.0), waiting=1500.0)) for _ in range(10)]
     assert "queue" in {d.rule for d in decisions}
     assert decisions[-1].desired > before
 

@@ -27,6 +27,12 @@ OUTDATED_MEMORY = 0.3
 MAX_UTILIZATION = 0.95
 """Above, a queue has no end worth waiting for, whatever the SLO."""
 MIN_WINDOWS = 3
+FASTEST = 1e4
+"""Steps per second: no engine makes more, whatever a fit says."""
+NOISE = 0.1
+"""Relative deviation of a window that lasts a second from what its counts cost: members report at different moments."""
+PRIOR_OUTPUT, PRIOR_PROMPT = (0.005, 0.02), (0.01, 0.05)
+"""What a token costs of a step, and how much more or less it may be: decode steps mostly read the weights, of whatever size."""
 LEAST_BATCH, RETURN_BATCH = 1.0, 2.0
 """Requests at once that a limit of the SLO must allow to count, and to count again after it did not."""
 
@@ -62,7 +68,12 @@ class Mix:
 
 @dataclass(slots=True)
 class StepCosts:
-    """The fit: least squares with exponential forgetting, no cost below zero."""
+    """The fit: least squares, no cost below zero, that forgets only what new windows say something of.
+
+    One request at a time makes as many steps as tokens, and a constant load always as many tokens a step: neither tells the cost of a step
+    from that of its tokens. Such windows replace what was known along the direction that they show and leave the others as they were
+    (directional forgetting, Cao and Schwartz 2000). Where no window ever told two costs apart, `_prior` does.
+    """
 
     _gram: list[list[float]] = field(default_factory=lambda: [[0.0] * 3] * 3)
     _moment: list[float] = field(default_factory=lambda: [0.0] * 3)
@@ -88,36 +99,64 @@ class StepCosts:
             return  # idle: says nothing of steps
         # Per second of work: a busy minute of many replicas must not outweigh all that was seen before it.
         x, weight = x / y, min(y, WINDOW_S)
-        memory = self._judged(x, weight)
-        gram = memory * np.array(self._gram) + weight * np.outer(x, x)
-        moment = memory * np.array(self._moment) + weight * x
+        gram, moment = self._remembered(x, weight)
+        gram, moment = gram + weight * np.outer(x, x), moment + weight * x
         self._gram, self._moment = gram.tolist(), moment.tolist()
         self._num_windows += 1
         if self._num_windows >= MIN_WINDOWS:
-            self._times = StepTimes(*_non_negative_least_squares(gram, moment))
+            pace = x[0] if self._times is None else 1 / max(self._times.step_s, 1e-9)
+            self._times = StepTimes(*_non_negative_least_squares(gram + _prior(min(pace, FASTEST)), moment))
 
-    def _judged(self, x: np.ndarray, weight: float) -> float:
-        """Note whether a window with counts ``x`` per busy second contradicts what was learned before; return what of that remains."""
+    def _remembered(self, x: np.ndarray, weight: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return what remains of the windows before one with counts ``x`` per busy second."""
+        gram, moment = np.array(self._gram), np.array(self._moment)
+        if self._is_outdated(x):
+            memory = OUTDATED_MEMORY ** (weight / WINDOW_S)
+            return memory * gram, memory * moment
+        along = gram @ x
+        if (known := float(x @ along)) <= 0:
+            return gram, moment
+        part = (1 - MEMORY) / known
+        return gram - part * np.outer(along, along), moment - part * along * float(x @ moment)
+
+    def _is_outdated(self, x: np.ndarray) -> bool:
+        """Note whether a window with counts ``x`` per busy second contradicts the fit; return whether so many did that it is wrong."""
         if self._times is None:
-            return MEMORY
+            return False
         told_s = float(x @ np.array([self._times.step_s, self._times.output_token_s, self._times.prompt_token_s]))
         side = (told_s < 1 / CONTRADICTION) - (told_s > CONTRADICTION)
         self._num_off = self._num_off + side if side * self._num_off > 0 else side
-        return OUTDATED_MEMORY ** (weight / WINDOW_S) if abs(self._num_off) >= CONTRADICTIONS else MEMORY
+        return abs(self._num_off) >= CONTRADICTIONS
 
     def times(self) -> StepTimes | None:
         """Return the fitted times; None until `MIN_WINDOWS` windows of load have been seen."""
         return self._times
 
 
+def _prior(pace: float) -> np.ndarray:
+    """Return what is believed of costs before they are measured, as a gram matrix of two rows that should be zero.
+
+    A row says (cost of a token - `ratio` x cost of a step) = 0 +- `spread` x cost of a step, in units of a window's own noise. So it is
+    outweighed by the first windows with batches that differ, and decides only where all were alike. Its right side is zero.
+
+    Args:
+        pace: Steps that a replica could make in a second if they had no tokens.
+    """
+    gram = np.zeros((3, 3))
+    for token, (ratio, spread) in enumerate((PRIOR_OUTPUT, PRIOR_PROMPT), start=1):
+        row = np.zeros(3)
+        row[0], row[token] = -ratio, 1.0
+        gram += np.outer(row, row) * (NOISE * pace / spread) ** 2
+    return gram
+
+
 def _non_negative_least_squares(gram: np.ndarray, moment: np.ndarray) -> tuple[float, float, float]:
     """Return the x >= 0 that minimizes |A x - y|, of gram = A'A and moment = A'y.
 
-    Three unknowns: the best of all 8 supports is the answer. A little ridge, in the scale of each column, decides what the data
-    leave open: of columns that say the same, each takes its part.
+    Three unknowns: the best of all 8 supports is the answer, found in the scale of each column.
     """
     scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
-    scaled = gram / np.outer(scale, scale) + RIDGE * np.eye(3)
+    scaled = gram / np.outer(scale, scale) + ROUNDING * np.eye(3)
     target = moment / scale
     best, best_value = np.zeros(3), 0.0
     for support in SUPPORTS:
@@ -130,7 +169,7 @@ def _non_negative_least_squares(gram: np.ndarray, moment: np.ndarray) -> tuple[f
     return float(step_s), float(output_s), float(prompt_s)
 
 
-RIDGE = 1e-4
+ROUNDING = 1e-9
 SUPPORTS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
 
 

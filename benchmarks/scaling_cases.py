@@ -1,0 +1,174 @@
+"""The policy where it once ordered far too much, far too little or too often: one row per case, on the simulated fleet.
+
+    python -m benchmarks.scaling_cases                 all cases, a few CPU minutes
+    python -m benchmarks.scaling_cases trickle lengths those whose names begin so
+
+``most / needed`` is the money: the most replicas wanted after the change of the load, over those that its last rate needs by the
+highest rate at which one replica keeps the limit (`benchmarks/autoscaling.py`). ``in time`` is the latency: the share of all first tokens
+within 2 s.
+"""
+
+import argparse
+import math
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from benchmarks.autoscaling import MAX_ANSWER, SLO, hardware
+from benchmarks.scaling_policies import Ours
+from serve_app.autoscaling.decision import Rule
+from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
+from serve_app.autoscaling.simulated_replica import Job
+
+PER_REPLICA = 4.58
+"""Requests per second of this mix that one simulated replica takes within the limit."""
+PROMPT, ANSWER = (64, 512), 128.0
+Rate = Callable[[float], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One change of the load."""
+
+    name: str
+    rate: Rate
+    """Requests per second."""
+    duration_s: float
+    initial: int
+    needed: int
+    """Replicas for the load after the change."""
+    changes_at: float = 0.0
+    cold_starts_s: tuple[float, ...] = (40.0,)
+    prompt: Callable[[float], tuple[int, int]] = lambda _: PROMPT
+    """Shortest and longest prompt at a time."""
+    answer: Callable[[float], float] = lambda _: ANSWER
+    """Mean of the exponential lengths of answers at a time."""
+    even_until: float = 0.0
+    """Until then arrivals come at equal distances."""
+
+
+def step(before: float, after: float, at: float) -> Rate:
+    return lambda t: before if t < at else after
+
+
+def _needed(rate: float) -> int:
+    return math.ceil(rate / PER_REPLICA)
+
+
+CASES = [
+    *(
+        Case(
+            name=f"trickle, one each {gap} s, then 12/s",
+            rate=step(1 / gap, 12, 1800),
+            duration_s=2100,
+            initial=1,
+            needed=3,
+            changes_at=1800,
+            cold_starts_s=(120.0,),
+            even_until=1800,
+        )
+        for gap in (30, 60)
+    ),
+    *(
+        Case(
+            name=f"step x{factor:g} from {n} replicas",
+            rate=step(n * 4.1, n * 4.1 * factor, 120),
+            duration_s=300,
+            initial=n,
+            needed=_needed(n * 4.1 * factor),
+            changes_at=120,
+        )
+        for n in (8, 65)
+        for factor in (1.5, 2.0)
+    ),
+    Case(
+        name="start of 300 s, 40 s believed, 12 to 24/s",
+        rate=step(12, 24, 600),
+        duration_s=1500,
+        initial=4,
+        needed=_needed(24),
+        changes_at=600,
+        cold_starts_s=(40.0,) * 4 + (300.0,),
+    ),
+    Case(
+        name="lengths, prompts x4.3 at 12/s",
+        rate=step(12, 12, 0),
+        duration_s=900,
+        initial=4,
+        needed=12,
+        changes_at=600,
+        prompt=lambda t: PROMPT if t < 600 else (1000, 1500),
+    ),
+    Case(
+        name="lengths, answers 64 to 256 at 12/s",
+        rate=step(12, 12, 0),
+        duration_s=900,
+        initial=3,
+        needed=4,
+        changes_at=600,
+        answer=lambda t: 64.0 if t < 600 else 256.0,
+    ),
+    *(
+        Case(name=f"constant {rate}/s", rate=step(rate, rate, 0), duration_s=3600, initial=_needed(rate), needed=_needed(rate))
+        for rate in (4.3, 8.6, 13.0)
+    ),
+]
+
+
+def jobs_of(case: Case, seed: int) -> Iterator[Job]:
+    """Yield the requests of a case, by their due times."""
+    rng = random.Random(f"{case.name}/{seed}")
+    at, number = 0.0, 0
+    while True:
+        gap_s = 1 / case.rate(at) if at < case.even_until else rng.expovariate(case.rate(at))
+        before, at = at, at + gap_s
+        if before < case.changes_at <= at:
+            at = case.changes_at  # the rate changes here: from now on gaps are others
+            continue
+        if at >= case.duration_s:
+            return
+        answer = min(MAX_ANSWER, max(1, int(rng.expovariate(1 / case.answer(at)))))
+        yield Job(f"j{number}", at, rng.randint(*case.prompt(at)), answer)
+        number += 1
+
+
+def row_of(case: Case, seed: int) -> list[float]:
+    """Return most / needed, the share in time, replica-seconds, changes after the load's, and seconds to the first of them."""
+    world = World(hardware=hardware(), initial=case.initial, maximum=4000, cold_starts_s=case.cold_starts_s, ttft_s=SLO.ttft_s)
+    outcome = SimulatedFleet(world).run(jobs_of(case, seed), case.duration_s, Ours(Rule(slo=SLO)))
+    after = [change for change in outcome.changes if change.at >= case.changes_at]
+    most = max(wanted for at, wanted, _, _ in outcome.timeline if at >= case.changes_at)
+    ups = [change.at - case.changes_at for change in after if change.after > change.before]
+    first_s = ups[0] if ups else math.nan
+    return [most / case.needed, outcome.attainment(SLO.ttft_s), outcome.replica_s, len(after), first_s]
+
+
+def _task(task: tuple[int, int]) -> list[float]:
+    return row_of(CASES[task[0]], task[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="beginnings of names of cases; all without")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
+    options = parser.parse_args()
+    chosen = [i for i, case in enumerate(CASES) if case.name.startswith(tuple(options.names) or "")]
+    print("| case (simulated) | needed | most / needed, worst | in time, worst | replica-seconds | changes | first order after |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        found = pool.map(_task, [(i, seed) for i in chosen for seed in options.seeds])
+        for i in chosen:
+            rows = [next(found) for _ in options.seeds]
+            most, _, replica_s, changes, first_s = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+            ratios = f"{most:.2f}, {max(r[0] for r in rows):.2f}"
+            shares = f"{sum(r[1] for r in rows) / len(rows):.1%}, {min(r[1] for r in rows):.1%}"
+            first = "–" if math.isnan(first_s) else f"{first_s:.0f} s"
+            case = CASES[i]
+            print(
+                f"| {case.name} | {case.needed} | {ratios} | {shares} | {replica_s:,.0f} | {changes:.0f} | {first} |", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""How many replicas a model should have, and why. Pure: observations in, decisions out, time is a number.
+
+``serve_app/autoscaling/policy.py`` feeds it from Ray Serve, the simulator from its own world: the same observations give the same
+decisions. Rules wish for replicas (`ModelAutoscaler._wishes`), and the largest wish wins. Up at once; down to what was needed at most
+in the last two cold starts (`needs.py`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from serve_app.autoscaling.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
+from serve_app.autoscaling.demand import WINDOWS_S, Arrivals, arrivals, growth, weights_of
+from serve_app.autoscaling.history import GUARD_S, History, Mean
+from serve_app.autoscaling.needs import Needs, keep_s
+from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
+from serve_app.autoscaling.signals import LEAST, Load
+
+RECOVER_S, RECOVER_STARTS = 15.0, 0.5
+"""Seconds, and cold starts if that is longer, in which replicas that do nothing but work are to have emptied a queue once they serve."""
+QUEUE_MOST, QUEUE_FEW = 1.2, 1.5
+"""A queue asks for so many times the demand's replicas at most, and so many times their root, and one: 7 for 3, 16 for 9, 1,330 for 1,067.
+It ends, and what was asked for stays for two cold starts. A few more cost a small fleet little and empty its queue much sooner."""
+UP_MARGIN, DOWN_MARGIN = 1.05, 0.95
+"""One more replica is wanted when those that there are would be above the first share of the utilization aimed at, and one fewer when
+the others would be at most at the second: between them chance changes nothing."""
+KV_GUARD = 0.95
+MANY = 1e6
+"""Requests at once, where nothing is known of a limit."""
+MISMEASURED = ("kv cache full", "late first tokens")
+"""Guards that say that replicas can do less than was measured."""
+LATE_GUARD = 0.1
+"""Share of first tokens later than the SLO at which one more replica is asked for."""
+LEARN_SILENT = 0.1
+"""Share of silent members above which steps and tokens do not belong together well enough to learn from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What the configuration says of one model; times in seconds."""
+
+    slo: Slo
+    utilization: float = 0.95
+    """Factor on the utilization that keeps the SLO, 0 < x <= 1: reserve for what the model of a replica leaves out."""
+    headroom: float = 0.0
+    """By what share the load may rise at once without a queue, >= 0."""
+    priority: int = 0
+    gpus_per_replica: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One model at one moment."""
+
+    running: int
+    """Replicas that serve. Those that start are not among them: they are no capacity yet."""
+    target: int
+    """Replicas that were asked for last."""
+    minimum: int
+    maximum: int
+    load: Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was decided, and what it was decided from besides the observation."""
+
+    desired: int
+    rule: str
+    """Name of the rule that decided: the other rules' wishes are in ``alternatives``."""
+    alternatives: Mapping[str, int]
+    """Rule -> replicas it asked for, bounds not yet applied."""
+    inputs: Mapping[str, float]
+    """Quantities that went in. ``demand`` and ``growth`` are in replicas that are busy all the time."""
+    limit: str = ""
+    """What limits a model's replica: itl, ttft, batch, or unmeasured."""
+    kept: int = 0
+    """The most that was needed within the time for which needs are remembered: what a model asks for where GPUs are short."""
+    ready_at: float | None = None
+    """When replicas that this decision asks for should serve; None when it asks for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wishes:
+    """What the rules ask for at one moment."""
+
+    asked: Mapping[str, int]
+    """Rule -> replicas."""
+    inputs: Mapping[str, float]
+    limit: str
+    demand: int = 0
+    """Replicas for the demand alone, without a margin."""
+    low: int = 0
+    """Replicas without which those that stay would be above `DOWN_MARGIN`."""
+
+
+@dataclass(slots=True)
+class ModelAutoscaler:
+    """Decides for one model. ``observe`` is its one door, called about every second. All it remembers is in its fields."""
+
+    rule: Rule
+    _history: History = field(default_factory=History)
+    _costs: StepCosts = field(default_factory=StepCosts)
+    _output_tokens: Mean = field(default_factory=Mean)
+    _kv_per_request: Mean = field(default_factory=Mean)
+    _orders: Orders = field(default_factory=Orders)
+    _needs: Needs = field(default_factory=Needs)
+    _guard_since: dict[str, float] = field(default_factory=dict)
+    _mix: Mix = field(default_factory=Mix)
+    _left_out: frozenset[str] = frozenset()
+    """Limits of the SLO that no number of replicas keeps."""
+    _cold_start_s: float = DEFAULT_COLD_START_S
+    _unproven: int = 0
+
+    @property
+    def unproven(self) -> int:
+        """The replicas that silent members may need: their share of those that there were when they fell silent."""
+        return self._unproven
+
+    @property
+    def cold_start_s(self) -> float:
+        """What a start took when one was measured last, else `DEFAULT_COLD_START_S`."""
+        return self._cold_start_s
+
+    def observe(self, seen: Observation, *, at: float) -> Decision:
+        """Take in one observation and decide. ``at``: seconds, never less than before."""
+        self._learn(seen, at)
+        wishes = self._wishes(seen, at)
+        rule = max(wishes.asked, key=wishes.asked.__getitem__, default="idle")
+        up, kept = wishes.asked.get(rule, 0), self._kept(seen, wishes)
+        silent = self._unproven
+        desired = up
+        if up <= seen.target:
+            desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
+            if desired < silent:
+                desired, rule = silent, "silent members"
+        maximum = max(seen.maximum, silent)  # one that a schedule lowers waits for them
+        bounded = max(seen.minimum, min(maximum, desired))
+        if bounded != desired:
+            rule = "minimum" if bounded > desired else "maximum"
+        return Decision(
+            desired=bounded,
+            rule=rule,
+            alternatives=wishes.asked,
+            inputs=wishes.inputs,
+            limit=wishes.limit,
+            kept=max(seen.minimum, min(maximum, kept)),
+            ready_at=at + self._cold_start_s if bounded > max(seen.target, seen.running) else None,
+        )
+
+    def _kept(self, seen: Observation, wishes: _Wishes) -> int:
+        """Return how many replicas stay: the most that was needed while needs are remembered."""
+        asked = max((wishes.asked.get(name, 0) for name in MISMEASURED), default=0)
+        corrected = self._needs.corrected(wishes.demand, asked=asked, target=seen.target)
+        # The minimum too: one that a schedule lowers lets go as late as any other need.
+        needs = (*wishes.asked.values(), wishes.low, seen.minimum, min(seen.target, corrected))
+        return self._needs.kept(needs, keep_s(self._cold_start_s), target=seen.target)
+
+    def _learn(self, seen: Observation, at: float) -> None:
+        load = seen.load
+        self._history.add(at, load)
+        share = load.silent_share
+        self._unproven = max(self._unproven, math.ceil(share * seen.target - 1e-9)) if share else 0
+        self._needs.pass_time(load.interval_s)
+        self._orders.observe(running=seen.running, target=seen.target, at=at)
+        self._cold_start_s = self._orders.cold_start_s(load.cold_start_s, at)
+        if not load.is_partial and share <= LEARN_SILENT:  # else tokens lack the steps that made them, or steps tokens
+            self._costs.add(
+                load.interval_s,
+                steps=load.steps,
+                busy_s=load.busy_s,
+                output_tokens=load.output_tokens,
+                prefilled_tokens=load.prefilled_tokens,
+            )
+        self._output_tokens.add(load.finished_tokens, load.finished)
+        if load.running and seen.running:
+            self._kv_per_request.add(load.kv_usage * seen.running, load.running)
+
+    def _wishes(self, seen: Observation, at: float) -> _Wishes:
+        load, times = seen.load, self._costs.times()
+        come = arrivals(self._history, at, weights_of(times, self._output_tokens.value))
+        holds = load.waiting or load.queued or load.running
+        asked: dict[str, int] = {}
+        if holds or self._history.sums(at, WINDOWS_S[-1]).requests:
+            asked["first"] = 1
+        else:
+            come = replace(come, requests_per_s=0.0)  # quiet: what came minutes ago is no demand
+        inputs = {
+            "cold_start_s": self._cold_start_s,
+            "keep_s": keep_s(self._cold_start_s),
+            "requests_per_s": come.requests_per_s,
+        }
+        capacity = self._capacity(come.prompt_tokens, load.max_num_seqs)
+        if capacity is None:
+            asked |= {"unmeasured": seen.target} if holds else {}
+            asked |= self._guards(seen, at, None, most=math.inf)
+            return _Wishes(asked=_positive(asked), inputs=inputs, limit="unmeasured")
+        quantities = self._quantities(seen, at, capacity, come)
+        demand, factor = quantities["demand"], self.rule.utilization
+        needed = capacity.replicas_for(demand, factor)
+        # A little more than those that there are should do is no reason for one more, unless a short window says that the load rose.
+        is_even = come.lag_s > WINDOWS_S[-1] / 2
+        bearable = is_even and max(needed, 1) > seen.target >= capacity.replicas_for(demand, factor * UP_MARGIN)
+        asked["demand"] = seen.target if bearable else needed
+        asked["headroom"] = math.ceil(demand * (1 + self.rule.headroom) / capacity.saturation()) if self.rule.headroom else 0
+        grown = quantities["growth"]
+        asked["growth"] = capacity.replicas_for(demand + grown, factor) if grown else 0
+        most = int(QUEUE_MOST * needed + QUEUE_FEW * needed**0.5) + 1
+        asked["queue"] = min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))
+        asked |= self._guards(seen, at, capacity, most=2 * needed)
+        quantities["utilization"] = capacity.utilization(max(1, needed)) * factor
+        low = capacity.replicas_for(demand, factor * DOWN_MARGIN)
+        limit = capacity.batch_limit()[1]
+        return _Wishes(asked=_positive(asked), inputs=inputs | quantities, limit=limit, demand=needed, low=low)
+
+    def _quantities(self, seen: Observation, at: float, capacity: Capacity, come: Arrivals) -> dict[str, float]:
+        """Return what the rules are applied to, by the names that a decision's inputs have."""
+        work_s = capacity.work_s
+        demand = come.requests_per_s * work_s
+        return (
+            asdict(capacity.times)
+            | asdict(capacity.mix)
+            | {
+                "batch_limit": capacity.batch_limit()[0],
+                "work_per_request_s": work_s,
+                "demand": demand,
+                "growth": growth(self._history, at) * (self._cold_start_s + come.lag_s) * work_s,
+                "queue_s": self._queue_s(seen, at, capacity, demand),
+                "itl_batch": capacity.slo_batches()["itl"],
+                "saturation": capacity.saturation(),
+            }
+        )
+
+    def _queue_s(self, seen: Observation, at: float, capacity: Capacity, demand: float) -> float:
+        """Return the seconds of work that will wait when a replica that is asked for now serves, by what is on its way."""
+        most = capacity.saturation()
+        return queue_at_s(
+            self._history.least_queue() * capacity.work_s,
+            demand,
+            running_work=seen.running * most,
+            per_replica=most,
+            ready_in_s=self._orders.ready_in_s(self._cold_start_s, at),
+            until_s=self._orders.horizon_s(self._cold_start_s, at),
+        )
+
+    def _for_queue(self, queue_s: float, at: float, capacity: Capacity, demand: float) -> int:
+        """Return the replicas that do the demand, and the queue of then in half the time that they took to start."""
+        recover_s = max(RECOVER_S, RECOVER_STARTS * self._orders.horizon_s(self._cold_start_s, at))
+        return math.ceil((demand + queue_s / recover_s) / capacity.saturation()) if queue_s else 0
+
+    def _capacity(self, prompt_tokens: float, max_num_seqs: float | None) -> Capacity | None:
+        times = self._costs.times()
+        if times is None or self._output_tokens.value is None:
+            return None
+        if prompt_tokens:
+            self._mix = Mix(prompt_tokens=prompt_tokens, output_tokens=self._output_tokens.value)
+        kv = self._kv_per_request.value
+        held = KV_GUARD / kv if kv else MANY
+        capacity = Capacity(times=times, mix=self._mix, max_batch=min(held, max_num_seqs or MANY), slo=self.rule.slo)
+        # At the edge the last digits of a fit must not decide between one replica and thirty.
+        batches = capacity.slo_batches().items()
+        self._left_out = frozenset(n for n, batch in batches if batch < (RETURN_BATCH if n in self._left_out else LEAST_BATCH))
+        return replace(capacity, left_out=self._left_out)
+
+    def _guards(self, seen: Observation, at: float, capacity: Capacity | None, *, most: float) -> dict[str, int]:
+        """Return what signs ask for that the measure is wrong: one more than there are, unless help is on its way; ``most`` at most.
+
+        Where more replicas do not help, the signs must not go on for ever.
+        """
+        recent = self._history.sums(at, WINDOWS_S[0])
+        late = recent.late_first_tokens > max(1.0, LATE_GUARD * recent.first_tokens)
+        signs = {
+            # With a queue both are its doing, and that has its own rule.
+            "kv cache full": seen.load.kv_usage > KV_GUARD and not recent.queued,
+            "late first tokens": late and not recent.queued and (capacity is None or capacity.can_keep_ttft()),
+            "rejected": recent.rejected >= LEAST,
+            "queue without measure": seen.load.queued > 0 and capacity is None,
+        }
+        held = [name for name, is_on in signs.items() if self._held_for(name, is_on, at)]
+        return {name: int(min(seen.target + 1, max(2, most))) for name in held if seen.running >= seen.target}
+
+    def _held_for(self, guard: str, holds: bool, at: float) -> bool:
+        if not holds:
+            self._guard_since.pop(guard, None)
+            return False
+        return at - self._guard_since.setdefault(guard, at) >= GUARD_S
+
+
+def _positive(asked: Mapping[str, int]) -> dict[str, int]:
+    return {name: wish for name, wish in asked.items() if wish}

@@ -1,0 +1,52 @@
+"""Replicas stay as long as what needed them is remembered. Pure.
+
+There is one memory: each second states how many replicas are needed at least, and the most that was stated within a time is kept.
+What replicas had to be added for although the measured demand did not ask for them is a part of the demand for `MISSING_S`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from serve_app.autoscaling.history import Recent
+
+MIN_KEEP_S, MAX_KEEP_S = 60.0, 900.0
+MISSING_S = 900.0
+LONGEST_STEP_S = 6.0
+"""Time counts while it is observed: of a longer pause between two observations only so much."""
+
+
+def keep_s(cold_start_s: float) -> float:
+    """Return for how long a need is remembered: two cold starts, for a replica that goes too soon is missed for one."""
+    return min(MAX_KEEP_S, max(MIN_KEEP_S, 2 * cold_start_s))
+
+
+@dataclass(slots=True)
+class Needs:
+    """What one model needed within the last minutes."""
+
+    _observed_s: float = 0.0
+    _needed: Recent = field(default_factory=Recent)
+    _missing: Recent = field(default_factory=Recent)
+
+    def pass_time(self, interval_s: float) -> None:
+        """Let time pass, in seconds since the observation before."""
+        self._observed_s += min(interval_s, LONGEST_STEP_S)
+
+    def corrected(self, demand: int, *, asked: int, target: int) -> int:
+        """Return the replicas for a demand with those that its measure was short of in the last `MISSING_S`.
+
+        What the measure misses it misses again when these replicas go. At most the demand's replicas are added.
+
+        Args:
+            demand: Replicas that the demand needs as measured.
+            asked: Replicas that a sign of too little capacity asks for now, 0 without one.
+            target: Replicas that there are. Where they are more than demand and correction, the sign has another reason.
+        """
+        missing = self._missing.add(self._observed_s, 0, MISSING_S, first=0)
+        if asked > demand and target <= demand + missing:
+            missing = self._missing.add(self._observed_s, asked - demand, MISSING_S, first=0)
+        return demand + min(missing, demand)
+
+    def kept(self, needs: Iterable[int], span_s: float, *, target: int) -> int:
+        """State what is needed now; return the most that was needed in the last ``span_s``. At first the target was."""
+        return self._needed.add(self._observed_s, max(needs), span_s, first=target)

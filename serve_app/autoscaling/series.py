@@ -1,0 +1,98 @@
+"""Prometheus series of what the autoscaler decides, through Ray's metrics agent on the head node, which the chart's PodMonitor scrapes.
+
+Ray puts ``ray_`` before each name. All have the labels ``application`` and ``model``; `INGRESSES` stands for the ingresses.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.autoscaling.decision import Decision, Observation
+from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, IngressObservation
+
+logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
+
+PREFIX = "serve_app_autoscaling_"
+SERIES: Mapping[str, str] = {
+    "demand": "Work that arrives, in replicas that would be busy all the time.",
+    "wish": "Replicas that each rule asks for, 0 when it asks for none.",
+    "because": "1 for what decided the number of replicas, 0 for what did before.",
+    "desired": "Replicas wanted.",
+    "ready": "Replicas that serve.",
+    "cold_start_seconds": "What a start is taken to last.",
+    "utilization_target": "Work per second and replica aimed at.",
+    "utilization": "Work that arrives each second and replica that serves.",
+}
+"""Name without `PREFIX` -> what it says."""
+RULED = ("wish", "because")
+"""Series with the label ``rule``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of one series."""
+
+    name: str
+    model: str
+    value: float
+    rule: str = ""
+    """Only of `RULED` series."""
+
+
+def samples(seen: FleetObservation, decided: Mapping[str, Decision]) -> Iterator[Sample]:
+    """Yield the values of all that was decided at one moment; a quantity that is not known has none."""
+    for model, decision in decided.items():
+        observed: Observation | IngressObservation | None = seen.ingress if model == INGRESSES else seen.models[model]
+        assert observed is not None  # else nothing was decided for it
+        yield Sample("desired", model, decision.desired)
+        yield Sample("ready", model, observed.running)
+        yield Sample("because", model, 1.0, decision.rule)
+        for rule, wish in decision.alternatives.items():
+            yield Sample("wish", model, wish, rule)
+        inputs = decision.inputs
+        known = {"demand": "demand", "cold_start_seconds": "cold_start_s", "utilization_target": "utilization"}
+        for name, key in known.items():
+            if key in inputs:
+                yield Sample(name, model, inputs[key])
+        if "demand" in inputs and observed.running:
+            yield Sample("utilization", model, inputs["demand"] / observed.running)
+
+
+@dataclass(slots=True)
+class Gauges:
+    """Ray's gauges of one application. What a rule asked for before and asks for no longer is 0."""
+
+    application: str
+    _gauges: dict[str, Any] = field(default_factory=dict)
+    _rules: set[tuple[str, str, str]] = field(default_factory=set)
+    """(series, model, rule) that were told."""
+
+    def tell(self, seen: FleetObservation, decided: Mapping[str, Decision]) -> None:
+        """Set all series. Outside Ray nothing is told, and what fails is only logged: scaling goes on."""
+        try:
+            self._tell(seen, decided)
+        except Exception:  # of another version of Ray
+            logger.exception("the autoscaler's series are not told")
+
+    def _tell(self, seen: FleetObservation, decided: Mapping[str, Decision]) -> None:
+        import ray
+
+        if not ray.is_initialized():
+            return
+        told = list(samples(seen, decided))
+        now = {(s.name, s.model, s.rule) for s in told if s.name in RULED}
+        for name, model, rule in self._rules - now:
+            told.append(Sample(name, model, 0.0, rule))
+        self._rules |= now
+        for sample in told:
+            tags = {"application": self.application, "model": sample.model}
+            self._gauge(sample.name).set(sample.value, tags | ({"rule": sample.rule} if sample.name in RULED else {}))
+
+    def _gauge(self, name: str) -> Any:
+        from ray.util.metrics import Gauge
+
+        if name not in self._gauges:
+            keys = ("application", "model", "rule") if name in RULED else ("application", "model")
+            self._gauges[name] = Gauge(PREFIX + name, SERIES[name], keys)
+        return self._gauges[name]

@@ -1,0 +1,27 @@
+"""LoRA adapters of a model: small sets of weights over the model's own, each with a name that requests may ask for."""
+
+import hashlib
+from typing import Annotated
+
+from pydantic import Field
+
+from serve_app.config.base import AbsolutePath, Section
+
+_FIRST_ID = 1 << 16
+"""vLLM numbers the placeholders of its warm-up from 1."""
+
+
+class AdapterSettings(Section):
+    """One LoRA adapter, in the form that Hugging Face's PEFT writes."""
+
+    path: AbsolutePath
+    """The adapter's folder, the same on every node of the model's replicas. Changed weights need a new folder: a replica that runs
+    may read this one again."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the folder's adapter_model.safetensors, or adapter_model.bin, as `sha256sum` prints it. A replica that finds another
+    one does not start. Default: whatever is there."""
+
+    def number(self, name: str) -> int:
+        """Return the id by which engines know the adapter: 2^16 <= id < 2^31, the same in each ingress and after each restart."""
+        digest = hashlib.sha256(f"{name}\0{self.path}\0{self.sha256 or ''}".encode()).digest()
+        return _FIRST_ID + int.from_bytes(digest[:8], "big") % ((1 << 31) - _FIRST_ID)

@@ -1,0 +1,40 @@
+"""What one ingress counts of one model, for the autoscaler. Pure; `FleetState` counts."""
+
+from dataclasses import dataclass
+
+from serve_app.core.request import RequestState
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one ingress has seen of one model since its start; ``FleetState`` counts. Tokens and requests."""
+
+    requests: int = 0
+    """Engine requests that arrived, refused ones included: demand does not shrink because it is turned away."""
+    prompt_tokens: int = 0
+    """Of those requests."""
+    rejected: int = 0
+    """Requests refused because the queue was full or no replica came in time."""
+    prefilled_tokens: int = 0
+    """Prompt tokens of requests whose first output has come."""
+    output_tokens: int = 0
+    finished: int = 0
+    """Requests whose answer ended, by itself or because its client left in its midst."""
+    finished_tokens: int = 0
+    """Output tokens of those."""
+    first_tokens: int = 0
+    late_first_tokens: int = 0
+    """First tokens that came later after the arrival than the SLO allows."""
+
+    def first_token(self, request: RequestState, *, late: bool) -> None:
+        """Count the first token of a request."""
+        self.prefilled_tokens += request.prompt_tokens
+        self.first_tokens += 1
+        self.late_first_tokens += late
+
+    def answer(self, request: RequestState) -> None:
+        """Count an answer that has ended."""
+        self.finished += 1
+        self.finished_tokens += len(request.emitted_ids)
+        if not request.emitted_ids:  # pooling: its one output is its first
+            self.prefilled_tokens += request.prompt_tokens

@@ -1,0 +1,74 @@
+"""The plant with a queue: replicas whose batch is full leave the rest waiting, and new ones work it off."""
+
+from dataclasses import dataclass, replace
+
+from serve_app.autoscaling.signals import Load
+from tests.autoscaling.plant import ANSWER, PROMPT, TIMES, WORK_S, Plant
+
+MAX_BATCH = 100.0
+IDLE_REQUESTS = TIMES.step_s / (WORK_S / ANSWER) + 1
+SATURATION = MAX_BATCH / (MAX_BATCH + IDLE_REQUESTS)
+"""Seconds of work that a replica with a full batch does in a second, by the stationary law of `capacity.py`: 0.72."""
+
+
+@dataclass
+class QueuePlant(Plant):
+    """Replicas serve ``cold_start_s`` after their order, and say that they took ``told_s``."""
+
+    told_s: float | None = None
+    queue: float = 0.0
+    """Requests that wait."""
+    late: float = 0.0
+    """Requests that waited for longer than `TTFT_S`, of all that came since the last `run`."""
+    came: float = 0.0
+    prompt_factor: float = 1.0
+    """Prompts are so many times as long as `PROMPT`."""
+
+    def load(self, rate: float) -> Load:
+        """Return one second of about ``rate`` requests."""
+        arrived = super().load(rate).requests
+        prompt = PROMPT * self.prompt_factor
+        work_s = ANSWER * TIMES.output_token_s + prompt * TIMES.prompt_token_s
+        most = SATURATION * self.running / work_s
+        served = min(most, self.queue + arrived)
+        self.queue += arrived - served
+        self.came += arrived
+        self.late += arrived if self.queue > self.rule.slo.ttft_s * most else 0.0
+        busy = served * work_s / max(1, self.running)
+        batch = min(MAX_BATCH, IDLE_REQUESTS * busy / (1 - busy))
+        step_s = TIMES.step_s + batch * work_s / ANSWER
+        steps = self.running * min(1.0, max(busy, 1 - (1 - busy) ** IDLE_REQUESTS)) / step_s
+        # Of a step's time the part of its tokens is work, so that the counts agree with the step times.
+        steps = max(0.0, (steps * step_s - served * work_s) / TIMES.step_s)
+        return Load(
+            interval_s=1.0,
+            requests=arrived,
+            prompt_tokens=arrived * prompt,
+            prefilled_tokens=served * prompt,
+            output_tokens=served * ANSWER,
+            finished=served,
+            finished_tokens=served * ANSWER,
+            first_tokens=served,
+            steps=steps,
+            busy_s=steps * TIMES.step_s + served * work_s,
+            queued=self.queue,
+            running=batch * self.running,
+            kv_usage=0.9 * batch / MAX_BATCH,
+            max_num_seqs=MAX_BATCH,
+            cold_start_s=(self.cold_start_s if self.told_s is None else self.told_s,) * min(self.running, 50),
+        )
+
+    def run(self, rate: float, seconds: int) -> list[int]:
+        """Pass ``seconds`` at a steady rate; return the replicas wanted in each."""
+        self.late = self.came = 0.0
+        return super().run(rate, seconds)
+
+
+def rate_of(replicas: float) -> float:
+    """Return the requests per second that keep so many replicas at 0.55, about what the policy aims at for a few."""
+    return 0.55 * replicas / WORK_S
+
+
+def with_headroom(plant: QueuePlant, headroom: float) -> QueuePlant:
+    """Return a plant whose policy has room for steps."""
+    return replace(plant, rule=replace(plant.rule, headroom=headroom))

@@ -1,0 +1,141 @@
+"""Plans over a plant with a queue: what steps, long starts, trickles and longer prompts cost in replicas and in late first tokens."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.autoscaling.capacity import StepCosts
+from serve_app.autoscaling.orders import MAX_COLD_START_S, Orders, queue_at_s
+from tests.autoscaling.plant import ANSWER, PROMPT, TIMES, WORK_S
+from tests.autoscaling.queue_plant import QueuePlant, rate_of, with_headroom
+
+FLEETS = st.sampled_from([3, 8, 65, 606])
+
+
+def steady(num_replicas: int, *, cold_start_s: float = 40.0, told_s: float | None = None, seed: int = 1) -> QueuePlant:
+    """Return a plant that has been under an even load for a while."""
+    plant = QueuePlant(running=num_replicas, maximum=10_000, cold_start_s=cold_start_s, told_s=told_s, seed=seed)
+    plant.run(rate_of(num_replicas), 300)
+    return plant
+
+
+@settings(max_examples=8, deadline=None)
+@given(FLEETS, st.floats(1.2, 2.5), st.sampled_from([(40.0, None), (120.0, None), (300.0, 40.0)]), st.integers(0, 1000))
+def test_a_step_orders_a_third_more_than_it_needs_and_a_few_at_most(
+    fleet: int, factor: float, starts: tuple[float, float | None], seed: int
+) -> None:
+    """Also where starts take 300 s and 40 s are believed. Each second of the queue counts once, and what is on its way counts."""
+    plant = steady(fleet, cold_start_s=starts[0], told_s=starts[1], seed=seed)
+    rate = factor * rate_of(fleet)
+    wanted = plant.run(rate, int(starts[0]) + 100)
+    work_s = plant.decisions[-1].inputs["demand"]
+    needed = max(d.alternatives["demand"] for d in plant.decisions[-50:])
+    assert work_s == pytest.approx(rate * WORK_S, rel=0.1)
+    assert max(wanted) <= 1.35 * needed + 1.5 * needed**0.5 + 1
+
+
+@settings(max_examples=6, deadline=None)
+@given(FLEETS, st.integers(0, 1000))
+def test_a_step_by_half_is_late_for_a_twentieth_of_a_quarter_of_an_hour_at_most(fleet: int, seed: int) -> None:
+    plant = steady(fleet, seed=seed)
+    plant.run(1.5 * rate_of(fleet), 900)
+    assert plant.late <= 0.05 * plant.came
+
+
+@pytest.mark.parametrize("fleet", [3, 65, 606])
+def test_with_headroom_a_step_within_it_makes_nothing_late(fleet: int) -> None:
+    plant = with_headroom(QueuePlant(running=fleet, maximum=10_000, cold_start_s=40.0), 0.5)
+    before = plant.run(rate_of(fleet), 400)[-1]
+    plain = steady(fleet).run(rate_of(fleet), 100)[-1]
+    plant.run(1.5 * rate_of(fleet), 200)
+    assert plant.late <= 0.01 * plant.came
+    assert 1.1 * plain <= before <= 1.4 * plain, "the price"
+
+
+def test_longer_prompts_are_more_work_within_five_seconds() -> None:
+    plant = steady(8)
+    before = plant.decisions[-1].inputs["demand"]
+    plant.prompt_factor = 4.0
+    plant.run(rate_of(8), 6)
+    # A request is now 0.04 s + 0.16 s of work, 2.5 times as much.
+    assert plant.decisions[-1].inputs["demand"] >= 1.8 * before
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([2.5, 5.0, 12.0, 40.0]))
+def test_a_constant_load_changes_the_number_four_times_in_half_an_hour_at_most(seed: int, replicas: float) -> None:
+    plant = QueuePlant(running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
+    plant.run(rate_of(replicas), 600)
+    wanted = plant.run(rate_of(replicas), 1800)
+    assert sum(a != b for a, b in pairwise(wanted)) <= 4
+
+
+def trickled(costs: StepCosts, windows: int) -> None:
+    """Add windows in which one request at a time ran: as many steps as output tokens, give or take a report."""
+    for window in range(windows):
+        tokens = 120 + window % 7
+        busy_s = tokens * (TIMES.step_s + TIMES.output_token_s) + (300 + window % 11 * 20) * TIMES.prompt_token_s
+        costs.add(
+            5.0, steps=tokens + window % 3 - 1, busy_s=busy_s, output_tokens=tokens, prefilled_tokens=300 + window % 11 * 20
+        )
+
+
+def work_of(costs: StepCosts) -> float:
+    times = costs.times()
+    assert times is not None
+    return ANSWER * times.output_token_s + PROMPT * times.prompt_token_s
+
+
+def test_a_trickle_does_not_teach_that_a_token_costs_half_a_step() -> None:
+    """The truth is 0.08 s of work a request; half a step for each of its tokens would be 1.5 s."""
+    costs = StepCosts()
+    trickled(costs, 200)
+    assert work_of(costs) <= 1.5 * WORK_S
+
+
+def test_a_night_of_a_trickle_leaves_what_the_day_taught() -> None:
+    costs = StepCosts()
+    for window in range(100):
+        steps, batch = 100 - window % 13, 5 + window % 29
+        prompts = 900 + window % 17 * 50
+        busy_s = steps * (TIMES.step_s + batch * TIMES.output_token_s) + prompts * TIMES.prompt_token_s
+        costs.add(5.0, steps=steps, busy_s=busy_s, output_tokens=steps * batch, prefilled_tokens=prompts)
+    assert work_of(costs) == pytest.approx(WORK_S, rel=0.05)
+    trickled(costs, 1500)
+    assert work_of(costs) == pytest.approx(WORK_S, rel=0.25)
+
+
+def test_each_order_has_its_time() -> None:
+    orders = Orders()
+    orders.observe(running=2, target=2, at=0.0)
+    orders.observe(running=2, target=3, at=10.0)
+    orders.observe(running=2, target=5, at=15.0)
+    assert orders.ages_s(20.0) == [10.0, 5.0, 5.0]
+    assert orders.ready_in_s(40.0, 20.0) == [30.0, 35.0, 35.0]
+    orders.observe(running=3, target=6, at=30.0)
+    assert orders.ages_s(30.0) == [15.0, 15.0, 0.0], "what serves first was ordered first, also when more is ordered meanwhile"
+    orders.observe(running=3, target=5, at=31.0)
+    assert orders.ages_s(31.0) == [16.0, 16.0], "the newest is what is no longer wanted"
+
+
+def test_a_start_in_progress_teaches_that_starts_take_longer() -> None:
+    orders = Orders()
+    orders.observe(running=2, target=4, at=0.0)
+    assert orders.cold_start_s((40.0, 40.0), 45.0) == 40.0, "a little late is not noticed"
+    assert orders.cold_start_s((40.0, 40.0), 200.0) == 200.0
+    assert orders.horizon_s(200.0, 200.0) == 360.0, "late by 160 s, and for as long again"
+    orders.observe(running=4, target=4, at=300.0)
+    assert orders.cold_start_s((40.0, 40.0), 301.0) == 300.0, "also when it has ended"
+    orders.observe(running=4, target=5, at=400.0)
+    assert orders.cold_start_s((40.0, 40.0), 1e6) == MAX_COLD_START_S
+
+
+def test_a_queue_is_worked_off_by_what_comes_and_counted_once() -> None:
+    # 2 s of work each second, one replica does 1: 10 s of queue grow by 10 until another comes, then stay; a third works 10 off.
+    now = {"queue_s": 10.0, "demand": 2.0, "running_work": 1.0, "per_replica": 1.0}
+    assert queue_at_s(**now, ready_in_s=[], until_s=30.0) == pytest.approx(40.0)
+    assert queue_at_s(**now, ready_in_s=[10.0], until_s=30.0) == pytest.approx(20.0)
+    assert queue_at_s(**now, ready_in_s=[10.0, 20.0], until_s=30.0) == pytest.approx(10.0)
+    assert queue_at_s(**now, ready_in_s=[0.0] * 20, until_s=30.0) == 0.0

@@ -1,0 +1,52 @@
+"""What the autoscaler tells Prometheus, by hand, and once through Ray's own gauges."""
+
+from pathlib import Path
+
+from serve_app.autoscaling.decision import Decision, Observation
+from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, IngressObservation
+from serve_app.autoscaling.series import PREFIX, SERIES, Gauges, Sample, samples
+from serve_app.autoscaling.signals import Load
+
+SEEN = FleetObservation(
+    at=1.0,
+    models={"chat": Observation(running=4, target=4, minimum=1, maximum=9, load=Load())},
+    ingress=IngressObservation(running=1, target=1, minimum=1, maximum=3, streams=900.0, cpu_s=0.1, interval_s=1.0),
+)
+DECIDED = {
+    "chat": Decision(
+        desired=5,
+        rule="demand",
+        alternatives={"demand": 5, "first": 1},
+        inputs={"demand": 2.0, "cold_start_s": 40.0, "utilization": 0.6},
+    ),
+    INGRESSES: Decision(desired=3, rule="streams", alternatives={"streams": 3}, inputs={}),
+}
+
+
+def test_a_decision_becomes_its_samples() -> None:
+    assert list(samples(SEEN, DECIDED)) == [
+        Sample("desired", "chat", 5),
+        Sample("ready", "chat", 4),
+        Sample("because", "chat", 1.0, "demand"),
+        Sample("wish", "chat", 5, "demand"),
+        Sample("wish", "chat", 1, "first"),
+        Sample("demand", "chat", 2.0),
+        Sample("cold_start_seconds", "chat", 40.0),
+        Sample("utilization_target", "chat", 0.6),
+        Sample("utilization", "chat", 0.5),
+        Sample("desired", INGRESSES, 3),
+        Sample("ready", INGRESSES, 1),
+        Sample("because", INGRESSES, 1.0, "streams"),
+        Sample("wish", INGRESSES, 3, "streams"),
+    ]
+
+
+def test_every_series_has_a_line_in_the_documents() -> None:
+    text = Path("docs/autoscaling.md").read_text(encoding="utf-8")
+    assert {name for name in SERIES if f"`ray_{PREFIX}{name}" not in text} == set()
+
+
+def test_outside_ray_nothing_is_told_and_nothing_fails() -> None:
+    gauges = Gauges("app")
+    gauges.tell(SEEN, DECIDED)
+    assert gauges._gauges == {}

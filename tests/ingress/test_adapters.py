@@ -1,0 +1,117 @@
+"""Requests for LoRA adapters at an ingress with vLLM's own front end; the engine is fake and tells what it was asked for."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.config import parse_settings
+from serve_app.fingerprint import model_fingerprint
+from serve_app.ingress.app import AppLimits, IngressApp
+from serve_app.ingress.fleet_client import FleetClient
+from serve_app.ingress.frontend import build_front_end
+from serve_app.testing.fake_engine import FakeEngine
+from serve_app.testing.fleet import MODEL, in_loop, start_replica, until
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@contextlib.asynccontextmanager
+async def serving(model: Path) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine, dict[str, int]]]:
+    """Yield a client, the engine behind it, and the numbers of the adapters."""
+    tiny = {
+        "model": str(model),
+        "simulated": {"profile": "a10g-llama-8b"},
+        "engine_args": {"max_model_len": 512},
+        "adapters": {name: {"path": f"/adapters/{name}"} for name in ("pirate", "lawyer")},
+    }
+    values = parse_settings({"models": {MODEL: tiny}, "protocol": {"heartbeat_timeout_s": 100.0}})
+    settings = values.models[MODEL]
+    client = FleetClient(values, settings, ingress_id="ingress-1", token=b"", tls=None)
+    front = await build_front_end(settings, str(model), client)
+    engine = FakeEngine(fingerprint=model_fingerprint(front.engine.model_config))
+    replica = await start_replica(values, "r", engine=engine)
+    client.set_members([replica.lease])
+    await until(lambda: client.fleet.replicas)
+
+    async def step() -> None:
+        while True:
+            engine.step()
+            await asyncio.sleep(0.005)
+
+    tasks = [asyncio.create_task(client.run()), asyncio.create_task(step())]
+    app = IngressApp({MODEL: front}, AppLimits(100_000), version={})
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as http:
+            yield http, engine, {name: adapter.number(name) for name, adapter in settings.adapters.items()}
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        client.set_members([])
+        await replica.close()
+        front.engine.shutdown()
+
+
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "hello"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+    ("/v1/responses", {"input": "hello"}),
+    ("/generate", {"prompt": "hello"}),
+]
+
+
+@in_loop
+async def test_an_engine_is_asked_for_the_adapter_that_the_request_names(model: Path) -> None:
+    async with serving(model) as (http, engine, numbers):
+        for path, fields in ASKED:
+            limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+            for name, number in {**numbers, MODEL: 0}.items():
+                answer = await http.post(path, json={"model": name, limit: 2, **fields})
+                assert answer.status_code == 200, answer.text
+                assert path == "/generate" or answer.json()["model"] == name
+                lora = engine.added[-1].lora_request
+                assert (0 if lora is None else lora.lora_int_id) == number
+
+
+@in_loop
+async def test_a_beam_search_is_the_adapter_s_in_each_of_its_steps(model: Path) -> None:
+    async with serving(model) as (http, engine, numbers):
+        await http.post(
+            "/generate", json={"model": "pirate", "prompt": "hello", "max_tokens": 2, "use_beam_search": True, "best_of": 2}
+        )
+        assert {request.lora_request.lora_int_id for request in engine.added} == {numbers["pirate"]}
+
+
+@in_loop
+async def test_adapters_are_listed_with_their_model_and_an_unknown_one_is_told_the_names(model: Path) -> None:
+    async with serving(model) as (http, _, _):
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["parent"]) for card in listed] == [(MODEL, None), ("pirate", MODEL), ("lawyer", MODEL)]
+        assert (await http.get("/v1/models/lawyer")).json()["root"] == "/adapters/lawyer"
+        unknown = await http.post("/v1/completions", json={"model": "Pirate", "prompt": "a"})
+        assert unknown.status_code == 404
+        assert "tiny, pirate, lawyer" in unknown.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}])
+def test_what_would_end_the_engine_never_reaches_it(model: Path, fields: dict[str, Any]) -> None:
+    @in_loop
+    async def ask() -> None:
+        async with serving(model) as (http, engine, _):
+            for name in (MODEL, "pirate"):
+                answer = await http.post("/v1/completions", json={"model": name, "prompt": "a", "max_tokens": 1, **fields})
+                assert (answer.status_code, engine.added) == (400, [])
+                assert answer.json()["error"]["message"].startswith("prompt_logprobs: a model with LoRA adapters has none")
+
+    ask()

@@ -1,0 +1,211 @@
+"""LoRA adapters of a replica: the checks of their files, and a real engine's answers beside those of merged weights."""
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from serve_app.checkpoints import make_tiny_adapter, make_tiny_llama
+from serve_app.config import HealthSettings, ModelSettings
+from serve_app.errors import ConfigError, EngineStartFailed
+from serve_app.protocol.frames import FrameDecoder
+from serve_app.protocol.messages import Outputs, decode_message
+from serve_app.replica import pipe
+from serve_app.replica.adapters import check_sums, files_of, max_rank
+from serve_app.replica.process import EngineProcess
+
+PROMPT = [5, 300, 17, 900]
+NUM_TOKENS = 12
+RANK = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the model `base` and its adapters `pirate` and `lawyer`."""
+    root = tmp_path_factory.mktemp("adapters")
+    make_tiny_llama(root / "base")
+    for seed, name in enumerate(("pirate", "lawyer"), start=7):
+        make_tiny_adapter(root / name, rank=RANK, seed=seed)
+    return root
+
+
+def adapter(path: Path, **fields: Any) -> Mapping[str, Any]:
+    return {"name": "pirate", "number": 70_000, "path": str(path), "sha256": None, **fields}
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"), [({"r": 8}, 8), ({"r": 9}, 16), ({"r": 8, "rank_pattern": {"q_proj": 100}}, 128), ({"r": 2}, 8)]
+)
+def test_the_rank_limit_is_vllm_s_least_that_fits(tmp_path: Path, config: dict[str, Any], limit: int) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    assert max_rank([adapter(tmp_path)]) == limit
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            None,
+            "adapters.pirate.path: is {0}, and adapter_config.json in it cannot be read: No such file or directory; put the adapter's",
+        ),
+        ("{}", "adapters.pirate.path: is {0}, whose adapter_config.json has no rank (r) to be read; export it by PEFT"),
+        ("[1]", "adapters.pirate.path: is {0}, whose adapter_config.json has no rank (r) to be read; export it by PEFT"),
+        ('{"r": 1000}', "adapters: have a rank of 1000; vLLM takes 512 at most"),
+    ],
+)
+def test_a_folder_that_is_no_adapter_is_told_by_its_name(tmp_path: Path, config: str | None, said: str) -> None:
+    if config is not None:
+        (tmp_path / "adapter_config.json").write_text(config)
+    with pytest.raises(ConfigError) as refused:
+        max_rank([adapter(tmp_path)])
+    assert str(refused.value).startswith(said.format(tmp_path))
+
+
+def test_other_weights_than_the_configured_ones_are_refused(folder: Path) -> None:
+    path = folder / "pirate" / "adapter_model.safetensors"
+    right = hashlib.sha256(path.read_bytes()).hexdigest()
+    check_sums([adapter(path.parent, sha256=right), adapter(path.parent)])
+    with pytest.raises(ConfigError, match=f"adapters.pirate.sha256: is {'0' * 64}, and {path} has {right}; "):
+        check_sums([adapter(path.parent, sha256="0" * 64)])
+
+
+def test_without_weights_there_is_no_adapter(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"which has no adapter_model.safetensors or adapter_model.bin; put the adapter's folder there"
+    ):
+        list(files_of([adapter(tmp_path)]))
+
+
+def merged(base: Path, lora: Path, target: Path) -> Path:
+    """Make a checkpoint with the adapter's product added to each weight that it is for: alpha / rank is 2."""
+    shutil.copytree(base, target)
+    weights, parts = load_file(base / "model.safetensors"), load_file(lora / "adapter_model.safetensors")
+    for name, down in parts.items():
+        if name.endswith(".lora_A.weight"):
+            up = parts[name.replace("lora_A", "lora_B")]
+            weights[name.removeprefix("base_model.model.").replace(".lora_A", "")] += 2.0 * (up @ down)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def greedy(checkpoint: Path) -> list[int]:
+    """Return the answer of Transformers' own Llama."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        for _ in range(NUM_TOKENS):
+            ids = torch.cat([ids, model(ids).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    return [int(token) for token in ids[0, len(PROMPT) :]]
+
+
+class Engine:
+    """A real engine on the CPU."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._settings = settings
+        self._answers: dict[str, list[int]] = {}
+        self._finished = asyncio.Event()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self.process = EngineProcess(HealthSettings(), on_message=self._hear, on_lost=lambda _: self._answers.clear())
+
+    def _hear(self, message: pipe.FromEngine) -> None:
+        if not isinstance(message, pipe.StepOutputs) or not message.frame:
+            return
+        for frame in FrameDecoder(max_frame_bytes=1 << 20).receive_data(message.frame):
+            outputs = decode_message(frame)
+            assert isinstance(outputs, Outputs)
+            for output in self._decoder.decode(outputs.buffers).outputs:
+                self._answers[output.request_id] += output.new_token_ids
+        if all(len(answer) == NUM_TOKENS for answer in self._answers.values()):
+            self._finished.set()
+
+    async def ask(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """Return the answers to requests that the engine gets at once; a name that is no adapter's is for the model itself."""
+        self._answers = {name: [] for name in names}
+        for name in names:
+            self.process.send(
+                pipe.AddToEngine(0, name, [bytes(part) for part in MsgpackEncoder().encode(self._request(name))], 0)
+            )
+        async with asyncio.timeout(60):
+            await self._finished.wait()
+        return self._answers
+
+    def _request(self, name: str) -> EngineCoreRequest:
+        lora = self._settings.adapters.get(name)
+        return EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=PROMPT,
+            mm_features=None,
+            sampling_params=SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None if lora is None else LoRARequest(name, lora.number(name), str(lora.path)),
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+
+
+@asynccontextmanager
+async def engine(folder: Path, **adapters: Path) -> AsyncIterator[Engine]:
+    named = {name: {"path": str(path)} for name, path in adapters.items()}
+    settings = ModelSettings.model_validate(
+        {
+            "name": "base",
+            "model": str(folder / "base"),
+            "kv_cache_gib": 0.25,
+            "engine_args": {"max_model_len": 256},
+            "adapters": named,
+        }
+    )
+    started = Engine(settings)
+    path: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    path.set_result(settings.model)
+    await started.process.start(settings, path, environment=os.environ, timeout_s=240.0, max_frame_bytes=1 << 20)
+    try:
+        yield started
+    finally:
+        await started.process.stop()
+
+
+@pytest.mark.engine
+def test_each_request_of_a_batch_is_answered_by_its_own_adapter(folder: Path, tmp_path: Path) -> None:
+    async def ask() -> dict[str, list[int]]:
+        async with engine(folder, pirate=folder / "pirate", lawyer=folder / "lawyer") as started:
+            return await started.ask(["pirate", "base", "lawyer"])
+
+    answers = asyncio.run(ask())
+    expected = {"base": greedy(folder / "base")}
+    for name in ("pirate", "lawyer"):
+        expected[name] = greedy(merged(folder / "base", folder / name, tmp_path / name))
+    assert answers == expected
+    assert len({tuple(answer) for answer in expected.values()}) == 3
+
+
+@pytest.mark.engine
+def test_an_adapter_of_another_model_fails_the_start_and_is_named(folder: Path, tmp_path: Path) -> None:
+    lora = shutil.copytree(folder / "pirate", tmp_path / "wide")
+    weights = load_file(lora / "adapter_model.safetensors")
+    wide = {name: value.repeat(2, axis=1) if "lora_A" in name else value for name, value in weights.items()}
+    save_file(wide, lora / "adapter_model.safetensors")
+
+    async def start() -> None:
+        async with engine(folder, wide=lora):
+            pass
+
+    with pytest.raises(EngineStartFailed, match=rf"adapters.wide.path: is {lora}, which vLLM cannot load; "):
+        asyncio.run(start())
