@@ -115,7 +115,7 @@ FROM cpu-packages AS cpu-sbom
 WORKDIR /src
 COPY --from=sbom-tool /opt/sbom /opt/sbom
 COPY pyproject.toml ./
-RUN python -c 'import cv2, locust, matplotlib.pyplot, ray.dashboard.head, ray.serve, scipy.stats, vllm.v1.worker.cpu_worker, xgrammar' \
+RUN python -c 'import cv2, gradio, locust, matplotlib.pyplot, ray.dashboard.head, ray.serve, scipy.stats, vllm.v1.worker.cpu_worker, xgrammar' \
  && /opt/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o /sbom.cdx.json /opt/venv/bin/python
 
 FROM cuda-packages AS cuda-sbom

@@ -41,6 +41,10 @@ test: .venv ## all tests that need neither a cluster nor Helm, about half an hou
 test-all: .venv ## the same and the slow ones: starting, stopping and scaling whole fleets again and again
 	$(BIN)/pytest $(WORKERS) -m "not cluster and not cuda" --ignore tests/chart
 
+test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in front of a fake service and of a fleet; 2 minutes
+	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
+	$(BIN)/pytest --durations 10 tests/ui
+
 chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; goes on where it was stopped, prints the worst counts
 	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \
 	$(BIN)/python -m tests.chaos.records $(CHAOS); exit $$status
@@ -144,7 +148,7 @@ lock: .venv ## renew requirements/*.lock after a change of pyproject.toml; known
 	args=(); for link in $${links:-$(PYTORCH_CPU_INDEX)/torch/}; do args+=(--find-links "$$link"); done; \
 	compile() { UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile -q --override requirements/overrides.txt \
 	  --generate-hashes --no-emit-index-url "$$@"; }; \
-	compile --override requirements/overrides-cpu.txt --python-version 3.11 --extra cpu --extra loadtest --no-emit-package torch "$${args[@]}" \
+	compile --override requirements/overrides-cpu.txt --python-version 3.11 --extra cpu --extra loadtest --extra ui --no-emit-package torch "$${args[@]}" \
 	  -o requirements/cpu.lock pyproject.toml; \
 	compile --override requirements/overrides-dev.txt --python-version 3.11 --group dev -c requirements/cpu.lock -o requirements/dev.lock; \
 	compile --python-version 3.11 --group sbom -o requirements/sbom.lock; \

@@ -20,7 +20,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         ConfigError: The first problem of the configuration.
     """
     settings = parse_settings(args)
-    values = settings.model_dump(mode="json")
+    values = settings.model_dump(mode="json", exclude={"ui"})  # the fleet must not be redeployed for a page
     replicas = [_replica(settings, m).bind(values, m.name) for m in settings.models.values()]
     return _ingress(settings).bind(values, *replicas)
 
@@ -88,7 +88,7 @@ def autoscaling_policy(settings: Settings) -> dict[str, Any] | None:
     """Return the application's ``autoscaling_policy`` for Serve's config; None when nothing may scale."""
     if not is_scaled(settings):
         return None
-    arguments = {"settings": settings.model_dump(mode="json")}
+    arguments = {"settings": settings.model_dump(mode="json", exclude={"ui"})}
     return {"policy_function": "serve_app.autoscaling.policy:DemandPolicy", "policy_kwargs": arguments}
 
 
@@ -98,7 +98,7 @@ def serve_config(settings: Settings) -> dict[str, Any]:
         "name": settings.name,
         "route_prefix": None,
         "import_path": "serve_app.application:build",
-        "args": settings.model_dump(mode="json"),
+        "args": settings.model_dump(mode="json", exclude={"ui"}),
     }
     if (policy := autoscaling_policy(settings)) is not None:
         application["autoscaling_policy"] = policy

@@ -19,6 +19,7 @@ Longer than a module should be: one file, so that one table shows each code and 
       QueueFull                  503  queue_full
       NoFreePlace                503  no_free_place           a batch's request, which may only have places that nobody wants
       TooManyConnections         503  too_many_connections    an ingress has nearly no file descriptors left
+      LeaseBoardSilent           503  lease_board_silent      who is in the fleet cannot be told now; requests do not need it
       ServerStopping             503  server_stopping         an ingress ends; another one, or the next, takes the request
       ReplicaLost                502  replica_lost            a replica failed while it held the request
       ResumeDiverged             502  resume_diverged
@@ -299,6 +300,18 @@ class TooManyConnections(ServingError):
         return (
             f"too many connections: nearly all of {self.limit} file descriptors are in use; retry in {self.retry_after_s:.1f} s"
         )
+
+
+@dataclass(eq=False)
+class LeaseBoardSilent(ServingError):
+    """The lease board gives no answer, so that nobody can be told who is in the fleet. Requests for models do not need it."""
+
+    code: ClassVar[str] = "lease_board_silent"
+    http_status: ClassVar[int] = 503
+    retry_after_s: float
+
+    def __str__(self) -> str:
+        return f"the lease board, which knows who is in the fleet, does not answer; retry in {self.retry_after_s:.1f} s"
 
 
 @dataclass(eq=False)

@@ -8,14 +8,16 @@ no link down: ``FleetClient`` drops a replica when its link is lost, never becau
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 
 from serve_app.config import MembershipSettings
+from serve_app.errors import LeaseBoardSilent
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,24 @@ class Lease:
         return self.state, self.port, {fingerprint for _, fingerprint, _ in self.quarantined}, self.condemned
 
 
+@dataclass(frozen=True)
+class ScalingNote:
+    """One decision of the autoscaler that changed the number of replicas, for people who watch the fleet."""
+
+    time: float
+    """Seconds since the epoch."""
+    model: str
+    """`(ingresses)` for the ingresses."""
+    before: int
+    after: int
+    rule: str
+    """The rule of the autoscaler that decided (docs/autoscaling.md)."""
+
+
+MAX_NOTES = 100
+"""Scaling notes that a board keeps; the oldest go first."""
+
+
 class LeaseBoard:
     """The actor's class; plain asyncio, so that tests run it without Ray. Versions count changes of the member set."""
 
@@ -65,6 +85,7 @@ class LeaseBoard:
         self._expiry_s = expiry_s
         self._now = now
         self._leases: dict[str, tuple[Lease, float]] = {}
+        self._notes: deque[ScalingNote] = deque(maxlen=MAX_NOTES)
         self._version = 1
         self._changed = asyncio.Event()
         # A caller's version of an earlier incarnation must never look current.
@@ -86,6 +107,14 @@ class LeaseBoard:
         """Return the members whose lease has not ended."""
         self._expire()
         return [lease for lease, _ in self._leases.values()]
+
+    def note(self, note: ScalingNote) -> None:
+        """Keep what the autoscaler decided; nobody is woken."""
+        self._notes.append(note)
+
+    def report(self) -> dict[str, Any]:
+        """Return members and scaling notes as plain data: what people are shown of the fleet. Notes are in order of time."""
+        return {"members": [asdict(lease) for lease in self.members()], "decisions": [asdict(note) for note in self._notes]}
 
     async def wait(self, seen: tuple[int, int], timeout_s: float) -> tuple[tuple[int, int], list[Lease]]:
         """Return (version, members) as soon as the version differs from ``seen``, or after ``timeout_s``."""
@@ -174,6 +203,19 @@ class Membership:
             await self._call("release", replica_id, timeout_s=self._settings.renew_s)
         except _AWAY as exc:
             logger.info("lease not released: %s", exc)
+
+    async def report(self) -> dict[str, Any]:
+        """Return `LeaseBoard.report`.
+
+        Raises:
+            LeaseBoardSilent: The board does not answer.
+        """
+        try:
+            return dict(await self._call("report", timeout_s=self._settings.renew_s))
+        except _AWAY as exc:
+            if not isinstance(exc, TimeoutError):
+                self._board = None
+            raise LeaseBoardSilent(retry_after_s=self._settings.renew_s) from exc
 
     async def watch(self, on_members: Callable[[list[Lease]], Awaitable[None] | None]) -> None:
         """Call ``on_members`` with each new set of members until cancelled; keeps the last one while the board is away."""

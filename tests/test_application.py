@@ -114,7 +114,7 @@ def test_an_ingress_with_a_resource_has_the_nodes_that_offer_it_to_itself() -> N
 def test_each_deployment_gets_the_whole_configuration_and_a_replica_its_models_name() -> None:
     root = build({"models": {"tiny": TINY}})._bound_deployment
     (replica,) = root.init_args[1:]
-    whole = parse_settings({"models": {"tiny": TINY}}).model_dump(mode="json")
+    whole = parse_settings({"models": {"tiny": TINY}}).model_dump(mode="json", exclude={"ui"})
     assert root.init_args[0] == whole
     assert replica._bound_deployment.init_args == (whole, "tiny")
 
@@ -133,7 +133,7 @@ def test_the_serve_config_is_the_whole_of_what_a_cluster_needs() -> None:
                 "name": "shop",
                 "route_prefix": None,
                 "import_path": "serve_app.application:build",
-                "args": settings.model_dump(mode="json"),
+                "args": settings.model_dump(mode="json", exclude={"ui"}),
             }
         ],
     }
@@ -144,7 +144,7 @@ def test_the_policy_gets_the_configuration_where_something_may_scale() -> None:
     settings = parse_settings({"models": {"tiny": TINY, "big": SCALED}})
     policy = {
         "policy_function": "serve_app.autoscaling.policy:DemandPolicy",
-        "policy_kwargs": {"settings": settings.model_dump(mode="json")},
+        "policy_kwargs": {"settings": settings.model_dump(mode="json", exclude={"ui"})},
     }
     assert autoscaling_policy(settings) == policy
     assert serve_config(settings)["applications"][0]["autoscaling_policy"] == policy

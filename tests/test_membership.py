@@ -11,7 +11,8 @@ import ray
 
 from serve_app import membership
 from serve_app.config import MembershipSettings
-from serve_app.membership import Lease, LeaseBoard, Membership, board_name
+from serve_app.errors import LeaseBoardSilent
+from serve_app.membership import MAX_NOTES, Lease, LeaseBoard, Membership, ScalingNote, board_name
 from serve_app.testing.fleet import in_loop, until
 
 A = Lease("a", "replica", "tiny", "10.0.0.1", 4000, epoch=1, pid=11)
@@ -202,6 +203,31 @@ async def test_no_failure_of_rays_control_plane_ends_a_members_tasks(failure: Ex
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_people_are_told_the_members_and_the_latest_decisions() -> None:
+    leases = board(Clock())
+    leases.renew(A)
+    for number in range(MAX_NOTES + 1):
+        leases.note(ScalingNote(float(number), "tiny", number, number + 1, "demand"))
+    told = leases.report()
+    assert [member["replica_id"] for member in told["members"]] == ["a"]
+    assert len(told["decisions"]) == MAX_NOTES
+    assert told["decisions"][0] == {"time": 1.0, "model": "tiny", "before": 1, "after": 2, "rule": "demand"}
+
+
+@in_loop
+async def test_a_report_of_a_board_that_is_away_fails_by_one_error_and_the_next_one_may_be_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leases = board(Clock())
+    leases.renew(B)
+    failures: list[Exception] = [OSError("Failed to connect to GCS")]
+    monkeypatch.setattr(membership, "lease_board", lambda *_: Handle(leases, failures))
+    member = Membership("app", MembershipSettings(renew_s=1.0, expiry_s=6.0))
+    with pytest.raises(LeaseBoardSilent, match=r"retry in 1\.0 s"):
+        await member.report()
+    assert [told["replica_id"] for told in (await member.report())["members"]] == ["b"]
 
 
 def test_two_applications_have_two_boards() -> None:

@@ -178,6 +178,7 @@ def values_schema() -> Schema:
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     described = dict(descriptions())
     config = _moved(settings_json_schema())
+    del config["properties"]["ui"], config["$defs"]["UiSettings"]  # of `serve-app up`; the chart's own value is `ui`
     del values["config"]
     properties = {key: schema_of(value, (key,), described) for key, value in values.items()}
     for account in properties["serviceAccounts"]["properties"].values():

@@ -20,8 +20,10 @@ from serve_app.autoscaling.series import Gauges
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
+from serve_app.decision_notes import DecisionNotes, board_of
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
+from serve_app.membership import ScalingNote
 
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
 
@@ -66,6 +68,7 @@ class DemandPolicy:
         settings: The configuration, as ``build`` gets it. Of a wrong one nothing is scaled; ``build`` is what refuses it.
         now: Seconds of a monotonic clock.
         wall: Seconds since the epoch, for the schedule and the log.
+        tell: Gets a note of each change of a target, and must not wait. None: the lease board is told, by a thread.
     """
 
     def __init__(
@@ -73,10 +76,12 @@ class DemandPolicy:
         settings: Mapping[str, Any],
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        tell: Callable[[ScalingNote], None] | None = None,
     ) -> None:
         self._settings: Settings | None = None
         self._wall = wall
         self._log: DecisionLog | None = None
+        self._tell = tell
         self._gauges: Gauges | None = None
         try:
             self._settings = parse_settings(settings)
@@ -106,6 +111,7 @@ class DemandPolicy:
         memory.observed_at = at
         names = {m.name: replica_deployment(m) for m in self._settings.models.values()} | {INGRESSES: INGRESS}
         self._log = self._log or _open_log(self._settings.name)
+        self._tell = self._tell or DecisionNotes(board_of(self._settings.name)).tell
         memory.decided = self._log.observe(memory.scaler, seen, time=self._wall())
         self._gauges = self._gauges or Gauges(self._settings.name)
         self._gauges.tell(seen, memory.decided)
@@ -114,6 +120,7 @@ class DemandPolicy:
             target, memory.targets[deployment] = contexts[deployment].target_num_replicas, decision.desired
             if decision.desired not in (target, before.get(deployment)):
                 logger.info("%s: %d -> %d replicas (%s): %s", name, target, decision.desired, decision.rule, decision.inputs)
+                self._tell(ScalingNote(self._wall(), name, target, decision.desired, decision.rule))
         self._warn(memory)
 
     def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> FleetObservation:

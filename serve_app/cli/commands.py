@@ -77,3 +77,17 @@ def rollout(
     from serve_app.cli import rollout
 
     rollout.rollout(name, file, context=context, namespace=namespace, timeout_s=timeout_s, poll_s=poll_s)
+
+
+def ui(
+    url: Annotated[str, typer.Option(help="The service: any OpenAI-style API; the fleet page needs an ingress of serve-app.")] = (
+        "http://127.0.0.1:8010"
+    ),
+    host: Annotated[str, typer.Option(help="Address to listen on. The pages have no login.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8011,
+    ends_with_input: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Serve the chat page and the fleet page for a service that runs, until Ctrl-C. Needs Gradio: pip install 'serve-app[ui]'."""
+    from serve_app.cli import ui
+
+    ui.ui(url, host, port, ends_with_input=ends_with_input)

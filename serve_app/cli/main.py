@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from serve_app.cli import autoscale, batch, ledger, model
-from serve_app.cli.commands import check, demo, rollout, up
+from serve_app.cli.commands import check, demo, rollout, ui, up
 from serve_app.cli.status import down, status
 from serve_app.errors import ServingError
 
@@ -47,6 +47,7 @@ app.command()(down)
 app.command()(status)
 app.command()(rollout)
 app.command()(demo)
+app.command()(ui)
 
 
 @config_app.command()

@@ -54,10 +54,18 @@ def _refuse_missing_checkpoint(model: ModelSettings) -> None:
 
 
 def _refuse_taken_port(ingress: IngressSettings) -> None:
-    """Bind without SO_REUSEPORT: with it, two applications would share the port and each get half of the other's requests."""
-    with socket.socket(socket.AF_INET6 if ":" in ingress.host else socket.AF_INET) as sock:
+    refuse_taken_port(ingress.host, ingress.port, "ingress.port")
+
+
+def refuse_taken_port(host: str, port: int, key: str) -> None:
+    """Bind without SO_REUSEPORT: with it, two applications would share the port and each get half of the other's requests.
+
+    Raises:
+        ListenFailed: The port is taken; ``key`` is what sets another one.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger are no reason
         try:
-            sock.bind((ingress.host, ingress.port))
+            sock.bind((host, port))
         except OSError as exc:
-            raise ListenFailed(host=ingress.host, port=ingress.port, reason=exc.strerror or str(exc)) from exc
+            raise ListenFailed(host=host, port=port, reason=exc.strerror or str(exc), key=key) from exc

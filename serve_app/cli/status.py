@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from serve_app.cli.rayservice import REDIS, Pod, RayService, judge, own_words
+from serve_app.errors import ClusterFailed
 
 Name = Annotated[str, typer.Argument(help="Name of the application; on Kubernetes, of the release.")]
 
@@ -30,6 +31,8 @@ def status(
     address: Annotated[str, typer.Option(help="Ray cluster to ask; empty: the one `serve-app up` started here.")] = "",
     context: Annotated[str | None, typer.Option(help="Ask Kubernetes: a context of the kubeconfig.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Ask Kubernetes: the release's namespace.")] = None,
+    url: Annotated[str, typer.Option(help="Ask an ingress by HTTP, as the fleet page does; without Ray's deployments.")] = "",
+    key: Annotated[str, typer.Option(help="API key for --url.", envvar="SERVE_APP_API_KEY")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show ingresses, replicas, models, load and versions; on Kubernetes the RayService, its applications and its pods."""
@@ -37,7 +40,7 @@ def status(
     if context is not None or namespace is not None:
         _show_release(name, context, namespace, console, as_json=as_json)
         return
-    report = _report(name, address)
+    report = asked_by_http(url, key) if url else _report(name, address)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
     else:
@@ -53,6 +56,27 @@ def _report(name: str, address: str) -> dict[str, Any]:
         address, url, token = state.ray_address, state.url, state.ray_token
     connect(address, name, token)
     return collect(name, url)
+
+
+def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
+    """Return what the ingress at ``url`` tells of the fleet, in the form of `collect`.
+
+    Raises:
+        ClusterFailed: It refuses, or does not answer.
+    """
+    import httpx
+
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/fleet", headers=headers, timeout=5)
+        answer.raise_for_status()
+        told = answer.json()
+    except httpx.HTTPStatusError as exc:
+        hint = "give an API key by --key" if exc.response.status_code == 401 else ""
+        raise ClusterFailed(f"{url} answered {exc.response.status_code} to GET /fleet", hint) from exc
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+        raise ClusterFailed(f"{url} does not tell its fleet: {exc}", "is an ingress of serve-app there?") from exc
+    return {"name": "fleet", "url": url, "status": "", "deployments": {}, **told}
 
 
 def collect(name: str, url: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster,
 from serve_app.cli.rayservice import own_words
 from serve_app.cli.settings_file import read_settings
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
+from serve_app.cli.ui import pages
 from serve_app.config import Settings
 from serve_app.errors import ClusterFailed, ClusterSilent
 
@@ -39,7 +40,8 @@ def up(file: Path, address: str) -> None:
         with running(settings, ray_address, stop, cut, here=not address):
             if not stop.is_set():
                 _say_ready(settings)
-            _watch(settings, stop)
+            with pages(settings, console):
+                _watch(settings, stop)
     console.print("stopped")
 
 

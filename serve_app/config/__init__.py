@@ -22,6 +22,7 @@ from serve_app.config.settings import (
     read_text,
     settings_json_schema,
 )
+from serve_app.config.ui import UiSettings
 
 __all__ = [
     "AdapterSettings",
@@ -39,6 +40,7 @@ __all__ = [
     "Settings",
     "SimulatedSettings",
     "TlsSettings",
+    "UiSettings",
     "cluster_token",
     "default_cache_dir",
     "inherited_environment",

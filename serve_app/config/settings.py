@@ -18,6 +18,7 @@ from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings
 from serve_app.config.model import NAME_PATTERN, ModelSettings
+from serve_app.config.ui import UiSettings
 from serve_app.errors import ConfigError
 
 DEFAULT_BATCHED_TOKENS = 2048
@@ -74,6 +75,8 @@ class Settings(Section):
     """Limits on waiting."""
     autoscaling: AutoscalingSettings = AutoscalingSettings()
     """What all models share when replicas are added."""
+    ui: UiSettings | None = None
+    """Where `serve-app up` serves the chat page. None: nowhere."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -84,6 +87,7 @@ class Settings(Section):
                 *self._hold_problems(),
                 *self._health_problems(),
                 *self._canary_problems(),
+                *self._ui_problems(),
                 *self._adapter_problems(),
             ]
         )
@@ -174,6 +178,10 @@ class Settings(Section):
             elif of in canaries:
                 yield wrong(key, f"is {of!r}, whose canary is {canaries[of]!r} already", "try one release at a time")
             canaries.setdefault(of, name)
+
+    def _ui_problems(self) -> Iterator[PydanticCustomError]:
+        if self.ui is not None and self.ui.port == self.ingress.port:
+            yield wrong("ui.port", f"is {self.ui.port}, and so is ingress.port", "choose another, for example 8011")
 
     def _adapter_problems(self) -> Iterator[PydanticCustomError]:
         """A request's `model` is the name of one model or of one adapter."""

@@ -37,7 +37,7 @@ from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.metrics import count_http, count_request
-from serve_app.ingress.own_answers import OwnAnswers
+from serve_app.ingress.own_answers import FleetReport, OwnAnswers
 from serve_app.ingress.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.verdict import Verdict, current_verdict
 
@@ -89,6 +89,7 @@ class IngressApp:
         sagemaker: bool = False,
         generate_end: bytes = b"\n",
         batches: BatchService | None = None,
+        report: FleetReport | None = None,
     ) -> None:
         self.draining = False
         self.ledger = ledger
@@ -111,7 +112,7 @@ class IngressApp:
             for name, front in front_ends.items()
         }
         self._post = VLLM_ROUTES | {"/generate"}
-        self._own = OwnAnswers(self._listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining)
+        self._own = OwnAnswers(self._listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining, report=report)
         self._get = self._own.by_path()
         if sagemaker:
             self._get[PING] = self._own.readyz

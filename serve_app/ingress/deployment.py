@@ -32,8 +32,9 @@ class Ingress:
         self.replica_id = serve.get_replica_context().replica_id.unique_id
         self._epoch = time.time_ns()
         own_fleet = fleet_id(self.settings.name, ray.get_runtime_context().gcs_address)
-        self._runtime = await IngressRuntime.build(self.settings, ingress_id=self.replica_id, fleet_id=own_fleet)
         self._membership = Membership(self.settings.name, self.settings.membership)
+        report = self._membership.report
+        self._runtime = await IngressRuntime.build(self.settings, ingress_id=self.replica_id, fleet_id=own_fleet, report=report)
         await refuse_another_fleets_port(self.settings.ingress, own_fleet)
         settle()
         await self._runtime.listener.start()

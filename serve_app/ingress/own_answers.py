@@ -1,5 +1,7 @@
-"""What an ingress answers itself, by GET: probes, metrics, its version, and which models it serves."""
+"""What an ingress answers itself, by GET: probes, metrics, its version, which models it serves, and who is in the fleet."""
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -10,21 +12,37 @@ from serve_app import descriptors
 from serve_app.errors import ModelNotFound
 from serve_app.ingress.frontend import FrontEnd
 
+FleetReport = Callable[[], Awaitable[dict[str, Any]]]
+"""Asks the lease board: `serve_app.membership.Membership.report`."""
+
+FRESH_S = 0.5
+"""A report of the fleet that is younger is given again, so that many people who watch cost the lease board what one does."""
+
 
 class OwnAnswers:
-    """``listed`` are the front ends that clients are told of, by their models' names."""
+    """``listed`` are the front ends that clients are told of, by their models' names. Without ``report`` there is no `/fleet`."""
 
     def __init__(
-        self, listed: Mapping[str, FrontEnd], *, version: Mapping[str, Any], fleet_id: str, is_draining: Callable[[], bool]
+        self,
+        listed: Mapping[str, FrontEnd],
+        *,
+        version: Mapping[str, Any],
+        fleet_id: str,
+        is_draining: Callable[[], bool],
+        report: FleetReport | None = None,
     ) -> None:
         self._listed = listed
         self._version = dict(version)
         self._fleet_id = fleet_id
         self._is_draining = is_draining
+        self._report = report
+        self._reported: tuple[float, dict[str, Any]] | None = None
+        self._asking = asyncio.Lock()
 
     def by_path(self) -> dict[str, Callable[[], Awaitable[Response]]]:
         """Return what answers GET and HEAD at each path; `model` is for the paths that hold a name."""
-        return {
+        fleet: dict[str, Callable[[], Awaitable[Response]]] = {} if self._report is None else {"/fleet": self._fleet}
+        return fleet | {
             "/healthz": self._healthz,
             "/health": self._health,
             "/readyz": self.readyz,
@@ -65,6 +83,19 @@ class OwnAnswers:
 
     async def _metrics(self) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _fleet(self) -> Response:
+        """Who is in the fleet, with loads, and the last decisions of the autoscaler: what `serve-app status` and the fleet page show.
+
+        Raises:
+            LeaseBoardSilent: The board does not answer.
+        """
+        assert self._report is not None
+        async with self._asking:
+            if self._reported is None or time.monotonic() - self._reported[0] >= FRESH_S:
+                report = await self._report()
+                self._reported = time.monotonic(), {"time": time.time(), **report}
+        return JSONResponse(self._reported[1])
 
     async def _get_version(self) -> Response:
         return JSONResponse(self._version)

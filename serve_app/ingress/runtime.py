@@ -20,6 +20,7 @@ from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
 from serve_app.ingress.generate import NEWLINE, NUL
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.listener import Listener
+from serve_app.ingress.own_answers import FleetReport
 from serve_app.membership import Lease
 from serve_app.tls import client_context
 
@@ -39,8 +40,8 @@ class IngressRuntime:
     vllm_version: str = VLLM_VERSION
 
     @classmethod
-    async def build(cls, settings: Settings, *, ingress_id: str, fleet_id: str) -> Self:
-        """Build the front end of every model; takes seconds each.
+    async def build(cls, settings: Settings, *, ingress_id: str, fleet_id: str, report: FleetReport | None = None) -> Self:
+        """Build the front end of every model; takes seconds each. ``report`` is what `/fleet` asks; without, there is no such route.
 
         Raises:
             ConfigError: A file that the settings name cannot be used.
@@ -60,6 +61,7 @@ class IngressRuntime:
             sagemaker=settings.ingress.sagemaker_routes,
             generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
             batches=batches,
+            report=report,
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
         metrics.register((front.client.fleet for front in fronts.values()), canaries)

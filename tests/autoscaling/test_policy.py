@@ -13,6 +13,7 @@ from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.policy import OBSERVE_S, DemandPolicy
 from serve_app.autoscaling.signals import STALE_S
+from serve_app.membership import ScalingNote
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Controller:
 
     def __init__(self, settings: Mapping[str, Any] = SETTINGS) -> None:
         self.at = 1000.0
-        self.policy = DemandPolicy(settings, now=lambda: self.at, wall=lambda: MONDAY + self.at)
+        self.notes: list[ScalingNote] = []
+        self.policy = DemandPolicy(settings, now=lambda: self.at, wall=lambda: MONDAY + self.at, tell=self.notes.append)
         self.targets = {INGRESS: 1, TINY: 0, BIG: 1}
         self.state: dict[Any, Any] = {}
         self.reports: dict[Deployment, dict[str, dict[str, float]]] = {INGRESS: {"i1": {}}, TINY: {}, BIG: {"b1": {}}}
@@ -200,6 +202,13 @@ def test_what_is_logged_says_why(controller: Controller, caplog: pytest.LogCaptu
         controller.tick()
     (line,) = (r.getMessage() for r in caplog.records)
     assert line.startswith("tiny: 0 -> 1 replicas (first): {")
+
+
+def test_each_change_of_a_target_is_told_once(controller: Controller) -> None:
+    controller.report(INGRESS, "i1", requests__tiny=1.0)
+    controller.tick()
+    controller.tick()
+    assert controller.notes == [ScalingNote(MONDAY + controller.at - OBSERVE_S, "tiny", 0, 1, "first")]
 
 
 def test_a_model_may_have_the_ingress_deployments_name() -> None:

@@ -13,6 +13,7 @@ NAMESPACE = "serving"
 ALL = merged(
     at("gcsFaultTolerance.enabled", True),
     at("monitoring.podMonitors", True),
+    at("ui.enabled", True),
     {"weights": {"enabled": True, "downloads": [{"path": "m", "source": "hf:o/n", "revision": "a" * 40}]}},
 )
 
@@ -37,6 +38,7 @@ def ours(component: str) -> End:
 
 HEAD, INGRESS, MODEL, REDIS = map(ours, ("head", "ingress", "model", "redis"))
 JOB, TEST, UNINSTALL, HEADROOM = map(ours, ("weights", "test", "uninstall", "headroom"))
+UI = ours("ui")
 NEIGHBOUR = End()
 CLIENT = End("elsewhere")
 OTHER_RELEASE = End(
@@ -116,6 +118,8 @@ ALLOWED = [
     (CLIENT, INGRESS, 8010),
     (NEIGHBOUR, INGRESS, 8010),
     (TEST, INGRESS, 8010),
+    (UI, INGRESS, 8010),
+    (CLIENT, UI, 8011),
     (INGRESS, MODEL, 8020),
     (INGRESS, HEAD, 6379),
     (MODEL, HEAD, 6379),
@@ -136,7 +140,7 @@ ALLOWED = [
     (HEAD, REDIS, 6379),
     (JOB, HUB, 443),
     (JOB, POD_IDENTITY, 80),
-    *((end, DNS, 53) for end in (HEAD, INGRESS, MODEL, REDIS, JOB, TEST, UNINSTALL)),
+    *((end, DNS, 53) for end in (HEAD, INGRESS, MODEL, REDIS, JOB, TEST, UNINSTALL, UI)),
 ]
 DENIED = [
     *(
@@ -155,8 +159,9 @@ DENIED = [
     (INGRESS, HEAD, 8265),
     (OPERATOR, HEAD, 6379),
     (PROMETHEUS, HEAD, 8265),
-    *((serving, HUB, 443) for serving in (INGRESS, MODEL, HEAD, REDIS, TEST)),
-    *((serving, API, 443) for serving in (INGRESS, MODEL, REDIS, TEST)),
+    *((serving, HUB, 443) for serving in (INGRESS, MODEL, HEAD, REDIS, TEST, UI)),
+    *((serving, API, 443) for serving in (INGRESS, MODEL, REDIS, TEST, UI)),
+    *((UI, target, port) for target, port in ((HEAD, 8265), (HEAD, 6379), (MODEL, 8020), (INGRESS, 8080), (REDIS, 6379))),
     *((any_of_ours, NODE_CREDENTIALS, port) for any_of_ours in (HEAD, INGRESS, MODEL, REDIS, JOB, TEST) for port in (80, 443)),
     (UNINSTALL, HEAD, 8265),
     (UNINSTALL, REDIS, 6379),
@@ -189,6 +194,12 @@ def test_clients_can_be_narrowed_and_the_test_still_reaches() -> None:
     narrow = render(at("networkPolicies.clients", [{"ipBlock": {"cidr": "10.9.0.0/16"}}]))
     outside = End(address="10.9.1.1")
     assert [reaches(narrow, source, INGRESS, 8010) for source in (CLIENT, outside, TEST)] == [False, True, True]
+
+
+def test_clients_that_are_narrowed_are_so_for_the_pages_too_and_the_pages_still_reach() -> None:
+    narrow = render(merged(at("ui.enabled", True), at("networkPolicies.clients", [{"ipBlock": {"cidr": "10.9.0.0/16"}}])))
+    assert [reaches(narrow, source, UI, 8011) for source in (CLIENT, End(address="10.9.1.1"))] == [False, True]
+    assert reaches(narrow, UI, INGRESS, 8010)
 
 
 def test_metrics_are_closed_without_monitors() -> None:

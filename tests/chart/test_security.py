@@ -25,8 +25,9 @@ EVERYTHING = merged(
     at("gcsFaultTolerance.enabled", True),
     {"weights": {"enabled": True, "downloads": DOWNLOADS}},
     at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"}),
+    at("ui.enabled", True),
 )
-NUM_PODS = {"default": 5, "eks-gpu": 7, "production": 7, "simulated": 5, "everything": 10}
+NUM_PODS = {"default": 5, "eks-gpu": 7, "production": 7, "simulated": 5, "everything": 11}
 NUM_CHECKS_PASSED = 2400
 """Of checkov, over all that it audits below: a renderer or a scanner that looks at less must not look like a success."""
 

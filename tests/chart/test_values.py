@@ -47,11 +47,16 @@ MODEL_GROUP = "model-smollm2-135m-instruct"
 UNNAMED = {"model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
 AMOUNTS = {"requests": {"cpu": "11m", "memory": "12Mi", "ephemeral-storage": "13Mi"}, "limits": {"cpu": "130", "memory": "140Gi"}}
 
+UI = at("ui.enabled", True)
 EVERYTHING = merged(GPU, FT, LOADED, MONITORS, at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"}))
 
 
 def uninstall(r: Rendered) -> Object:
     return dict(r.of("Job")["uninstall"]["spec"]["template"])
+
+
+def pages(r: Rendered) -> Object:
+    return dict(r.of("Deployment")["ui"]["spec"]["template"])
 
 
 def checked(r: Rendered) -> Object:
@@ -419,6 +424,12 @@ CLUSTER: list[Row] = [
     ("check.nodeSelector", MAPPING, lambda r: checked(r)["spec"]["nodeSelector"], MAPPING, {}),
     ("check.tolerations", TOLERATION, lambda r: checked(r)["spec"]["tolerations"], TOLERATION, {}),
     ("check.podLabels", MAPPING, lambda r: checked(r)["metadata"]["labels"]["a/b"], "c", {}),
+    ("ui.enabled", True, lambda r: "ui" in r.of("Deployment"), True, {}),
+    ("ui.port", 99, lambda r: r.of("Service")["ui"]["spec"]["ports"][0]["port"], 99, UI),
+    ("ui.nodeSelector", MAPPING, lambda r: pages(r)["spec"]["nodeSelector"], MAPPING, UI),
+    ("ui.tolerations", TOLERATION, lambda r: pages(r)["spec"]["tolerations"], TOLERATION, UI),
+    ("ui.podLabels", MAPPING, lambda r: pages(r)["metadata"]["labels"]["a/b"], "c", UI),
+    *resources("ui.resources", lambda r: pages(r)["spec"]["containers"][0]["resources"], UI),
     *resources("check.resources", lambda r: checked(r)["spec"]["containers"][0]["resources"]),
     (
         "ignoredRules",

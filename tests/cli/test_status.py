@@ -3,9 +3,12 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from serve_app.cli.status import show
+from serve_app.cli.status import asked_by_http, show
+from serve_app.errors import ClusterFailed
+from tests.ui.fake_service import KEY, fake_service
 
 LOAD = {"running": 12, "waiting": 3, "kv_usage": 0.455, "links": 2}
 START = {
@@ -81,3 +84,22 @@ def test_starts_are_a_median_and_the_slowest_by_phase() -> None:
         ["median", "2483.6", "1234.5", "2.2", "11.0", "617.2", "618.0", "617.8"],
         ["slowest", "4954.1", "1234.5", "2.0", "14.0", "1234.5", "1234.5", "1234.5"],
     ]
+
+
+def test_an_ingress_is_asked_by_http_for_what_the_fleet_page_shows() -> None:
+    with fake_service() as fake:
+        report = asked_by_http(fake.url)
+    out = io.StringIO()
+    show(report, Console(file=out, width=80, highlight=False))
+    assert report["members"] == fake.report["members"]
+    assert "fake#replica#a" in out.getvalue()
+
+
+def test_a_missing_key_is_told_with_the_way_out() -> None:
+    with (
+        fake_service(asks_for_key=True) as fake,
+        pytest.raises(ClusterFailed, match="answered 401 to GET /fleet; give an API key by --key"),
+    ):
+        asked_by_http(fake.url)
+    with fake_service(asks_for_key=True) as fake:
+        assert asked_by_http(fake.url, KEY)["decisions"] == []

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.errors import LeaseBoardSilent
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp
 from serve_app.ingress.frontend import FrontEnd
@@ -195,6 +196,38 @@ def test_stored_responses_are_not_supported_and_say_so() -> None:
     status, body = get(ingress(), "/v1/responses/resp_1")
     message = "GET /v1/responses/resp_1 is not supported; this server keeps no responses between requests"
     assert (status, body) == (400, error(message, "BadRequestError", 400))
+
+
+@in_loop
+async def test_the_fleet_is_asked_for_once_however_many_people_look() -> None:
+    num_asked = 0
+
+    async def report() -> dict[str, Any]:
+        nonlocal num_asked
+        num_asked += 1
+        return {"members": [{"replica_id": "a"}], "decisions": []}
+
+    app = IngressApp({"tiny": front("tiny")}, AppLimits(MAX_BODY_BYTES), version={}, report=report)
+    answers = await asyncio.gather(*(call(app, "GET", "/fleet") for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert answers[0].json().items() >= {"members": [{"replica_id": "a"}], "decisions": []}.items()
+    assert num_asked == 1
+
+
+@in_loop
+async def test_a_fleet_that_cannot_be_told_is_503_and_other_routes_go_on() -> None:
+    async def report() -> dict[str, Any]:
+        raise LeaseBoardSilent(retry_after_s=2.0)
+
+    app = IngressApp({"tiny": front("tiny")}, AppLimits(MAX_BODY_BYTES), version={}, report=report)
+    refused = await call(app, "GET", "/fleet")
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    assert refused.json()["error"]["type"] == "lease_board_silent"
+    assert (await call(app, "GET", "/v1/models")).status_code == 200
+
+
+def test_without_a_board_there_is_no_fleet_to_tell() -> None:
+    assert get(ingress(), "/fleet")[0] == 404
 
 
 def test_version_and_models_are_of_all_front_ends() -> None:
@@ -393,7 +426,18 @@ def locked(tmp_path: Path) -> IngressApp:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/models/tiny", "/version", "/v1/completions", "/generate", "/v1/responses/x", "/docs", "/metrics/"]
+    "path",
+    [
+        "/v1/models",
+        "/v1/models/tiny",
+        "/version",
+        "/v1/completions",
+        "/generate",
+        "/v1/responses/x",
+        "/docs",
+        "/metrics/",
+        "/fleet",
+    ],
 )
 def test_without_a_key_every_route_answers_401_as_openai_does(locked: IngressApp, path: str) -> None:
     for method in ("GET", "POST", "OPTIONS"):

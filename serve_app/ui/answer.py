@@ -1,0 +1,65 @@
+"""The answer to one prompt while it arrives: its choices, and the figures below it. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from serve_app.ui.api import Delta, Event, Usage, Waiting
+
+
+@dataclass
+class Answer:
+    """Times are seconds of one monotonic clock."""
+
+    num_choices: int
+    sent_at: float
+    texts: list[str] = field(init=False)
+    finished: dict[int, str] = field(default_factory=dict)
+    """Choice -> why it ended."""
+    first_at: float | None = None
+    """When the first text came."""
+    last_at: float | None = None
+    num_pieces: int = 0
+    output_tokens: int | None = None
+    """As the service counted them; None before the end of the stream."""
+    is_waiting: bool = False
+
+    def __post_init__(self) -> None:
+        self.texts = [""] * self.num_choices
+
+    def add(self, event: Event, *, now: float) -> None:
+        """Take the next event of the stream."""
+        self.is_waiting = isinstance(event, Waiting)
+        match event:
+            case Delta(choice, text, finish):
+                if text:
+                    self.first_at = now if self.first_at is None else self.first_at
+                    self.last_at = now
+                    self.num_pieces += 1
+                    self.texts[choice] += text
+                if finish is not None:
+                    self.finished[choice] = finish
+            case Usage(tokens):
+                self.output_tokens = tokens
+
+    def figures(self, *, now: float) -> str:
+        """Return tokens, time to first token and tokens per second, in one line.
+
+        Before the service has told the number of tokens, the number of pieces stands for it, and ≈ says so. Tokens per second are of all
+        choices together, from the first token on.
+        """
+        if self.first_at is None or self.last_at is None:
+            return f"{'waiting for a replica' if self.is_waiting else 'sent'} · {now - self.sent_at:.1f} s"
+        tokens = self.num_pieces if self.output_tokens is None else self.output_tokens
+        about = "≈ " if self.output_tokens is None else ""
+        parts = [f"{about}{tokens} tokens", f"TTFT {self.first_at - self.sent_at:.2f} s"]
+        later, span_s = tokens - self.num_choices, self.last_at - self.first_at
+        if later > 0 and span_s > 0:
+            parts.append(f"{about}{later / span_s:.1f} tokens/s")
+        parts.append(f"{self.last_at - self.sent_at:.1f} s")
+        if self.is_waiting:
+            parts.append("waiting: the next token is late, or the request goes on at another replica")
+        return " · ".join([*parts, *self._ends()])
+
+    def _ends(self) -> Sequence[str]:
+        words = {"length": "ended at max_tokens"}
+        return sorted({words[reason] for reason in self.finished.values() if reason in words})

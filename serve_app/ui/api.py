@@ -1,0 +1,164 @@
+"""What the pages ask of the HTTP API: the models, the fleet, and an answer as a stream of events."""
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+_CONNECT_S = 5.0
+_ANSWER_S = 5.0
+"""For answers that are not streamed. A stream has no limit: the service says `: waiting` while it has nothing else to say."""
+
+
+class ServiceProblem(Exception):
+    """The service refused, failed or does not answer. Its text is a sentence for the person at the page."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The next piece of one choice. ``finish`` is the reason of its end, on its last piece."""
+
+    choice: int
+    text: str
+    finish: str | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How many tokens all choices together have, as the service counted them."""
+
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The stream is open and has nothing to say: its request waits for a replica, or for its next token."""
+
+
+Event = Delta | Usage | Waiting
+
+
+class Service:
+    """The service at ``url``. Used within one event loop; ``key`` of each call is the API key, empty for none."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.AsyncClient(base_url=self.url, timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S))
+
+    async def models(self, key: str) -> list[str]:
+        """Return the names of the served models, adapters included.
+
+        Raises:
+            ServiceProblem: The service refuses or does not answer.
+        """
+        listing = await self._get("/v1/models", key)
+        return [str(card["id"]) for card in listing["data"]]
+
+    async def fleet(self, key: str) -> dict[str, Any]:
+        """Return what `/fleet` says.
+
+        Raises:
+            ServiceProblem: The service refuses or does not answer.
+        """
+        return await self._get("/fleet", key)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _get(self, path: str, key: str) -> dict[str, Any]:
+        with self._told():
+            answer = await self._http.get(path, headers=_headers(key))
+            if answer.is_error:
+                raise _refusal(answer)
+            return dict(answer.json())
+
+    async def stream(self, path: str, body: Mapping[str, Any], key: str) -> AsyncGenerator[Event, None]:
+        """Yield the events of a streamed answer. Closing this generator closes the connection, which aborts on the engine.
+
+        Raises:
+            ServiceProblem: The service refuses, fails in the middle, or does not answer.
+        """
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        limits = httpx.Timeout(None, connect=_CONNECT_S)
+        with self._told():
+            async with self._http.stream("POST", path, json=asked, headers=_headers(key), timeout=limits) as answer:
+                if answer.is_error:
+                    await answer.aread()
+                    raise _refusal(answer)
+                async for line in answer.aiter_lines():
+                    if line == "data: [DONE]":
+                        return
+                    for event in events_of(line):
+                        yield event
+        raise ServiceProblem("The connection ended before the answer was complete.")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Put failures of the connection into words."""
+        try:
+            yield
+        except httpx.TimeoutException as exc:
+            raise ServiceProblem(f"{self.url} did not answer in time.") from exc
+        except httpx.ConnectError as exc:
+            raise ServiceProblem(f"Nothing answers at {self.url}. Is the service running?") from exc
+        except (httpx.HTTPError, UnicodeEncodeError) as exc:
+            raise ServiceProblem(f"The connection to {self.url} failed: {exc}") from exc
+        except (json.JSONDecodeError, KeyError, TypeError) as exc:
+            raise ServiceProblem(f"{self.url} answered something else than an OpenAI-style API does: {exc!r}") from exc
+
+
+def events_of(line: str) -> list[Event]:
+    """Return the events in one line of a server-sent stream.
+
+    Raises:
+        ServiceProblem: The line is the service's error event.
+    """
+    if line.startswith(":"):
+        return [Waiting()]
+    if not line.startswith("data: "):
+        return []
+    chunk = json.loads(line.removeprefix("data: "))
+    if (error := chunk.get("error")) is not None:
+        raise ServiceProblem(_in_words(int(error.get("code") or 500), error, error.get("retry_after_s")))
+    events: list[Event] = [_delta(choice) for choice in chunk.get("choices", ())]
+    if (usage := chunk.get("usage")) is not None:
+        events.append(Usage(int(usage["completion_tokens"])))
+    return events
+
+
+def _delta(choice: Mapping[str, Any]) -> Delta:
+    """Of a chat the text is in `delta`, and reasoning models have some of theirs in a field of its own; of a completion in `text`."""
+    delta = choice.get("delta") or {}
+    text = choice.get("text") or delta.get("reasoning") or delta.get("reasoning_content") or delta.get("content") or ""
+    return Delta(int(choice["index"]), text, choice.get("finish_reason"))
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key.strip()}"} if key.strip() else {}
+
+
+def _refusal(answer: httpx.Response) -> ServiceProblem:
+    try:
+        error = answer.json()["error"]
+        return ServiceProblem(_in_words(answer.status_code, error, answer.headers.get("retry-after")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ServiceProblem(f"The service answered {answer.status_code} {answer.reason_phrase}.")
+
+
+_MEANINGS = {
+    401: "The API key is missing or wrong.",
+    404: "That is not served here.",
+    422: "The request is quarantined.",
+    429: "Too much is asked at once.",
+    503: "The service has no room for the request now.",
+}
+
+
+def _in_words(status: int, error: Mapping[str, Any], retry_after_s: Any) -> str:
+    """Return what the status means, the service's own words, and when to come again."""
+    meaning = _MEANINGS.get(status, "The service refused the request." if status < 500 else "The service failed.")
+    again = f" Try again in {retry_after_s} s." if retry_after_s else ""
+    return f"{meaning} {str(error.get('message', '')).rstrip('.')}. ({status}){again}"

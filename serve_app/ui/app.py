@@ -1,0 +1,105 @@
+"""The pages as one web application, and the process that serves it."""
+
+import logging
+import os
+import socket
+import threading
+import warnings
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import: nothing is told to anybody
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI
+
+from serve_app.errors import ListenFailed
+from serve_app.ui.api import Service
+from serve_app.ui.chat_page import ChatPage
+from serve_app.ui.fleet_page import FleetPage
+
+_HERE = Path(__file__).parent
+_FONTS = ("system-ui", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif")
+"""Gradio's own come from Google, which pages of a closed network must not ask."""
+_MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
+
+
+def build(service: Service) -> gr.Blocks:
+    """Return the pages: the chat at `/`, the fleet at `/fleet`."""
+    with gr.Blocks(title="serve-app", analytics_enabled=False, fill_height=True) as pages:
+        gr.Navbar(main_page_name="Chat")
+        ChatPage(service, pages)
+    with pages.route("Fleet", "/fleet"):
+        FleetPage(service)
+    return pages
+
+
+def web_app(url: str) -> FastAPI:
+    """Return the application in front of the service at ``url``."""
+    service = Service(url)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+
+    @app.get("/healthz")
+    async def healthz() -> Mapping[str, str]:
+        return {"status": "ok", "service": service.url}
+
+    pages = build(service)
+    pages.queue(default_concurrency_limit=None)
+    theme = gr.themes.Soft(primary_hue="teal", neutral_hue="slate", font=list(_FONTS), font_mono=list(_MONO)).set(
+        block_title_background_fill="transparent",
+        block_title_background_fill_dark="transparent",
+        block_title_text_color="*body_text_color",
+        block_title_text_color_dark="*body_text_color",
+        block_title_text_weight="500",
+        block_title_padding="0",
+    )
+    css, js = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "SSR mode is not supported")  # of Node, which nobody asked for
+        mounted: FastAPI = gr.mount_gradio_app(
+            app, pages, path="/", theme=theme, css=css, js=js, footer_links=[], ssr_mode=False, run_history=False
+        )
+    return mounted
+
+
+def run(url: str, host: str, port: int, *, ends_with_input: bool = False) -> None:
+    """Serve the pages until SIGINT or SIGTERM, or until standard input ends.
+
+    Raises:
+        ListenFailed: The port is taken.
+    """
+    with _listening(host, port) as listening:
+        # critical: at its end uvicorn would log an error for each page that is open; Gradio prints the failures of handlers itself.
+        server = uvicorn.Server(uvicorn.Config(web_app(url), log_level="critical", access_log=False, timeout_graceful_shutdown=1))
+        if ends_with_input:
+            threading.Thread(target=_wait_for_end_of_input, args=(server,), daemon=True).start()
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        server.run([listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as exc:
+        listening.close()
+        raise ListenFailed(host=host, port=port, reason=str(exc.strerror), key="--port") from exc
+    return listening
+
+
+def _wait_for_end_of_input(server: Any) -> None:
+    """End the server when the process that started this one has ended, however that was."""
+    while os.read(0, 1024):
+        pass
+    server.should_exit = True

@@ -1,0 +1,82 @@
+"""What happened in a fleet between two of its reports, in sentences for people who watch. Pure."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+Report = Mapping[str, Any]
+"""What `/fleet` answers."""
+
+
+class Happening(NamedTuple):
+    """``time`` is seconds since the epoch."""
+
+    time: float
+    text: str
+
+    def clock(self) -> str:
+        """Return hours, minutes and seconds in UTC."""
+        return datetime.fromtimestamp(self.time, UTC).strftime("%H:%M:%S")
+
+
+def changes(before: Report | None, after: Report) -> list[Happening]:
+    """Return what happened, the oldest first. Without ``before`` only the decisions that the service remembers are known."""
+    told = {_key(decision) for decision in before["decisions"]} if before is not None else set()
+    decided = [Happening(d["time"], _decision(d)) for d in after["decisions"] if _key(d) not in told]
+    if before is None:
+        return decided
+    at = float(after["time"])
+    seen = [Happening(at, text) for text in (*_of_members(before, after), *_of_counts(before, after))]
+    return sorted([*decided, *seen], key=lambda happening: happening.time)
+
+
+def _key(decision: Mapping[str, Any]) -> tuple[Any, ...]:
+    return decision["time"], decision["model"], decision["after"]
+
+
+def _decision(decision: Mapping[str, Any]) -> str:
+    return f"Autoscaler: {decision['model']} {decision['before']} → {decision['after']} replicas ({decision['rule']})"
+
+
+def _of_members(before: Report, after: Report) -> Iterator[str]:
+    old, new = ({m["replica_id"]: m for m in report["members"]} for report in (before, after))
+    for member_id, member in new.items():
+        if member_id not in old:
+            load = member["load"]
+            took = f" after a start of {load['start_s']:.0f} s" if "start_s" in load else ""
+            yield f"{_name(member)} joined{took}"
+        elif old[member_id]["state"] != member["state"]:
+            yield f"{_name(member)} is {member['state']}"
+    for member_id, member in old.items():
+        if member_id not in new:
+            yield f"{_name(member)} {'has drained and left' if member['state'] == 'draining' else 'is gone'}"
+
+
+def _name(member: Mapping[str, Any]) -> str:
+    what = "Ingress" if member["role"] == "ingress" else f"Replica of {member['model']}"
+    return f"{what} {short(member['replica_id'])}"
+
+
+def short(member_id: str) -> str:
+    """Return the part of an id that tells members of one deployment apart."""
+    return member_id.rsplit("#", 1)[-1]
+
+
+_COUNTS = {
+    "resumptions": ("answer resumed at another replica", "answers resumed at another replica"),
+    "moved": ("answer moved away from a draining replica", "answers moved away from draining replicas"),
+}
+
+
+def _of_counts(before: Report, after: Report) -> Iterator[str]:
+    """Yield what the ingresses that are in both reports counted between them."""
+    old = {m["replica_id"]: m for m in before["members"] if m["role"] == "ingress"}
+    for ingress in after["members"]:
+        for model, load in ingress["load"].get("models", {}).items() if ingress["replica_id"] in old else ():
+            earlier = old[ingress["replica_id"]]["load"].get("models", {}).get(model, {})
+            for name, (one, many) in _COUNTS.items():
+                if (more := load[name] - earlier.get(name, 0)) > 0:
+                    yield f"{model}: {more} {one if more == 1 else many}"
+            state = load.get("canary", {}).get("state")
+            if state != earlier.get("canary", {}).get("state"):
+                yield f"Canary {model} is {state}"

@@ -1,0 +1,46 @@
+"""The fleet page: asks `/fleet` every second while somebody looks, and shows what is there and what happened."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+from serve_app.ui.api import Service, ServiceProblem
+from serve_app.ui.changes import Happening, Report, changes
+from serve_app.ui.fleet_view import fleet_html, happenings_html, problem_html
+
+POLL_S = 1.0
+"""A member renews its lease, which carries its load, every 2 s by default: a new report is at most that old."""
+SHOWN = 200
+"""Happenings that the page keeps; the oldest go first."""
+
+
+class FleetPage:
+    """Builds the page inside the open page of `gr.Blocks`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        before, happenings = gr.State(None), gr.State([])
+        gr.Navbar(main_page_name="Chat")
+        key = gr.Textbox(label="API key", type="password", placeholder="if the service asks for one", elem_id="fleet-key")
+        problem, now, happened = gr.HTML("", visible=False), gr.HTML(""), gr.HTML(happenings_html([]))
+        gr.Timer(POLL_S).tick(
+            self.look,
+            [key, before, happenings],
+            [problem, now, happened, before, happenings],
+            show_progress="hidden",
+            concurrency_limit=None,
+            api_visibility="private",
+        )
+
+    async def look(self, key: str, before: Report | None, happenings: list[tuple[float, str]]) -> list[Any]:
+        """Return what the page shows next: problem, fleet, happenings; and what it remembers: report, happenings."""
+        try:
+            report: Mapping[str, Any] = await self._service.fleet(key)
+        except ServiceProblem as exc:
+            return [gr.update(value=problem_html(str(exc)), visible=True), gr.skip(), gr.skip(), before, happenings]
+        known = [Happening(*happening) for happening in happenings]
+        new = changes(before, report)
+        known = [*known, *new][-SHOWN:]
+        shown = happenings_html(known) if new else gr.skip()
+        return [gr.update(value="", visible=False), fleet_html(report), shown, report, known]

@@ -1,0 +1,59 @@
+"""Debian's Chromium under Playwright, and what a person does on the chat page."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed; Debian: apt install chromium")
+LIMIT_MS = 30_000
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Yield a page of a headless Chromium. Without its sandbox, which root and most containers cannot have."""
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make .venv")
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            page.set_default_timeout(LIMIT_MS)
+            yield page
+        finally:
+            browser.close()
+
+
+def open_chat(page: Any, url: str, model: str) -> None:
+    """Open the chat page, and wait until it knows the models."""
+    page.goto(url)
+    page.wait_for_function("name => document.querySelector('#model input')?.value === name", arg=model)
+
+
+def ask(page: Any, prompt: str) -> None:
+    """Type a prompt, and send it by Enter."""
+    page.fill("#prompt textarea", prompt)
+    page.press("#prompt textarea", "Enter")
+
+
+def answer(page: Any, number: int = 0) -> str:
+    """Return the last message of a column; empty before there is one."""
+    messages = page.query_selector_all(f"#answer-{number} .message.bot, #answer-{number} .bot .message")
+    return str(messages[-1].inner_text()) if messages else ""
+
+
+def wait_for_answer(page: Any, text: str, number: int = 0) -> None:
+    page.wait_for_function(
+        "([id, text]) => document.getElementById(id)?.innerText.includes(text)", arg=[f"answer-{number}", text]
+    )
+
+
+def wait_until_done(page: Any) -> None:
+    page.wait_for_selector("#send", state="visible")
+
+
+def problem(page: Any) -> str:
+    """Return the sentence about what went wrong, once there is one."""
+    return str(page.wait_for_selector("#problem [role=alert]").inner_text())

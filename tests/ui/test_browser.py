@@ -1,0 +1,118 @@
+"""The pages in a headless Chromium, in front of a fake service whose answers the test steers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.ui.browser import answer, ask, chromium, needs_chromium, open_chat, problem, wait_for_answer, wait_until_done
+from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, member
+
+pytestmark = needs_chromium
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeService]:
+    with fake_service() as fake:
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def site(fake: FakeService) -> Iterator[str]:
+    pytest.importorskip("gradio", reason="Gradio is not installed: pip install 'serve-app[ui]'")
+    from serve_app.ui.app import web_app
+
+    with listening(web_app(fake.url)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Any]:
+    with chromium() as page:
+        yield page
+
+
+@pytest.fixture(autouse=True)
+def _as_new(fake: FakeService) -> Iterator[None]:
+    yield
+    fake.holds = fake.busy = fake.asks_for_key = fake.breaks = False
+
+
+def test_the_first_words_are_there_before_the_last_and_escape_ends_the_answer(page: Any, site: str, fake: FakeService) -> None:
+    fake.holds = True
+    open_chat(page, site, MODEL)
+    ask(page, "Hi")
+    wait_for_answer(page, "word0.0 word0.1")
+    assert fake.running == 1
+    page.keyboard.press("Escape")
+    wait_until_done(page)
+    while fake.running:
+        page.wait_for_timeout(10)
+    assert answer(page) == "word0.0 word0.1"
+    assert "TTFT" in page.inner_text("#figures")
+
+
+def test_a_link_sets_the_controls_and_two_answers_stand_side_by_side(page: Any, site: str) -> None:
+    open_chat(page, f"{site}/?n=2&temperature=0&prompt=Hello", MODEL)
+    assert page.input_value("#prompt textarea") == "Hello"
+    page.click("#send")
+    wait_for_answer(page, "word0.4", 0)
+    wait_for_answer(page, "word1.4", 1)
+    wait_until_done(page)
+    assert "10 tokens" in page.inner_text("#figures")
+    page.click("#keep-1")
+    wait_for_answer(page, "word1.4", 0)
+    page.wait_for_selector("#answer-1", state="hidden")
+
+
+def test_the_next_prompt_goes_on_with_the_conversation(page: Any, site: str, fake: FakeService) -> None:
+    open_chat(page, site, MODEL)
+    ask(page, "One")
+    wait_for_answer(page, "word0.4")
+    wait_until_done(page)
+    ask(page, "Two")
+    page.wait_for_function("() => document.getElementById('answer-0').innerText.split('word0.4').length === 3")
+    said = [(m["role"], m["content"]) for m in fake.asked[-1]["messages"]]
+    assert said == [("user", "One"), ("assistant", "word0.0 word0.1 word0.2 word0.3 word0.4"), ("user", "Two")]
+
+
+def test_refusals_and_failures_are_shown_in_words(page: Any, site: str, fake: FakeService) -> None:
+    open_chat(page, site, MODEL)
+    fake.busy = True
+    ask(page, "Hi")
+    assert "no room" in problem(page)
+    assert "Try again in 7 s" in problem(page)
+    assert page.input_value("#prompt textarea") == "Hi"
+    fake.busy = False
+    fake.asks_for_key = True
+    open_chat_without_key(page, site)
+    assert "API key is missing or wrong" in problem(page)
+    page.fill("#key input", "right-key")
+    page.press("#key input", "Enter")
+    page.wait_for_function("name => document.querySelector('#model input')?.value === name", arg=MODEL)
+    page.goto(f"{site}/?model=nobody&prompt=Hi")
+    page.wait_for_function("() => document.querySelector('#model input')?.value === 'nobody'")
+    fake.asks_for_key = False
+    page.click("#send")
+    page.wait_for_function("() => document.querySelector('#problem [role=alert]')?.innerText.includes('not served here')")
+
+
+def open_chat_without_key(page: Any, site: str) -> None:
+    page.goto(site)
+    page.wait_for_selector("#problem [role=alert]")
+
+
+def test_the_fleet_page_follows_the_fleet(page: Any, site: str, fake: FakeService) -> None:
+    fake.report = {"time": 1000.0, "members": [ingress(), member("aaa"), member("bbb")], "decisions": []}
+    page.goto(f"{site}/fleet")
+    page.wait_for_selector("text=bbb")
+    fake.report = {"time": 1001.0, "members": [ingress(resumptions=1), member("aaa")], "decisions": []}
+    page.wait_for_selector(f"text=Replica of {MODEL} bbb is gone")
+    page.wait_for_selector("text=1 answer resumed at another replica")
+
+
+def test_dark_and_light_by_a_button(page: Any, site: str) -> None:
+    open_chat(page, site, MODEL)
+    was = "dark" in (page.get_attribute("body", "class") or "")
+    page.click("#theme")
+    assert ("dark" in (page.get_attribute("body", "class") or "")) is not was

@@ -1,0 +1,118 @@
+"""What the chat page asks and shows, without a browser and without Gradio: against a fake service over HTTP."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.ui.answering import Answering
+from serve_app.ui.api import Service, ServiceProblem
+from serve_app.ui.preset import Preset
+from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service
+
+
+def answered(fake: FakeService, *, key: str = "", stop_after: int | None = None, **controls: Any) -> tuple[list[list[str]], str]:
+    """Return the states of the answer that the page would show, and the last line of figures."""
+
+    async def collect() -> tuple[list[list[str]], str]:
+        service = Service(fake.url)
+        answering = Answering(service)
+        shown: list[list[str]] = []
+        figures = ""
+        try:
+            async for answer in answering.answer("page", Preset(model=MODEL, prompt="Hi", **controls), [], key):
+                shown.append(list(answer.texts))
+                figures = answer.figures(now=time.monotonic())
+                if stop_after is not None and len(shown) > stop_after:
+                    answering.stop("page")
+        finally:
+            await service.close()
+        return shown, figures
+
+    return asyncio.run(collect())
+
+
+def test_a_stream_is_shown_as_it_comes_with_each_choice_apart() -> None:
+    with fake_service(pause_s=0.06, num_words=4) as fake:
+        shown, figures = answered(fake, n=2)
+    assert shown[0] == ["", ""]
+    assert shown[-1] == ["word0.0 word0.1 word0.2 word0.3", "word1.0 word1.1 word1.2 word1.3"]
+    assert ["word0.0", ""] in shown or ["word0.0 word0.1", "word1.0"] in shown
+    assert figures.startswith("8 tokens · TTFT ")
+    assert "tokens/s" in figures
+
+
+def test_a_stop_closes_the_connection_and_keeps_what_had_come() -> None:
+    with fake_service(holds=True) as fake:
+        shown, figures = answered(fake, stop_after=1)
+        for _ in range(500):
+            if fake.running == 0:
+                break
+            time.sleep(0.01)
+        assert fake.running == 0
+    assert shown[-1][0].startswith("word0.0")
+    assert figures.startswith("≈ ")
+
+
+@pytest.mark.parametrize(
+    ("options", "controls", "said"),
+    [
+        (
+            {"asks_for_key": True},
+            {"key": "wrong"},
+            "The API key is missing or wrong. the request has none of the service's keys. (401)",
+        ),
+        ({}, {"model": "other"}, "That is not served here. the model 'other' does not exist. (404)"),
+        (
+            {"busy": True},
+            {},
+            "The service has no room for the request now. no replica of fake-model has room. (503) Try again in 7 s.",
+        ),
+        ({"breaks": True}, {}, "The service failed. the replica was lost. (502)"),
+    ],
+)
+def test_each_refusal_is_a_sentence(options: dict[str, Any], controls: dict[str, Any], said: str) -> None:
+    async def ask(fake: FakeService) -> None:
+        service = Service(fake.url)
+        preset = Preset(model=controls.get("model", MODEL), prompt="Hi")
+        async for _ in Answering(service).answer("page", preset, [], controls.get("key", "")):
+            pass
+
+    with fake_service(**options) as fake, pytest.raises(ServiceProblem) as refused:
+        asyncio.run(ask(fake))
+    assert str(refused.value) == said
+
+
+def test_a_service_that_is_away_is_named() -> None:
+    with fake_service() as fake:
+        away = fake.url
+    with pytest.raises(ServiceProblem, match=f"Nothing answers at {away}"):
+        asyncio.run(Service(away).models(""))
+
+
+def test_the_key_is_sent_and_never_in_a_link() -> None:
+    with fake_service(asks_for_key=True) as fake:
+        assert asyncio.run(Service(fake.url).models(KEY)) == [MODEL]
+    assert "key" not in Preset.model_fields
+
+
+def test_a_link_sets_what_it_can_and_names_what_it_cannot() -> None:
+    preset, problems = Preset.from_link({"temperature": "9", "n": "2", "model": "m", "prompt": "a b", "__theme": "dark"})
+    assert (preset.n, preset.model, preset.prompt, preset.temperature) == (2, "m", "a b", Preset().temperature)
+    assert problems == ["The link's temperature=9 is not used: input should be less than or equal to 2."]
+    assert preset.link() == "?model=m&prompt=a+b&n=2"
+    assert Preset.from_link(dict(httpx.QueryParams(preset.link()[1:]))) == (preset, [])
+
+
+def test_the_request_holds_the_conversation_and_a_completion_only_the_prompt() -> None:
+    history = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    preset = Preset(model="m", system="s", prompt="3", seed=5, stop="END")
+    path, body = preset.request(history)
+    assert path == "/v1/chat/completions"
+    assert body["messages"] == [{"role": "system", "content": "s"}, *history, {"role": "user", "content": "3"}]
+    assert (body["seed"], body["stop"]) == (5, ["END"])
+    path, body = preset.model_copy(update={"mode": "completion"}).request(history)
+    assert (path, body["prompt"]) == ("/v1/completions", "3")
+    assert "messages" not in body
