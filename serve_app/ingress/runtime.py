@@ -20,6 +20,7 @@ from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
 from serve_app.ingress.generate import NEWLINE, NUL
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.listener import Listener
+from serve_app.ingress.loop_lag import watch_loop_lag
 from serve_app.membership import Lease
 from serve_app.tls import client_context
 
@@ -62,7 +63,8 @@ class IngressRuntime:
             batches=batches,
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
-        metrics.register((front.client.fleet for front in fronts.values()), canaries)
+        bounds = {m.name: (m.replicas.min, m.replicas.max) for m in settings.models.values()}
+        metrics.register((front.client.fleet for front in fronts.values()), canaries, bounds)
         return cls(app, Listener(app, settings.ingress), fronts, batches)
 
     @staticmethod
@@ -74,10 +76,11 @@ class IngressRuntime:
         return await build_front_end(model, path, client)
 
     def start(self) -> list[asyncio.Task[Any]]:
-        """Start batches and the clients' loops; the caller owns the tasks."""
+        """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
         if self.batches is not None:
             self.batches.start(self.app.answer_batch, tuple(self.front_ends))
-        return [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
+        clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
+        return [asyncio.create_task(watch_loop_lag(), name="loop lag"), *clients]
 
     async def drain(self, limit_s: float) -> None:
         """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error.
