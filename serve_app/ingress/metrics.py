@@ -259,7 +259,16 @@ def register(
     canaries: Mapping[str, Callable[[], Mapping[str, Any]]],
     bounds: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> None:
-    """Show the fleets with the bounds of their replicas, and of each canary by its name what it says of itself."""
+    """Show the fleets with the bounds of their replicas, and of each canary by its name what it says of itself.
+
+    What may be lost is there at zero: Prometheus sees no increase in a series that begins with 1.
+    """
+    fleets = list(fleets)
+    for fleet in fleets:
+        for code in ENGINE_LOST:
+            _engines_lost.labels(fleet.settings.model, code)
+        for end in LinkEnd:
+            _links_lost.labels(fleet.settings.model, end.name.lower())
     REGISTRY.register(FleetCollector(fleets, bounds))
     REGISTRY.register(CanaryCollector(canaries))
 

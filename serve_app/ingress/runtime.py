@@ -21,6 +21,7 @@ from serve_app.ingress.generate import NEWLINE, NUL
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.loop_lag import watch_loop_lag
+from serve_app.ingress.request_metrics import begin_at_zero
 from serve_app.membership import Lease
 from serve_app.tls import client_context
 
@@ -64,6 +65,7 @@ class IngressRuntime:
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
         bounds = {m.name: (m.replicas.min, m.replicas.max) for m in settings.models.values()}
+        begin_at_zero(["", *fronts])
         metrics.register((front.client.fleet for front in fronts.values()), canaries, bounds)
         return cls(app, Listener(app, settings.ingress), fronts, batches)
 
