@@ -25,7 +25,7 @@ AVAILABILITY = (
         "ServeAppDown",
         "critical",
         "2m",
-        f"absent(up{{{IN_JOB}}} == 1)",
+        f"sum by (job) (up{{{IN_JOB}}}) == 0 or absent(up{{{IN_JOB}}})",
         "No ingress of ${release} answers Prometheus.",
         model=False,
     ),

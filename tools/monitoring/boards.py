@@ -36,7 +36,7 @@ QUEUE = Panel(
 )
 OUTCOMES = Panel(
     "Requests by outcome",
-    {"{{model}} {{outcome}}": rate("serve_app_requests_total", "model, outcome")},
+    {"{{model}} {{outcome}}": rate("serve_app_requests_total", "model, outcome") + " > 0"},
     "reqps",
     "HTTP requests, each counted once at its end. docs/monitoring.md has the outcomes.",
 )
@@ -239,9 +239,13 @@ MODEL_BOARD = Board(
                 _latency(
                     "Wait inside an engine",
                     "request_queue_time_seconds",
-                    "In the engine's own queue: its batch or its KV cache is full.",
+                    "In the engine's own queue: its batch or its KV cache is full. vLLM's smallest bucket ends at 0.3 s.",
                 ),
-                _latency("Prefill", "request_prefill_time_seconds", "From the first step of a request to its first token."),
+                _latency(
+                    "Prefill",
+                    "request_prefill_time_seconds",
+                    "From the first step of a request to its first token. vLLM's smallest bucket ends at 0.3 s.",
+                ),
                 _latency("Decode", "request_decode_time_seconds", "From the first token to the last."),
                 _latency("Time per output token", "request_time_per_output_token_seconds", "Mean gap of one answer."),
                 Panel(
