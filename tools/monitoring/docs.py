@@ -20,11 +20,14 @@ def _alerts() -> str:
 
 
 def renewed(text: str) -> str:
-    """Return the page with its tables as they are now. A table is between ``<!-- NAME: ... -->`` and ``<!-- end -->``."""
+    """Return the page with its tables as they are now. A table is between ``<!-- NAME: ... -->`` and ``<!-- end -->``.
+
+    Raises:
+        ValueError: The page has no place for a table, or two.
+    """
     for name, table in (("series", _series()), ("alerts", _alerts())):
-        text, count = re.subn(
-            rf"(<!-- {name}\b[^\n]*-->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}\n{t}\n\n{m[2]}", text, flags=re.S
-        )
-        if count != 1:
-            raise ValueError(f"{PAGE.name} has {count} places for the table {name}; exactly one is needed")
+        parts = re.split(rf"(<!-- {name}\b[^\n]*-->\n).*?(?=<!-- end -->)", text, flags=re.DOTALL)
+        if len(parts) != 3:
+            raise ValueError(f"{PAGE.name} has {len(parts) // 2} places for the table {name}; exactly one is needed")
+        text = f"{parts[0]}{parts[1]}\n{table}\n\n{parts[2]}"
     return text
