@@ -32,10 +32,14 @@ def tool(name: str) -> str | None:
 
 
 def write_prometheus(folder: Path, target: str, *, every_s: int = 5, grafana: str = "", runbook: str = "docs/runbook.md") -> Path:
-    """Write rules and configuration for a service at ``target``, host:port; return the configuration's path."""
+    """Write rules and configuration for a service at ``target``, host:port; return the configuration's path.
+
+    ``every_s``: seconds between two scrapes, and between two looks at every rule.
+    """
     facts = default_facts(namespace=NAMESPACE, release=RELEASE, grafanaUrl=grafana, runbookUrl=runbook)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rules.yaml").write_text(filled(rules_file(), facts), encoding="utf-8")
+    rules = filled(rules_file(), facts).replace("interval: 30s", f"interval: {every_s}s")
+    (folder / "rules.yaml").write_text(rules, encoding="utf-8")
     labels = {"namespace": NAMESPACE, "app_kubernetes_io_instance": RELEASE}
     job = {"job_name": facts["job"], "static_configs": [{"targets": [target], "labels": labels}]}
     intervals = {"scrape_interval": f"{every_s}s", "evaluation_interval": f"{every_s}s"}

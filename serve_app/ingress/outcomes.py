@@ -6,7 +6,6 @@ from typing import NamedTuple
 from serve_app.errors import NoFreePlace, RequestQuarantined, ServingError
 from serve_app.ledger_lines import Outcome
 
-
 WORDS = ("complete", "aborted", "failed", "rejected", "invalid", "blocked", "quarantined", "held_back")
 """All that `Ending.word` returns."""
 
