@@ -67,7 +67,7 @@ charts: .venv .venv-charts/.installed ## tests of the Helm charts and of the Doc
 	.venv-charts/bin/hadolint Dockerfile tests/cluster/redis/Dockerfile
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/serve-app
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/loadtest --values helm/loadtest/ci/job-values.yaml
-	tools/fetch-prometheus build/prometheus
+	tools/fetch-prometheus build/prometheus || echo "promtool is missing: the tests that need it are skipped" >&2
 	PATH="$(CHARTS_PATH)" $(BIN)/pytest tests/chart tests/monitoring
 
 monitoring-files: .venv ## renew what tools/monitoring makes: rules, dashboards, tables of docs/monitoring.md
