@@ -2,9 +2,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe demo test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
-.PHONY: charts chart-files lock-charts
+.PHONY: charts chart-files monitoring-files lock-charts
 BIN := .venv/bin
 CHARTS_PATH := $(CURDIR)/.venv-charts/bin:$(PATH):$(or $(KUBE_TESTBED),$(HOME)/.cache/kube-testbed)/bin
 TORCH := torch==2.13.0+cpu
@@ -16,6 +16,7 @@ WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 ON_CPU_ENGINES := ingress/test_generate.py ingress/test_generate_disconnect.py replica/test_tensor_parallel.py
 CONFIG ?= examples/cpu.yaml
 CHAOS ?= build/chaos
+TARGET ?= 127.0.0.1:8010
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
 CUDA_IMAGE ?= $(IMAGE)-cuda
@@ -31,6 +32,10 @@ help: ## show this list
 
 run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C stops
 	$(BIN)/serve-app up -f $(CONFIG)
+
+observe: .venv ## Prometheus, and Grafana where it is installed, beside `make run`: rules, alerts, dashboards; TARGET=HOST:PORT, Ctrl-C stops
+	tools/fetch-prometheus build/prometheus
+	$(BIN)/python -m tools.observe --target $(TARGET)
 
 demo: model ## start, ask, break a replica in mid-stream, show that the answer goes on
 	$(BIN)/serve-app demo
@@ -67,9 +72,13 @@ charts: .venv .venv-charts/.installed ## tests of the Helm charts and of the Doc
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/serve-app
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/loadtest --values helm/loadtest/ci/job-values.yaml
 	PATH="$(CHARTS_PATH)" helm lint --strict --quiet helm/batch --values helm/batch/ci/job-values.yaml
-	PATH="$(CHARTS_PATH)" $(BIN)/pytest tests/chart
+	tools/fetch-prometheus build/prometheus || echo "promtool is missing: the tests that need it are skipped" >&2
+	PATH="$(CHARTS_PATH)" $(BIN)/pytest tests/chart tests/monitoring
 
-chart-files: .venv ## renew what is made from the charts' values: schemas and READMEs
+monitoring-files: .venv ## renew what tools/monitoring makes: rules, dashboards, tables of docs/monitoring.md
+	$(BIN)/python -m tools.monitoring
+
+chart-files: .venv monitoring-files ## renew what is made from the charts' values: schemas and READMEs
 	$(BIN)/python -m tools.chart_schema
 	$(BIN)/python -m tools.loadtest_chart_schema
 	$(BIN)/python -m tools.batch_chart_schema

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
 
 import httpx
-from prometheus_client import Counter
 
 from serve_app.batch.checks import check_input
 from serve_app.batch.client import Limits
@@ -25,6 +24,7 @@ from serve_app.batch.runner import Progress, Runner
 from serve_app.batch.store import Store
 from serve_app.config import BatchSettings
 from serve_app.errors import BatchError, JournalBroken
+from serve_app.series import counter
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ REQUEST_TIMEOUT_S = 900.0
 _LOOK_S = 1.0
 """How late a cancelled or expired batch may stop, and how old its counts may be."""
 
-LINES = Counter("serve_app_batch_lines", "Lines of batches by what became of them.", ["outcome"])
+LINES = counter("batch_lines")
 
 _REST: dict[Status, tuple[Status, str, str]] = {
     "in_progress": ("expired", "batch_expired", "the completion window was over before this request was answered"),

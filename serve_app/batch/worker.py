@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection
 
 import httpx
-from prometheus_client import Gauge
 
 from serve_app.batch.folder import Folder
 from serve_app.batch.in_process import Answer, InProcess
@@ -21,6 +21,7 @@ from serve_app.batch.job import REQUEST_TIMEOUT_S, Job
 from serve_app.batch.records import Batch
 from serve_app.batch.store import Store
 from serve_app.config import BatchSettings
+from serve_app.series import gauge
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ _MAX_RUNNING = 16
 _STOP_S = 8.0
 """Within the time that an ingress has beyond its drain."""
 
-BATCHES = Gauge("serve_app_batches", "Batches that are kept, by their status.", ["status"])
-FREE_BYTES = Gauge("serve_app_batch_free_bytes", "Room on the disk of the folder of files and batches.")
+BATCHES = gauge("batches")
+FREE_BYTES = gauge("batch_free_bytes")
 
 
 class Worker:

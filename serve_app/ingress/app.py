@@ -36,8 +36,9 @@ from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.ledger import Ledger
-from serve_app.ingress.metrics import count_http, count_request
+from serve_app.ingress.metrics import count_http
 from serve_app.ingress.own_answers import FleetReport, OwnAnswers
+from serve_app.ingress.request_metrics import count_request
 from serve_app.ingress.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.verdict import Verdict, current_verdict
 
@@ -195,7 +196,7 @@ class IngressApp:
                 account.refusal = exc
             raise
         finally:
-            count_request(verdict.model, verdict.ending(held.answer, refusal).word())
+            count_request(verdict, verdict.ending(held.answer, refusal), key)
             if self.ledger is not None and account is not None:
                 self.ledger.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))
 

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from prometheus_client import Counter
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from serve_app import descriptors
+from serve_app.series import counter
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line with its headers. Cookies and tokens behind gateways reach 16 KiB; 48 MB were once buffered here."""
@@ -23,9 +23,7 @@ FRAMING_PER_BODY_BYTE = 16
 UNREAD_BODY_TIMEOUT_S = 5.0
 """For the rest of a body whose request was answered without it, such as one that is too large."""
 
-STALLED_CLIENTS = Counter(
-    "serve_app_stalled_clients", "Connections dropped because the client took nothing of its answer for ingress.stalled_client_s."
-)
+STALLED_CLIENTS = counter("stalled_clients")
 
 STALLED = "serve_app_stalled_client"
 """Key in the ``state`` of a request's scope: its client was dropped for that. For the ledger."""
@@ -33,10 +31,7 @@ STALLED = "serve_app_stalled_client"
 GONE = "serve_app_gone"
 """Key in the ``state`` of a request's scope: what to call when its client goes before the end of the answer; the key goes, too."""
 
-CROWDED_CONNECTIONS = Counter(
-    "serve_app_crowded_connections",
-    "Connections made while nearly no file descriptors were left: probes are answered, requests refused.",
-)
+CROWDED_CONNECTIONS = counter("crowded_connections")
 
 CROWDED = "serve_app_crowded"
 """Key in the ``state`` of a request's scope: its connection has one of the spare file descriptors."""

@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from queue import SimpleQueue
 
-from prometheus_client import Counter
-
 from serve_app.ledger_lines import ledger_files
+from serve_app.series import counter
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ _BATCH = 1000
 _REST_S = 0.02  # after each write: a thread that woke for each line would cost the event loop more than the line does
 _CLOSE_S = 5.0  # for a disk that hangs; Serve ends the process soon after
 
-LOST = Counter("serve_app_ledger_lost", "Lines of the ledger that could not be written.")
+LOST = counter("ledger_lost")
 
 
 class LedgerFiles:

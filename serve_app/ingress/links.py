@@ -11,6 +11,7 @@ from serve_app.config import ProtocolSettings
 from serve_app.core.events import LinkEnd
 from serve_app.ingress.dialer import Dialer
 from serve_app.ingress.link import ReplicaLink
+from serve_app.ingress.metrics import count_lost_link
 from serve_app.membership import Lease
 from serve_app.protocol.connection import IngressConnection
 from serve_app.protocol.messages import Capabilities, Message
@@ -77,6 +78,7 @@ class ReplicaLinks:
         if (link := self._links.pop(replica_id, None)) is not None:
             self._apply_capabilities()
             logger.warning("replica %s of %s ejected: %s", replica_id, self._model, reason)
+            count_lost_link(self._model, LinkEnd.UNRESPONSIVE)
             link.abort(reason)
             self._dialer.dial_missing()
         return link
@@ -126,6 +128,7 @@ class ReplicaLinks:
         del self._links[link.replica_id]
         self._apply_capabilities()
         logger.warning("replica %s of %s lost: %s", link.replica_id, self._model, cause)
+        count_lost_link(self._model, end)
         self._on_lost(link, end, cause)
         self._dialer.dial_missing()
 

@@ -7,20 +7,23 @@ ingress share the collectors; vLLM labels every series with ``model_name``.
 import shutil
 import tempfile
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import REGISTRY, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from prometheus_fastapi_instrumentator import metrics as http_metrics
 from vllm.v1.metrics import loggers
 from vllm.v1.metrics.stats import SchedulerStats
 
+from serve_app import series
 from serve_app.core.canary import State
+from serve_app.core.events import LinkEnd
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import describe
 from serve_app.core.gaps import BOUNDS_S, Gaps
@@ -142,9 +145,8 @@ def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 
-_engines_lost = Counter(
-    "serve_app_engines_lost", "Engines that a replica has lost, by why; each linked ingress counts them all.", ["model", "reason"]
-)
+_engines_lost = series.counter("engines_lost")
+_links_lost = series.counter("links_lost")
 
 
 def count_goodbye(model: str, code: str) -> None:
@@ -153,97 +155,87 @@ def count_goodbye(model: str, code: str) -> None:
         _engines_lost.labels(model, code).inc()
 
 
-_requests = Counter(
-    "serve_app_requests", "HTTP requests to a route of models by how they ended, each once.", ["model", "outcome"]
-)
+def count_lost_link(model: str, end: LinkEnd) -> None:
+    """Count a link's end, whoever ended it."""
+    _links_lost.labels(model, end.name.lower()).inc()
 
 
-def count_request(model: str, outcome: str) -> None:
-    """Count an HTTP request at its end; ``model`` is "" where none of those served here was asked for."""
-    _requests.labels(model, outcome).inc()
-
-
-FREE_DISK = Gauge(
-    "serve_app_free_disk_bytes", "Room on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets."
-)
+FREE_DISK = series.gauge("free_disk_bytes")
 FREE_DISK.set_function(lambda: shutil.disk_usage(tempfile.gettempdir()).free)
+
+_REPLICA_GAUGES = ("held", "outstanding_tokens", "running", "waiting", "kv_usage", "draining")
+"""What `describe` tells of a replica; each is a series ``serve_app_replica_NAME``."""
 
 
 class FleetCollector(Collector):
-    """Reads the fleets when scraped; costs the request path nothing."""
+    """Reads the fleets when scraped; costs the request path nothing. ``bounds``: (replicas.min, replicas.max) by model."""
 
-    def __init__(self, fleets: Iterable[FleetState]) -> None:
+    def __init__(self, fleets: Iterable[FleetState], bounds: Mapping[str, tuple[int, int]] = MappingProxyType({})) -> None:
         self._fleets = list(fleets)
+        self._bounds = dict(bounds)
 
     def collect(self) -> Iterator[Metric]:
-        waiting = GaugeMetricFamily("serve_app_waiting_requests", "Requests without a replica.", labels=["model"])
-        tokens = GaugeMetricFamily(
-            "serve_app_outstanding_tokens", "Tokens that unfinished requests may still cost.", labels=["model"]
-        )
-        blocked = GaugeMetricFamily(
-            "serve_app_quarantined_fingerprints",
-            "Kinds of requests that are refused because one seems to end engines.",
-            labels=["model"],
-        )
-        outcomes = CounterMetricFamily("serve_app_engine_requests", _ENGINE_REQUESTS, labels=["model", "outcome"])
-        resumptions = CounterMetricFamily(
-            "serve_app_resumptions", "Times a request that lost its replica went on.", labels=["model"]
-        )
-        moved = CounterMetricFamily("serve_app_moved", "Requests moved away from replicas that drained.", labels=["model"])
-        routed = CounterMetricFamily(
-            "serve_app_routed", "Attempts that were given to a replica, by why to that one.", labels=["model", "reason"]
-        )
-        hits = CounterMetricFamily(
-            "serve_app_expected_prefix_hit_tokens",
-            "Prompt tokens of those that were thought to be in the replica's prefix cache.",
-            labels=["model"],
-        )
-        gaps = HistogramMetricFamily("serve_app_resume_gap_seconds", _GAP, labels=["model", "way"])
-        gauges = {
-            name: GaugeMetricFamily(f"serve_app_replica_{name}", text, labels=["model", "replica"])
-            for name, text in _REPLICA_GAUGES.items()
-        }
-        for fleet in self._fleets:
-            model, state = fleet.settings.model, describe(fleet)
-            waiting.add_metric([model], state["waiting"])
-            tokens.add_metric([model], state["outstanding_tokens"])
-            resumptions.add_metric([model], state["resumptions"])
-            moved.add_metric([model], state["moved"])
-            hits.add_metric([model], state["expected_hit_tokens"])
-            for reason, count in state["routed"].items():
-                routed.add_metric([model, reason], count)
-            blocked.add_metric([model], state["blocked"])
+        """Yield each series with a sample for every fleet."""
+        described = [(fleet, fleet.settings.model, describe(fleet)) for fleet in self._fleets]
+        yield from _counts(described)
+        gaps = series.histogram_family("resume_gap_seconds")
+        for fleet, model, _ in described:
             _add_gaps(gaps, model, fleet.failover.gaps)
-            for outcome, count in state["outcomes"].items():
-                outcomes.add_metric([model, outcome], count)
+        yield gaps
+        bound = series.gauge_family("replica_bound")
+        for model, (least, most) in self._bounds.items():
+            bound.add_metric([model, "min"], least)
+            bound.add_metric([model, "max"], most)
+        yield bound
+        yield from _replicas(described)
+
+
+_Described = Sequence[tuple[FleetState, str, Mapping[str, Any]]]
+
+
+def _counts(described: _Described) -> Iterator[Metric]:
+    """Yield what is one number for each model, or one for each of a few words."""
+    for name, key in (("waiting_requests", "waiting"), ("outstanding_tokens",) * 2, ("quarantined_fingerprints", "blocked")):
+        family = series.gauge_family(name)
+        for _, model, state in described:
+            family.add_metric([model], state[key])
+        yield family
+    for name, key in (("engine_requests", "outcomes"), ("routed", "routed")):
+        words = series.counter_family(name)
+        for _, model, state in described:
+            for word, count in state[key].items():
+                words.add_metric([model, word], count)
+        yield words
+    for name, key in (("resumptions",) * 2, ("moved",) * 2, ("expected_prefix_hit_tokens", "expected_hit_tokens")):
+        counts = series.counter_family(name)
+        for _, model, state in described:
+            counts.add_metric([model], state[key])
+        yield counts
+    starts = series.gauge_family("cold_start_p90_seconds")
+    for _, model, state in described:
+        if state["cold_start_s"] is not None:
+            starts.add_metric([model], state["cold_start_s"])
+    yield starts
+
+
+def _replicas(described: _Described) -> Iterator[Metric]:
+    for name in _REPLICA_GAUGES:
+        family = series.gauge_family(f"replica_{name}")
+        for _, model, state in described:
             for replica_id, load in state["replicas"].items():
-                for name, family in gauges.items():
-                    family.add_metric([model, replica_id], float(load[name]))
-        yield from (waiting, tokens, blocked, outcomes, resumptions, moved, routed, hits, gaps, *gauges.values())
+                family.add_metric([model, replica_id], float(load[name]))
+        yield family
+    steps = series.counter_family("replica_steps")
+    for fleet, model, _ in described:
+        for replica in fleet.replicas.values():
+            steps.add_metric([model, replica.replica_id], replica.step)
+    yield steps
 
 
 def _add_gaps(family: HistogramMetricFamily, model: str, gaps: Gaps) -> None:
     ends = [*map(floatToGoString, BOUNDS_S), "+Inf"]
     for way, counts in gaps.counts.items():
         family.add_metric([model, way], list(zip(ends, accumulate(counts), strict=True)), gaps.sums_s[way])
-
-
-_ENGINE_REQUESTS = (
-    "Engine requests by terminal outcome: each choice of n, each prompt of a list and each step of a beam search is one."
-)
-_GAP = (
-    "How long a request that lost its replica stood still: from when the ingress lost the link, or ejected the silent replica, "
-    "to the next new token for the client. By how it went on: continue, replay, or restart where no token had been sent."
-)
-
-_REPLICA_GAUGES = {
-    "held": "Unfinished requests of this ingress on the replica.",
-    "outstanding_tokens": "Tokens that they may still cost.",
-    "running": "Requests in the engine's running batch, of all ingresses.",
-    "waiting": "Requests in the engine's waiting queue, of all ingresses.",
-    "kv_usage": "Used share of the KV cache blocks, 0..1.",
-    "draining": "1 while the replica takes nothing new.",
-}
 
 
 class CanaryCollector(Collector):
@@ -253,12 +245,7 @@ class CanaryCollector(Collector):
         self._described = dict(described)
 
     def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "serve_app_canary_requests", "Requests for the model `of` that its canary was given.", labels=["model", "of"]
-        )
-        states = GaugeMetricFamily(
-            "serve_app_canary_state", "1 for the state that the canary is in.", labels=["model", "of", "state"]
-        )
+        requests, states = series.counter_family("canary_requests"), series.gauge_family("canary_state")
         for name, told in self._described.items():
             said = told()
             requests.add_metric([name, said["of"]], said["requests"])
@@ -267,9 +254,22 @@ class CanaryCollector(Collector):
         yield from (requests, states)
 
 
-def register(fleets: Iterable[FleetState], canaries: Mapping[str, Callable[[], Mapping[str, Any]]]) -> None:
-    """Show the fleets, and of each canary by its name what it says of itself."""
-    REGISTRY.register(FleetCollector(fleets))
+def register(
+    fleets: Iterable[FleetState],
+    canaries: Mapping[str, Callable[[], Mapping[str, Any]]],
+    bounds: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+) -> None:
+    """Show the fleets with the bounds of their replicas, and of each canary by its name what it says of itself.
+
+    What may be lost is there at zero: Prometheus sees no increase in a series that begins with 1.
+    """
+    fleets = list(fleets)
+    for fleet in fleets:
+        for code in ENGINE_LOST:
+            _engines_lost.labels(fleet.settings.model, code)
+        for end in LinkEnd:
+            _links_lost.labels(fleet.settings.model, end.name.lower())
+    REGISTRY.register(FleetCollector(fleets, bounds))
     REGISTRY.register(CanaryCollector(canaries))
 
 

@@ -6,6 +6,9 @@ from typing import NamedTuple
 from serve_app.errors import NoFreePlace, RequestQuarantined, ServingError
 from serve_app.ledger_lines import Outcome
 
+WORDS = ("complete", "aborted", "failed", "rejected", "invalid", "blocked", "quarantined", "held_back")
+"""All that `Ending.word` returns."""
+
 
 class Answer(NamedTuple):
     """What went to the client. ``status`` 0: nothing yet."""

@@ -20,7 +20,9 @@ from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
 from serve_app.ingress.generate import NEWLINE, NUL
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.listener import Listener
+from serve_app.ingress.loop_lag import watch_loop_lag
 from serve_app.ingress.own_answers import FleetReport
+from serve_app.ingress.request_metrics import begin_at_zero
 from serve_app.membership import Lease
 from serve_app.tls import client_context
 
@@ -64,7 +66,9 @@ class IngressRuntime:
             report=report,
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
-        metrics.register((front.client.fleet for front in fronts.values()), canaries)
+        bounds = {m.name: (m.replicas.min, m.replicas.max) for m in settings.models.values()}
+        begin_at_zero(["", *fronts])
+        metrics.register((front.client.fleet for front in fronts.values()), canaries, bounds)
         return cls(app, Listener(app, settings.ingress), fronts, batches)
 
     @staticmethod
@@ -76,11 +80,12 @@ class IngressRuntime:
         return await build_front_end(model, path, client)
 
     def start(self) -> list[asyncio.Task[Any]]:
-        """Start batches and the clients' loops; the caller owns the tasks."""
+        """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
         if self.batches is not None:
             adapters = [name for front in self.front_ends.values() for name in front.adapters]
             self.batches.start(self.app.answer_batch, (*self.front_ends, *adapters))
-        return [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
+        clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
+        return [asyncio.create_task(watch_loop_lag(), name="loop lag"), *clients]
 
     async def drain(self, limit_s: float) -> None:
         """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error.

@@ -159,6 +159,11 @@ def variables_from(container: Object) -> dict[str, Object]:
     return {e["name"]: e["valueFrom"]["secretKeyRef"] for e in container["env"] if "valueFrom" in e}
 
 
+def slo(path: str, value: float, name: str, said: str) -> Row:
+    """Return the row of a value below monitoring.slo, which shows as ``said`` in the expression of an alert or a record."""
+    return f"monitoring.slo.{path}", value, lambda r: said in alert(r, name)["expr"], True, RULES
+
+
 def alert(r: Rendered, name: str) -> Object:
-    rules = only(r.of("PrometheusRule"))["spec"]["groups"][0]["rules"]
-    return next(rule for rule in rules if rule["alert"] == name)
+    groups = only(r.of("PrometheusRule"))["spec"]["groups"]
+    return next(rule for group in groups for rule in group["rules"] if name in (rule.get("alert"), rule.get("record")))

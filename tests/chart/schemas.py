@@ -29,7 +29,7 @@ def listed(entry: Schema) -> Schema:
 _METADATA = closed(name=TEXT, namespace=TEXT, labels=LABELS, annotations=LABELS)
 _EXPRESSION = closed(key=TEXT, operator={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]}, values=TEXTS)
 _SELECTOR = closed(matchLabels=LABELS, matchExpressions=listed(_EXPRESSION))
-_RULE = closed(alert=TEXT, expr=TEXT, labels=LABELS, annotations=LABELS) | {"required": ["alert", "expr"]}
+_RULE = closed(alert=TEXT, record=TEXT, expr=TEXT, labels=LABELS, annotations=LABELS) | {"required": ["expr"]}
 _RULE["properties"]["for"] = DURATION
 _PARENT = closed(group=TEXT, kind=TEXT, name=TEXT, namespace=TEXT, sectionName=TEXT) | {"required": ["name"]}
 _MATCH = closed(path=closed(type={"enum": ["Exact", "PathPrefix", "RegularExpression"]}, value=TEXT))
@@ -47,7 +47,10 @@ SPECS: dict[str, tuple[str, Schema]] = {
             podMetricsEndpoints=listed(closed(port=TEXT, path=TEXT, interval=DURATION)),
         ),
     ),
-    "prometheusrule-monitoring-v1": ("monitoring.coreos.com/v1", closed(groups=listed(closed(name=TEXT, rules=listed(_RULE))))),
+    "prometheusrule-monitoring-v1": (
+        "monitoring.coreos.com/v1",
+        closed(groups=listed(closed(name=TEXT, interval=DURATION, rules=listed(_RULE)))),
+    ),
     "httproute-gateway-v1": (
         "gateway.networking.k8s.io/v1",
         closed(parentRefs=listed(_PARENT), hostnames=TEXTS, rules=listed(_ROUTE)),

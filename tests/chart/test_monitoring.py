@@ -1,84 +1,57 @@
-"""Alerts and the dashboard ask for series that exist, of the jobs that the PodMonitors make."""
+"""Alerts and dashboards as the chart makes them; tests/monitoring has what they say."""
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from vllm.v1.metrics import loggers
 
 from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.ingress import metrics as metrics_of_ingress
-from serve_app.ingress.connection import CROWDED_CONNECTIONS, STALLED_CLIENTS
-from serve_app.ingress.ledger_file import LOST
-from serve_app.ingress.metrics import FREE_DISK, CanaryCollector, FleetCollector
+from serve_app.ingress.metrics import CanaryCollector, FleetCollector
 from tests.chart.places import alert
-from tests.chart.render import Refused, Rendered, at, merged, models, render
+from tests.chart.render import Refused, Rendered, at, merged, render
+from tests.monitoring.expressions import selectors
+from tools.monitoring.boards import BOARDS, board_file
+from tools.monitoring.facts import default_facts, filled
+from tools.monitoring.rules import rules_file
 
 MONITORED = merged(at("monitoring.podMonitors", True), at("monitoring.prometheusRules", True), at("monitoring.dashboards", True))
 
 
-def expressions(r: Rendered) -> Iterator[str]:
-    """Yield every PromQL expression of alerts and dashboard."""
-    for rule in r.of("PrometheusRule")[""]["spec"]["groups"][0]["rules"]:
-        yield rule["expr"]
-    board = json.loads(r.of("ConfigMap")["dashboard"]["data"]["demo.json"])
-    for panel in board["panels"]:
-        for target in panel["targets"]:
-            yield target["expr"]
-    for variable in board["templating"]["list"]:
-        if variable["type"] == "query":
-            yield variable["query"]["query"]
+def rules(rendered: Rendered) -> list[dict[str, Any]]:
+    """Return all rules of the release."""
+    return [rule for group in rendered.of("PrometheusRule")[""]["spec"]["groups"] for rule in group["rules"]]
 
 
-def fleet_series() -> dict[str, set[str]]:
-    """Name -> labels of the series of an ingress, as its collectors name them."""
-    collectors = FleetCollector([FleetState(FleetSettings(model="m"))]), CanaryCollector({})
-    metrics: list[Metric] = [metric for collector in collectors for metric in collector.collect()]
-    found = {m.name + ("_total" if m.type == "counter" else ""): set(m._labelnames) for m in metrics}  # type: ignore[attr-defined]
-    buckets = {f"{m.name}_bucket": found[m.name] for m in metrics if m.type == "histogram"}
-    counted = (metrics_of_ingress._engines_lost, metrics_of_ingress._requests)
-    single = (STALLED_CLIENTS, CROWDED_CONNECTIONS, LOST, *counted)
-    counters = {f"{c._name}_total": set(c._labelnames) for c in single}
-    return {**found, **buckets, **counters, FREE_DISK._name: set()}
+def boards(rendered: Rendered) -> dict[str, Any]:
+    """Return the dashboards by the names of their files."""
+    return {name: json.loads(text) for name, text in rendered.of("ConfigMap")["dashboard"]["data"].items()}
 
 
-def test_every_series_exists() -> None:
-    source = Path(loggers.__file__).read_text(encoding="utf-8")
-    asked = {name for e in expressions(render(MONITORED)) for name in re.findall(r"\b(?:vllm:|serve_app_)\w+", e)}
-    ours = {name for name in asked if name.startswith("serve_app_")}
-    theirs = {name.removesuffix("_bucket") for name in asked - ours}
-    assert len(ours) >= 5
-    assert len(theirs) >= 2
-    assert ours - fleet_series().keys() == set()
-    assert {name for name in theirs if f'name="{name}"' not in source} == set()
+def test_the_chart_fills_in_what_make_observe_fills_in() -> None:
+    r = render(merged(MONITORED, at("config.timeouts.drain_s", 600)))
+    uid = boards(r)["demo-overview.json"]["uid"].removesuffix("-overview")
+    facts = default_facts(namespace="serving", release="demo") | {"uid": uid}
+    assert r.of("PrometheusRule")[""]["spec"] == yaml.safe_load(filled(rules_file(), facts))
+    made = {f"demo-{b.name}.json": json.loads(filled(board_file(b), facts)) | {"uid": f"{uid}-{b.name}"} for b in BOARDS}
+    assert boards(r) == made
 
 
-def test_every_label_that_is_asked_for_exists() -> None:
-    known = {"job", "le", "model_name", "namespace", "app_kubernetes_io_instance"}.union(*fleet_series().values())
-    for e in expressions(render(MONITORED)):
-        grouped = [label.strip() for group in re.findall(r"by \(([^)]*)\)", e) for label in group.split(",")]
-        matched = re.findall(r"[{,](\w+)=~?\"", e)
-        assert {*grouped, *matched} - known == set(), e
+def test_no_place_is_left_open() -> None:
+    r = render(MONITORED)
+    text = json.dumps([r.of("PrometheusRule"), boards(r)])
+    assert set(re.findall(r"\$\{\w+\}", text)) == {"${datasource}"}
 
 
 def test_alerts_ask_the_job_that_the_pod_monitor_of_the_ingress_makes() -> None:
     r = render(MONITORED)
     assert "ingress" in r.of("PodMonitor")
-    rules = r.of("PrometheusRule")[""]["spec"]["groups"][0]["rules"]
-    assert [rule["alert"] for rule in rules if 'job="serving/demo-ingress"' not in rule["expr"]] == []
-
-
-def test_every_alert_has_a_severity_and_a_summary() -> None:
-    rules = render(MONITORED).of("PrometheusRule")[""]["spec"]["groups"][0]["rules"]
-    assert {rule["labels"]["severity"] for rule in rules} == {"critical", "warning"}
-    assert all(rule["annotations"]["summary"].endswith(".") for rule in rules)
+    asked = [selector for rule in rules(r) for selector in selectors(rule["expr"]) if not selector.name.startswith("serve_app:")]
+    assert [s.text for s in asked if 'job="serving/demo-ingress"' not in s.text] == []
 
 
 def test_pod_monitors_scrape_ports_that_their_pods_have() -> None:
@@ -99,53 +72,59 @@ def fleet_with(model: str, **draining: bool) -> FleetState:
 
 
 def test_the_outage_of_an_idle_model_shows_in_the_series_of_the_alert() -> None:
-    """`A unless on (model) B`: A has every model, waiting requests or not, and B none that the ingress cannot give a request."""
+    """`A unless on (job, model) B`: A has every model, waiting requests or not, and B none that the ingress cannot give a request."""
     registry = CollectorRegistry()
-    registry.register(FleetCollector([fleet_with("none"), fleet_with("drains", a=True), fleet_with("one", a=True, b=False)]))
+    fleets = [fleet_with("none"), fleet_with("drains", a=True), fleet_with("one", a=True, b=False)]
+    registry.register(FleetCollector(fleets, {"none": (1, 2), "drains": (0, 1)}))
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     asked = {s.labels["model"] for s in samples if s.name == "serve_app_waiting_requests"}
     taking = {s.labels["model"] for s in samples if s.name == "serve_app_replica_draining" and 1 - s.value > 0}
     assert asked - taking == {"none", "drains"}
-    left, _, right = alert(render(MONITORED), "ServeAppNoReplica")["expr"].partition("unless on (model)")
-    assert re.sub(r"{.*}", "", left).split() == ["count", "by", "(model)", "(serve_app_waiting_requests)"]
-    assert re.sub(r"{.*}", "", right).strip() == "(sum by (model) (1 - serve_app_replica_draining) > 0)"
+    expr = alert(render(MONITORED), "ServeAppNoReplica")["expr"]
+    left, right, canaries, bound = (
+        re.sub(r"{.*}", "", part) for part in re.split(" unless on .job, model. | and on .job, model. ", expr)
+    )
+    assert (left, right) == (
+        "count by (job, model) (serve_app_waiting_requests)",
+        "(sum by (job, model) (1 - serve_app_replica_draining) > 0)",
+    )
+    assert (canaries, bound) == ("serve_app_canary_state", "(max by (job, model) (serve_app_replica_bound) > 0)")
+    least = {s.labels["model"]: s.value for s in samples if s.name == "serve_app_replica_bound" and s.labels["bound"] == "min"}
+    assert {model for model in asked - taking if least.get(model, 0) > 0} == {"none"}
 
 
-def test_a_model_that_may_have_no_replica_is_none_that_misses_one() -> None:
-    def rules(*mins: int) -> list[str]:
-        common = {"model": "/opt/m", "required": False}
-        optional = [common | {"name": f"m{i}+.a", "replicas": {"min": n, "max": 2}} for i, n in enumerate(mins)]
-        rendered = render(merged(MONITORED, models(*optional)))
-        found = rendered.of("PrometheusRule")[""]["spec"]["groups"][0]["rules"]
-        return [rule["expr"] for rule in found if rule["alert"] == "ServeAppNoReplica"]
-
-    (both,) = rules(1, 0, 2)
-    assert re.findall(r'model=~"(.*?)"', both) == ["m0[+][.]a|m2[+][.]a"]
-    assert rules(0) == []
-
-
-def test_a_canary_has_an_alert_of_its_own_and_is_not_missed() -> None:
-    chat = {"name": "chat", "model": "/opt/m"}
-    rendered = render(merged(MONITORED, models(chat, chat | {"name": "next", "canary": {"of": "chat"}})))
-    rules = {rule["alert"]: rule["expr"] for rule in rendered.of("PrometheusRule")[""]["spec"]["groups"][0]["rules"]}
-    assert 'model=~"chat"' in rules["ServeAppNoReplica"]
+def test_a_canary_has_an_alert_of_its_own() -> None:
     registry = CollectorRegistry()
     registry.register(CanaryCollector({"next": lambda: {"of": "chat", "state": "bad", "requests": 5}}))
     (bad,) = [s for metric in registry.collect() for s in metric.samples if s.labels.get("state") == "bad"]
     assert bad.value == 1
-    assert f"max by (model, of) ({bad.name}{{" in rules["ServeAppCanaryIsBad"]
+    assert f"max by (job, model, of) ({bad.name}{{" in alert(render(MONITORED), "ServeAppCanaryIsBad")["expr"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ({"ttft": {"seconds": 3}}, "/monitoring/slo/ttft/seconds"),
+        ({"itl": {"seconds": 0.12}}, "/monitoring/slo/itl/seconds"),
+        ({"availability": 0.9}, "/monitoring/slo/availability"),
+        ({"availability": 1}, "/monitoring/slo/availability"),
+    ],
+)
+def test_an_objective_that_nothing_can_count_is_refused(objective: dict[str, Any], said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        render(at("monitoring.slo", objective))
 
 
 def test_the_dashboards_of_two_releases_are_two_to_grafana() -> None:
-    def uid(release: str) -> str:
+    def uids(release: str) -> set[str]:
         (board,) = [
             o for o in render(at("monitoring.dashboards", True), release=release).objects if "-dashboard" in o["metadata"]["name"]
         ]
-        (text,) = board["data"].values()
-        return str(json.loads(text)["uid"])
+        return {json.loads(text)["uid"] for text in board["data"].values()}
 
-    assert uid("demo") != uid("other")
-    assert len(uid("demo")) <= 40  # Grafana's limit
+    assert len(uids("demo")) == len(BOARDS)
+    assert not uids("demo") & uids("other")
+    assert max(map(len, uids("demo"))) <= 40  # Grafana's limit
 
 
 @pytest.mark.parametrize(

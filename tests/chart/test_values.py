@@ -35,6 +35,7 @@ from tests.chart.places import (
     pull_secrets,
     resources,
     secrets_of,
+    slo,
 )
 from tests.chart.render import CHART, Object, Rendered, at, merged, models, render
 from tests.chart.stored_rows import REDIS, WEIGHTS
@@ -412,6 +413,33 @@ CLUSTER: list[Row] = [
         MONITORS,
     ),
     ("monitoring.waitingRequestsAlert", 77, lambda r: alert(r, "ServeAppRequestsWait")["expr"].endswith("> 77"), True, RULES),
+    (
+        "monitoring.freeBytesAlert",
+        10**10,
+        lambda r: alert(r, "ServeAppDiskIsFull")["expr"].endswith("< 10000000000"),
+        True,
+        RULES,
+    ),
+    slo("availability", 0.99, "ServeAppRequestsFail", "> 14.4 * (1 - 0.99)"),
+    slo("ttft.objective", 0.96, "ServeAppFirstTokensAreLate", "> 14.4 * (1 - 0.96)"),
+    slo("ttft.seconds", 5, "serve_app:ttft_errors:ratio_rate5m", 'le=~"5([.]0)?"'),
+    slo("itl.objective", 0.96, "ServeAppTokensAreLate", "> 14.4 * (1 - 0.96)"),
+    slo("itl.seconds", 0.5, "serve_app:itl_errors:ratio_rate5m", 'le=~"0.5([.]0)?"'),
+    slo("minRequests", 7, "ServeAppRequestsFail", ">= 7"),
+    (
+        "monitoring.runbookUrl",
+        "https://r",
+        lambda r: alert(r, "ServeAppDown")["annotations"]["runbook_url"],
+        "https://r#serveappdown",
+        RULES,
+    ),
+    (
+        "monitoring.grafanaUrl",
+        "https://g/",
+        lambda r: alert(r, "ServeAppDown")["annotations"]["dashboard_url"].startswith("https://g/d/serve-app-"),
+        True,
+        RULES,
+    ),
     ("test.apiKeySecret", "s", lambda r: only(r.of("Pod"))["spec"]["volumes"][1]["secret"]["secretName"], "s", {}),
     ("test.nodeSelector", MAPPING, lambda r: only(r.of("Pod"))["spec"]["nodeSelector"], MAPPING, {}),
     ("test.tolerations", TOLERATION, lambda r: only(r.of("Pod"))["spec"]["tolerations"], TOLERATION, {}),

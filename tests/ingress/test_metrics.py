@@ -38,7 +38,7 @@ def busy_fleet() -> FleetState:
 
 def test_a_scrape_shows_every_fleet_and_replica() -> None:
     registry = CollectorRegistry()
-    registry.register(FleetCollector([busy_fleet(), FleetState(FleetSettings(model="idle"))]))
+    registry.register(FleetCollector([busy_fleet(), FleetState(FleetSettings(model="idle"))], {"tiny": (1, 4)}))
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     assert lines == [
         'serve_app_waiting_requests{model="tiny"} 1.0',
@@ -48,13 +48,15 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
         'serve_app_quarantined_fingerprints{model="tiny"} 1.0',
         'serve_app_quarantined_fingerprints{model="idle"} 0.0',
         'serve_app_engine_requests_total{model="tiny",outcome="aborted"} 1.0',
+        'serve_app_routed_total{model="tiny",reason="load"} 1.0',
         'serve_app_resumptions_total{model="tiny"} 0.0',
         'serve_app_resumptions_total{model="idle"} 0.0',
         'serve_app_moved_total{model="tiny"} 0.0',
         'serve_app_moved_total{model="idle"} 0.0',
-        'serve_app_routed_total{model="tiny",reason="load"} 1.0',
         'serve_app_expected_prefix_hit_tokens_total{model="tiny"} 0.0',
         'serve_app_expected_prefix_hit_tokens_total{model="idle"} 0.0',
+        'serve_app_replica_bound{bound="min",model="tiny"} 1.0',
+        'serve_app_replica_bound{bound="max",model="tiny"} 4.0',
         'serve_app_replica_held{model="tiny",replica="a"} 1.0',
         'serve_app_replica_held{model="tiny",replica="b"} 0.0',
         'serve_app_replica_outstanding_tokens{model="tiny",replica="a"} 15.0',
@@ -67,6 +69,8 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
         'serve_app_replica_kv_usage{model="tiny",replica="b"} 0.75',
         'serve_app_replica_draining{model="tiny",replica="a"} 0.0',
         'serve_app_replica_draining{model="tiny",replica="b"} 1.0',
+        'serve_app_replica_steps_total{model="tiny",replica="a"} 1.0',
+        'serve_app_replica_steps_total{model="tiny",replica="b"} 1.0',
     ]
 
 

@@ -1,0 +1,41 @@
+"""Series of HTTP requests, each counted once, at its end."""
+
+from collections.abc import Iterable
+
+from serve_app import series
+from serve_app.errors import NoReplica, QueueFull, ReplicaLost, ServerStopping, TooManyConnections
+from serve_app.ingress.outcomes import WORDS, Ending
+from serve_app.ingress.verdict import Verdict
+
+_requests = series.counter("requests")
+_errors = series.counter("request_errors")
+_by_key = series.counter("key_requests")
+_queue = series.histogram("queue_seconds", series.WAIT_BOUNDS_S)
+
+_NO_ERROR = ("complete", "aborted")
+"""Outcomes that are as the client wanted, or of its own making."""
+
+
+_WATCHED = (NoReplica, QueueFull, TooManyConnections, ReplicaLost, ServerStopping)
+"""Errors that are there at zero: Prometheus sees no increase in a series that begins with 1."""
+
+
+def begin_at_zero(models: Iterable[str]) -> None:
+    """Show every outcome and the errors that alerts ask for, before the first of them."""
+    for model in models:
+        for word in WORDS:
+            _requests.labels(model, word)
+        for error in _WATCHED:
+            _errors.labels(model, error.code)
+
+
+def count_request(verdict: Verdict, ending: Ending, key: str | None) -> None:
+    """Count an HTTP request. ``key`` is the name of its API key, None where none is asked for."""
+    outcome = ending.word()
+    _requests.labels(verdict.model, outcome).inc()
+    if outcome not in _NO_ERROR:
+        _errors.labels(verdict.model, ending.reason).inc()
+    if key is not None:
+        _by_key.labels(key, verdict.model, outcome).inc()
+    if verdict.first is not None and (started_at := verdict.first.trail.started_at) is not None:
+        _queue.labels(verdict.model).observe(started_at - verdict.first.arrived_at)

@@ -1,0 +1,176 @@
+"""The table of every Prometheus series of ours: its kind, its labels, and what it means.
+
+Collectors are made by the functions below, so a series that is not in the table cannot be made. Times are seconds, sizes bytes. Counters
+are written without the suffix ``_total`` that Prometheus shows. Every label has few values: models and replicas of one release, API
+keys of one file, and words of ours. docs/monitoring.md shows the table (`python -m tools.monitoring` renews it).
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Series(NamedTuple):
+    """One row. ``name`` is without the prefix ``serve_app_``."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    text: str
+
+    @property
+    def shown(self) -> str:
+        """The name as Prometheus shows it; a histogram has ``_bucket``, ``_sum`` and ``_count`` behind that."""
+        return f"serve_app_{self.name}" + ("_total" if self.kind == "counter" else "")
+
+
+_MODEL, _REPLICA = ("model",), ("model", "replica")
+
+TABLE = (
+    Series("requests", "counter", ("model", "outcome"), "HTTP requests to a route of models by how they ended, each once."),
+    Series(
+        "request_errors",
+        "counter",
+        ("model", "reason"),
+        "The requests among them that were refused or failed, by why: the code of docs/differences.md, or http_STATUS from vLLM.",
+    ),
+    Series(
+        "key_requests",
+        "counter",
+        ("key", "model", "outcome"),
+        "HTTP requests by API key, of which the first 12 hex digits of its SHA-256 are shown. Only with ingress.api_keys_file.",
+    ),
+    Series(
+        "queue_seconds", "histogram", _MODEL, "Wait for a replica: from the arrival of an HTTP request's first engine request."
+    ),
+    Series(
+        "engine_requests",
+        "counter",
+        ("model", "outcome"),
+        "Engine requests by terminal outcome: each choice of n, each prompt of a list and each step of a beam search is one.",
+    ),
+    Series("waiting_requests", "gauge", _MODEL, "Requests without a replica."),
+    Series("outstanding_tokens", "gauge", _MODEL, "Tokens that unfinished requests may still cost."),
+    Series("quarantined_fingerprints", "gauge", _MODEL, "Kinds of requests that are refused because one seems to end engines."),
+    Series("resumptions", "counter", _MODEL, "Times a request that lost its replica went on."),
+    Series("moved", "counter", _MODEL, "Requests moved away from replicas that drained."),
+    Series("routed", "counter", ("model", "reason"), "Attempts that were given to a replica, by why to that one."),
+    Series(
+        "expected_prefix_hit_tokens",
+        "counter",
+        _MODEL,
+        "Prompt tokens of those that were thought to be in the replica's prefix cache.",
+    ),
+    Series(
+        "resume_gap_seconds",
+        "histogram",
+        ("model", "way"),
+        "How long a request that lost its replica stood still: from when the ingress lost the link, or ejected the silent replica, "
+        "to the next new token for the client. By how it went on: continue, replay, or restart where no token had been sent.",
+    ),
+    Series(
+        "replica_bound", "gauge", ("model", "bound"), "replicas.min and replicas.max of the configuration; bound is min or max."
+    ),
+    Series("cold_start_p90_seconds", "gauge", _MODEL, "What nine of ten measured starts of a replica did not exceed."),
+    Series("replica_held", "gauge", _REPLICA, "Unfinished requests of this ingress on the replica."),
+    Series("replica_outstanding_tokens", "gauge", _REPLICA, "Tokens that they may still cost."),
+    Series("replica_running", "gauge", _REPLICA, "Requests in the engine's running batch, of all ingresses."),
+    Series("replica_waiting", "gauge", _REPLICA, "Requests in the engine's waiting queue, of all ingresses."),
+    Series("replica_kv_usage", "gauge", _REPLICA, "Used share of the KV cache blocks, 0..1."),
+    Series("replica_draining", "gauge", _REPLICA, "1 while the replica takes nothing new."),
+    Series("replica_steps", "counter", _REPLICA, "Steps (forward passes) of the replica's engine."),
+    Series(
+        "links_lost",
+        "counter",
+        ("model", "reason"),
+        "Links to replicas that ended; unresponsive: the silent replica was ejected.",
+    ),
+    Series(
+        "engines_lost",
+        "counter",
+        ("model", "reason"),
+        "Engines that a replica has lost, by why; each linked ingress counts them all.",
+    ),
+    Series("canary_requests", "counter", ("model", "of"), "Requests for the model `of` that its canary was given."),
+    Series("canary_state", "gauge", ("model", "of", "state"), "1 for the state that the canary is in."),
+    Series("event_loop_lag_seconds", "histogram", (), "How much later than asked the ingress's event loop woke a task."),
+    Series(
+        "stalled_clients",
+        "counter",
+        (),
+        "Connections dropped because the client took nothing of its answer for ingress.stalled_client_s.",
+    ),
+    Series(
+        "crowded_connections",
+        "counter",
+        (),
+        "Connections made while nearly no file descriptors were left: probes are answered, requests refused.",
+    ),
+    Series("ledger_lost", "counter", (), "Lines of the ledger that could not be written."),
+    Series(
+        "free_disk_bytes", "gauge", (), "Room on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets."
+    ),
+    Series("batches", "gauge", ("status",), "Batches that are kept, by their status. Of the ingress that runs them."),
+    Series("batch_lines", "counter", ("outcome",), "Lines of batches by what became of them."),
+    Series("batch_free_bytes", "gauge", (), "Room on the disk of ingress.batch.dir; 0 where no batches are served."),
+)
+
+_BY_NAME = {series.name: series for series in TABLE}
+
+WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Upper ends of buckets for waits that are zero in an idle fleet and last as long as a cold start in one that scales from zero."""
+
+LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Upper ends of buckets for the event loop: each token of every stream waits that long."""
+
+
+def row(name: str, kind: Kind) -> Series:
+    """Return the row of this name.
+
+    Raises:
+        KeyError: The table has no row of this name and kind.
+    """
+    found = _BY_NAME[name]
+    if found.kind != kind:
+        raise KeyError(f"{name} is a {found.kind}, not a {kind}")
+    return found
+
+
+def counter(name: str) -> Counter:
+    """Make the counter, once in a process."""
+    found = row(name, "counter")
+    return Counter(f"serve_app_{name}", found.text, found.labels)
+
+
+def gauge(name: str) -> Gauge:
+    """Make the gauge, once in a process."""
+    found = row(name, "gauge")
+    return Gauge(f"serve_app_{name}", found.text, found.labels)
+
+
+def histogram(name: str, bounds: Sequence[float]) -> Histogram:
+    """Make the histogram, once in a process. ``bounds``: upper ends of buckets, rising, without infinity."""
+    found = row(name, "histogram")
+    return Histogram(f"serve_app_{name}", found.text, found.labels, buckets=bounds)
+
+
+def counter_family(name: str) -> CounterMetricFamily:
+    """Return the counter for one scrape, without samples."""
+    found = row(name, "counter")
+    return CounterMetricFamily(f"serve_app_{name}", found.text, labels=found.labels)
+
+
+def gauge_family(name: str) -> GaugeMetricFamily:
+    """Return the gauge for one scrape, without samples."""
+    found = row(name, "gauge")
+    return GaugeMetricFamily(f"serve_app_{name}", found.text, labels=found.labels)
+
+
+def histogram_family(name: str) -> HistogramMetricFamily:
+    """Return the histogram for one scrape, without samples."""
+    found = row(name, "histogram")
+    return HistogramMetricFamily(f"serve_app_{name}", found.text, labels=found.labels)

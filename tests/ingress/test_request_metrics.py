@@ -1,0 +1,74 @@
+"""What one HTTP request adds to the series, and what the event loop's lag looks like."""
+
+import asyncio
+import time
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from serve_app.core.request import RequestState, Resume
+from serve_app.ingress.loop_lag import PERIOD_S, watch_loop_lag
+from serve_app.ingress.outcomes import WORDS, Ending
+from serve_app.ingress.request_metrics import begin_at_zero, count_request
+from serve_app.ingress.verdict import Verdict
+from serve_app.series import TABLE
+
+
+def value(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"serve_app_{name}", labels)
+
+
+def verdict_of(model: str, *, arrived_at: float = 0.0, started_at: float | None = None) -> Verdict:
+    verdict = Verdict()
+    verdict.model = model
+    verdict.first = RequestState("r", 5, 5, Resume.CONTINUE)
+    verdict.first.arrived_at, verdict.first.trail.started_at = arrived_at, started_at
+    return verdict
+
+
+def test_every_outcome_is_there_at_zero_before_the_first_request() -> None:
+    begin_at_zero(["quiet"])
+    assert [value("requests_total", model="quiet", outcome=word) for word in WORDS] == [0.0] * len(WORDS)
+    assert value("request_errors_total", model="quiet", reason="no_replica") == 0.0
+
+
+def test_a_refused_request_is_counted_by_its_reason_and_its_key() -> None:
+    count_request(verdict_of("m1"), Ending("rejected", 503, "queue_full"), "abcdef")
+    assert value("requests_total", model="m1", outcome="rejected") == 1.0
+    assert value("request_errors_total", model="m1", reason="queue_full") == 1.0
+    assert value("key_requests_total", key="abcdef", model="m1", outcome="rejected") == 1.0
+    assert value("queue_seconds_count", model="m1") is None
+
+
+def test_an_answer_is_no_error_and_tells_how_long_it_waited() -> None:
+    count_request(verdict_of("m2", arrived_at=10.0, started_at=12.0), Ending("complete", 200, ""), None)
+    count_request(verdict_of("m2", arrived_at=10.0, started_at=10.0), Ending("aborted", 200, "client_gone"), None)
+    errors = [s for metric in REGISTRY.collect() for s in metric.samples if s.name == "serve_app_request_errors_total"]
+    assert [s for s in errors if s.labels["model"] == "m2"] == []
+    assert value("queue_seconds_sum", model="m2") == 2.0
+    assert [value("queue_seconds_bucket", model="m2", le=le) for le in ("0.001", "1.0", "2.5", "+Inf")] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_a_loop_that_stands_still_is_late_by_that_long() -> None:
+    async def stand_still() -> None:
+        watch = asyncio.create_task(watch_loop_lag())
+        await asyncio.sleep(0)  # the watch has begun to wait
+        time.sleep(PERIOD_S + 0.3)  # noqa: ASYNC251  # nothing else may run meanwhile
+        await asyncio.sleep(0.01)
+        watch.cancel()
+
+    def late() -> float:
+        found: Any = [value("event_loop_lag_seconds_count"), value("event_loop_lag_seconds_bucket", le="0.25")]
+        return float((found[0] or 0.0) - (found[1] or 0.0))
+
+    before = late()
+    asyncio.run(stand_still())
+    assert late() == before + 1
+
+
+def test_names_and_labels_follow_the_conventions_of_prometheus() -> None:
+    assert len({series.name for series in TABLE}) == len(TABLE)
+    for series in TABLE:
+        assert series.text.endswith("."), series.name
+        assert not series.name.endswith(("_total", "_ms", "_milliseconds")), series.name
+        assert series.kind != "histogram" or series.name.endswith("_seconds"), series.name

@@ -1,0 +1,208 @@
+"""For each alert: series with which it fires, the sentence that then reads, and series with which it must not fire.
+
+Series are in promtool's notation, a value each minute, or each ten minutes where ``slow``: ``0+6x60`` begins at 0 and grows by 6
+sixty times.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+JOB = 'job="local/serve-app-ingress"'
+M = f'{JOB},model="chat"'
+MODEL = {"model": "chat"}
+R = f'{M},replica="a"'
+VLLM = f'{JOB},model_name="chat"'
+Series = Mapping[str, str]
+
+
+class Case(NamedTuple):
+    """``at``: minutes after the beginning. ``labels``: of the alert, beside job and severity. ``slow``: it takes days."""
+
+    fires: Series
+    summary: str
+    calm: Series
+    at: int = 60
+    labels: Mapping[str, str] = MODEL
+    slow: bool = False
+
+
+def requests(bad: str, good: str) -> Series:
+    """Return counters of failed and complete requests."""
+    return {
+        f'serve_app_requests_total{{{M},outcome="failed"}}': bad,
+        f'serve_app_requests_total{{{M},outcome="complete"}}': good,
+    }
+
+
+def latencies(series: str, within: str, all_of_them: str, limit: str) -> Series:
+    """Return a histogram with one bucket below infinity, and requests enough for an objective to count."""
+    name = f"vllm:{series}"
+    return {
+        f'{name}_bucket{{{VLLM},le="{limit}"}}': within,
+        f"{name}_count{{{VLLM}}}": all_of_them,
+        **requests("0x300", "0+10x300"),
+    }
+
+
+def replica(series: str, values: str) -> Series:
+    return {f"serve_app_replica_{series}{{{R}}}": values}
+
+
+def bound(least: int, most: int) -> Series:
+    return {
+        f'serve_app_replica_bound{{{M},bound="min"}}': f"{least}x300",
+        f'serve_app_replica_bound{{{M},bound="max"}}': f"{most}x300",
+    }
+
+
+def waiting(values: str) -> Series:
+    return {f"serve_app_waiting_requests{{{M}}}": values}
+
+
+TTFT, ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
+
+CASES: dict[str, Case] = {
+    "ServeAppDown": Case({}, "No ingress of serve-app answers Prometheus.", {f"up{{{JOB}}}": "1x90"}, labels={}),
+    "ServeAppNoReplica": Case(
+        {**waiting("0x90"), **bound(1, 2), **replica("draining", "1x90")},
+        "No replica of chat takes requests, says every one of 1 ingresses.",
+        {**waiting("0x90"), **bound(0, 2)},
+    ),
+    # 2 % of the requests: over 14.4 times 0.1 %.
+    "ServeAppRequestsFail": Case(
+        requests("0+2x90", "0+98x90"),
+        "2% of the requests for chat fail or are rejected; the objective is 99.9% that do not.",
+        requests("0+1x90", "0+199x90"),
+    ),
+    # 0.4 % for a day: over 3 times 0.1 %, below 6 times.
+    "ServeAppRequestsFailSlowly": Case(
+        requests("0+4x300", "0+996x300"),
+        "0.4% of the requests for chat fail or are rejected, for hours; the objective is 99.9% that do not.",
+        requests("0+1x300", "0+1999x300"),
+        at=2 * 24 * 60,
+        slow=True,
+    ),
+    "ServeAppFirstTokensAreLate": Case(
+        latencies(TTFT, "0+2x90", "0+10x90", "2.5"),
+        "80% of the answers of chat begin later than 2.5 s after the request; the objective is 95% that do not.",
+        latencies(TTFT, "0+8x90", "0+10x90", "2.5"),
+    ),
+    "ServeAppFirstTokensAreLateSlowly": Case(
+        latencies(TTFT, "0+8x300", "0+10x300", "2.5"),
+        "20% of the answers of chat begin later than 2.5 s after the request, for hours; the objective is 95% that do not.",
+        latencies(TTFT, "0+97x300", "0+100x300", "2.5"),
+        at=2 * 24 * 60,
+        slow=True,
+    ),
+    "ServeAppTokensAreLate": Case(
+        latencies(ITL, "0+80x90", "0+100x90", "0.2"),
+        "20% of the tokens of chat come later than 0.2 s after the token before; the objective is 99% that do not.",
+        latencies(ITL, "0+95x90", "0+100x90", "0.2"),
+    ),
+    "ServeAppTokensAreLateSlowly": Case(
+        latencies(ITL, "0+96x300", "0+100x300", "0.2"),
+        "4% of the tokens of chat come later than 0.2 s after the token before, for hours; the objective is 99% that do not.",
+        latencies(ITL, "0+995x300", "0+1000x300", "0.2"),
+        at=2 * 24 * 60,
+        slow=True,
+    ),
+    "ServeAppRequestsWait": Case(
+        waiting("51x90"), "51 requests for chat wait for a replica; replicas.max may be too low.", waiting("50x90")
+    ),
+    "ServeAppQueueGrows": Case(
+        waiting("1+2x90"),
+        "The queue of chat grew by 20 requests in 10 minutes, and was never empty.",
+        waiting(" ".join(["0 9"] * 45)),
+    ),
+    "ServeAppAtMaxReplicas": Case(
+        {**waiting("0x90"), **bound(1, 1), **replica("draining", "0x90"), **replica("waiting", "3x90")},
+        "All 1 replicas that chat may have are there, and requests wait all the same.",
+        {**waiting("1x90"), **bound(1, 2), **replica("draining", "0x90"), **replica("waiting", "3x90")},
+    ),
+    "ServeAppRequestsAreRejected": Case(
+        {f'serve_app_request_errors_total{{{M},reason="queue_full"}}': "0+2x90"},
+        "20 requests for chat were rejected in 10 minutes: queue_full.",
+        {f'serve_app_request_errors_total{{{M},reason="http_400"}}': "0+2x90"},
+        labels=MODEL | {"reason": "queue_full"},
+    ),
+    "ServeAppCacheIsFull": Case(
+        replica("kv_usage", "0.96x90"),
+        "Every replica of chat has used over 95 % of its KV cache for 10 minutes; engines preempt requests.",
+        {**replica("kv_usage", "0.96x90"), f'serve_app_replica_kv_usage{{{M},replica="b"}}': "0.5x90"},
+    ),
+    "ServeAppDiskIsFull": Case(
+        {f'serve_app_free_disk_bytes{{{JOB},instance="i"}}': "1073741824x90"},
+        "1GiB are free below the temporary folder of the ingress i.",
+        {f'serve_app_free_disk_bytes{{{JOB},instance="i"}}': "3000000000x90"},
+        labels={"instance": "i"},
+    ),
+    "ServeAppBatchFolderIsFull": Case(
+        {f"serve_app_batch_free_bytes{{{JOB}}}": "1073741824x90"},
+        "1GiB are free in the folder of batches.",
+        {f"serve_app_batch_free_bytes{{{JOB}}}": "0x90"},
+        labels={},
+    ),
+    "ServeAppReplicasAreLost": Case(
+        {f"serve_app_resumptions_total{{{M}}}": "0+1x90"},
+        "Streams of chat lost their replica and went on elsewhere, 15 times in 15 minutes.",
+        {f"serve_app_resumptions_total{{{M}}}": "7x90"},
+    ),
+    "ServeAppEnginesAreLost": Case(
+        {f'serve_app_engines_lost_total{{{M},reason="engine_dead",instance="{i}"}}': "0+0.1x90" for i in "ab"},
+        "3 engines of chat were lost in 30 minutes: engine_dead.",
+        {f'serve_app_engines_lost_total{{{M},reason="engine_dead",instance="{i}"}}': "0x50 1x40" for i in "ab"},
+        labels=MODEL | {"reason": "engine_dead"},
+    ),
+    "ServeAppReplicasAreEjected": Case(
+        {f'serve_app_links_lost_total{{{M},reason="unresponsive"}}': "0+0.2x90"},
+        "An ingress ejected silent replicas of chat 6 times in 30 minutes.",
+        {f'serve_app_links_lost_total{{{M},reason="said_goodbye"}}': "0+0.2x90"},
+    ),
+    "ServeAppDrainDoesNotEnd": Case(
+        replica("draining", "1x90"),
+        "The replica a of chat has drained for more than 900 s.",
+        replica("draining", "0x48 1x14"),
+        labels=MODEL | {"replica": "a"},
+    ),
+    "ServeAppEventLoopLags": Case(
+        {
+            f'serve_app_event_loop_lag_seconds_bucket{{{JOB},instance="i",le="{le}"}}': f"0+{n}x90"
+            for le, n in (("0.1", 50), ("0.25", 100), ("+Inf", 100))
+        },
+        "The event loop of the ingress i is late by 220ms or more, one time in ten.",
+        {
+            f'serve_app_event_loop_lag_seconds_bucket{{{JOB},instance="i",le="{le}"}}': f"0+{n}x90"
+            for le, n in (("0.1", 95), ("0.25", 100), ("+Inf", 100))
+        },
+        labels={"instance": "i"},
+    ),
+    "ServeAppRequestsAreQuarantined": Case(
+        {f'serve_app_requests_total{{{M},outcome="quarantined"}}': "0x50 1x40"},
+        "1 requests for chat were there when two engines were lost, and their like is refused.",
+        {f'serve_app_requests_total{{{M},outcome="blocked"}}': "0x50 1x40"},
+    ),
+    "ServeAppCanaryIsBad": Case(
+        {f'serve_app_canary_state{{{JOB},model="next",of="chat",state="bad"}}': "1x90"},
+        "The canary next did worse than chat, which answers all requests again.",
+        {f'serve_app_canary_state{{{JOB},model="next",of="chat",state="good"}}': "1x90"},
+        labels={"model": "next", "of": "chat"},
+    ),
+    "ServeAppBatchStandsStill": Case(
+        {
+            f'serve_app_batches{{{JOB},status="in_progress"}}': "2x90",
+            f'serve_app_batch_lines_total{{{JOB},outcome="ok"}}': "5x90",
+        },
+        "2 batches are in progress, and none of their lines was answered in 30 minutes.",
+        {
+            f'serve_app_batches{{{JOB},status="in_progress"}}': "2x90",
+            f'serve_app_batch_lines_total{{{JOB},outcome="ok"}}': "0+1x90",
+        },
+        labels={},
+    ),
+    "ServeAppLedgerLosesLines": Case(
+        {f'serve_app_ledger_lost_total{{{JOB},instance="i"}}': "0+2x90"},
+        "The ingress i could not write 30 lines of its ledger in 15 minutes.",
+        {f'serve_app_ledger_lost_total{{{JOB},instance="i"}}': "30x90"},
+        labels={"instance": "i"},
+    ),
+}

@@ -1,0 +1,106 @@
+"""The PromQL expressions of rules and dashboards, and what they ask for."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import promql_parser
+import yaml
+
+from tools.monitoring.boards import BOARDS, board_file
+from tools.monitoring.facts import default_facts, filled
+from tools.monitoring.panels import Board, Panel
+from tools.monitoring.rules import rules_file
+
+FACTS = default_facts(namespace="local", release="serve-app")
+CHOSEN = {"$namespace": "local", "$release": "serve-app", "$model": ".*", "$__rate_interval": "30s"}
+"""What Grafana puts in place of variables."""
+
+MADE_BY_PROMETHEUS = {"up", "ALERTS"}
+SUFFIXES = ("_bucket", "_sum", "_count")
+
+
+class Expression(NamedTuple):
+    """``quiet``: it may be without data in a healthy service."""
+
+    where: str
+    promql: str
+    quiet: bool = False
+
+
+class Selector(NamedTuple):
+    """A series that an expression asks for."""
+
+    name: str
+    text: str
+    labels: frozenset[str]
+
+
+def rules() -> list[dict[str, str]]:
+    """Return all rules with default values."""
+    groups = yaml.safe_load(filled(rules_file(), FACTS))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def rule_expressions() -> Iterator[Expression]:
+    """Yield the expression of every rule; an alert that does not fire has no data."""
+    for rule in rules():
+        yield Expression(rule.get("record") or rule["alert"], rule["expr"], quiet="alert" in rule)
+
+
+def panels() -> Iterator[tuple[Board, Panel]]:
+    """Yield the panels as they are written down."""
+    for board in BOARDS:
+        for row in board.rows:
+            for panel in row.panels:
+                yield board, panel
+
+
+def panel_expressions() -> Iterator[Expression]:
+    """Yield every expression of every panel, with the variables filled in."""
+    for board, panel in panels():
+        for promql in panel.shown.values():
+            yield Expression(f"{board.name}: {panel.title}", chosen(filled(promql, FACTS)), panel.quiet)
+
+
+def variable_queries() -> Iterator[str]:
+    """Yield the selectors in the queries of the dashboards' variables."""
+    for board in BOARDS:
+        for variable in json.loads(filled(board_file(board), FACTS))["templating"]["list"]:
+            if variable["type"] == "query":
+                found = re.fullmatch(r"label_values\((.+), \w+\)", variable["query"]["query"])
+                assert found is not None
+                yield chosen(found[1])
+
+
+def chosen(promql: str) -> str:
+    """Return the expression with Grafana's variables filled in."""
+    for name, value in CHOSEN.items():
+        promql = promql.replace(name, value)
+    return promql
+
+
+def selectors(promql: str) -> list[Selector]:
+    """Return the series that an expression asks for.
+
+    Raises:
+        ValueError: It is no PromQL.
+    """
+    found: list[Selector] = []
+
+    def visit(node: promql_parser.Expr) -> bool:
+        if isinstance(node, promql_parser.VectorSelector):
+            labels = frozenset(matcher.name for matcher in node.matchers.matchers)
+            found.append(Selector(node.name or "", node.prettify(), labels))
+        return True
+
+    promql_parser.walk(promql_parser.parse(promql), visit)
+    return found
+
+
+def grouped_labels(promql: str) -> set[str]:
+    """Return the labels that an expression groups or joins by."""
+    return {
+        label.strip() for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", promql) for label in group.split(",") if label.strip()
+    }

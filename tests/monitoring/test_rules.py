@@ -1,0 +1,73 @@
+"""The rules, as Prometheus's own tool judges them: each alert fires with the series of its case, and not with those beside it."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.monitoring.cases import CASES, Case, Series
+from tests.monitoring.expressions import FACTS, grouped_labels, rule_expressions, rules, selectors
+from tools.monitoring.alerts import ALERTS
+from tools.monitoring.facts import filled
+from tools.monitoring.rules import rules_file
+from tools.observe import tool
+
+promtool = pytest.mark.skipif(
+    tool("promtool") is None,
+    reason="promtool is neither on the PATH nor in build/prometheus; run tools/fetch-prometheus build/prometheus",
+)
+
+
+def test_every_alert_has_a_case_and_every_case_an_alert() -> None:
+    assert list(CASES) == [alert.name for alert in ALERTS]
+
+
+def test_every_expression_is_promql_and_keeps_the_job() -> None:
+    for expression in rule_expressions():
+        assert selectors(expression.promql)
+        assert all("job" in selector.labels for selector in selectors(expression.promql)), expression
+        assert "job" in grouped_labels(expression.promql)
+
+
+def test_every_alert_says_how_grave_it_is_and_where_to_go_on() -> None:
+    alerts = [rule for rule in rules() if "alert" in rule]
+    assert {alert["labels"]["severity"] for alert in alerts} == {"critical", "warning"}  # type: ignore[index]
+    for alert in alerts:
+        told: Any = alert["annotations"]
+        assert told["summary"].endswith(".")
+        assert told["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
+        assert told["dashboard_url"].startswith("/d/serve-app-")
+
+
+def fires(name: str, case: Case) -> list[dict[str, Any]]:
+    """Return what Prometheus must tell of the alert."""
+    (rule,) = [rule for rule in rules() if rule.get("alert") == name]
+    annotations: Any = rule["annotations"]
+    link = annotations["dashboard_url"].replace("{{ $labels.model }}", case.labels.get("model", ""))
+    labels = {"job": "local/serve-app-ingress", **rule["labels"], **case.labels}  # type: ignore[dict-item]
+    return [{"exp_labels": labels, "exp_annotations": {**annotations, "summary": case.summary, "dashboard_url": link}}]
+
+
+def asked(name: str, given: Series, case: Case, expected: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": f"{name} {'fires' if expected else 'is calm'}",
+        "interval": "10m" if case.slow else "1m",
+        "input_series": [{"series": series, "values": values} for series, values in given.items()],
+        "alert_rule_test": [{"eval_time": f"{case.at}m", "alertname": name, "exp_alerts": expected}],
+    }
+
+
+@promtool
+@pytest.mark.parametrize("slow", [False, True], ids=["minutes", "days"])
+def test_each_alert_fires_when_it_should_and_not_when_it_should_not(tmp_path: Path, slow: bool) -> None:
+    cases = {name: case for name, case in CASES.items() if case.slow is slow}
+    tests = [asked(name, case.fires, case, fires(name, case)) for name, case in cases.items()]
+    tests += [asked(name, case.calm, case, []) for name, case in cases.items()]
+    (tmp_path / "rules.yaml").write_text(filled(rules_file(), FACTS))
+    every = "10m" if slow else "1m"
+    file = {"rule_files": ["rules.yaml"], "evaluation_interval": every, "tests": tests}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(file, width=10_000))
+    done = subprocess.run([str(tool("promtool")), "test", "rules", str(tmp_path / "tests.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

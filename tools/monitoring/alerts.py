@@ -1,0 +1,189 @@
+"""Alerts on symptoms that no objective covers: nobody answers, no room is left, something does not come to its end.
+
+Every expression keeps the label ``job``, so that alerts of two releases are two. docs/runbook.md has a section for each alert.
+"""
+
+from tools.monitoring.rule import IN_JOB, Alert
+from tools.monitoring.slo import burns
+
+_WAITING = f"sum by (job, model) (serve_app_waiting_requests{{{IN_JOB}}})"
+_TAKING = f"count by (job, model) (max by (job, model, replica) (serve_app_replica_draining{{{IN_JOB}}}) == 0)"
+_QUEUED = f"sum by (job, model) (max by (job, model, replica) (serve_app_replica_waiting{{{IN_JOB}}}))"
+
+
+def _bound(which: str) -> str:
+    return f'max by (job, model) (serve_app_replica_bound{{{IN_JOB},bound="{which}"}})'
+
+
+def _increase(series: str, window: str, labels: str = "", by: str = "job, model", over: str = "sum") -> str:
+    selector = f"{IN_JOB},{labels}" if labels else IN_JOB
+    return f"{over} by ({by}) (increase({series}{{{selector}}}[{window}]))"
+
+
+AVAILABILITY = (
+    Alert(
+        "ServeAppDown",
+        "critical",
+        "2m",
+        f"sum by (job) (up{{{IN_JOB}}}) == 0 or absent(up{{{IN_JOB}}})",
+        "No ingress of ${release} answers Prometheus.",
+        model=False,
+    ),
+    Alert(
+        "ServeAppNoReplica",
+        "critical",
+        "2m",
+        # The first series is there for every model of an ingress that answers, the second only with a replica. Requests that wait would
+        # not do: they give up before the alert is due, and an ingress without replicas is unready and gets none. A model with min: 0 may
+        # have no replica while nobody asks, and a canary has its model behind it.
+        f"count by (job, model) (serve_app_waiting_requests{{{IN_JOB}}})"
+        f" unless on (job, model) (sum by (job, model) (1 - serve_app_replica_draining{{{IN_JOB}}}) > 0)"
+        f" unless on (job, model) serve_app_canary_state{{{IN_JOB}}}"
+        f" and on (job, model) ({_bound('min')} > 0)",
+        "No replica of {{ $labels.model }} takes requests, says every one of {{ $value }} ingresses.",
+        "autoscaling",
+    ),
+)
+
+CAPACITY = (
+    Alert(
+        "ServeAppRequestsWait",
+        "warning",
+        "5m",
+        f"{_WAITING} > ${{waiting}}",
+        "{{ $value }} requests for {{ $labels.model }} wait for a replica; replicas.max may be too low.",
+        "autoscaling",
+    ),
+    Alert(
+        "ServeAppQueueGrows",
+        "warning",
+        "5m",
+        f"deriv(({_WAITING})[10m:30s]) * 600 > 10 and on (job, model) min_over_time(({_WAITING})[10m:30s]) > 0",
+        "The queue of {{ $labels.model }} grew by {{ $value | humanize }} requests in 10 minutes, and was never empty.",
+        "autoscaling",
+    ),
+    Alert(
+        "ServeAppAtMaxReplicas",
+        "warning",
+        "10m",
+        f"{_TAKING} >= {_bound('max')} and on (job, model) ({_WAITING} + {_QUEUED}) > 0",
+        "All {{ $value }} replicas that {{ $labels.model }} may have are there, and requests wait all the same.",
+        "autoscaling",
+    ),
+    Alert(
+        "ServeAppRequestsAreRejected",
+        "warning",
+        "0m",
+        _increase(
+            "serve_app_request_errors_total", "10m", 'reason=~"no_replica|queue_full|too_many_connections"', "job, model, reason"
+        )
+        + " >= 10",
+        "{{ $value | humanize }} requests for {{ $labels.model }} were rejected in 10 minutes: {{ $labels.reason }}.",
+        "overview",
+    ),
+    Alert(
+        "ServeAppCacheIsFull",
+        "warning",
+        "10m",
+        f"min by (job, model) (serve_app_replica_kv_usage{{{IN_JOB}}}) > 0.95",
+        "Every replica of {{ $labels.model }} has used over 95 % of its KV cache for 10 minutes; engines preempt requests.",
+        "replica",
+    ),
+    Alert(
+        "ServeAppDiskIsFull",
+        "warning",
+        "5m",
+        f"min by (job, instance) (serve_app_free_disk_bytes{{{IN_JOB}}}) < ${{free_bytes}}",
+        "{{ $value | humanize1024 }}B are free below the temporary folder of the ingress {{ $labels.instance }}.",
+        model=False,
+    ),
+    Alert(
+        "ServeAppBatchFolderIsFull",
+        "warning",
+        "5m",
+        f"min by (job) (serve_app_batch_free_bytes{{{IN_JOB}}} > 0) < ${{free_bytes}}",
+        "{{ $value | humanize1024 }}B are free in the folder of batches.",
+        "batch",
+        model=False,
+    ),
+)
+
+STUCK = (
+    Alert(
+        "ServeAppReplicasAreLost",
+        "warning",
+        "0m",
+        f"{_increase('serve_app_resumptions_total', '15m')} > 0",
+        "Streams of {{ $labels.model }} lost their replica and went on elsewhere, {{ $value | humanize }} times in 15 minutes.",
+        "replica",
+    ),
+    Alert(
+        "ServeAppEnginesAreLost",
+        "warning",
+        "0m",
+        _increase("serve_app_engines_lost_total", "30m", by="job, model, reason", over="max") + " >= 2",
+        "{{ $value | humanize }} engines of {{ $labels.model }} were lost in 30 minutes: {{ $labels.reason }}.",
+        "replica",
+    ),
+    Alert(
+        "ServeAppReplicasAreEjected",
+        "warning",
+        "0m",
+        _increase("serve_app_links_lost_total", "30m", 'reason="unresponsive"', over="max") + " >= 3",
+        "An ingress ejected silent replicas of {{ $labels.model }} {{ $value | humanize }} times in 30 minutes.",
+        "replica",
+    ),
+    Alert(
+        "ServeAppDrainDoesNotEnd",
+        "warning",
+        "${drain_limit_s}s",
+        f"max by (job, model, replica) (serve_app_replica_draining{{{IN_JOB}}}) == 1",
+        "The replica {{ $labels.replica }} of {{ $labels.model }} has drained for more than ${drain_limit_s} s.",
+        "replica",
+    ),
+    Alert(
+        "ServeAppEventLoopLags",
+        "warning",
+        "5m",
+        f"histogram_quantile(0.9, sum by (job, instance, le) (rate(serve_app_event_loop_lag_seconds_bucket{{{IN_JOB}}}[5m]))) > 0.1",
+        "The event loop of the ingress {{ $labels.instance }} is late by {{ $value | humanizeDuration }} or more, one time in ten.",
+        "loadtest",
+        model=False,
+    ),
+    Alert(
+        "ServeAppRequestsAreQuarantined",
+        "warning",
+        "0m",
+        _increase("serve_app_requests_total", "15m", 'outcome="quarantined"') + " > 0",
+        "{{ $value | humanize }} requests for {{ $labels.model }} were there when two engines were lost, and their like is refused.",
+        "replica",
+    ),
+    Alert(
+        "ServeAppCanaryIsBad",
+        "warning",
+        "0m",
+        f'max by (job, model, of) (serve_app_canary_state{{{IN_JOB},state="bad"}}) > 0',
+        "The canary {{ $labels.model }} did worse than {{ $labels.of }}, which answers all requests again.",
+        "model",
+    ),
+    Alert(
+        "ServeAppBatchStandsStill",
+        "warning",
+        "30m",
+        f'sum by (job) (serve_app_batches{{{IN_JOB},status="in_progress"}}) > 0'
+        f" unless on (job) ({_increase('serve_app_batch_lines_total', '30m', by='job')} > 0)",
+        "{{ $value }} batches are in progress, and none of their lines was answered in 30 minutes.",
+        "batch",
+        model=False,
+    ),
+    Alert(
+        "ServeAppLedgerLosesLines",
+        "warning",
+        "0m",
+        f"{_increase('serve_app_ledger_lost_total', '15m', by='job, instance')} > 0",
+        "The ingress {{ $labels.instance }} could not write {{ $value | humanize }} lines of its ledger in 15 minutes.",
+        model=False,
+    ),
+)
+
+ALERTS = (*AVAILABILITY, *burns(), *CAPACITY, *STUCK)

@@ -1,0 +1,122 @@
+"""Objectives: recording rules of what fails them, and alerts on how fast the error budget of 30 days burns.
+
+Source: "The Site Reliability Workbook", chapter 5, multi-window multi-burn-rate alerts. The long window says that it matters, the short
+one that it still goes on. An alert needs traffic: one failed request of three in a night is no outage.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tools.monitoring.rule import IN_JOB, Alert
+
+WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
+FAST = ((14.4, "1h", "5m"), (6.0, "6h", "30m"))
+"""Burn rate, long window, short window: 2 % of the budget in an hour, 5 % in six hours. Somebody is paged."""
+SLOW = ((3.0, "1d", "2h"), (1.0, "3d", "6h"))
+"""10 % of the budget in a day or in three days. It can wait for the morning."""
+
+COUNTED = 'model!="",outcome!~"invalid|held_back"'
+"""Without what is the client's fault, and lines of a batch that come again because a chat had the place."""
+BAD = 'model!="",outcome=~"failed|rejected"'
+
+
+class Slo(NamedTuple):
+    """``errors``: the share of bad events within ``WINDOW``, by job and model. ``objective`` is the name of a fact."""
+
+    name: str
+    objective: str
+    errors: str
+    alert: str
+    what: str
+    board: str
+
+    def recorded(self, window: str) -> str:
+        """Return the name of the recorded share of bad events."""
+        return f"serve_app:{self.name}_errors:ratio_rate{window}"
+
+
+def _requests(which: str) -> str:
+    return f"sum by (job, model) (rate(serve_app_requests_total{{{IN_JOB},{which}}}[WINDOW]))"
+
+
+def _late(series: str, limit: str) -> str:
+    """Return the share above a limit in a histogram of vLLM, whose label model_name becomes model.
+
+    The end of a bucket is written 1.0 by the Python client and 1 by others.
+    """
+    bucket = f'sum by (job, model_name) (rate(vllm:{series}_bucket{{{IN_JOB},le=~"{limit}([.]0)?"}}[WINDOW]))'
+    count = f"sum by (job, model_name) (rate(vllm:{series}_count{{{IN_JOB}}}[WINDOW]))"
+    return f'sum by (job, model) (label_replace(1 - {bucket} / {count}, "model", "$1", "model_name", "(.*)"))'
+
+
+SLOS = (
+    Slo(
+        "availability",
+        "${availability}",
+        f"{_requests(BAD)} / {_requests(COUNTED)}",
+        "ServeAppRequestsFail",
+        "of the requests for {{ $labels.model }} fail or are rejected",
+        "overview",
+    ),
+    Slo(
+        "ttft",
+        "${ttft_objective}",
+        _late("time_to_first_token_seconds", "${ttft_s}"),
+        "ServeAppFirstTokensAreLate",
+        "of the answers of {{ $labels.model }} begin later than ${ttft_s} s after the request",
+        "model",
+    ),
+    Slo(
+        "itl",
+        "${itl_objective}",
+        _late("inter_token_latency_seconds", "${itl_s}"),
+        "ServeAppTokensAreLate",
+        "of the tokens of {{ $labels.model }} come later than ${itl_s} s after the token before",
+        "model",
+    ),
+)
+
+
+def records() -> Iterator[dict[str, Any]]:
+    """Yield the recording rules."""
+    for window in WINDOWS:
+        for slo in SLOS:
+            yield {"record": slo.recorded(window), "expr": slo.errors.replace("WINDOW", window)}
+    for window in ("1h", "6h"):
+        counted = f"sum by (job, model) (increase(serve_app_requests_total{{{IN_JOB},{COUNTED}}}[{window}]))"
+        yield {"record": f"serve_app:requests:increase{window}", "expr": counted}
+
+
+def burns() -> Iterator[Alert]:
+    """Yield two alerts for each objective."""
+    for slo in SLOS:
+        yield Alert(
+            slo.alert,
+            "critical",
+            "2m",
+            _burning(slo, FAST, "1h"),
+            f"{{{{ $value | humanizePercentage }}}} {slo.what}; the objective is {_share(slo)}.",
+            slo.board,
+        )
+        yield Alert(
+            f"{slo.alert}Slowly",
+            "warning",
+            "15m",
+            _burning(slo, SLOW, "6h"),
+            f"{{{{ $value | humanizePercentage }}}} {slo.what}, for hours; the objective is {_share(slo)}.",
+            slo.board,
+        )
+
+
+def _share(slo: Slo) -> str:
+    return f"{{{{ {slo.objective} | humanizePercentage }}}} that do not"
+
+
+def _burning(slo: Slo, pairs: tuple[tuple[float, str, str], ...], traffic: str) -> str:
+    """Return the condition; its value is the share of bad events in the short window of the pair that holds."""
+    either = " or ".join(
+        f"({slo.recorded(short)}{{{IN_JOB}}} > {rate:g} * (1 - {slo.objective})"
+        f" and {slo.recorded(long)}{{{IN_JOB}}} > {rate:g} * (1 - {slo.objective}))"
+        for rate, long, short in pairs
+    )
+    return f"({either}) and on (job, model) (serve_app:requests:increase{traffic}{{{IN_JOB}}} >= ${{min_requests}})"
