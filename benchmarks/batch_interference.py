@@ -24,10 +24,10 @@ from benchmarks.batching_records import Run
 from benchmarks.processes import server
 from benchmarks.targets import VLLM, environment, fleet_config
 from loadtest.errors import InvalidRun
-from loadtest.runner import run
-from loadtest.scenario import parse_scenario
-from loadtest.stats import Floats, ratio_interval
-from loadtest.target import Target
+from loadtest.control.runner import run
+from loadtest.plan.scenario import parse_scenario
+from loadtest.judge.stats import Floats, ratio_interval
+from loadtest.wire.target import Target
 from serve_app.config import ModelSettings
 
 MODEL = {
