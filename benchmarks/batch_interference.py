@@ -23,10 +23,10 @@ from benchmarks.batch_lines import Lengths, lines
 from benchmarks.batching_records import Run
 from benchmarks.processes import server
 from benchmarks.targets import VLLM, environment, fleet_config
-from loadtest.errors import InvalidRun
 from loadtest.control.runner import run
-from loadtest.plan.scenario import parse_scenario
+from loadtest.errors import InvalidRun
 from loadtest.judge.stats import Floats, ratio_interval
+from loadtest.plan.scenario import parse_scenario
 from loadtest.wire.target import Target
 from serve_app.config import ModelSettings
 
