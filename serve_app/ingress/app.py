@@ -252,7 +252,7 @@ class IngressApp:
             scope = {**scope, "path": path, "raw_path": path.encode()}
         front = self._front_end(path, fields)
         app_of = partial(self._app_of, path, held, verdict)
-        of_adapter = fields is not None and fields.model in front.adapters
+        of_adapter = fields is not None and isinstance(fields.model, str) and fields.model in front.adapters
         if path in SHARED_ROUTES and not of_adapter and (canary := self.canaries.get(front.model.name)) is not None:
             target = canary.split(app_of, front, verdict)
         else:
