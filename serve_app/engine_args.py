@@ -87,7 +87,7 @@ def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
             args["kv_cache_memory_bytes"] = int(model.kv_cache_gib * 2**30)
     ours: dict[str, Any] = {}
     if model.adapters:
-        ours["adapters"] = [
+        ours["serve_app_adapters"] = [
             {"name": name, "number": adapter.number(name), **adapter.model_dump(mode="json")}
             for name, adapter in model.adapters.items()
         ]
@@ -126,7 +126,8 @@ def _adapter_args(model: ModelSettings) -> dict[str, Any]:
     if not (number := len(model.adapters)):
         return {}
     if model.device == "cpu" and model.simulated is None:
-        # vLLM's CPU kernels (0.32) give a request without an adapter that of the last place: here no adapter ever gets it.
+        # vLLM 0.32 on a CPU computes a request without an adapter with the adapter in the last place. So there is one place more than
+        # adapters, and the last stays empty.
         max_loras = number + 1
     else:
         max_loras = int(str(model.engine_args.get("max_loras", min(number, _MAX_ADAPTERS_IN_A_BATCH))))

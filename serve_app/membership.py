@@ -50,6 +50,8 @@ class Lease:
     load: dict[str, Any] = field(default_factory=dict)
     release: str = ""
     """Of a replica, the digest of its model's settings (`ModelSettings.release`)."""
+    adapters: tuple[int, ...] = ()
+    """Of a replica, the numbers of the LoRA adapters that its engine has loaded."""
     quarantined: tuple[tuple[str, str, float], ...] = ()
     """What an ingress has quarantined: model, fingerprint, and the seconds for which it still is."""
     condemned: tuple[tuple[str, str], ...] = ()

@@ -15,7 +15,7 @@ class RequestArrived:
     """The front end added an engine request. Token counts are >= 0; ``request_id`` is new, ``fingerprint`` as in `RequestState`.
 
     ``prefix``: empty where nothing of it is to be routed by. ``background``: it is a batch's, and is refused where it would wait, or let
-    others wait.
+    others wait. ``adapter``: the number of the LoRA adapter that it is for, None for the model itself.
     """
 
     request_id: str
@@ -25,6 +25,7 @@ class RequestArrived:
     fingerprint: str
     prefix: Prefix = NO_PREFIX
     background: bool = False
+    adapter: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class LinkOpened:
     draining: bool = False
     weights: str = ""
     kv_tokens: int = 0
+    adapters: frozenset[int] = frozenset()
+    """Numbers of the LoRA adapters that its engine has loaded."""
 
 
 @dataclass(frozen=True, slots=True)

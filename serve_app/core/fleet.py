@@ -141,7 +141,7 @@ class FleetState:
         self.tally.requests += 1
         self.tally.prompt_tokens += event.prompt_tokens
         request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, event.fingerprint)
-        request.prefix = event.prefix
+        request.prefix, request.adapter = event.prefix, event.adapter
         request.arrived_at = request.waiting_since = now
         if len(self.waiting) >= self.settings.max_waiting_requests and self._routing.pick(request, self.replicas) is None:
             self._reject()
@@ -173,7 +173,7 @@ class FleetState:
         failed = self._forget_replica(replica_id, LinkEnd.ENDED_HERE, now=now)
         self.failover.linked_again(replica_id, self.requests.values())
         replica = ReplicaState(replica_id, event.credit, now, draining=event.draining, weights=event.weights)
-        replica.kv_tokens = event.kv_tokens
+        replica.kv_tokens, replica.adapters = event.kv_tokens, event.adapters
         self.replicas[replica_id] = replica
         self._routing.changed(replica_id)
         taken_back = self._take_back_queued(event.credit, now) if is_new and not event.draining else []
@@ -352,7 +352,8 @@ class FleetState:
             choice = trial or self._routing.pick(request, self.replicas)
             if choice is not None and choice.replica.takes(request):
                 return request, choice
-            if only is None and request.weights is None:  # one that goes on may lack nothing but a replica with its weights
+            # One that goes on may lack nothing but a replica with its weights; one for an adapter, but a replica that has it.
+            if only is None and request.weights is None and all(r.has_adapter_of(request) for r in self.replicas.values()):
                 return None
         return None
 

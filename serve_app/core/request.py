@@ -70,6 +70,8 @@ class RequestState:
     prefix: Prefix = NO_PREFIX
     emitted_ids: list[int] = field(default_factory=list)
     weights: str | None = None
+    adapter: int | None = None
+    """Number of the LoRA adapter that it is for; None for the model itself."""
     attempt: int = -1
     replica_id: str | None = None
     arrived_at: float = 0.0

@@ -33,13 +33,18 @@ class ReplicaState:
     draining: bool = False
     weights: str = ""
     kv_tokens: int = 0
+    adapters: frozenset[int] = frozenset()
 
     def has_room(self) -> bool:
         return not self.draining and len(self.held) < self.credit
 
+    def has_adapter_of(self, request: RequestState) -> bool:
+        """Return whether the engine has what the request is for: during a roll-out of an adapter, old replicas have not."""
+        return request.adapter is None or request.adapter in self.adapters
+
     def takes(self, request: RequestState) -> bool:
         """Return whether an attempt of the request may start here: with other weights another answer would go on."""
-        return self.has_room() and request.weights in (None, self.weights)
+        return self.has_room() and request.weights in (None, self.weights) and self.has_adapter_of(request)
 
     def take_heartbeat(self, event: HeartbeatArrived, *, now: float) -> None:
         """Note what the replica told of its load."""
@@ -166,10 +171,12 @@ class LeastOutstandingTokens:
         return None if least is None else Choice(least, Reason.LOAD)
 
     def least(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:
-        """Return the replica that takes the request and has the least to do."""
+        """Return the replica that takes the request and has the least to do. Replicas with equal weights ids have equal adapters."""
         self._take_changes(replicas)
         versions = list(self._ranks) if request.weights is None else [request.weights]
-        least = [replica for weights in versions if (replica := self._least(weights, replicas)) is not None]
+        least = [
+            replica for weights in versions if (replica := self._least(weights, replicas)) and replica.has_adapter_of(request)
+        ]
         return min(least, key=rank_of, default=None)
 
     def _least(self, weights: str, replicas: Mapping[str, ReplicaState]) -> ReplicaState | None:

@@ -19,8 +19,8 @@ def adapters_of(model: ModelSettings) -> dict[str, LoRARequest]:
 def refusal_of(request: Any, model: ModelSettings) -> BadRequest | None:
     """Return why an engine with adapters cannot be given vLLM's ``EngineCoreRequest``; None if it can.
 
-    vLLM (0.32) computes the log probabilities of a prompt with as many rows as it has tokens, and looks their adapters up among as many
-    rows as there are requests. In a batch of several requests that ends the engine, also for requests without an adapter.
+    vLLM 0.32 looks up log probabilities of a prompt by token, and the adapters for them by request. With several requests in a batch
+    the numbers differ and the engine ends, also where the request has no adapter.
     """
     params = request.sampling_params
     if model.adapters and params is not None and params.prompt_logprobs is not None:

@@ -28,7 +28,6 @@ from serve_app.core.events import (
     LinkLost,
     LinkOpened,
     OutputsArrived,
-    RequestArrived,
     RequestsAborted,
     Ticked,
     TrialBegan,
@@ -42,14 +41,12 @@ from serve_app.core.instructions import (
     PassTrial,
     StartAttempt,
 )
-from serve_app.core.prefix_index import NO_PREFIX
 from serve_app.errors import CallFailed, NoReplica, ServingError
 from serve_app.ingress.adapters import refusal_of
+from serve_app.ingress.arrivals import arrival_of
 from serve_app.ingress.attempts import (
     attempt_request,
     drop_what_belongs_to_swallowed,
-    fingerprint_of,
-    max_output_tokens,
     why_unsendable,
 )
 from serve_app.ingress.calls import PendingCalls
@@ -58,8 +55,6 @@ from serve_app.ingress.link import ReplicaLink
 from serve_app.ingress.links import ReplicaLinks
 from serve_app.ingress.metrics import LoadGauges
 from serve_app.ingress.new_fleet import new_fleet
-from serve_app.ingress.prefixes import prefix_of
-from serve_app.ingress.resume import resume_of
 from serve_app.ingress.start_times import StartTimes
 from serve_app.ingress.streaming import Streams
 from serve_app.ingress.verdict import Verdict, current_verdict
@@ -92,6 +87,7 @@ class FleetClient(EngineCoreClient):
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self._reader: asyncio.Task[Any] | None = None  # vLLM's output handler
         self._requests: dict[str, EngineCoreRequest] = {}
+        self._adapters: dict[str, frozenset[int]] = {}  # of each replica, by its lease
         self._failed_siblings: set[str] = set()  # unfinished requests of an n>1 of which another choice has failed
         self._verdicts: dict[str, Verdict] = {}
         self.links = ReplicaLinks(
@@ -110,7 +106,6 @@ class FleetClient(EngineCoreClient):
         self._to_do: deque[Instruction] = deque()
         self._carrying_out = False
         self._calls = PendingCalls()
-        self._replays_seeded = model.device == "cpu" and model.simulated is None
 
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
         """Tell the client what exists only after ``AsyncLLM`` was built around it."""
@@ -145,6 +140,7 @@ class FleetClient(EngineCoreClient):
     def set_members(self, leases: Iterable[Lease]) -> None:
         """Take in who is in the fleet: replicas of every model."""
         mine = [lease for lease in leases if lease.model == self.model.name]
+        self._adapters = {lease.replica_id: frozenset(lease.adapters) for lease in mine}
         self.links.set_members(mine)
         for event in self._start_times.events(mine):
             self._handle(event)
@@ -163,7 +159,8 @@ class FleetClient(EngineCoreClient):
         assert peer is not None
         told = peer.capabilities
         kv_tokens = told.num_kv_blocks * told.block_size
-        self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, told.weights, kv_tokens))
+        adapters = self._adapters.get(link.replica_id, frozenset())
+        self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, told.weights, kv_tokens, adapters))
 
     def _link_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
         self._calls.link_lost(link, cause)
@@ -315,16 +312,8 @@ class FleetClient(EngineCoreClient):
         if (refused := refusal_of(request, self.model)) is not None:
             self._refuse(request, refused)
         verdict = current_verdict.get()
-        prompt_tokens = len(request.prompt_token_ids or ())
-        arrived = RequestArrived(
-            request.request_id,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_output_tokens(request.sampling_params, prompt_tokens, self._vllm_config.model_config.max_model_len),
-            resume=resume_of(request, replays_seeded=self._replays_seeded),
-            fingerprint=fingerprint_of(request, self.model.name),
-            prefix=prefix_of(request, self._vllm_config.cache_config) if self.model.routing.by == "prefix" else NO_PREFIX,
-            background=verdict is not None and verdict.background,
-        )
+        background = verdict is not None and verdict.background
+        arrived = arrival_of(request, self.model, self._vllm_config, background=background)
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):
             self._refuse(request, refusal.error)

@@ -16,13 +16,14 @@ from vllm.lora.request import LoRARequest
 
 from serve_app.errors import ConfigError
 
+KEY = "serve_app_adapters"
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def adapters_in(additional_config: Any) -> list[Mapping[str, Any]]:
     """Return what `engine_args.engine_core_args` has written into vLLM's ``additional_config``."""
-    return list(additional_config.get("adapters", ())) if isinstance(additional_config, Mapping) else []
+    return list(additional_config.get(KEY, ())) if isinstance(additional_config, Mapping) else []
 
 
 def max_rank(adapters: Iterable[Mapping[str, Any]]) -> int:
@@ -80,12 +81,12 @@ def _rank(adapter: Mapping[str, Any]) -> int:
     path = Path(adapter["path"]) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        return max(int(config["r"]), *map(int, config.get("rank_pattern", {}).values()), 1)
+        return max(int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values()), 1)
     except OSError as exc:
         raise _wrong(
             adapter, "path", f"is {adapter['path']}, and {CONFIG} in it cannot be read: {exc.strerror}", _ON_NODES
         ) from exc
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
         raise _wrong(
             adapter, "path", f"is {adapter['path']}, whose {CONFIG} has no rank (r) to be read", "export it by PEFT"
         ) from exc

@@ -105,6 +105,7 @@ class Replica:
             role="replica",
             model=self.model.name,
             release=self.model.release(),
+            adapters=tuple(adapter.number(name) for name, adapter in self.model.adapters.items()),
             host=host,
             port=self._port,
             epoch=self._epoch,

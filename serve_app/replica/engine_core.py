@@ -70,6 +70,7 @@ class PipedEngineCore(EngineCoreProc):
         self._fingerprint = fingerprint
         self._download_s = download_s
         self._load_began = load_began
+        self._adapters = {adapter["number"] for adapter in adapters_in(vllm_config.additional_config)}
         self.num_steps = 0
         self.busy_s = 0.0
         super().__init__(vllm_config, True, "", executor_class, log_stats=True)
@@ -104,7 +105,13 @@ class PipedEngineCore(EngineCoreProc):
         return self.scheduler.requests.keys() == {_PROBE_ID}
 
     def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> Any:
-        """Return what vLLM's own preprocessing does; the last ``num_emitted`` ids of the prompt are the answer so far."""
+        """Return what vLLM's own preprocessing does; the last ``num_emitted`` ids of the prompt are the answer so far.
+
+        Raises:
+            ValueError: The request is for a LoRA adapter that this engine has not loaded. vLLM would load it in the middle of a step.
+        """
+        if (lora := request.lora_request) is not None and lora.lora_int_id not in self._adapters:
+            raise ValueError(f"this replica has no adapter {lora.lora_name!r}")
         made, wave = self.preprocess_add_request(request)
         if num_emitted:
             accept_emitted(self.structured_output_manager, made, num_emitted)

@@ -102,7 +102,7 @@ def test_the_engine_is_told_of_each_and_a_model_without_any_is_told_nothing() ->
     made = settings_of()
     told = engine_core_args(made, "/models/base")["additional_config"]
     assert told == {
-        "adapters": [
+        "serve_app_adapters": [
             {"name": "pirate", "number": made.adapters["pirate"].number("pirate"), "path": "/adapters/pirate", "sha256": None}
         ]
     }

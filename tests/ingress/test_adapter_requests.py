@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ async def serving(model: Path) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEng
     front = await build_front_end(settings, str(model), client)
     engine = FakeEngine(fingerprint=model_fingerprint(front.engine.model_config))
     replica = await start_replica(values, "r", engine=engine)
-    client.set_members([replica.lease])
+    client.set_members([replace(replica.lease, adapters=tuple(a.number(name) for name, a in settings.adapters.items()))])
     await until(lambda: client.fleet.replicas)
 
     async def step() -> None:
