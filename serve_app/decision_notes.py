@@ -1,23 +1,24 @@
 """Tells the lease board what the autoscaler decided, so that `/fleet` can show it.
 
-The policy runs in Serve's controller and must never wait, so a thread speaks to the board. A note that cannot be told within
-`LIMIT_S` is lost: decision_log.py keeps every decision, these notes are for people who watch.
+The policy runs in Serve's controller and must never wait, so a thread speaks to the board. A note that the
+board does not take is lost: decision_log.py keeps every decision, these notes are for people who watch.
 """
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
-from queue import Empty, Full, Queue
+from queue import Full, Queue
 
 import ray
 
 from serve_app.membership import ScalingNote, board_name
 
+logger = logging.getLogger(__name__)
+
 QUEUED = 100
 """Notes that wait for the board; more are dropped."""
 LIMIT_S = 5.0
-IDLE_S = 60.0
-"""Seconds without a note after which the thread ends; the next note starts another."""
 
 
 class DecisionNotes:
@@ -29,21 +30,22 @@ class DecisionNotes:
         self._thread: threading.Thread | None = None
 
     def tell(self, note: ScalingNote) -> None:
-        """Hand the note to the thread; returns at once."""
+        """Hand the note to the thread; returns at once and raises nothing."""
         with contextlib.suppress(Full):
             self._queue.put_nowait(note)
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="decision notes", daemon=True)
-            self._thread.start()
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="decision notes", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started now; the next note tries again
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
-        with contextlib.suppress(Empty):
-            while True:
-                note = self._queue.get(timeout=IDLE_S)
-                with contextlib.suppress(
-                    ray.exceptions.RayError, ValueError, OSError, RuntimeError
-                ):  # away: as membership.py has it
-                    self._put(note)
+        while True:
+            note = self._queue.get()
+            try:
+                self._put(note)
+            except Exception as exc:  # the root of a thread: Ray is away, or the board is of another version
+                logger.debug("a decision was not told: %s: %s", type(exc).__name__, exc)
 
 
 def board_of(name: str) -> Callable[[ScalingNote], None]:

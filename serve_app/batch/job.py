@@ -33,6 +33,8 @@ _LOOK_S = 1.0
 """How late a cancelled or expired batch may stop, and how old its counts may be."""
 
 LINES = counter("batch_lines")
+for _outcome in ("answered", "failed"):
+    LINES.labels(_outcome)  # alerts count it: Prometheus sees no increase in a series that begins with 1
 
 _REST: dict[Status, tuple[Status, str, str]] = {
     "in_progress": ("expired", "batch_expired", "the completion window was over before this request was answered"),

@@ -57,7 +57,7 @@ VLLM_ROUTES = frozenset(
 """POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
 
 WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
-"""Routes that probes and Prometheus read; they tell names and counts, nothing of a request."""
+"""Routes that probes and Prometheus read. They tell names, counts, and the first digits of the digests of keys, nothing of a request."""
 
 _A_MODEL = "/v1/models/"
 

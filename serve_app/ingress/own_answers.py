@@ -9,14 +9,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, Response
 
 from serve_app import descriptors
-from serve_app.errors import ModelNotFound
+from serve_app.errors import LeaseBoardSilent, ModelNotFound
 from serve_app.ingress.frontend import FrontEnd
 
 FleetReport = Callable[[], Awaitable[dict[str, Any]]]
 """Asks the lease board: `serve_app.membership.Membership.report`."""
 
 FRESH_S = 0.5
-"""A report of the fleet that is younger is given again, so that many people who watch cost the lease board what one does."""
+"""A report of the fleet that is younger is given again, also one that the board is silent: many people who watch cost the lease board,
+and this event loop, what one does."""
 
 
 class OwnAnswers:
@@ -36,7 +37,7 @@ class OwnAnswers:
         self._fleet_id = fleet_id
         self._is_draining = is_draining
         self._report = report
-        self._reported: tuple[float, dict[str, Any]] | None = None
+        self._reported: tuple[float, bytes | LeaseBoardSilent] | None = None
         self._asking = asyncio.Lock()
 
     def by_path(self) -> dict[str, Callable[[], Awaitable[Response]]]:
@@ -93,9 +94,19 @@ class OwnAnswers:
         assert self._report is not None
         async with self._asking:
             if self._reported is None or time.monotonic() - self._reported[0] >= FRESH_S:
-                report = await self._report()
-                self._reported = time.monotonic(), {"time": time.time(), **report}
-        return JSONResponse(self._reported[1])
+                told = await self._ask_board()
+                self._reported = time.monotonic(), told  # as old as the answer: those who waited for it share it
+        told = self._reported[1]
+        if isinstance(told, LeaseBoardSilent):
+            raise told
+        return Response(told, media_type="application/json")
+
+    async def _ask_board(self) -> bytes | LeaseBoardSilent:
+        assert self._report is not None
+        try:
+            return bytes(JSONResponse({"time": time.time(), **await self._report()}).body)
+        except LeaseBoardSilent as exc:
+            return exc
 
     async def _get_version(self) -> Response:
         return JSONResponse(self._version)
