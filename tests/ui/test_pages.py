@@ -126,7 +126,7 @@ def test_an_answer_that_is_left_after_its_first_state_leaves_nothing_behind() ->
 
 @pytest.mark.parametrize("url", ["http://", "http://host:port", "ftp://host"])
 def test_a_url_that_cannot_be_asked_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="--url: .*for example http://127.0.0.1:8010"):
+    with pytest.raises(ConfigError, match=r"--url: .*for example http://127\.0\.0\.1:8010"):
         cli.ui(url, "127.0.0.1", 8011, ends_with_input=False)
 
 
