@@ -12,7 +12,8 @@ _CONNECT_S = 5.0
 _ANSWER_S = 5.0
 """For answers that are not streamed."""
 _SILENCE_S = 120.0
-"""A stream that says nothing for this long is given up. The service says `: waiting` every 5 s while it has nothing else to say."""
+"""A stream that says nothing for this long is given up. The service says `: waiting` whenever it has said nothing else for
+`timeouts.stream_silence_s`, 5 s by default."""
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """What reading JSON of an unexpected form raises."""
