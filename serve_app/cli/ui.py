@@ -4,8 +4,10 @@ import contextlib
 import importlib.util
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
+import httpx
 from rich.console import Console
 
 from serve_app.cli.startable import refuse_taken_port
@@ -20,17 +22,29 @@ def ui(url: str, host: str, port: int, *, ends_with_input: bool) -> None:
     """Do what the command `serve-app ui` says of itself.
 
     Raises:
-        ConfigError: The URL is none, or Gradio is not installed.
+        ConfigError: The URL is none or holds a password, or Gradio is not installed.
         ListenFailed: The port is taken.
     """
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError("--url", f"is {url!r}", "give the address of the service, for example http://127.0.0.1:8010")
+    _refuse_unusable(url)
     if not is_installed():
         raise ConfigError("", f"Gradio is not installed for {sys.executable}", _INSTALL)
     from serve_app.ui.app import run
 
-    Console(stderr=True, highlight=False).print(f"chat page http://{host}:{port}/, fleet page http://{host}:{port}/fleet")
+    here = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    Console(stderr=True, highlight=False).print(f"chat page {here}/, fleet page {here}/fleet", markup=False)
     run(url, host, port, ends_with_input=ends_with_input)
+
+
+def _refuse_unusable(url: str) -> None:
+    example = "give the address of the service, for example http://127.0.0.1:8010"
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as exc:
+        raise ConfigError("--url", f"is no URL: {exc}", example) from exc
+    if parsed.userinfo:
+        raise ConfigError("--url", "holds a user name or a password, which the pages would show to everybody", example)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError("--url", f"is {url!r}", example)
 
 
 def is_installed() -> bool:
@@ -49,19 +63,29 @@ def pages(settings: Settings, console: Console) -> Iterator[None]:
         yield
         return
     command = [sys.executable, "-m", "serve_app.cli.main", "ui", "--url", settings.ingress.local_url, "--ends-with-input"]
-    # A session of its own: Ctrl-C reaches the whole process group of the terminal, and the pages may stay until the streams have ended.
+    # A session of its own, so that Ctrl-C does not end the pages before the service has finished its streams.
     process = subprocess.Popen(
         [*command, "--host", where.host, f"--port={where.port}"], stdin=subprocess.PIPE, start_new_session=True
     )
+    ending = threading.Event()
+    threading.Thread(target=_tell_end, args=(process, ending, console), daemon=True).start()
     try:
         yield
     finally:
+        ending.set()
         process.terminate()
         try:
             process.communicate(timeout=_END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
+
+
+def _tell_end(process: subprocess.Popen[bytes], ending: threading.Event, console: Console) -> None:
+    """Wait for the end of the pages; say so when nobody asked for it."""
+    status = process.wait()
+    if not ending.is_set():
+        console.print(f"no chat page: its process ended with status {status}; the service goes on without it", markup=False)
 
 
 def _can_start(host: str, port: int, console: Console) -> bool:
@@ -71,6 +95,6 @@ def _can_start(host: str, port: int, console: Console) -> bool:
     try:
         refuse_taken_port(host, port, "ui.port")
     except ListenFailed as exc:
-        console.print(f"no chat page: {exc}")
+        console.print(f"no chat page: {exc}", markup=False)
         return False
     return True

@@ -13,10 +13,12 @@ class Answer:
     num_choices: int
     sent_at: float
     texts: list[str] = field(init=False)
+    thoughts: list[str] = field(init=False)
+    """By choice, what a reasoning model said before its text. It is shown, and no part of the conversation."""
     finished: dict[int, str] = field(default_factory=dict)
     """Choice -> why it ended."""
     first_at: float | None = None
-    """When the first text came."""
+    """When the first thought or text came."""
     last_at: float | None = None
     num_pieces: int = 0
     output_tokens: int | None = None
@@ -25,17 +27,19 @@ class Answer:
 
     def __post_init__(self) -> None:
         self.texts = [""] * self.num_choices
+        self.thoughts = [""] * self.num_choices
 
     def add(self, event: Event, *, now: float) -> None:
-        """Take the next event of the stream."""
+        """Take the next event of the stream. A choice that nobody asked for is left out."""
         self.is_waiting = isinstance(event, Waiting)
         match event:
-            case Delta(choice, text, finish):
-                if text:
+            case Delta(choice, text, finish, thought) if 0 <= choice < self.num_choices:
+                if text or thought:
                     self.first_at = now if self.first_at is None else self.first_at
                     self.last_at = now
                     self.num_pieces += 1
                     self.texts[choice] += text
+                    self.thoughts[choice] += thought
                 if finish is not None:
                     self.finished[choice] = finish
             case Usage(tokens):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from serve_app.ui.answer import Answer
@@ -29,19 +29,21 @@ class Answering:
         if (stop := self._stops.get(page)) is not None:
             stop.set()
 
-    async def answer(self, page: str, preset: Preset, history: Sequence[Message], key: str) -> AsyncIterator[Answer]:
+    async def answer(self, page: str, preset: Preset, history: Sequence[Message], key: str) -> AsyncGenerator[Answer, None]:
         """Yield the answer as it grows, at most every `SHOW_S` seconds, and once at its end or stop.
+
+        Close the generator: only then the connection is closed, and ``stop`` no longer knows of this answer.
 
         Raises:
             ServiceProblem: The service refuses or fails; what was yielded before stays valid.
         """
         self.stop(page)
         stop = self._stops[page] = asyncio.Event()
-        answer = Answer(preset.n, sent_at=time.monotonic())
-        path, body = preset.request(history)
-        shown_at = 0.0
-        yield answer
         try:
+            answer = Answer(preset.n, sent_at=time.monotonic())
+            path, body = preset.request(history)
+            shown_at = 0.0
+            yield answer
             async with aclosing(_until(stop, self._service.stream(path, body, key))) as events:
                 async for event in events:
                     answer.add(event, now=(now := time.monotonic()))

@@ -10,7 +10,13 @@ import httpx
 
 _CONNECT_S = 5.0
 _ANSWER_S = 5.0
-"""For answers that are not streamed. A stream has no limit: the service says `: waiting` while it has nothing else to say."""
+"""For answers that are not streamed."""
+_SILENCE_S = 120.0
+"""A stream that says nothing for this long is given up. The service says `: waiting` whenever it has said nothing else for
+`timeouts.stream_silence_s`, 5 s by default."""
+
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""What reading JSON of an unexpected form raises."""
 
 
 class ServiceProblem(Exception):
@@ -19,11 +25,15 @@ class ServiceProblem(Exception):
 
 @dataclass(frozen=True)
 class Delta:
-    """The next piece of one choice. ``finish`` is the reason of its end, on its last piece."""
+    """The next piece of one choice. ``finish`` is the reason of its end, on its last piece.
+
+    ``thought`` is what a reasoning model says before its answer; the next prompt's conversation does not hold it.
+    """
 
     choice: int
     text: str
     finish: str | None = None
+    thought: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,13 @@ class Service:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._http = httpx.AsyncClient(base_url=self.url, timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S))
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S),
+            limits=httpx.Limits(
+                max_connections=None
+            ),  # each open answer holds a connection; a limit would make further pages wait
+        )
 
     async def models(self, key: str) -> list[str]:
         """Return the names of the served models, adapters included.
@@ -55,7 +71,8 @@ class Service:
             ServiceProblem: The service refuses or does not answer.
         """
         listing = await self._get("/v1/models", key)
-        return [str(card["id"]) for card in listing["data"]]
+        with self._told():
+            return [str(card["id"]) for card in listing["data"]]
 
     async def fleet(self, key: str) -> dict[str, Any]:
         """Return what `/fleet` says.
@@ -82,7 +99,7 @@ class Service:
             ServiceProblem: The service refuses, fails in the middle, or does not answer.
         """
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        limits = httpx.Timeout(None, connect=_CONNECT_S)
+        limits = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
         with self._told():
             async with self._http.stream("POST", path, json=asked, headers=_headers(key), timeout=limits) as answer:
                 if answer.is_error:
@@ -97,7 +114,7 @@ class Service:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Put failures of the connection into words."""
+        """Put failures of the connection, and answers of an unexpected form, into words."""
         try:
             yield
         except httpx.TimeoutException as exc:
@@ -106,7 +123,7 @@ class Service:
             raise ServiceProblem(f"Nothing answers at {self.url}. Is the service running?") from exc
         except (httpx.HTTPError, UnicodeEncodeError) as exc:
             raise ServiceProblem(f"The connection to {self.url} failed: {exc}") from exc
-        except (json.JSONDecodeError, KeyError, TypeError) as exc:
+        except MALFORMED as exc:
             raise ServiceProblem(f"{self.url} answered something else than an OpenAI-style API does: {exc!r}") from exc
 
 
@@ -115,6 +132,7 @@ def events_of(line: str) -> list[Event]:
 
     Raises:
         ServiceProblem: The line is the service's error event.
+        ValueError, LookupError, TypeError, AttributeError: The line has not the form of an OpenAI-style API.
     """
     if line.startswith(":"):
         return [Waiting()]
@@ -122,7 +140,8 @@ def events_of(line: str) -> list[Event]:
         return []
     chunk = json.loads(line.removeprefix("data: "))
     if (error := chunk.get("error")) is not None:
-        raise ServiceProblem(_in_words(int(error.get("code") or 500), error, error.get("retry_after_s")))
+        code = error.get("code")  # other services than this one say it in words, as "rate_limit_exceeded"
+        raise ServiceProblem(_in_words(code if isinstance(code, int) else 500, error, error.get("retry_after_s")))
     events: list[Event] = [_delta(choice) for choice in chunk.get("choices", ())]
     if (usage := chunk.get("usage")) is not None:
         events.append(Usage(int(usage["completion_tokens"])))
@@ -130,10 +149,11 @@ def events_of(line: str) -> list[Event]:
 
 
 def _delta(choice: Mapping[str, Any]) -> Delta:
-    """Of a chat the text is in `delta`, and reasoning models have some of theirs in a field of its own; of a completion in `text`."""
+    """Return the piece in ``choice``: a completion has its text in `text`, a chat in `delta`, with the thought in a field of its own."""
     delta = choice.get("delta") or {}
-    text = choice.get("text") or delta.get("reasoning") or delta.get("reasoning_content") or delta.get("content") or ""
-    return Delta(int(choice["index"]), text, choice.get("finish_reason"))
+    text = choice.get("text") or delta.get("content") or ""
+    thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
+    return Delta(int(choice["index"]), text, choice.get("finish_reason"), thought)
 
 
 def _headers(key: str) -> dict[str, str]:
@@ -144,7 +164,7 @@ def _refusal(answer: httpx.Response) -> ServiceProblem:
     try:
         error = answer.json()["error"]
         return ServiceProblem(_in_words(answer.status_code, error, answer.headers.get("retry-after")))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MALFORMED:
         return ServiceProblem(f"The service answered {answer.status_code} {answer.reason_phrase}.")
 
 

@@ -1,8 +1,10 @@
 """The chat page: Gradio's components, and what happens at each of their events."""
 
 import html
+import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import gradio as gr
@@ -13,10 +15,17 @@ from serve_app.ui.answering import Answering
 from serve_app.ui.api import Service, ServiceProblem
 from serve_app.ui.preset import MAX_CHOICES, Message, Preset
 
+logger = logging.getLogger(__name__)
+
 Update = dict[Any, Any]
 """Component -> its new value or properties."""
 
-_COPY_LINK = "(query) => { navigator.clipboard.writeText(location.origin + location.pathname + query); return query; }"
+_COPY_LINK = """(query) => {
+  const link = location.origin + location.pathname + query;
+  navigator.clipboard ? navigator.clipboard.writeText(link) : window.prompt("Link", link);
+  return query;
+}"""
+"""Browsers have a clipboard only for pages by HTTPS or of this machine; elsewhere a dialog shows the link."""
 
 
 class ChatPage:
@@ -29,7 +38,10 @@ class ChatPage:
         """The conversation: of each prompt the first answer, or the one that was chosen."""
         self.asked = gr.State("")
         self.choices = gr.State([])
-        """The last prompt and its answers. They are not in the history before the next prompt, so that one can be chosen."""
+        """The answers to the last prompt.
+
+        Kept apart from the history until the next prompt: until then the person may choose another answer.
+        """
         self._sidebar()
         self._main()
         self._bind(page)
@@ -147,10 +159,14 @@ class ChatPage:
         yield busy | {self.problem: _problem(""), self.controls["prompt"]: "", self.history: history}
         answer, problem = None, ""
         try:
-            async for answer in self._answering.answer(request.session_hash, preset, history, key):
-                yield self._show(history, preset, answer)
+            async with aclosing(self._answering.answer(request.session_hash, preset, history, key)) as answers:
+                async for answer in answers:
+                    yield self._show(history, preset, answer)
         except ServiceProblem as exc:
             problem = str(exc)
+        except Exception:
+            logger.exception("The chat page could not show an answer.")
+            problem = "The page failed; its log has the cause."
         done = {self.send: gr.update(visible=True), self.stop: gr.update(visible=False), self.problem: _problem(problem)}
         if answer is None or not any(answer.texts):
             yield done | {self.controls["prompt"]: preset.prompt, self.asked: "", self.choices: []}
@@ -163,7 +179,9 @@ class ChatPage:
         for number, (column, chat, keep) in enumerate(zip(self.columns, self.chats, self.keeps, strict=True)):
             update |= {column: gr.update(visible=number < preset.n), keep: gr.update(visible=False)}
             if number < preset.n:
-                update[chat] = _with(history, preset.prompt, [answer.texts[number]])
+                thought = [_thought(answer.thoughts[number])] if answer.thoughts[number] else []
+                text = {"role": "assistant", "content": answer.texts[number]}
+                update[chat] = [*_with(history, preset.prompt, []), *thought, text]
         return update
 
     def _stop(self, request: gr.Request) -> None:
@@ -214,6 +232,11 @@ def _with(history: list[Message], asked: str, choices: list[str]) -> list[Messag
         return history
     answered = [{"role": "assistant", "content": choices[0]}] if choices else []
     return [*history, {"role": "user", "content": asked}, *answered]
+
+
+def _thought(text: str) -> dict[str, Any]:
+    """Return a message that Gradio shows as a part of its own, which can be folded."""
+    return {"role": "assistant", "content": text, "metadata": {"title": "Thought"}}
 
 
 def _problem(text: str) -> Any:

@@ -5,12 +5,12 @@ from typing import Any
 
 import gradio as gr
 
-from serve_app.ui.api import Service, ServiceProblem
+from serve_app.ui.api import MALFORMED, Service, ServiceProblem
 from serve_app.ui.changes import Happening, Report, changes
 from serve_app.ui.fleet_view import fleet_html, happenings_html, problem_html
 
 POLL_S = 1.0
-"""A member renews its lease, which carries its load, every 2 s by default: a new report is at most that old."""
+"""Loads are up to 2 s old (`membership.renew_s`), so asking more often than once a second shows nothing new."""
 SHOWN = 200
 """Happenings that the page keeps; the oldest go first."""
 
@@ -38,9 +38,23 @@ class FleetPage:
         try:
             report: Mapping[str, Any] = await self._service.fleet(key)
         except ServiceProblem as exc:
-            return [gr.update(value=problem_html(str(exc)), visible=True), gr.skip(), gr.skip(), before, happenings]
-        known = [Happening(*happening) for happening in happenings]
-        new = changes(before, report)
-        known = [*known, *new][-SHOWN:]
-        shown = happenings_html(known) if new else gr.skip()
-        return [gr.update(value="", visible=False), fleet_html(report), shown, report, known]
+            return [_problem(str(exc)), gr.skip(), gr.skip(), before, happenings]
+        try:
+            return _next(report, before, [Happening(*happening) for happening in happenings])
+        except MALFORMED as exc:
+            said = f"{self._service.url} answered something else than a fleet's report: {exc!r}"
+            return [_problem(said), gr.skip(), gr.skip(), before, happenings]
+
+
+def _next(report: Report, before: Report | None, known: list[Happening]) -> list[Any]:
+    if before is not None and report["time"] <= before["time"]:
+        # Another ingress answered with an older report: compared with it, members would seem to leave and to come again.
+        return [_problem(""), gr.skip(), gr.skip(), before, known]
+    new = changes(before, report)
+    known = [*known, *new][-SHOWN:]
+    shown = happenings_html(known) if new else gr.skip()
+    return [_problem(""), fleet_html(report), shown, report, known]
+
+
+def _problem(text: str) -> Any:
+    return gr.update(value=problem_html(text) if text else "", visible=bool(text))

@@ -46,9 +46,15 @@ class FakeService:
     """After its second word an answer waits until its client has gone."""
     breaks: bool = False
     """After its second word a stream ends by an error event."""
+    line: str = ""
+    """The data of one more event after the second word of a stream."""
+    thinks: bool = False
+    """Each choice of a chat says a thought before its words."""
+    listing: Any = field(default_factory=lambda: {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+    """What `/v1/models` answers."""
     running: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
-    report: dict[str, Any] = field(default_factory=lambda: {"time": 1000.0, "members": [ingress(), member("a")], "decisions": []})
+    report: Any = field(default_factory=lambda: {"time": 1000.0, "members": [ingress(), member("a")], "decisions": []})
 
     def app(self) -> Starlette:
         return Starlette(
@@ -66,7 +72,7 @@ class FakeService:
         return None
 
     async def _models(self, request: Request) -> Response:
-        return self._refusal(request) or JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        return self._refusal(request) or JSONResponse(self.listing)
 
     async def _fleet(self, request: Request) -> Response:
         return self._refusal(request) or JSONResponse(self.report)
@@ -85,6 +91,8 @@ class FakeService:
     async def _stream(self, body: dict[str, Any], *, is_chat: bool) -> AsyncIterator[str]:
         self.running += 1
         try:
+            for choice in range(body["n"]) if self.thinks else ():
+                yield _event({"choices": [{"index": choice, "delta": {"reasoning": f"thought{choice}"}}]})
             for word in range(self.num_words):
                 for choice in range(body["n"]):
                     text = f"{'' if word == 0 else ' '}word{choice}.{word}"
@@ -94,6 +102,8 @@ class FakeService:
                 if word == 1 and self.breaks:
                     yield _event({"error": {"message": "the replica was lost", "type": "replica_lost", "code": 502}})
                     return
+                if word == 1 and self.line:
+                    yield f"data: {self.line}\n\n"
                 if word == 1 and self.holds:
                     await asyncio.Event().wait()
                 await asyncio.sleep(self.pause_s)

@@ -1,12 +1,13 @@
 """The web application without a browser: Gradio's own client calls what the page's Send button calls."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.ui.fake_service import MODEL, FakeService, fake_service, listening
+from tests.ui.fake_service import MODEL, FakeService, fake_service, ingress, listening, member
 
 gradio_client = pytest.importorskip("gradio_client", reason="Gradio is not installed: pip install 'serve-app[ui]'")
 
@@ -27,7 +28,11 @@ def site(fake: FakeService) -> Iterator[str]:
 
 def sent(site: str, *, model: str = MODEL, n: int = 1, max_tokens: int = 64, prompt: str = "Hi") -> list[str]:
     """Return the states of all outputs of the page, as text, for one prompt."""
-    client = gradio_client.Client(site, verbose=False)
+    return said_to(gradio_client.Client(site, verbose=False), model=model, n=n, max_tokens=max_tokens, prompt=prompt)
+
+
+def said_to(client: Any, *, model: str = MODEL, n: int = 1, max_tokens: int = 64, prompt: str = "Hi") -> list[str]:
+    """Return the states for one prompt of the conversation that ``client`` has."""
     controls: list[Any] = ["", "chat", model, "Be brief.", 0.5, 1.0, max_tokens, n, 7, "", prompt]
     job = client.submit(*controls, api_name="/send")
     return [str(outputs) for outputs in job]
@@ -54,7 +59,55 @@ def test_what_cannot_be_asked_is_said_on_the_page(site: str, controls: dict[str,
 
 
 def test_both_pages_and_the_probe_are_there_and_ask_no_other_host(site: str) -> None:
-    assert httpx.get(f"{site}/healthz").json()["status"] == "ok"
+    assert httpx.get(f"{site}/healthz").json() == {"status": "ok"}
     for path in ("/", "/fleet"):
-        page = httpx.get(f"{site}{path}").text
-        assert "fonts.googleapis.com/css" not in page
+        page = httpx.get(f"{site}{path}")
+        assert "fonts.googleapis.com/css" not in page.text
+        assert page.headers["content-security-policy"] == "img-src 'self' data: blob:"
+
+
+def test_a_thought_is_shown_and_is_no_part_of_the_conversation(
+    site: str, fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "thinks", True)
+    client = gradio_client.Client(site, verbose=False)
+    assert any("thought0" in state for state in said_to(client))
+    said_to(client, prompt="And then?")
+    assert [message["content"] for message in fake.asked[-1]["messages"][1:]] == ["Hi", "word0.0 word0.1 word0.2", "And then?"]
+
+
+def test_a_failure_of_the_page_itself_is_said_and_send_comes_back(
+    site: str, fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "line", '{"choices": [{"index": 0, "delta": {"content": [1]}}]}')
+    assert "The page failed; its log has the cause." in sent(site)[-1]
+    monkeypatch.setattr(fake, "line", "")
+    assert "The page failed" not in sent(site)[-1]
+
+
+def looked(fake: FakeService, before: Any) -> list[Any]:
+    """Return what the fleet page shows and remembers after one look."""
+    import gradio as gr
+
+    from serve_app.ui.api import Service
+    from serve_app.ui.fleet_page import FleetPage
+
+    with gr.Blocks():
+        page = FleetPage(Service(fake.url))
+    return asyncio.run(page.look("", before, []))
+
+
+def test_an_older_report_of_another_ingress_tells_of_nothing(fake: FakeService) -> None:
+    before = {"time": 1000.5, "members": [ingress(), member("a"), member("b")], "decisions": []}
+    problem, *_, remembered, happenings = looked(fake, before)
+    assert (problem["value"], remembered, happenings) == ("", before, [])
+    *_, happenings = looked(fake, before | {"time": 999.5})
+    assert [happening.text for happening in happenings] == [f"Replica of {MODEL} b is gone"]
+
+
+@pytest.mark.parametrize("report", [{}, [], {"time": 1.0, "members": [1], "decisions": []}, {"time": 1.0, "members": [{}]}])
+def test_a_report_of_another_form_is_said(fake: FakeService, monkeypatch: pytest.MonkeyPatch, report: Any) -> None:
+    monkeypatch.setattr(fake, "report", report)
+    problem, *_, remembered, _ = looked(fake, None)
+    assert "answered something else than a fleet" in problem["value"]
+    assert remembered is None

@@ -1,12 +1,20 @@
 """What the chat page asks and shows, without a browser and without Gradio: against a fake service over HTTP."""
 
 import asyncio
+import io
+import shutil
+import socket
+import sys
 import time
 from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
+from serve_app.cli import ui as cli
+from serve_app.config import parse_settings
+from serve_app.errors import ConfigError
 from serve_app.ui.answering import Answering
 from serve_app.ui.api import Service, ServiceProblem
 from serve_app.ui.preset import Preset
@@ -71,6 +79,7 @@ def test_a_stop_closes_the_connection_and_keeps_what_had_come() -> None:
             "The service has no room for the request now. no replica of fake-model has room. (503) Try again in 7 s.",
         ),
         ({"breaks": True}, {}, "The service failed. the replica was lost. (502)"),
+        ({"line": '{"error": {"message": "slower", "code": "rate_limit"}}'}, {}, "The service failed. slower. (500)"),
     ],
 )
 def test_each_refusal_is_a_sentence(options: dict[str, Any], controls: dict[str, Any], said: str) -> None:
@@ -83,6 +92,64 @@ def test_each_refusal_is_a_sentence(options: dict[str, Any], controls: dict[str,
     with fake_service(**options) as fake, pytest.raises(ServiceProblem) as refused:
         asyncio.run(ask(fake))
     assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("line", ["[1]", "{", '{"error": "text"}', '{"choices": [{"text": "x"}]}', '{"choices": [3]}'])
+def test_a_stream_of_another_form_is_said(line: str) -> None:
+    with fake_service(line=line) as fake, pytest.raises(ServiceProblem, match="something else than an OpenAI-style API"):
+        answered(fake)
+
+
+@pytest.mark.parametrize("listing", [[], [1], {}, {"data": 3}, {"data": [{"name": "x"}]}])
+def test_a_listing_of_another_form_is_said(listing: Any) -> None:
+    with fake_service(listing=listing) as fake, pytest.raises(ServiceProblem, match="something else than an OpenAI-style API"):
+        asyncio.run(Service(fake.url).models(""))
+
+
+def test_a_choice_that_nobody_asked_for_is_left_out() -> None:
+    with fake_service(num_words=2, line='{"choices": [{"index": 1, "delta": {"content": "more"}}]}') as fake:
+        shown, _ = answered(fake)
+    assert shown[-1] == ["word0.0 word0.1"]
+
+
+def test_an_answer_that_is_left_after_its_first_state_leaves_nothing_behind() -> None:
+    async def left(fake: FakeService) -> dict[str, asyncio.Event]:
+        answering = Answering(Service(fake.url))
+        answer = answering.answer("page", Preset(model=MODEL, prompt="Hi"), [], "")
+        await anext(answer)
+        await answer.aclose()
+        return answering._stops
+
+    with fake_service() as fake:
+        assert asyncio.run(left(fake)) == {}
+
+
+@pytest.mark.parametrize("url", ["http://", "http://host:port", "ftp://host"])
+def test_a_url_that_cannot_be_asked_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--url: .*for example http://127\.0\.0\.1:8010"):
+        cli.ui(url, "127.0.0.1", 8011, ends_with_input=False)
+
+
+def test_a_url_with_a_password_is_refused_without_showing_it() -> None:
+    with pytest.raises(ConfigError, match="--url: holds a user name or a password") as refused:
+        cli.ui("http://somebody:secret@host", "127.0.0.1", 8011, ends_with_input=False)
+    assert "secret" not in str(refused.value)
+
+
+def test_pages_that_end_at_once_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "is_installed", lambda: True)
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = io.StringIO()
+    settings = parse_settings({"models": {"a": {"model": "some/model"}}, "ui": {"port": port}})
+    with cli.pages(settings, Console(file=out, width=200)):
+        for _ in range(500):
+            if out.getvalue().endswith("\n"):
+                break
+            time.sleep(0.01)
+    assert out.getvalue() == "no chat page: its process ended with status 1; the service goes on without it\n"
 
 
 def test_a_service_that_is_away_is_named() -> None:
