@@ -12,7 +12,7 @@ from serve_app.batch.connections import GROUP, Connections
 from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.requests import Defaults, request_of_example
 from serve_app.batch.runner import Progress, Runner
-from serve_app.errors import BatchError, ServiceAway
+from serve_app.errors import BatchError, KeyRefused, ServiceAway
 from tests.batch.service import Service
 
 PATH = "/v1/completions"
@@ -148,7 +148,7 @@ def test_a_refused_key_is_no_failure_of_a_line(service: Service, tmp_path: Path,
                 return journal.counts()
 
     service.verdict = lambda prompt: status
-    with pytest.raises(BatchError, match=f"the service answers {status}: no: {status}; set SERVE_APP_API_KEY"):
+    with pytest.raises(KeyRefused, match=f"the service answers {status}: no: {status}; set SERVE_APP_API_KEY"):
         asyncio.run(run())
     service.verdict = lambda prompt: 200
     assert asyncio.run(run()) == Counts(answered=2, failed=0)
