@@ -60,6 +60,38 @@ def test_the_model_of_a_full_service_is_waited_for_and_that_of_another_kind_of_s
         only_model(service.url, "", Limits(patience_s=60.0))
 
 
+class Transport(httpx.AsyncBaseTransport):
+    """A client's connections, which may fail to close."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.is_closed = error, False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200)
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+        if self.error:
+            raise self.error
+
+
+def test_all_clients_are_closed_also_when_one_fails_to_close(caplog: pytest.LogCaptureFixture) -> None:
+    connections = Connections(0)
+    transports = [Transport(OSError("gone")), Transport()]
+    connections._clients += [httpx.AsyncClient(transport=transport) for transport in transports]
+    asyncio.run(connections.aclose())
+    assert [transport.is_closed for transport in transports] == [True, True]
+    assert "OSError('gone')" in caplog.text
+
+
+def test_no_concurrency_is_one_client() -> None:
+    async def ask() -> int:
+        async with Connections(0, transport=Transport()) as connections:
+            return (await connections.post("http://service", content=b"", headers={})).status_code
+
+    assert asyncio.run(ask()) == 200
+
+
 def test_a_key_that_no_header_can_have_is_refused_and_not_told() -> None:
     for key in ("schlüssel", "line\nend", "a b"):
         with pytest.raises(
