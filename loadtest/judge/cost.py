@@ -19,7 +19,10 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the measured window."""
 
     tokens_per_good: float | None
-    """Output tokens of all answers per good request; None: no request was good. More than the mean answer: work that was lost."""
+    """Output tokens of complete answers per good request; None: no request was good. Tokens of answers that broke off are not counted.
+
+    More than the mean answer has: some complete answers were not good.
+    """
     replica_s: float | None = None
     """Seconds of ready replicas."""
     seen_s: float = 0.0
