@@ -111,7 +111,7 @@ def test_two_deletions_at_once_share_the_room_that_one_of_them_made() -> None:
 
     async def both() -> list[str]:
         threads = DiskThreads(make_room)
-        return await asyncio.gather(threads.run_when_full(delete), threads.run_when_full(delete))
+        return list(await asyncio.gather(threads.run_when_full(delete), threads.run_when_full(delete)))
 
     assert asyncio.run(both()) == ["deleted", "deleted"]
 
