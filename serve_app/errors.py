@@ -38,6 +38,7 @@ Longer than a module should be: one file, so that one table shows each code and 
       CheckpointError            500  checkpoint_error        never over HTTP: a model's files
       DecisionLogError           500  decision_log_error      never over HTTP: a log of the autoscaler
       BatchError                 500  batch_error             never over HTTP: a batch cannot begin or go on
+        KeyRefused               500  key_refused             no key can be read, or the service that it asks refuses it
         JournalBroken            500  journal_broken          the file that holds its answers is no journal, or damaged
         ServiceAway              500  service_away            the service that it asks has answered nothing for too long
       ClusterFailed              500  cluster_failed          the command line's dealings with Ray
@@ -536,6 +537,13 @@ class BatchError(ServingError):
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.hint}"
+
+
+@dataclass(eq=False)
+class KeyRefused(BatchError):
+    """The batch has no API key that the service accepts. The command line ends with exit status 2: another try fails, too."""
+
+    code: ClassVar[str] = "key_refused"
 
 
 @dataclass(eq=False)

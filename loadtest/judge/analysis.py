@@ -1,7 +1,7 @@
 """From the records of a run to its figures: window, distributions with intervals, throughput, SLO verdict, threats to validity.
 
-Reads a run's folder and writes nothing. Every request that was due in the window is in every distribution: failed ones as infinite,
-timeouts as "at least so long". A run whose generator was sick has no figures at all.
+Reads a run's folder and makes its rows.parquet anew. Every request that was due in the window is in every distribution: failed ones as
+infinite, timeouts as "at least so long". A run whose generator was sick has no figures at all.
 """
 
 import math

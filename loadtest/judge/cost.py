@@ -1,6 +1,7 @@
 """What good requests cost: replicas over time and tokens. Pure.
 
 Replicas are those that were ready, as Ray Serve or Kubernetes told once a second (`observe` in the scenario); nobody told: None.
+Ingresses hold no GPU and are not counted: Ray Serve's deployments of engines are called ``replica-MODEL``.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,10 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the measured window."""
 
     tokens_per_good: float | None
-    """Output tokens of all answers per good request; None: no request was good. More than the mean answer: work that was lost."""
+    """Output tokens of complete answers per good request; None: no request was good. Tokens of answers that broke off are not counted.
+
+    More than the mean answer has: some complete answers were not good.
+    """
     replica_s: float | None = None
     """Seconds of ready replicas."""
     seen_s: float = 0.0
@@ -63,6 +67,7 @@ def _replica_seconds(samples: Sequence[ServerSample], window: tuple[float, float
 
 
 def _ready(sample: ServerSample) -> float | None:
-    """Return the ready replicas of a sample; of Ray Serve those of all deployments. None: it tells none."""
-    ready = [value for name, value in sample.values.items() if name == "pods_ready" or name.startswith("replicas_ready/")]
-    return sum(ready) if ready and not sample.error else None
+    """Return the ready replicas of a sample: of deployments ``replica-*`` where there are any, else of all. None: it tells none."""
+    ready = {name: value for name, value in sample.values.items() if name == "pods_ready" or name.startswith("replicas_ready/")}
+    engines = {name: value for name, value in ready.items() if name.startswith("replicas_ready/replica-")} or ready
+    return sum(engines.values()) if engines and not sample.error else None

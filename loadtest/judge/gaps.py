@@ -27,7 +27,10 @@ Pieces = Callable[[], Iterator[Ints]]
 
 
 class Weights(NamedTuple):
-    """Which rows count in the ITL, and what those owe that failed. An array has one value per row, in the order of the rows."""
+    """For each row: are its gaps counted, and how many infinite gaps does it add because its request failed?
+
+    An array has one value per row, in the order of the rows.
+    """
 
     counted: Bools
     """The gaps that were seen count."""

@@ -1,4 +1,7 @@
-"""The requests of a run and the latencies of each, from its records. Only `read_records` does IO.
+"""The requests of a run and the latencies of each, from its records.
+
+`read_records` reads a run's files and makes its rows.parquet anew. `Records.schedule` and `Records.rows` read their files when they are
+first asked for, and `Records.chunks` reads rows.parquet each time.
 
 A value is a pair of bounds, in seconds. They are equal where it was measured. A request that ended otherwise than asked has no
 latency and counts as infinite; one that timed out took at least as long as it was watched, and perhaps forever, even if its first

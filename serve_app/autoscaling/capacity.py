@@ -34,7 +34,7 @@ NOISE = 0.1
 PRIOR_OUTPUT, PRIOR_PROMPT = (0.005, 0.02), (0.01, 0.05)
 """What a token costs of a step, and how much more or less it may be: decode steps mostly read the weights, of whatever size."""
 LEAST_BATCH, RETURN_BATCH = 1.0, 2.0
-"""Requests at once that a limit of the SLO must allow to count, and to count again after it did not."""
+"""A limit that allows fewer than 1 request at once is ignored; it is respected again once it allows 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

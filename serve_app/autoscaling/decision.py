@@ -19,8 +19,8 @@ from serve_app.autoscaling.signals import LEAST, Load
 RECOVER_S, RECOVER_STARTS = 15.0, 0.5
 """Seconds, and cold starts if that is longer, in which replicas that do nothing but work are to have emptied a queue once they serve."""
 QUEUE_MOST, QUEUE_FEW = 1.2, 1.5
-"""A queue asks for so many times the demand's replicas at most, and so many times their root, and one: 7 for 3, 16 for 9, 1,330 for 1,067.
-It ends, and what was asked for stays for two cold starts. A few more cost a small fleet little and empty its queue much sooner."""
+"""For a demand of n replicas the queue rule asks for at most 1.2 n + 1.5 sqrt(n) + 1: 7 for 3, 16 for 9, 1,330 for 1,067.
+A queue ends, and what was asked for stays for two cold starts. A few more cost a small fleet little and empty its queue much sooner."""
 UP_MARGIN, DOWN_MARGIN = 1.05, 0.95
 """One more replica is wanted when those that there are would be above the first share of the utilization aimed at, and one fewer when
 the others would be at most at the second: between them chance changes nothing."""
@@ -91,7 +91,7 @@ class _Wishes:
     demand: int = 0
     """Replicas for the demand alone, without a margin."""
     low: int = 0
-    """Replicas without which those that stay would be above `DOWN_MARGIN`."""
+    """The fewest replicas that carry the demand at 95 % of the utilization aimed at. With fewer, nothing is removed."""
 
 
 @dataclass(slots=True)

@@ -35,7 +35,8 @@ class Needs:
     def corrected(self, demand: int, *, asked: int, target: int) -> int:
         """Return the replicas for a demand with those that its measure was short of in the last `MISSING_S`.
 
-        What the measure misses it misses again when these replicas go. At most the demand's replicas are added.
+        Without the correction, replicas that a guard added would go as soon as the guard is silent, and the guard would fire again.
+        At most the demand's replicas are added.
 
         Args:
             demand: Replicas that the demand needs as measured.

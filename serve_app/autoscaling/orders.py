@@ -28,19 +28,22 @@ class Orders:
     _ordered_at: deque[float] = field(default_factory=deque)
     """One entry per replica, the oldest first."""
     _lasted_s: deque[float] = field(default_factory=deque)
-    """How long the last orders took."""
-    _target: int = 0
+    """How long the last orders took. One that took longer than `MAX_COLD_START_S` waited for room, and teaches nothing of starts."""
+    _target: int | None = None
+    """What was wanted at the last look; None before the first one."""
     _measured_s: float = DEFAULT_COLD_START_S
     """The 90th percentile of measured starts when any was known last."""
 
     def observe(self, *, running: int, target: int, at: float) -> None:
         """Note what is on its way now. What Serve no longer wants it takes from the newest; what serves was ordered first."""
-        for _ in range(min(len(self._ordered_at), self._target - target)):
+        before = min(target, running) if self._target is None else self._target  # what runs at the first look was not ordered now
+        for _ in range(min(len(self._ordered_at), before - target)):
             self._ordered_at.pop()
-        self._ordered_at.extend([at] * (target - self._target))
+        self._ordered_at.extend([at] * (target - before))
         missing = max(0, target - running)
         while len(self._ordered_at) > missing:
-            self._lasted_s.append(at - self._ordered_at.popleft())
+            if (lasted_s := at - self._ordered_at.popleft()) <= MAX_COLD_START_S:
+                self._lasted_s.append(lasted_s)
             if len(self._lasted_s) > RECENT:
                 self._lasted_s.popleft()
         self._ordered_at.extend([at] * (missing - len(self._ordered_at)))
@@ -58,17 +61,17 @@ class Orders:
 
         Args:
             measured_s: What each replica that serves took to start.
-            at: Now. Starts in progress that are older than nine of ten measured ones count with their age.
+            at: Now. Starts in progress that are older than nine of ten measured ones count with their age, up to `MAX_COLD_START_S`.
         """
         self._measured_s = p90(measured_s) or self._measured_s
-        late = [age for age in self.ages_s(at) if age > self._measured_s]
+        late = [age for age in self.ages_s(at) if self._measured_s < age <= MAX_COLD_START_S]
         recent_s = p90([*self._lasted_s, *late]) or 0.0
         return min(MAX_COLD_START_S, recent_s if recent_s > LONGER * self._measured_s else self._measured_s)
 
     def ready_in_s(self, cold_start_s: float, at: float) -> list[float]:
         """Return in how many seconds each replica on its way should serve, the soonest first.
 
-        One that is later than measured starts is taken to be late for as long again.
+        A start that is d seconds over the measured p90 is expected in another d seconds.
         """
         return sorted(max(cold_start_s - age, age - self._measured_s) for age in self.ages_s(at))
 

@@ -107,8 +107,8 @@ class DemandPolicy:
     def _observe(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> None:
         assert self._settings is not None
         before, memory.targets = memory.targets, {}  # a deployment left out keeps its target
-        seen = self._seen(contexts, memory, at)
-        memory.observed_at = at
+        interval_s, memory.observed_at = at - memory.observed_at, at  # before all that may fail: else each tick would fail again
+        seen = self._seen(contexts, memory, at, interval_s)
         names = {m.name: replica_deployment(m) for m in self._settings.models.values()} | {INGRESSES: INGRESS}
         self._log = self._log or _open_log(self._settings.name)
         self._tell = self._tell or DecisionNotes(board_of(self._settings.name)).tell
@@ -123,9 +123,8 @@ class DemandPolicy:
                 self._tell(ScalingNote(self._wall(), name, target, decision.desired, decision.rule))
         self._warn(memory)
 
-    def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> FleetObservation:
+    def _seen(self, contexts: Mapping[str, Any], memory: Memory, at: float, interval_s: float) -> FleetObservation:
         assert self._settings is not None
-        interval_s = at - memory.observed_at
         reports = newest_reports(contexts[INGRESS])
         increments = memory.ingresses.take(reports, now=at)
         silent = memory.ingresses.silent(members(contexts[INGRESS]), now=at)

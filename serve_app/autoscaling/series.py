@@ -22,7 +22,7 @@ SERIES: Mapping[str, str] = {
     "ready": "Replicas that serve.",
     "cold_start_seconds": "What a start is taken to last.",
     "utilization_target": "Work per second and replica aimed at.",
-    "utilization": "Work that arrives each second and replica that serves.",
+    "utilization": "Work that arrives each second and replica that serves, 0 when no replica serves.",
 }
 """Name without `PREFIX` -> what it says."""
 RULED = ("wish", "because")
@@ -41,7 +41,10 @@ class Sample:
 
 
 def samples(seen: FleetObservation, decided: Mapping[str, Decision]) -> Iterator[Sample]:
-    """Yield the values of all that was decided at one moment; a quantity that is not known has none."""
+    """Yield the values of all that was decided at one moment.
+
+    A quantity that is not known has no sample, and its gauge keeps its last value.
+    """
     for model, decision in decided.items():
         observed: Observation | IngressObservation | None = seen.ingress if model == INGRESSES else seen.models[model]
         assert observed is not None  # else nothing was decided for it
@@ -55,7 +58,9 @@ def samples(seen: FleetObservation, decided: Mapping[str, Decision]) -> Iterator
         for name, key in known.items():
             if key in inputs:
                 yield Sample(name, model, inputs[key])
-        if "demand" in inputs and observed.running:
+        if model != INGRESSES and not observed.running:
+            yield Sample("utilization", model, 0.0)
+        elif "demand" in inputs:
             yield Sample("utilization", model, inputs["demand"] / observed.running)
 
 

@@ -13,11 +13,11 @@ from serve_app.core.tally import Tally
 STALE_S = 6.0
 """After so long without a report a member counts as silent: three reports of every second or two may be late."""
 LATE_S = 3.0
-"""After so long it is taken to go on as before: the rate of the last seconds must not fall because a report is late."""
+"""A member without a report for this long is counted at its last rate."""
 RATE_S = 10.0
-"""Over which that rate is smoothed."""
+"""Each member's rates are smoothed over this time."""
 LEAST = 0.5
-"""Increments in that time below which the rate is what is left of one that has ended."""
+"""A smoothed rate worth fewer events than this per `RATE_S` counts as zero: it is only the tail of a load that has stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from serve_app.batch.connections import Connections, Poster
-from serve_app.errors import BatchError, ServiceAway
+from serve_app.errors import BatchError, KeyRefused, ServiceAway
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Client:
 
         Raises:
             ServiceAway: For ``patience_s`` no request of this client was answered.
-            BatchError: The service refuses the API key, and would refuse each other request, too.
+            KeyRefused: The service refuses the API key, and would refuse each other request, too.
         """
         async with self._place():
             return await self._ask(path, body)
@@ -158,7 +158,7 @@ class Client:
                     await asyncio.sleep(_spread(_retry_after_s(response)))
                     continue
                 if status in _REFUSED_KEY:
-                    raise BatchError(f"the service answers {status}: {said}", _KEY_HINT)
+                    raise KeyRefused(f"the service answers {status}: {said}", _KEY_HINT)
                 tries += 1
                 if status not in _TRIED_AGAIN and status != 200:
                     tries = self._limits.tries
@@ -207,12 +207,13 @@ def connect(url: str, key: str, limits: Limits) -> Connections:
     """Return the connections to the service at ``url``, with or without ``/v1`` at its end. ``key`` may be empty.
 
     Raises:
-        BatchError: The URL is none of HTTP, or the key has characters that no header may have.
+        BatchError: The URL is none of HTTP.
+        KeyRefused: The key has characters that no header may have.
     """
     if not url.startswith(("http://", "https://")):
         raise BatchError(f"the URL is {url!r}", "give one that begins with http:// or https://")
     if not all("!" <= char <= "~" for char in key):  # the key itself is told to nobody
-        raise BatchError("the API key has a character that no header may have", f"{_KEY_HINT} without blanks and line ends")
+        raise KeyRefused("the API key has a character that no header may have", f"{_KEY_HINT} without blanks and line ends")
     timeout = httpx.Timeout(limits.timeout_s, connect=10.0, pool=None)
     return Connections(limits.concurrency, base_url=_base(url), headers=_authorization(key), timeout=timeout)
 
@@ -223,18 +224,19 @@ def key_of_environment() -> str:
 
 
 def key_of_file(path: Path) -> str:
-    """Return the API key that a file holds as its one line.
+    """Return the first API key in plain text of a file, which may be the ingress's (`serve_app.ingress.api_keys`).
 
     Raises:
-        BatchError: The file cannot be read, or it has no line, or several.
+        KeyRefused: The file cannot be read, or all its lines are empty, comments or digests.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as exc:
-        raise BatchError(f"the API key cannot be read: {path}: {exc}", "name a text file that can be read") from exc
-    if len(lines) != 1:
-        raise BatchError(f"{path} has {len(lines)} lines, and an API key is one", "name a file with the key alone")
-    return lines[0].strip()
+        raise KeyRefused(f"the API key cannot be read: {path}: {exc}", "name a text file that can be read") from exc
+    keys = [line for line in lines if line and not line.startswith(("#", "sha256:"))]
+    if not keys:
+        raise KeyRefused(f"{path} holds no key in plain text", "name a file with a key; a digest cannot be sent")
+    return keys[0]
 
 
 def only_model(url: str, key: str, limits: Limits) -> str:
@@ -242,7 +244,8 @@ def only_model(url: str, key: str, limits: Limits) -> str:
 
     Raises:
         ServiceAway: For ``limits.patience_s`` it was.
-        BatchError: It answers as no service does, refuses the key, or has several models.
+        KeyRefused: It refuses the key.
+        BatchError: It answers as no service does, or has several models.
     """
     address, began_at, has_said = f"{_base(url)}/v1/models", time.monotonic(), False
     while isinstance(found := _ask_for_models(address, key), str):
@@ -268,8 +271,9 @@ def _ask_for_models(address: str, key: str) -> list[str] | str:
             str(card["id"]) for card in answer.json()["data"] if card.get("parent") is None
         ]  # an adapter has the model as its parent
     except httpx.HTTPStatusError as exc:
-        hint = _KEY_HINT if exc.response.status_code in _REFUSED_KEY else "check the URL"
-        raise BatchError(f"{address} answers {exc.response.status_code}", hint) from exc
+        said = f"{address} answers {exc.response.status_code}"
+        is_key = exc.response.status_code in _REFUSED_KEY
+        raise (KeyRefused(said, _KEY_HINT) if is_key else BatchError(said, "check the URL")) from exc
     except (httpx.UnsupportedProtocol, httpx.InvalidURL, ValueError, KeyError, TypeError) as exc:
         raise BatchError(f"{address} does not answer as a service does: {exc}", _URL_HINT) from exc
     except httpx.HTTPError as exc:

@@ -1,9 +1,13 @@
 """Many HTTP connections to one service at a constant cost for each request."""
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 import httpx
+
+logger = logging.getLogger(__name__)
 
 GROUP = 8
 """Requests at once of one httpx client. Each request makes httpx look at all connections of its client: with 320 in one, a request costs
@@ -27,7 +31,7 @@ class Connections:
         """
         context = httpx.create_ssl_context()  # one for all: it costs 20 ms
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=GROUP)
-        num_clients = -(-concurrency // GROUP)
+        num_clients = max(1, -(-concurrency // GROUP))
         self._clients = [httpx.AsyncClient(verify=context, limits=limits, **options) for _ in range(num_clients)]
         self._under_way = [0] * num_clients
 
@@ -45,8 +49,10 @@ class Connections:
             self._under_way[chosen] -= 1
 
     async def aclose(self) -> None:
-        for client in self._clients:
-            await client.aclose()
+        """Close all clients, also when one of them fails to close; an error is only logged."""
+        for outcome in await asyncio.gather(*(client.aclose() for client in self._clients), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                logger.warning("connections to the service were not closed in order: %r", outcome)
 
     async def __aenter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ _NUM_THREADS = 8
 
 
 class DiskThreads:
-    """``make_room`` frees some room on a full disk, and returns whether it did."""
+    """``make_room`` frees some room on a full disk, and returns whether it did: a second call at the same time finds the room made."""
 
     def __init__(self, make_room: Callable[[], bool]) -> None:
         self._make_room = make_room
@@ -31,8 +31,7 @@ class DiskThreads:
         try:
             return await self.run(call)
         except StorageFull:
-            if not await self.run(self._make_room):
-                raise
+            await self.run(self._make_room)  # False is no reason to give up: another call may just have given the reserve's room
             return await self.run(call)
 
     async def run(self, call: Callable[[], T]) -> T:

@@ -57,12 +57,15 @@ class Folder:
             raise ConfigError("ingress.batch.dir", problem, "name a folder on a file system that has flock") from exc
 
     def keep_reserve(self) -> None:
-        """Take the room that `free_reserve` may give back, unless it is taken or the disk is full."""
-        if self._reserve.exists():
+        """Take the room that `free_reserve` may give back, unless it is taken or the disk has little more room than that.
+
+        Deletions and cancellations are given the reserve's room when the disk is full. It must not be taken from under them.
+        """
+        if self._reserve.exists() or self.free_bytes() < 2 * _RESERVE_BYTES:
             return
         part = self.part()
         try:
-            part.write_bytes(bytes(_RESERVE_BYTES))
+            part.write_bytes(os.urandom(_RESERVE_BYTES))  # zeros take no room on a file system that compresses
             part.replace(self._reserve)
         except OSError as exc:
             part.unlink(missing_ok=True)

@@ -60,7 +60,10 @@ def run(
         int | None, typer.Option("--max-tokens-per-minute", min=1, help="Of prompts and answers.")
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="Holds the API key as its one line. Default: $SERVE_APP_API_KEY, or none.")
+        Path | None,
+        typer.Option(
+            help="Its first line that is no comment and no digest is the API key. Default: $SERVE_APP_API_KEY, or none."
+        ),
     ] = None,
     retry_failed: Annotated[bool, typer.Option(help="Ask again for lines that failed in an earlier run.")] = False,
 ) -> None:
@@ -69,7 +72,8 @@ def run(
     OUTPUT is written at the end, in one piece and in the order of the input. Until then answers are in OUTPUT.journal: after Ctrl-C or any
     crash the same command goes on. Lines that failed are in OUTPUT.errors.jsonl.
 
-    Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin, or not go on. 130: Ctrl-C.
+    Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin, or not go on.
+    2: an option or the API key is wrong. 130: Ctrl-C.
     """
     from serve_app.batch.client import Limits, connect, key_of_environment, key_of_file, only_model
     from serve_app.batch.journal import Journal

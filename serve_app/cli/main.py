@@ -13,7 +13,7 @@ import typer
 from serve_app.cli import autoscale, batch, ledger, model
 from serve_app.cli.commands import check, demo, rollout, ui, up
 from serve_app.cli.status import down, status
-from serve_app.errors import ServingError
+from serve_app.errors import KeyRefused, ServingError
 
 app = typer.Typer(
     name="serve-app",
@@ -72,7 +72,7 @@ def serve(
 
 
 def main() -> None:
-    """Entry point. An error of ours is one line on stderr and exit status 1; a wrong command line is 2."""
+    """Entry point. An error of ours is one line on stderr and exit status 1; a wrong command line, or a batch's wrong API key, is 2."""
     try:
         try:
             app()
@@ -80,7 +80,7 @@ def main() -> None:
             sys.stdout.flush()
     except ServingError as exc:
         typer.secho(f"error: {exc}", fg="red", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(exc, KeyRefused) else 1)
     except OSError as exc:
         if exc.errno != errno.ENOSPC:
             raise

@@ -80,7 +80,8 @@ def bounds_at(
         windows: Of one model.
         outside: The bounds where no window holds; none goes beyond them.
         time: Seconds since the epoch.
-        cold_start_s: So much earlier a window's ``min`` holds. Where it is above another's ``max``, it counts.
+        cold_start_s: How long a replica takes to start. A window's ``min`` holds this much before the window begins, and wins over
+            another window's ``max``.
     """
     now = [w for w in windows if w.holds(time)]
     ahead = (time, *(time + s for s in range(60, int(cold_start_s), 60)), time + cold_start_s)  # windows begin at whole minutes

@@ -128,8 +128,23 @@ def test_a_start_in_progress_teaches_that_starts_take_longer() -> None:
     assert orders.horizon_s(200.0, 200.0) == 360.0, "late by 160 s, and for as long again"
     orders.observe(running=4, target=4, at=300.0)
     assert orders.cold_start_s((40.0, 40.0), 301.0) == 300.0, "also when it has ended"
-    orders.observe(running=4, target=5, at=400.0)
-    assert orders.cold_start_s((40.0, 40.0), 1e6) == MAX_COLD_START_S
+
+
+def test_an_order_that_waits_for_room_teaches_nothing_of_starts() -> None:
+    orders = Orders()
+    orders.observe(running=2, target=3, at=0.0)
+    assert orders.cold_start_s((40.0, 40.0), MAX_COLD_START_S) == MAX_COLD_START_S
+    assert orders.cold_start_s((40.0, 40.0), MAX_COLD_START_S + 1) == 40.0
+    orders.observe(running=3, target=3, at=MAX_COLD_START_S + 1)
+    assert orders.cold_start_s((40.0, 40.0), MAX_COLD_START_S + 2) == 40.0, "nor when it has ended"
+
+
+def test_replicas_that_run_at_the_first_look_are_no_starts() -> None:
+    orders = Orders()
+    orders.observe(running=9, target=10, at=0.0)
+    assert orders.ages_s(5.0) == [5.0], "what does not run yet is an order"
+    orders.observe(running=10, target=10, at=100.0)
+    assert orders.cold_start_s((40.0, 40.0), 101.0) == 100.0, "the first start that was seen"
 
 
 def test_a_queue_is_worked_off_by_what_comes_and_counted_once() -> None:

@@ -2,7 +2,7 @@ import logging
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -262,6 +262,26 @@ def test_a_value_that_is_not_finite_is_left_out(controller: Controller) -> None:
     controller.report(INGRESS, "i1", streams=float("nan"))
     controller.report(INGRESS, "i2", streams=12.0)
     assert controller.tick()[INGRESS] == 2
+
+
+class Unreadable(dict[str, Mapping[str, list[Point]]]):
+    """Reports that cannot be read, and how often it was tried."""
+
+    num_read = 0
+
+    def items(self) -> Any:
+        self.num_read += 1
+        raise RuntimeError("unreadable")
+
+
+def test_what_fails_while_reports_are_read_fails_once_a_second(controller: Controller) -> None:
+    reports = Unreadable(any={})
+    for passed_s in (OBSERVE_S, 0.1, 0.1, 0.1):
+        controller.at += passed_s
+        contexts = controller.contexts()
+        contexts[INGRESS] = replace(contexts[INGRESS], raw_metrics=reports)
+        assert controller.policy(contexts)[0] == {}
+    assert reports.num_read == 1
 
 
 def test_without_reports_or_without_the_ingress_nothing_changes_and_nothing_is_raised() -> None:

@@ -41,6 +41,13 @@ def test_a_decision_becomes_its_samples() -> None:
     ]
 
 
+def test_a_model_without_replicas_has_no_utilization_left() -> None:
+    idle = Observation(running=0, target=0, minimum=0, maximum=9, load=Load())
+    decided = Decision(desired=0, rule="keep", alternatives={}, inputs={"demand": 0.0})
+    found = list(samples(FleetObservation(at=1.0, models={"chat": idle}, ingress=None), {"chat": decided}))
+    assert [sample.value for sample in found if sample.name == "utilization"] == [0.0]
+
+
 def test_every_series_has_a_line_in_the_documents() -> None:
     text = Path("docs/autoscaling.md").read_text(encoding="utf-8")
     assert {name for name in SERIES if f"`ray_{PREFIX}{name}" not in text} == set()

@@ -239,14 +239,16 @@ def test_parquet_and_a_value_of_it_that_no_request_can_hold(service: Service, tm
     assert sorted(body["max_tokens"] for body in service.bodies) == [1, 3]
 
 
-def test_the_api_key_is_the_one_line_of_a_file(service: Service, tmp_path: Path) -> None:
+def test_the_api_key_is_the_first_one_in_plain_text_of_a_file(service: Service, tmp_path: Path) -> None:
     file = tmp_path / "key"
-    file.write_text("secret\n")
+    file.write_text(f"# of the team\n\nsha256:{'0' * 64}\n  secret\nanother\n")
     assert Batch(service, tmp_path, prompts(1)).run("--api-key-file", str(file))[0] == 0
     assert service.keys == {"Bearer secret"}
-    file.write_text("one\ntwo\n")
+    file.write_text(f"# of the team\nsha256:{'0' * 64}\n")
     code, said = Batch(service, tmp_path, prompts(2)).run("--api-key-file", str(file))
-    assert (code, "has 2 lines, and an API key is one" in said) == (1, True)
+    assert (code, "holds no key in plain text; name a file with a key" in said) == (2, True)
+    code, said = Batch(service, tmp_path, prompts(2)).run("--api-key-file", str(tmp_path / "none"))
+    assert (code, "the API key cannot be read" in said) == (2, True)
 
 
 def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from serve_app.batch.connections import GROUP, Connections
 from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.requests import Defaults, request_of_example
 from serve_app.batch.runner import Progress, Runner
-from serve_app.errors import BatchError, ServiceAway
+from serve_app.errors import BatchError, KeyRefused, ServiceAway
 from tests.batch.service import Service
 
 PATH = "/v1/completions"
@@ -58,6 +58,38 @@ def test_the_model_of_a_full_service_is_waited_for_and_that_of_another_kind_of_s
     service.statuses_of_models = [404]
     with pytest.raises(BatchError, match="answers 404; check the URL"):
         only_model(service.url, "", Limits(patience_s=60.0))
+
+
+class Transport(httpx.AsyncBaseTransport):
+    """A client's connections, which may fail to close."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.is_closed = error, False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200)
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+        if self.error:
+            raise self.error
+
+
+def test_all_clients_are_closed_also_when_one_fails_to_close(caplog: pytest.LogCaptureFixture) -> None:
+    connections = Connections(0)
+    transports = [Transport(OSError("gone")), Transport()]
+    connections._clients += [httpx.AsyncClient(transport=transport) for transport in transports]
+    asyncio.run(connections.aclose())
+    assert [transport.is_closed for transport in transports] == [True, True]
+    assert "OSError('gone')" in caplog.text
+
+
+def test_no_concurrency_is_one_client() -> None:
+    async def ask() -> int:
+        async with Connections(0, transport=Transport()) as connections:
+            return (await connections.post("http://service", content=b"", headers={})).status_code
+
+    assert asyncio.run(ask()) == 200
 
 
 def test_a_key_that_no_header_can_have_is_refused_and_not_told() -> None:
@@ -148,7 +180,7 @@ def test_a_refused_key_is_no_failure_of_a_line(service: Service, tmp_path: Path,
                 return journal.counts()
 
     service.verdict = lambda prompt: status
-    with pytest.raises(BatchError, match=f"the service answers {status}: no: {status}; set SERVE_APP_API_KEY"):
+    with pytest.raises(KeyRefused, match=f"the service answers {status}: no: {status}; set SERVE_APP_API_KEY"):
         asyncio.run(run())
     service.verdict = lambda prompt: 200
     assert asyncio.run(run()) == Counts(answered=2, failed=0)

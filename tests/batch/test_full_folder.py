@@ -1,8 +1,10 @@
 """A folder whose disk is full takes no file, and lets its owner delete and cancel."""
 
 import asyncio
+import errno
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -82,6 +84,36 @@ def test_the_reserve_is_taken_again_once_there_is_room_and_the_room_is_told(disk
     worker._keep_house()
     assert told_bytes() > 1 << 20
     assert folder.free_reserve()
+
+
+def test_the_reserve_is_not_taken_from_a_disk_that_has_little_more(disk: Path) -> None:
+    folder = Folder(disk / "store")
+    with (disk / "other").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, folder.free_bytes() - (3 << 19))
+    folder.keep_reserve()
+    assert not folder.free_reserve(), "1.5 MiB are free"
+    (disk / "other").unlink()
+    folder.keep_reserve()
+    assert folder.free_reserve()
+
+
+def test_two_deletions_at_once_share_the_room_that_one_of_them_made() -> None:
+    reserves, deleted = [1], threading.Barrier(2)
+
+    def make_room() -> bool:
+        return bool(reserves and reserves.pop())
+
+    def delete() -> str:
+        if reserves:
+            deleted.wait(10)
+            raise OSError(errno.ENOSPC, "full")
+        return "deleted"
+
+    async def both() -> list[str]:
+        threads = DiskThreads(make_room)
+        return list(await asyncio.gather(threads.run_when_full(delete), threads.run_when_full(delete)))
+
+    assert asyncio.run(both()) == ["deleted", "deleted"]
 
 
 def test_a_batch_whose_disk_fills_in_the_middle_goes_on_once_there_is_room(disk: Path) -> None:

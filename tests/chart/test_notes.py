@@ -2,22 +2,24 @@
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chart.places import CUDA
 from tests.chart.render import CHART, at, merged, models, tool
+from tools.batch_chart_schema import CHART as BATCH_CHART
 
 AWAY = "takes the model away for one load of its engine"
 
 
-def notes(values: dict[str, Any]) -> str:
+def notes(values: dict[str, Any], chart: Path = CHART) -> str:
     """Return the notes of an install with these values. No cluster is asked: at the address of its API server nothing listens."""
     if (helm := tool("helm")) is None:
         pytest.skip("helm is neither on the PATH nor in $KUBE_TESTBED/bin")
     nowhere = ["--dry-run=client", "--kube-apiserver", "http://127.0.0.1:1"]
-    command = [helm, "install", "demo", str(CHART), *nowhere, "--values", "-"]
+    command = [helm, "install", "demo", str(chart), *nowhere, "--values", "-"]
     done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.partition("NOTES:")[2]
 
@@ -59,3 +61,12 @@ def test_what_an_ingress_controller_must_be_told_is_announced(ingress: dict[str,
     clients = at("networkPolicies.clients", [{"ipBlock": {"cidr": "10.2.0.0/16"}}])
     printed = notes(merged(at("ingress", {"enabled": True, **ingress}), unready, clients))
     assert [words for words in ("no TLS", "buffering", "no fixes") if words in printed] == said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [("https://h/in.jsonl?signature=secret", "the URL batch.input"), ("in.jsonl", "/data/in.jsonl")]
+)
+def test_a_presigned_url_is_not_told(given: str, said: str) -> None:
+    printed = notes(merged(at("target.url", "http://demo"), at("batch.input", given)), BATCH_CHART)
+    assert f"for each line of {said}." in printed
+    assert "://" not in printed

@@ -23,3 +23,9 @@ def test_time_in_which_nobody_told_the_replicas_is_not_charged() -> None:
 def test_without_replicas_and_without_good_requests_nothing_is_made_up() -> None:
     assert cost_of([], (0, 10), good_per_s=2, output_tokens_per_s=6) == Cost(3.0)
     assert cost_of([serve(0, a=0)], (0, 10), good_per_s=0, output_tokens_per_s=6) == Cost(None, replica_s=0.0, seen_s=10.0)
+
+
+def test_an_ingress_is_no_replica() -> None:
+    samples = [serve(0, **{"ingress": 4, "replica-chat": 1, "replica-code": 2})]
+    found = cost_of(samples, (0, 10), good_per_s=1, output_tokens_per_s=1, gpus_per_replica=2)
+    assert (found.replica_s, found.gpu_s) == (30.0, 60.0)
