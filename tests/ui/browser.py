@@ -9,7 +9,7 @@ import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed; Debian: apt install chromium")
-LIMIT_MS = 30_000
+LIMIT_MS = 90_000
 
 
 @contextmanager
