@@ -189,9 +189,9 @@ def test_an_engine_is_not_asked_for_more_tokens_than_the_context_has_room_for(
     asked: list[int] = []
     generate = engine.generate
 
-    def recorded(prompt: Any, params: SamplingParams, request_id: str) -> Any:
+    def recorded(prompt: Any, params: SamplingParams, request_id: str, **more: Any) -> Any:
         asked.append(params.max_tokens or 0)
-        return generate(prompt, params, request_id)
+        return generate(prompt, params, request_id, **more)
 
     monkeypatch.setattr(engine, "generate", recorded)
     texts_of(post(prompt=[3] * (MAX_MODEL_LEN - 2), max_tokens=10**9, ignore_eos=True))
