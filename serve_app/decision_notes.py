@@ -1,7 +1,7 @@
 """Tells the lease board what the autoscaler decided, so that `/fleet` can show it.
 
-The policy runs in Serve's controller and must never wait, so a thread speaks to the board. A note that the
-board does not take is lost: decision_log.py keeps every decision, these notes are for people who watch.
+The policy runs in Serve's controller and must never wait, so a thread speaks to the board. A note that the board does not take is lost:
+autoscaling/decision_log.py keeps every decision, and these notes are for people who watch.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 QUEUED = 100
 """Notes that wait for the board; more are dropped."""
 LIMIT_S = 5.0
+"""How long the thread waits for the board to take a note."""
 
 
 class DecisionNotes:

@@ -267,9 +267,8 @@ def _ask_for_models(address: str, key: str) -> list[str] | str:
         if answer.status_code in (*_BACK_PRESSURE, *_TRIED_AGAIN):
             return f"{address} answers {answer.status_code}"
         answer.raise_for_status()
-        return [
-            str(card["id"]) for card in answer.json()["data"] if card.get("parent") is None
-        ]  # an adapter has the model as its parent
+        cards = answer.json()["data"]
+        return [str(card["id"]) for card in cards if card.get("parent") is None]  # a LoRA adapter has its model as parent
     except httpx.HTTPStatusError as exc:
         said = f"{address} answers {exc.response.status_code}"
         is_key = exc.response.status_code in _REFUSED_KEY

@@ -1,4 +1,7 @@
-"""``serve-app batch run``: the lines of a file, answered by a running service, or by one that is started for it."""
+"""``serve-app batch run``: the lines of a file, answered by a running service, or by one that is started for it.
+
+`run` is longer than functions are here: two thirds of it are the command's options, each with its help.
+"""
 
 import asyncio
 import contextlib

@@ -5,7 +5,7 @@ import asyncio
 from serve_app import series
 
 PERIOD_S = 0.25
-"""Between two looks. A loop that stands still for less may be missed; one that is always late is seen within seconds."""
+"""Seconds between two looks. A loop that stands still for less may be missed."""
 
 _lag = series.histogram("event_loop_lag_seconds", series.LAG_BOUNDS_S)
 
