@@ -26,12 +26,12 @@ def weights_id(vllm_config: Any) -> str:
     """
     model, load, more = vllm_config.model_config, vllm_config.load_config, vllm_config.additional_config
     adapters = adapters_in(more)
+    numbers = sorted(adapter["number"] for adapter in adapters)  # a request that goes on asks for its adapter by number
     if isinstance(more, Mapping) and (simulated := more.get("simulated")):
-        numbers = sorted(adapter["number"] for adapter in adapters)
         seeded = json.dumps([simulated.get("seed"), simulated.get("eos_probability"), *numbers])
         return hashlib.sha256(seeded.encode()).hexdigest()[:16]
     precision = (model.dtype, model.quantization, vllm_config.cache_config.cache_dtype, load.load_format)
-    digest = hashlib.sha256(json.dumps([str(part) for part in precision]).encode())
+    digest = hashlib.sha256(json.dumps([*(str(part) for part in precision), *numbers]).encode())
     if not (files := _files(_folder(model, load))):
         digest.update(f"{model.model_weights or model.model}@{model.revision}".encode())
     files += files_of(adapters)

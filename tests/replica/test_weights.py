@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.checkpoints import make_tiny_llama
+from serve_app.checkpoints import make_tiny_adapter, make_tiny_llama
 from serve_app.replica.weights import weights_id
 
 
@@ -89,3 +89,15 @@ def test_a_simulated_engine_has_the_id_of_its_seed(checkpoint: Path) -> None:
     first, other = ({"seed": seed, "eos_probability": 0.0, "profile": "a10g-llama-8b"} for seed in (0, 1))
     assert id_of(checkpoint, simulated=first) == id_of("elsewhere", simulated=first | {"profile": "t4"})
     assert id_of(checkpoint, simulated=first) != id_of(checkpoint, simulated=other)
+
+
+def test_adapters_count_by_their_files_and_by_their_numbers(checkpoint: Path, tmp_path: Path) -> None:
+    folders = [make_tiny_adapter(tmp_path / f"seed-{seed}", seed=seed) for seed in (1, 2)]
+
+    def with_adapter(folder: Path, number: int) -> str:
+        adapter = {"name": "pirate", "number": number, "path": str(folder), "sha256": None}
+        return id_of(checkpoint, serve_app_adapters=[adapter])
+
+    found = [with_adapter(folders[0], 70_000), with_adapter(folders[1], 70_000), with_adapter(folders[0], 80_000)]
+    assert len({id_of(checkpoint), *found}) == 4
+    assert with_adapter(folders[0], 70_000) == found[0]
