@@ -22,15 +22,15 @@ class Answering:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._stops: dict[str, asyncio.Event] = {}
+        self._readers: dict[str, asyncio.Task[None]] = {}
 
     def stop(self, page: str) -> None:
         """End the answer that ``page`` waits for; without one, nothing happens."""
-        if (stop := self._stops.get(page)) is not None:
-            stop.set()
+        if (reader := self._readers.get(page)) is not None:
+            reader.cancel()
 
     async def answer(self, page: str, preset: Preset, history: Sequence[Message], key: str) -> AsyncGenerator[Answer, None]:
-        """Yield the answer as it grows, at most every `SHOW_S` seconds, and once at its end or stop.
+        """Yield the answer whenever it has grown, at most every `SHOW_S` seconds, and once at its end or stop.
 
         Close the generator: only then the connection is closed, and ``stop`` no longer knows of this answer.
 
@@ -38,41 +38,32 @@ class Answering:
             ServiceProblem: The service refuses or fails; what was yielded before stays valid.
         """
         self.stop(page)
-        stop = self._stops[page] = asyncio.Event()
+        answer = Answer(preset.n, sent_at=time.monotonic())
+        path, body = preset.request(history)
+        news = asyncio.Event()
+        reader = asyncio.create_task(_read(self._service.stream(path, body, key), answer, news), name="reader of an answer")
+        reader.add_done_callback(lambda _: news.set())
+        self._readers[page] = reader
         try:
-            answer = Answer(preset.n, sent_at=time.monotonic())
-            path, body = preset.request(history)
-            shown_at = 0.0
             yield answer
-            async with aclosing(_until(stop, self._service.stream(path, body, key))) as events:
-                async for event in events:
-                    answer.add(event, now=(now := time.monotonic()))
-                    if now - shown_at >= SHOW_S:
-                        shown_at = now
-                        yield answer
+            while not reader.done():
+                await news.wait()
+                news.clear()
+                yield answer
+                await asyncio.wait({reader}, timeout=SHOW_S)
             yield answer
+            if not reader.cancelled():
+                reader.result()
         finally:
-            if self._stops.get(page) is stop:
-                del self._stops[page]
+            reader.cancel()
+            await asyncio.wait({reader})
+            if self._readers.get(page) is reader:
+                del self._readers[page]
 
 
-async def _until(stop: asyncio.Event, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """Yield events until ``stop`` is set; then cancel the wait for the next one, which closes the connection."""
-    stopped = asyncio.create_task(stop.wait(), name="stop of an answer")
-    following: asyncio.Task[Event] | None = None
-    try:
-        while True:
-            following = asyncio.ensure_future(anext(events))
-            await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                return
-            try:
-                yield following.result()
-            except StopAsyncIteration:
-                return
-    finally:
-        stopped.cancel()
-        if following is not None and not following.done():
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-        await events.aclose()
+async def _read(events: AsyncGenerator[Event, None], answer: Answer, news: asyncio.Event) -> None:
+    """Add ``events`` to ``answer``. A task of its own: what has come is shown also while the next event is waited for."""
+    async with aclosing(events):
+        async for event in events:
+            answer.add(event, now=time.monotonic())
+            news.set()
