@@ -86,10 +86,11 @@ class Figures:
             self._recent.popleft()
         ttft = np.array([value for _, value, _ in self._recent])
         good = sum(is_good for _, _, is_good in self._recent) / max(1.0, min(now_s, RECENT_S))
-        failed = self.num_done - self.states["ok"] - self.states["cancelled"] - self.states["left out"]
+        left_out = self.states["left out"]
+        failed = self.num_done - self.states["ok"] - self.states["cancelled"] - left_out
         num_sent = sum(sample.num_sent for sample in self._health.values())
         due = [f"due {bisect.bisect_right(self._due, now_s)}"] if self._due else []
-        parts = [*due, f"sent {num_sent}", f"done {self.num_done}", f"failed {failed}"]
+        parts = [*due, f"sent {num_sent}", f"done {self.num_done - left_out}", f"failed {failed}"]
         if ttft.size:
             parts += [f"TTFT p50 {quantile(ttft, 0.5) * 1e3:.0f} ms", f"good {good:.1f}/s"]
         if self._health:

@@ -213,9 +213,12 @@ def _class_words(cls: RequestClass) -> str:
     stream = "stream" if cls.stream else "no stream"
     eos = "EOS ignored" if cls.ignore_eos else "until EOS"
     prefix = f", {cls.shared_prefix_tokens} of them shared" if cls.shared_prefix_tokens else ""
-    words = f"{cls.endpoint}, {stream}, prompt of {_length(cls.input_tokens)} tokens{prefix}, output of {_length(cls.output_tokens)} tokens"
+    prompt = f"prompt of {_length(cls.input_tokens)} tokens{prefix}"
     if (talk := cls.conversation) is not None:
-        words += f", {_length(talk.turns)} turns, {talk.think_s.mean:g} s ({talk.think_s.dist}) between answer and next turn"
+        pause = f"{talk.think_s.mean:g} s ({talk.think_s.dist}) after the answer before"
+        prompt = f"conversations of {_length(talk.turns)} turns, each {pause} and of {_length(cls.input_tokens)} tokens, "
+        prompt += f"system prompt of {cls.shared_prefix_tokens} tokens"
+    words = f"{cls.endpoint}, {stream}, {prompt}, output of {_length(cls.output_tokens)} tokens"
     return f"{words}, {eos}, temperature {cls.temperature:g}, weight {cls.weight:g}"
 
 

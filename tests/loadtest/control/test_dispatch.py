@@ -12,6 +12,7 @@ from loadtest.audit.audit import audit
 from loadtest.errors import ExitCode
 from loadtest.plan.schedule import read_schedule
 from loadtest.proof.selftest.bench import ABOUT_TIME, Bench, poisson
+from loadtest.report.report import write_report
 from tests.loadtest.whole_runs import a_scenario
 
 # A stop that is heard while the first request waits for its due time, and says a later time, as it does when the loop is late.
@@ -64,3 +65,4 @@ def test_a_conversation_ends_with_the_answer_that_fails_and_each_turn_has_a_row(
     if observed.code is not ExitCode.INVALID:
         assert [turn.number for turn in observed.summary.turns] == [1, 2, 3]
         assert any("later turns of conversations were not sent" in threat for threat in observed.summary.threats)
+        assert "<h2>Conversations</h2>" in write_report(observed.folder).read_text()
