@@ -5,6 +5,8 @@ example one on a GPU. The load is vLLM's own ``vllm bench serve``: 64 + 64 token
 All servers are up all the time and idle but for the one under test. CPU is that of each server's process tree, so that the
 generator, which shares the cores, is not in it. What a server needs while nothing is asked is measured before the first run,
 named by itself in milliseconds of CPU per second, and is not in its microseconds per token.
+
+``--alone`` measures one ingress process over a fake engine instead, and ``--trees A B`` two checkouts of it in turn (`ingress_alone`).
 """
 
 import argparse
@@ -21,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks import ingress_alone
 from benchmarks.processes import cpu_by_role
 from benchmarks.targets import VLLM, Target, environment, source_of, started
 from serve_app.checkpoints import make_tiny_llama
@@ -31,6 +34,8 @@ ENGINE = {"max_model_len": 1024, "max_num_seqs": 256, "dtype": "float32", "enfor
 INPUT_TOKENS, OUTPUT_TOKENS = 64, 64
 REQUESTS = {1: 40, 32: 640, 256: 2048}
 """Requests per run and concurrency: about 10 s each on two cores."""
+ALONE_TOKENS = 40_000
+"""Tokens per run of one ingress process; a request weighs as much as 16."""
 _IDLE_S = 20.0
 METRICS = ("output_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
 
@@ -43,7 +48,15 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", default=["bare", "fleet-1", "fleet-2"])
     parser.add_argument("--time-scale", type=float, default=1.0, help="of the simulated accelerator")
     parser.add_argument("--out", type=Path, default=Path("results/overhead.json"))
+    parser.add_argument("--alone", action="store_true", help="measure one ingress process over a fake engine instead")
+    parser.add_argument(
+        "--trees", type=Path, nargs="+", default=[Path()], help="with --alone: checkouts to compare; default: this one"
+    )
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4, 64], help="with --alone: lengths of answers")
     arguments = parser.parse_args()
+    if arguments.alone:
+        alone(arguments)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = (
@@ -56,6 +69,22 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1))
     print(table(report))
+
+
+def alone(arguments: argparse.Namespace) -> None:
+    """Print what requests and tokens cost the ingress process of each tree."""
+    loads = [
+        ingress_alone.Load(kind, streams, tokens, max(2 * streams, ALONE_TOKENS // (tokens + 16)))
+        for kind in ingress_alone.PATHS
+        for streams in arguments.concurrency
+        for tokens in arguments.tokens
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        model = make_tiny_llama(Path(name) / "tiny")
+        with ingress_alone.started(arguments.trees, model, Path(name)) as ingresses:
+            print(", ".join(f"{each.name}: pid {each.pid}" for each in ingresses), flush=True)
+            figures = ingress_alone.measure(ingresses, loads, arguments.rounds)
+    print(ingress_alone.table(figures))
 
 
 def simulated(folder: Path, time_scale: float = 1.0) -> ModelSettings:

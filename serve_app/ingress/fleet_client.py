@@ -97,7 +97,7 @@ class FleetClient(EngineCoreClient):
             token=token,
             tls=tls,
             on_open=self._link_opened,
-            on_message=self._message,
+            on_messages=self._messages,
             on_lost=self._link_lost,
         )
         self.streams = Streams(self._outputs.put_nowait)
@@ -165,6 +165,11 @@ class FleetClient(EngineCoreClient):
     def _link_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
         self._calls.link_lost(link, cause)
         self._handle(LinkLost(link.replica_id, end))
+
+    def _messages(self, link: ReplicaLink, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._message(link, message)
+        self.streams.write()
 
     def _message(self, link: ReplicaLink, message: Message) -> None:
         match message:

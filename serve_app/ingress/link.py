@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from serve_app.core.events import LinkEnd
@@ -17,20 +17,20 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaLink(asyncio.Protocol):
-    """The ingress's end. ``on_message`` is called for each message once open, ``on_lost`` once, with the cause as text for the log."""
+    """The ingress's end. ``on_messages`` gets what each read has brought, ``on_lost`` is called once, with the cause for the log."""
 
     def __init__(
         self,
         connection: IngressConnection,
         *,
         on_open: Callable[["ReplicaLink"], None],
-        on_message: Callable[["ReplicaLink", Message], None],
+        on_messages: Callable[["ReplicaLink", Sequence[Message]], None],
         on_lost: Callable[["ReplicaLink", LinkEnd, str], None],
         send_buffer_bytes: int,
     ) -> None:
         self.connection = connection
         self._on_open = on_open
-        self._on_message = on_message
+        self._on_messages = on_messages
         self._on_lost = on_lost
         self._send_buffer_bytes = send_buffer_bytes
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -71,8 +71,7 @@ class ReplicaLink(asyncio.Protocol):
         except ProtocolError as exc:
             if was_open:
                 # What came in one piece with a Goodbye may be the last outputs of finished requests.
-                for message in self.connection.undelivered:
-                    self._on_message(self, message)
+                self._on_messages(self, self.connection.undelivered)
             self._fail(exc)
             return
         if pending := self.connection.data_to_send():
@@ -80,8 +79,8 @@ class ReplicaLink(asyncio.Protocol):
         if not was_open and self.is_open():
             self._opened.set_result(None)
             self._on_open(self)
-        for message in messages:
-            self._on_message(self, message)
+        if messages:
+            self._on_messages(self, messages)
 
     def eof_received(self) -> None:
         try:

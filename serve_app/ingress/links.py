@@ -3,7 +3,7 @@
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ class ReplicaLinks:
         token: bytes,
         tls: ssl.SSLContext | None,
         on_open: Callable[[ReplicaLink], None],
-        on_message: Callable[[ReplicaLink, Message], None],
+        on_messages: Callable[[ReplicaLink, Sequence[Message]], None],
         on_lost: Callable[[ReplicaLink, LinkEnd, str], None],
     ) -> None:
         self.capabilities: Capabilities | None = None
@@ -41,7 +41,7 @@ class ReplicaLinks:
         self._model = model
         self._token = token
         self._on_open = on_open
-        self._on_message = on_message
+        self._on_messages = on_messages
         self._on_lost = on_lost
         self._links: dict[str, ReplicaLink] = {}
         self._dialer = Dialer(self._new_link, self._links.__contains__, timeout_s=settings.handshake_timeout_s, tls=tls)
@@ -106,7 +106,7 @@ class ReplicaLinks:
         return ReplicaLink(
             connection,
             on_open=partial(self._link_opened, replica_id),
-            on_message=self._on_message,
+            on_messages=self._on_messages,
             on_lost=self._link_lost,
             send_buffer_bytes=self._settings.send_buffer_bytes,
         )

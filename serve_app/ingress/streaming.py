@@ -1,14 +1,17 @@
 """The middle of a stream: vLLM writes its first and last events, and here one of them is repeated with each next text.
 
 A token costs vLLM's front end objects, a task switch and a JSON model in pydantic, and only its text is new. A stream's template is an
-event that vLLM wrote twice, but for the text, cut where that was. From then on a token goes through vLLM's own detokenizer, and its event
-to the connection, within the frame that brought it. vLLM's `RequestState` is told that it may wait with the rest to the end
-(`stream_interval`), so the last token goes through vLLM, which writes what is left: the finish reason, usage, ``[DONE]``.
+event that vLLM wrote twice, but for the text, cut where that was. An event that differs from a template of an earlier answer in nothing
+but id and time is a template at once. From then on a token goes through vLLM's own detokenizer, and its event to the connection, within
+the read of the link that brought it. Where a read brings several tokens of a stream, they become one event: vLLM, too, puts together
+what waits. Its `RequestState` is told that it may wait with the rest to the end (`stream_interval`), so the last token goes through
+vLLM, which writes what is left: the finish reason, usage, ``[DONE]``.
 
 What keeps the answers equal: a stream begins only once all characters that vLLM has given out stand in events that were written; until
 vLLM is caught up, what comes is parked. It has one choice, no log probabilities, no parser. A stop string that is found goes back to vLLM.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +30,9 @@ _MAX_LEARNED = 16
 """Events from which a stream may learn its template; those with ``echo`` never do."""
 _NEVER = 1 << 60
 """Tokens between two outputs of vLLM's: only the last one comes."""
+_MAX_SHAPES = 64
+"""Templates of earlier answers that are remembered; routes, adapters and options of requests make a dozen."""
+_OF_ONE_ANSWER = re.compile(rb'"id":"(?:[^"\\]|\\.)*"|"created":\d+')
 _encode = msgspec.json.Encoder().encode
 
 
@@ -88,7 +94,14 @@ class _StopFound:
 class Stream:
     """One answer. ``num_given``: tokens of it that vLLM was given. ``parked``: outputs that wait until vLLM has written those."""
 
-    def __init__(self, verdict: Verdict, held: HeldAnswer, cycle: RequestResponseCycle, learned: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        verdict: Verdict,
+        held: HeldAnswer,
+        cycle: RequestResponseCycle,
+        learned: Callable[[], None],
+        shapes: set[tuple[bytes, ...]],
+    ) -> None:
         self.begun = False
         self.state: Any = None
         self.num_given = 0
@@ -97,6 +110,7 @@ class Stream:
         self._held = held
         self._cycle = cycle
         self._learned = learned
+        self._shapes = shapes
         self._cut: list[bytes] = []
         self._num_chars = 0
         self._num_learned = 0
@@ -109,7 +123,11 @@ class Stream:
             self._num_chars += len(text)
             if text and event.count(encoded := _encode(text)) == 1:
                 cut = event.split(encoded)
-                self.has_template = cut == self._cut  # the first event may hold more than those behind it
+                shape = tuple(_OF_ONE_ANSWER.sub(b"", part) for part in cut)
+                if cut == self._cut and len(self._shapes) < _MAX_SHAPES:
+                    self._shapes.add(shape)
+                # The first event may hold more than those behind it: it alone is no template, unless others were repeated.
+                self.has_template = cut == self._cut or shape in self._shapes
                 self._cut = cut
         if self._num_learned >= _MAX_LEARNED or self.parked:
             self._learned()
@@ -142,15 +160,19 @@ class Stream:
         self._held.on_event = None
 
     def add(self, output: Any) -> bool:
-        """Take these tokens in and write their text, now or with those of the next; False leaves them to vLLM, to end the answer."""
+        """Take these tokens in, for `write`; False leaves them to vLLM, to end the answer."""
         detokenizer = self.state.detokenizer
         num_before = detokenizer.num_output_tokens()
         if (stop := detokenizer.update(output.new_token_ids, False)) is not None:
             self.state.detokenizer = _StopFound(detokenizer, num_before, stop)
             return False
-        if self._held.takes_events(self._cycle):
-            self._held.write(self._cycle, _encode(detokenizer.get_next_output_text(False, True)).join(self._cut))
         return True
+
+    def write(self) -> None:
+        """Write the text of what was taken in since the last event, now or with the next tokens."""
+        if self._held.takes_events(self._cycle):
+            text = self.state.detokenizer.get_next_output_text(False, True)
+            self._held.write(self._cycle, _encode(text).join(self._cut))
 
 
 def _is_plain(state: Any, output: Any) -> bool:
@@ -182,6 +204,8 @@ class Streams:
         self._stats = IterationStats()
         self._processor: Any = None
         self._of: dict[str, Stream] = {}
+        self._unwritten: dict[str, Stream] = {}
+        self._shapes: set[tuple[bytes, ...]] = set()
 
     def bind(self, output_processor: Any) -> None:
         self._processor = output_processor
@@ -193,10 +217,11 @@ class Streams:
             return
         verdict.num_requests += 1  # of several prompts none is repeated
         if (cycle := held.cycle) is not None:
-            self._of[request_id] = Stream(verdict, held, cycle, partial(self._go_on, request_id))
+            self._of[request_id] = Stream(verdict, held, cycle, partial(self._go_on, request_id), self._shapes)
 
     def forget(self, request_id: str) -> None:
         if (stream := self._of.pop(request_id, None)) is not None:
+            self._unwritten.pop(request_id, None)  # vLLM's last output brings that text
             stream.end()
 
     def take_stats(self) -> IterationStats:
@@ -205,7 +230,7 @@ class Streams:
         return taken
 
     def take(self, outputs: Sequence[Any], now: float) -> list[Any]:
-        """Write what can be written of a frame's outputs, and return the rest, which vLLM's own way is for.
+        """Take in what can be repeated of a frame's outputs, for `write`, and return the rest, which vLLM's own way is for.
 
         Args:
             outputs: vLLM's ``EngineCoreOutput``.
@@ -229,10 +254,17 @@ class Streams:
                 self._go_on(output.request_id)
         return rest
 
+    def write(self) -> None:
+        """Write one event of each stream that has taken in tokens since this was last called."""
+        unwritten, self._unwritten = self._unwritten, {}
+        for stream in unwritten.values():
+            stream.write()
+
     def _add(self, stream: Stream, output: Any, now: float) -> list[Any]:
         """Return what of it is vLLM's."""
         if stream.add(output):
             self._processor._update_stats_from_output(stream.state, output, now, self._stats)
+            self._unwritten[output.request_id] = stream
             return []
         self.forget(output.request_id)  # what comes behind a stop string is vLLM's to drop
         return [output]
@@ -256,6 +288,7 @@ class Streams:
                 rest = [o for o, _ in parked[number + 1 :]]
                 self._give(EngineCoreOutputs(outputs=left + rest, timestamp=now))
                 return
+        self.write()
 
     def _give_up(self, request_id: str, stream: Stream) -> None:
         self.forget(request_id)

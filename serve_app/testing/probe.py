@@ -49,7 +49,7 @@ class Probe:
         self.link = ReplicaLink(
             self.new_connection(),
             on_open=self._on_open,
-            on_message=lambda _, message: self.messages.append(message),
+            on_messages=lambda _, messages: self.messages.extend(messages),
             on_lost=self._on_lost,
             send_buffer_bytes=self._send_buffer_bytes,
         )

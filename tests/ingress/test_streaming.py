@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
@@ -192,6 +193,50 @@ async def test_events_are_those_of_vllm(model: Path, monkeypatch: pytest.MonkeyP
         logprobs, echo = {"logprobs": 1}, {"echo": True}
         for fields in (logprobs, echo, {"prompt": ["hello", "you"]}):
             assert (await both(ingress, COMPLETIONS, **fields))[2] == 0, fields
+
+
+@in_loop
+async def test_an_event_like_those_repeated_before_is_a_template_at_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(model, monkeypatch, 18119) as ingress:
+        await ingress.join()
+        for path in (COMPLETIONS, CHAT):
+            first, _, num_first = await both(ingress, path)
+            second, _, num_second = await both(ingress, path)
+            assert (second, num_second) == (first, num_first + 1), path
+        assert (await both(ingress, COMPLETIONS, echo=True))[2] == 0
+        ours, theirs, repeated = await both(
+            ingress, COMPLETIONS, stream_options={"include_usage": True, "continuous_usage_stats": True}
+        )
+        assert (ours == theirs, repeated) == (True, 0)
+
+
+@in_loop
+async def test_steps_that_come_in_one_read_become_one_event(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(model, monkeypatch, 18120) as ingress:
+        replica = await ingress.join()
+        whole, play = Play(ingress, CHAT), Play(ingress, CHAT)
+        await until(lambda: len(replica.engine.running) == 2)
+        for _ in range(6):
+            await play.step(replica)
+        before, emit = play.num_events(), replica.engine._emit
+        frames: list[Any] = []
+        replica.engine._emit = frames.append
+        replica.engine.step()
+        replica.engine.step()
+        both_steps = msgspec.structs.replace(frames[1], frame=frames[0].frame + frames[1].frame)
+        emit(both_steps)
+        replica.engine._emit = emit
+        await until(lambda: play.num_events() > before and whole.num_events() > before)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert play.num_events() == whole.num_events() == before + 1
+        await play.to_end(replica)
+        await whole.task
+        assert (play.text(), play.ends()) == (whole.text(), whole.ends())
+        with ingress.by_vllm_alone():
+            alone = Play(ingress, CHAT)
+            await alone.to_end(replica)
+        assert (play.text(), play.ends()) == (alone.text(), alone.ends())
 
 
 @in_loop

@@ -1,0 +1,140 @@
+"""What a request and a token cost one ingress process, for `python -m benchmarks.overhead --alone`.
+
+Each checkout of ``--trees`` gets an ingress of its own, over a real link to a fake engine in a process of its own. All are up all the
+time, and a real HTTP client loads them in turn, so that a slower minute of the machine meets all of them. CPU is that of the ingress's
+process, all threads, user + system, by the kernel's own clock of it.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.processes import server
+
+PROGRAM = Path(__file__).with_name("ingress_process.py")
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+PROMPT_TOKENS = 64
+_PORT = 8070
+_END = b"0\r\n\r\n"
+_WORDS = ("the", "of", "and", "to", "in", "that", "is", "was", "he", "for", "it", "with", "as", "his", "on", "be", "at", "by")
+
+
+@dataclass(frozen=True)
+class Load:
+    """``requests`` streamed answers of ``tokens`` tokens, ``streams`` at a time, to the route of ``kind``."""
+
+    kind: str
+    streams: int
+    tokens: int
+    requests: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.streams} streams, {self.tokens} tokens"
+
+
+@dataclass(frozen=True)
+class Ingress:
+    """One process under test."""
+
+    name: str
+    port: int
+    pid: int
+
+    def cpu_s(self) -> float:
+        """Return the seconds of CPU time that it has used."""
+        return time.clock_gettime((~self.pid << 3) | 2)  # how Linux numbers the CPU clock of another process
+
+
+@contextmanager
+def started(trees: Sequence[Path], model: Path, folder: Path) -> Iterator[list[Ingress]]:
+    """Start an ingress and its engine of each checkout."""
+    with ExitStack() as stack:
+        yield [_start(stack, number, tree.resolve(), model, folder / f"tree-{number}") for number, tree in enumerate(trees)]
+
+
+def _start(stack: ExitStack, number: int, tree: Path, model: Path, folder: Path) -> Ingress:
+    folder.mkdir()
+    port = _PORT + number
+    env = {"PYTHONPATH": str(tree), "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu"}
+    command = [sys.executable, "-P", str(PROGRAM)]
+    engine = subprocess.Popen([*command, "engine", str(folder)], env={**os.environ, **env}, cwd=tree)
+    stack.callback(engine.wait)
+    stack.callback(engine.send_signal, signal.SIGKILL)
+    ingress = [*command, "ingress", str(port), str(model), str(folder)]
+    url = f"http://127.0.0.1:{port}/readyz"
+    process = stack.enter_context(server(ingress, url, log=folder / "log", environment=env, start_s=300))
+    return Ingress(tree.name, port, process.pid)
+
+
+def measure(ingresses: Sequence[Ingress], loads: Sequence[Load], rounds: int) -> dict[Load, dict[str, list[float]]]:
+    """Return by load and ingress the CPU microseconds per request, one figure a round, after one round that is not counted."""
+    figures: dict[Load, dict[str, list[float]]] = {load: {each.name: [] for each in ingresses} for load in loads}
+    for counted in range(rounds + 1):
+        for load in loads:
+            for ingress in ingresses:
+                before = ingress.cpu_s()
+                uvloop.run(_ask(ingress.port, load))
+                used_s = ingress.cpu_s() - before
+                if counted:
+                    figures[load][ingress.name].append(used_s / load.requests * 1e6)
+    return figures
+
+
+def table(figures: dict[Load, dict[str, list[float]]]) -> str:
+    """Return the Markdown table: medians and least over the rounds, and the median of the ratios to the first tree, round by round."""
+    rows = ["| load | tree | us/request: median (least) | us/token | x first |", "|---|---|---|---|---|"]
+    for load, by_tree in figures.items():
+        first = next(iter(by_tree.values()))
+        for name, costs in by_tree.items():
+            ratio = statistics.median(cost / base for cost, base in zip(costs, first, strict=True))
+            median = statistics.median(costs)
+            rows.append(f"| {load} | {name} | {median:.0f} ({min(costs):.0f}) | {median / load.tokens:.1f} | {ratio:.3f} |")
+    return "\n".join(rows)
+
+
+async def _ask(port: int, load: Load) -> None:
+    numbers = iter(range(load.requests))
+
+    async def client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for number in numbers:
+            writer.write(_request(load, number))
+            await _read_answer(reader, load)
+        writer.close()
+
+    async with asyncio.timeout(300), asyncio.TaskGroup() as clients:
+        for _ in range(load.streams):
+            clients.create_task(client())
+
+
+def _request(load: Load, number: int) -> bytes:
+    text = " ".join(random.Random(number).choices(_WORDS, k=PROMPT_TOKENS))
+    asked = {"prompt": text} if load.kind == "completions" else {"messages": [{"role": "user", "content": text}]}
+    body = json.dumps({"model": "tiny", "stream": True, "max_tokens": load.tokens, "ignore_eos": True, **asked}).encode()
+    head = f"POST {PATHS[load.kind]} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def _read_answer(reader: asyncio.StreamReader, load: Load) -> None:
+    """Raises RuntimeError for anything but a whole answer of 200."""
+    start, tail = b"", b""
+    while not tail.endswith(_END):
+        data = await reader.read(1 << 16)
+        start = (start + data)[:4096] if len(start) < 4096 else start
+        tail = (tail + data)[-64:]
+        if not data or not start.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"{load}: {start!r}")
+    if b"[DONE]" not in tail:
+        raise RuntimeError(f"{load}: the answer ends with {tail!r}")
