@@ -31,6 +31,7 @@ from vllm.entrypoints.serve.elastic_ep.middleware import ScalingMiddleware
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from serve_app.ingress.connection import GONE
+from serve_app.ingress.first_errors import FirstErrors, of_model
 
 _KNOWN_MIDDLEWARE = frozenset({CORSMiddleware, PrometheusInstrumentatorMiddleware, ScalingMiddleware})
 """What they do for a request that is passed by: nothing without an Origin; count, which `metrics` does; refuse while an engine of
@@ -60,7 +61,8 @@ class DirectRoute:
 
     app: FastAPI
     errors: ASGIApp
-    request_class: type[BaseModel]
+    requests: FirstErrors
+    """Validates bodies."""
     handle: _Handler
 
     def answer_to(self, scope: Scope, body: bytes, note_gone: Callable[[], None]) -> "DirectAnswer | None":
@@ -75,7 +77,7 @@ class DirectRoute:
             values = json.loads(body)
             if not isinstance(values, dict):
                 return None
-            return DirectAnswer(self, self.request_class.model_validate(values), note_gone)
+            return DirectAnswer(self, self.requests.validate_python(values), note_gone)
         except Exception:  # whatever a validator of vLLM's raises: vLLM's app validates again, and tells it
             return None
 
@@ -141,9 +143,9 @@ def direct_routes(app: FastAPI, args: argparse.Namespace) -> dict[str, DirectRou
     chat, completion = getattr(state, "openai_serving_chat", None), getattr(state, "openai_serving_completion", None)
     routes, errors = {}, _errors_of(app)
     if chat is not None and _is_vllms(app, "/v1/chat/completions", create_chat_completion):
-        routes["/v1/chat/completions"] = DirectRoute(app, errors, ChatCompletionRequest, chat.create_chat_completion)
+        routes["/v1/chat/completions"] = DirectRoute(app, errors, of_model(ChatCompletionRequest), chat.create_chat_completion)
     if completion is not None and _is_vllms(app, "/v1/completions", create_completion):
-        routes["/v1/completions"] = DirectRoute(app, errors, CompletionRequest, completion.create_completion)
+        routes["/v1/completions"] = DirectRoute(app, errors, of_model(CompletionRequest), completion.create_completion)
     return routes
 
 

@@ -25,6 +25,7 @@ from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.foreign_errors import in_one_line
 from serve_app.ingress.adapters import adapters_of
 from serve_app.ingress.direct import DirectRoute, direct_routes
+from serve_app.ingress.first_errors import stop_at_first_errors
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
 from serve_app.ingress.tokenizing import tokenize_directly
@@ -66,6 +67,7 @@ class FrontEnd:
         tasks = await self.client.get_supported_tasks_async()
         if self._app is None or tasks != self._tasks:
             app = build_app(self._args, tasks, self.engine.model_config)
+            stop_at_first_errors(app)
             await init_app_state(self.engine, app.state, self._args, tasks)
             # Not by vLLM's own way in, which asks an engine to load each: replicas have loaded them before they take requests.
             app.state.openai_serving_models.lora_requests.update(self.adapters)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from vllm.sampling_params import SamplingParams
 
 from serve_app.errors import BadRequest
+from serve_app.ingress.first_errors import json_validator
 
 # Set by us, or an answer that consists of text could not be made.
 _RESERVED = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "detokenize"})
@@ -63,6 +64,7 @@ _MORE_FIELDS: dict[str, Any] = {
     name: (_HINTS[name], default) for name, default in _SAMPLING_DEFAULTS.items() if name not in GenerateRequest.model_fields
 }
 _Body = create_model("_Body", __base__=GenerateRequest, **_MORE_FIELDS)
+_BODIES = json_validator(_Body)
 
 
 def parse_body(raw: bytes, *, max_width: int) -> GenerateRequest:
@@ -76,7 +78,7 @@ def parse_body(raw: bytes, *, max_width: int) -> GenerateRequest:
         VLLMClientError: A validator of vLLM refuses a value.
     """
     try:
-        body = _Body.model_validate_json(raw)
+        body: GenerateRequest = _BODIES.validate_json(raw)
     except ValidationError as exc:
         raise _bad_request(exc) from exc
     for name, value in body:

@@ -1,0 +1,105 @@
+"""What wrong bodies cost: errors are counted, not the time that they take."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel, ValidationError, model_validator
+from starlette.testclient import TestClient
+from typing_extensions import TypedDict
+
+from serve_app.ingress.first_errors import MAX_OBJECTS, MAX_VALUES, FirstErrors, json_validator, of_model, stop_at_first_errors
+
+
+class Part(TypedDict):
+    type: int
+    parts: list[int]
+
+
+class Inner(BaseModel):
+    numbers: set[int]
+
+
+class Body(BaseModel):
+    items: list[Part | Inner | int] | str = ""
+    metadata: dict[str, int] = {}
+    pairs: tuple[Inner, ...] = ()
+    more: Iterable[Any] = ()
+    spec: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _looks_into_the_spec(cls, values: dict[str, Any]) -> dict[str, Any]:
+        (values.get("spec") or {}).get("x")
+        return values
+
+
+MANY = MAX_VALUES * 10
+WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"items": ["a"]}, {"items": ["a"] * MANY}),
+    ({"items": [{"type": 1, "parts": ["a"]}]}, {"items": [{"type": 1, "parts": ["a"] * MANY}]}),
+    ({"items": [{"numbers": ["a"]}]}, {"items": [{"numbers": [f"a{n}" for n in range(MANY)]}]}),
+    ({"metadata": {"a": "b"}}, {"metadata": {f"a{n}": "b" for n in range(MANY)}}),
+    ({"pairs": [{"numbers": ["a"]}]}, {"pairs": [{"numbers": ["a"]}] * MANY}),
+]
+
+
+def num_errors(validator: FirstErrors | type[BaseModel], value: dict[str, Any]) -> int:
+    with pytest.raises(ValidationError) as refused:
+        validator.model_validate(value) if isinstance(validator, type) else validator.validate_python(value)
+    return refused.value.error_count()
+
+
+@pytest.mark.parametrize(("one", "many"), WRONG)
+def test_many_wrong_elements_cost_no_more_errors_than_one(one: dict[str, Any], many: dict[str, Any]) -> None:
+    assert num_errors(of_model(Body), many) == num_errors(Body, one) < num_errors(Body, many)
+
+
+def test_json_is_validated_likewise() -> None:
+    with pytest.raises(ValidationError) as refused:
+        json_validator(Body).validate_json(b'{"items": [' + b'"a", ' * MANY + b'"a"]}')
+    assert refused.value.error_count() == num_errors(Body, {"items": ["a"]})
+
+
+def test_a_small_body_is_told_all_that_is_wrong() -> None:
+    small = {"items": ["a"] * 3, "metadata": {"a": "b", "c": "d"}}
+    assert num_errors(of_model(Body), small) == num_errors(Body, small)
+
+
+def test_a_right_body_becomes_what_the_model_makes_of_it() -> None:
+    body = of_model(Body).validate_python({"items": [1, {"type": 2, "parts": [3]}], "metadata": {"a": 4}})
+    assert body == Body.model_validate({"items": [1, {"type": 2, "parts": [3]}], "metadata": {"a": 4}})
+
+
+@pytest.mark.parametrize(
+    "more", [[{}] * (MAX_OBJECTS + 1), [[[]] * (MAX_OBJECTS // 2 + 1)] * 2, {"a": [{"b": [{}] * MAX_OBJECTS}]}]
+)
+def test_more_objects_than_any_request_needs_are_refused_unseen(more: Any) -> None:
+    with pytest.raises(ValidationError, match=f"more than {MAX_OBJECTS} objects"):
+        of_model(Body).validate_python({"more": more})
+
+
+def test_as_many_objects_as_allowed_and_any_number_of_plain_values_are_taken() -> None:
+    of_model(Body).validate_python({"more": [{}] * MAX_OBJECTS})
+    of_model(Body).validate_python({"more": [7] * (MAX_OBJECTS * 2)})
+
+
+@pytest.mark.parametrize("spec", [7, "a", [1], True])
+def test_a_validator_that_stumbles_over_a_type_refuses_the_body(spec: object) -> None:
+    with pytest.raises(ValidationError, match="has no attribute 'get'"):
+        of_model(Body).validate_python({"spec": spec})
+
+
+def test_an_apps_routes_validate_so() -> None:
+    app = FastAPI()
+
+    @app.post("/")
+    async def take(body: Body) -> None: ...
+
+    stop_at_first_errors(app)
+    client = TestClient(app)
+    one, many = ({"items": ["a"] * num} for num in (1, MANY))
+    assert len(client.post("/", json=many).json()["detail"]) == len(client.post("/", json=one).json()["detail"])
+    assert client.post("/", json={"spec": 7}).status_code == 422
+    assert client.post("/", json={"items": [1]}).status_code == 200
