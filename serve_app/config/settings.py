@@ -18,6 +18,7 @@ from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings
 from serve_app.config.model import NAME_PATTERN, ModelSettings
+from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 from serve_app.errors import ConfigError
 
@@ -75,6 +76,8 @@ class Settings(Section):
     """Limits on waiting."""
     autoscaling: AutoscalingSettings = AutoscalingSettings()
     """What all models share when replicas are added."""
+    tracing: TracingSettings | None = None
+    """Where traces of requests are sent, and which. None: none are made."""
     ui: UiSettings | None = None
     """Where `serve-app up` serves the chat page. None: nowhere."""
 
