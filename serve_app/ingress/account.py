@@ -53,6 +53,7 @@ class Account:
         self.first: RequestState | None = None
         """The first engine request."""
         self.callers_trace: CallersTrace | None = None
+        self.wants_receipt = False
         self.time, self.arrived_at = time.time(), time.monotonic()
         """When the head had been read: seconds since the epoch, and monotonic ones."""
         self.ended_at = self.arrived_at

@@ -1,4 +1,4 @@
-"""Who asks for accounts of requests: the ledger, and traces."""
+"""Who asks for accounts of requests: the ledger, traces, and clients that want a receipt."""
 
 from typing import TYPE_CHECKING, Self
 
@@ -9,17 +9,19 @@ from serve_app.errors import ServingError
 from serve_app.ingress.account import Account
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.outcomes import Answer
+from serve_app.ingress.receipt import asks_for_receipt
 
 if TYPE_CHECKING:  # OpenTelemetry's SDK is loaded only where traces are made
     from serve_app.ingress.tracing import Tracer
 
 
 class Accounting:
-    """At least one of the two is there; an ingress without either has no accounting."""
+    """At least one of the three is there; an ingress without any has no accounting. ``receipts``: clients may ask for them."""
 
-    def __init__(self, *, ledger: Ledger | None = None, tracer: "Tracer | None" = None) -> None:
+    def __init__(self, *, ledger: Ledger | None = None, tracer: "Tracer | None" = None, receipts: bool = False) -> None:
         self.ledger = ledger
         self._tracer = tracer
+        self._receipts = receipts
 
     @classmethod
     def of(cls, settings: Settings, ingress_id: str) -> Self | None:
@@ -30,17 +32,24 @@ class Accounting:
             from serve_app.ingress.tracing import Tracer
 
             tracer = Tracer(settings.tracing, service=settings.name, ingress_id=ingress_id)
-        return None if ledger is None and tracer is None else cls(ledger=ledger, tracer=tracer)
+        receipts = settings.ingress.receipts
+        return cls(ledger=ledger, tracer=tracer, receipts=receipts) if ledger or tracer or receipts else None
 
-    def begin(self, path: str, key: str | None, scope: Scope) -> Account:
-        """A request came with the API key of this name; None: no key is asked for."""
+    def begin(self, path: str, key: str | None, scope: Scope) -> Account | None:
+        """A request came with the API key of this name, None where no key is asked for. Return its account, if anybody wants one."""
+        wants_receipt = self._receipts and asks_for_receipt(scope)
+        if self.ledger is None and self._tracer is None and not wants_receipt:
+            return None
         account = Account(0, path, key) if self.ledger is None else self.ledger.begin(path, key)
         if self._tracer is not None:
             self._tracer.begin(account, scope)
+        account.wants_receipt = wants_receipt
         return account
 
     def end(self, account: Account, answer: Answer, error: ServingError | None, *, stalled: bool) -> None:
         """The request has ended. ``error``: what ended it, if the fleet or the ingress did; ``stalled``: its client read nothing."""
+        if self.ledger is None and self._tracer is None:
+            return
         if self.ledger is None:
             line = account.line(0, answer, error, stalled=stalled)
         else:

@@ -38,6 +38,7 @@ from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.metrics import count_http
 from serve_app.ingress.own_answers import FleetReport, OwnAnswers
+from serve_app.ingress.receipt import ReceiptSend
 from serve_app.ingress.request_metrics import count_request
 from serve_app.ingress.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.verdict import Verdict, current_verdict
@@ -185,6 +186,8 @@ class IngressApp:
     ) -> None:
         """Serve the request; its end, whatever that is, is counted, and closes its account."""
         account = None if self.accounting is None else self.accounting.begin(path, key, scope)
+        if account is not None and account.wants_receipt:
+            send = ReceiptSend(send, account)
         verdict = Verdict(account, background=background)
         held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
         refusal: ServingError | None = None

@@ -29,7 +29,7 @@ class Verdict:
         self.background = background
         """It is a batch's, which has only places that nobody else wants."""
         self.account = account
-        """For the ledger and for traces; None where neither is kept."""
+        """For the ledger, traces and a receipt; None where nobody wants one."""
         self.model = ""
         """The front end that answers; "" before one is known."""
         self.first: RequestState | None = None
