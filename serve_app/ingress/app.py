@@ -295,7 +295,8 @@ class IngressApp:
             if path in VLLM_ROUTES:
                 count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
             if (raised or held.status >= 500) and verdict.error is None:
-                logger.error("%s for the model %r failed with status %d", path, front.model.name, held.status, exc_info=raised)
+                said = "%s for the model %r failed with status %d, request %s"
+                logger.error(said, path, front.model.name, held.status, verdict.request_id, exc_info=raised)
 
     def _generate_app(self, front: FrontEnd) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

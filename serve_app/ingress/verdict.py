@@ -52,6 +52,11 @@ class Verdict:
         if self.engine_requests is not None and len(self.engine_requests) < MAX_WATCHED:
             self.engine_requests.append(request)
 
+    @property
+    def request_id(self) -> str:
+        """The engine's id of its first engine request, which holds the client's; "-" where there is none."""
+        return "-" if self.first is None else self.first.request_id
+
     def client_gone(self, answer: Answer) -> None:
         """The client went away when it had been sent ``answer``; after the whole answer, or an error, that is nothing to note."""
         if self.error is None and self.gone is None and not answer.ended:
