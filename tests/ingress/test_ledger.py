@@ -103,7 +103,9 @@ async def serving(model: Path, folder: Path, **sections: Any) -> AsyncIterator[I
 
 
 @in_loop
-async def test_each_request_has_one_line_of_what_became_of_it(model: Path, tmp_path: Path) -> None:
+async def test_each_request_has_one_line_of_what_became_of_it(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(model, tmp_path, ingress={"max_waiting_requests": 0}) as ingress:
         refused = await ingress.post(request_id="early", max_tokens=3)
         await ingress.join("a")
@@ -152,6 +154,7 @@ async def test_each_request_has_one_line_of_what_became_of_it(model: Path, tmp_p
         usage = told["usage"]
         assert (lines[2].prompt_tokens, lines[2].output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
         assert (report.findings, report.notes) == ([], [])
+    assert not any(secret in caplog.text for secret in (SECRET_TEXT, KEY))
 
 
 @in_loop
