@@ -63,7 +63,12 @@ class SpanExport(BatchSpanProcessor):
         self._exporter = _Exporter(settings.endpoint, timeout=settings.timeout_s)
         self._max_queued = settings.max_queued_spans
         self._num_put = 0
-        super().__init__(self._exporter, settings.max_queued_spans, _REST_MS, _BATCH, meter_provider=None)
+        super().__init__(
+            self._exporter,
+            max_queue_size=settings.max_queued_spans,
+            schedule_delay_millis=_REST_MS,
+            max_export_batch_size=_BATCH,
+        )
 
     def on_end(self, span: ReadableSpan) -> None:
         if self._num_put - self._exporter.num_done >= self._max_queued:

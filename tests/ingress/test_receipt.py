@@ -11,6 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from serve_app.core.routing import Reason
+from serve_app.ingress.streaming import Stream
 from serve_app.testing.fleet import MODEL, in_loop, until
 from tests.ingress.test_ledger import KEY, SECRET_TEXT, Ingress, model, serving
 from tests.ingress.test_streaming import _CHANGING
@@ -61,13 +62,26 @@ async def test_an_answer_has_its_receipt_in_a_header(model: Path, tmp_path: Path
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}, {"n": 2, "temperature": 0.7, "seed": 1}])
 @in_loop
 async def test_a_stream_has_its_receipt_behind_its_last_event_and_is_else_the_same(
-    model: Path, tmp_path: Path, options: dict[str, Any]
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
+    repeated = 0
+    add = Stream.add
+
+    def counted(stream: Stream, output: Any) -> bool:
+        nonlocal repeated
+        taken = add(stream, output)
+        repeated += taken
+        return taken
+
+    monkeypatch.setattr(Stream, "add", counted)
     async with serving(model, tmp_path, ingress={"receipts": True}) as ingress:
         await ingress.join("a")
-        plain = await ask(ingress, {}, stream=True, **options)
-        with_receipt = await ask(ingress, ASKS, stream=True, **options)
-        asks_for_none = await ask(ingress, {"x-serve-app-receipt": "0"}, stream=True, **options)
+        fields = {"stream": True, "tokens": 24, **options}
+        plain = await ask(ingress, {}, **fields)
+        asks_for_none = await ask(ingress, {"x-serve-app-receipt": "0"}, **fields)
+        repeated = 0
+        with_receipt = await ask(ingress, ASKS, **fields)
+    assert (repeated > 0) == ("n" not in options), "the middle of a stream is repeated for a client with a receipt, too"
     events, receipt, _ = _COMMENT.split(with_receipt.content)
     assert _CHANGING.sub(b"", events) == _CHANGING.sub(b"", plain.content) == _CHANGING.sub(b"", asks_for_none.content)
     told = json.loads(receipt)
