@@ -21,12 +21,15 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     """
     settings = parse_settings(args)
     values = settings.model_dump(mode="json", exclude={"ui"})  # the fleet must not be redeployed for a page
-    replicas = [_replica(settings, m).bind(values, m.name) for m in settings.models.values()]
+    of_replicas = {**values, "tracing": None}  # nor models for a setting that no replica reads
+    replicas = [_replica(settings, m).bind(of_replicas, m.name) for m in settings.models.values()]
     return _ingress(settings).bind(values, *replicas)
 
 
 def _common(settings: Settings, num_cpus: float, environment: Mapping[str, str]) -> dict[str, Any]:
+    logging_config = {"logging_config": {"encoding": "JSON"}} if settings.logs.format == "json" else {}
     return {
+        **logging_config,
         # `__del__` is the drain; the loop before it only delays it.
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": serve_shutdown_s(settings),

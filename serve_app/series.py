@@ -110,6 +110,18 @@ TABLE = (
         (),
         "Connections made while nearly no file descriptors were left: probes are answered, requests refused.",
     ),
+    Series(
+        "traced_requests",
+        "counter",
+        ("kept",),
+        "Requests by why their trace was kept: error, resumed, slow, caller, share; or no. Only with tracing.",
+    ),
+    Series(
+        "spans",
+        "counter",
+        ("outcome",),
+        "Spans by what became of them: exported; failed, as the collector did not take them; dropped, as too many waited for it.",
+    ),
     Series("ledger_lost", "counter", (), "Lines of the ledger that could not be written."),
     Series(
         "free_disk_bytes", "gauge", (), "Room on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets."

@@ -22,6 +22,7 @@ from serve_app.config.settings import (
     read_text,
     settings_json_schema,
 )
+from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Settings",
     "SimulatedSettings",
     "TlsSettings",
+    "TracingSettings",
     "UiSettings",
     "cluster_token",
     "default_cache_dir",

@@ -83,6 +83,8 @@ class IngressSettings(Section):
     """File with the keys of clients, one a line, plain or `sha256:<hex>`; read again when it changes. None: no key is asked for."""
     ledger: LedgerSettings | None = None
     """Where each request is accounted for. None: nowhere."""
+    receipts: bool = Field(default=False, strict=True)
+    """Whether a request with the header `X-Serve-App-Receipt: 1` is told its phases and replicas: docs/receipts.md."""
     sagemaker_routes: bool = Field(default=False, strict=True)
     """Whether `/ping` and `/invocations` exist, as Amazon SageMaker calls them: docs/migration.md."""
     generate_delimiter: Literal["newline", "nul"] = "newline"

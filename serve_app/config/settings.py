@@ -17,7 +17,9 @@ from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings
+from serve_app.config.logs import LogSettings
 from serve_app.config.model import NAME_PATTERN, ModelSettings
+from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 from serve_app.errors import ConfigError
 
@@ -75,6 +77,10 @@ class Settings(Section):
     """Limits on waiting."""
     autoscaling: AutoscalingSettings = AutoscalingSettings()
     """What all models share when replicas are added."""
+    logs: LogSettings = LogSettings()
+    """What log lines look like."""
+    tracing: TracingSettings | None = None
+    """Where traces of requests are sent, and which. None: none are made."""
     ui: UiSettings | None = None
     """Where `serve-app up` serves the chat page. None: nowhere."""
 

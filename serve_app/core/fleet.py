@@ -273,7 +273,7 @@ class FleetState:
                     request.weights = replica.weights
                     self.tally.first_token(request, late=now - request.arrived_at > self.settings.ttft_s)
                 self._count_emitted(replica, request, output.new_token_ids)
-                request.trail.delivered(now)
+                request.trail.delivered(output, now)
             if output.finish_reason is not None:
                 self._finish(request, output.finish_reason)
                 freed = True

@@ -1,12 +1,16 @@
 """What one engine request went through: its attempts, its first token, and the gaps that changes of replica left in its answer.
 
-Pure. ``FleetState`` writes it, the ledger (``ingress/ledger.py``) reads it. Times are the ingress's monotonic seconds.
+Pure. ``FleetState`` writes it, ``ingress/account.py`` reads it. Times are the ingress's monotonic seconds.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 MOVED = "moved"
 """End of an attempt that this ingress took back, to start the request elsewhere."""
+
+_SCHEDULED = 2
+"""vLLM's ``EngineCoreEventType.SCHEDULED``."""
 
 
 @dataclass(slots=True)
@@ -21,15 +25,29 @@ class Trail:
     """Of each attempt, why it was routed there: a `Reason`."""
     expected_hit_tokens: int = 0
     """Of the latest attempt: prompt tokens that were thought to be cached where it went."""
-    started_at: float | None = None
-    """When the first attempt was started."""
+    starts: list[float] = field(default_factory=list)
+    """When each attempt was started."""
+    scheduled_at: float | None = None
+    """When the engine took the request from its queue, as the engine tells it with the first token; None if it does not."""
+    cached_tokens: int | None = None
+    """Prompt tokens that the engine found in its prefix cache, as it tells with the first token; None if it does not."""
     first_token_at: float | None = None
-    gaps_s: list[float] = field(default_factory=list)
-    """For each change of replica within the answer: seconds from the last token before the change to the first new one after it."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """For each change of replica within the answer: when the last token before it came, and the first new one after it."""
     end: str = ""
     """Of the request: the engine's finish reason, or the outcome that the front end gave it. Empty: it is unfinished, or failed."""
     last_token_at: float = 0.0
     _moved: bool = False
+
+    @property
+    def started_at(self) -> float | None:
+        """When the first attempt was started."""
+        return self.starts[0] if self.starts else None
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """The length of each of the ``gaps``."""
+        return [end - begin for begin, end in self.gaps]
 
     def started(self, replica_id: str, reason: str, expected_hit_tokens: int, now: float) -> None:
         """An attempt begins."""
@@ -38,21 +56,29 @@ class Trail:
         self.replicas.append(replica_id)
         self.reasons.append(reason)
         self.expected_hit_tokens = expected_hit_tokens
-        self.started_at = now if self.started_at is None else self.started_at
+        self.starts.append(now)
         self._moved = self.first_token_at is not None
 
     def lost(self, end: str) -> None:
         """The replica of the attempt is gone."""
         self.ends.append(end)
 
-    def delivered(self, now: float) -> None:
-        """New tokens go to the front end. Called for each output, so it does little."""
+    def delivered(self, output: Any, now: float) -> None:
+        """New tokens go to the front end. Called for each output, so it does little; of the first alone it reads the ``EngineOutput``."""
         if self.first_token_at is None:
             self.first_token_at = now
+            self._engine_told(output)
         elif self._moved:
             self._moved = False
-            self.gaps_s.append(now - self.last_token_at)
+            self.gaps.append((self.last_token_at, now))
         self.last_token_at = now
+
+    def _engine_told(self, output: Any) -> None:
+        for event in output.events or ():
+            if event.type == _SCHEDULED and self.scheduled_at is None:  # later ones follow a preemption
+                self.scheduled_at = event.timestamp
+        if output.prefill_stats is not None:
+            self.cached_tokens = output.prefill_stats.num_cached_tokens
 
     def finished(self, reason: str) -> None:
         """The engine has ended the request."""

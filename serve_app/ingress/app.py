@@ -27,6 +27,7 @@ from serve_app.errors import (
     ServingError,
     TooManyConnections,
 )
+from serve_app.ingress.accounting import Accounting
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.body_fields import RESPONSES_STATE, BodyFields, check_request_id, parse_fields, refuse_stored_responses
 from serve_app.ingress.canary import SHARED_ROUTES, Canary
@@ -35,9 +36,9 @@ from serve_app.ingress.error_answers import answer_of, method_not_allowed, not_f
 from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
-from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.metrics import count_http
 from serve_app.ingress.own_answers import FleetReport, OwnAnswers
+from serve_app.ingress.receipt import ReceiptSend
 from serve_app.ingress.request_metrics import count_request
 from serve_app.ingress.sagemaker import INVOCATIONS, PING, route_of
 from serve_app.ingress.verdict import Verdict, current_verdict
@@ -86,14 +87,14 @@ class IngressApp:
         version: Mapping[str, Any],
         keys: ApiKeys | None = None,
         fleet_id: str = "",
-        ledger: Ledger | None = None,
+        accounting: Accounting | None = None,
         sagemaker: bool = False,
         generate_end: bytes = b"\n",
         batches: BatchService | None = None,
         report: FleetReport | None = None,
     ) -> None:
         self.draining = False
-        self.ledger = ledger
+        self.accounting = accounting
         self._stopped = False
         self._running: dict[asyncio.Timeout, Verdict] = {}
         self._front_ends = dict(front_ends)
@@ -183,8 +184,10 @@ class IngressApp:
     async def _account_for(
         self, path: str, scope: Scope, receive: Receive, send: Send, key: str | None, *, background: bool = False
     ) -> None:
-        """Serve the request; its end, whatever that is, is counted and becomes its line in the ledger."""
-        account = None if self.ledger is None else self.ledger.begin(path, key)
+        """Serve the request; its end, whatever that is, is counted, and closes its account."""
+        account = None if self.accounting is None else self.accounting.begin(path, key, scope)
+        if account is not None and account.wants_receipt:
+            send = ReceiptSend(send, account)
         verdict = Verdict(account, background=background)
         held = HeldAnswer(send, verdict, is_responses=path == "/v1/responses")
         refusal: ServingError | None = None
@@ -197,8 +200,8 @@ class IngressApp:
             raise
         finally:
             count_request(verdict, verdict.ending(held.answer, refusal), key)
-            if self.ledger is not None and account is not None:
-                self.ledger.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))
+            if self.accounting is not None and account is not None:
+                self.accounting.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: Verdict) -> None:
         for name, value in scope["headers"]:
@@ -292,7 +295,8 @@ class IngressApp:
             if path in VLLM_ROUTES:
                 count_http(path, scope["headers"], held.head, time.monotonic() - began_at)
             if (raised or held.status >= 500) and verdict.error is None:
-                logger.error("%s for the model %r failed with status %d", path, front.model.name, held.status, exc_info=raised)
+                said = "%s for the model %r failed with status %d, request %s"
+                logger.error(said, path, front.model.name, held.status, verdict.request_id, exc_info=raised)
 
     def _generate_app(self, front: FrontEnd) -> ASGIApp:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:

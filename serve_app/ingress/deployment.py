@@ -11,7 +11,7 @@ import ray
 from ray import serve
 
 from serve_app.config import Settings, parse_settings
-from serve_app.logs import use_serve_handlers
+from serve_app.logs import log_configuration, use_serve_handlers
 from serve_app.membership import Lease, Membership
 from serve_app.vllm_start import settle, without_collection
 
@@ -29,6 +29,7 @@ class Ingress:
 
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
+        log_configuration(self.settings)
         self.replica_id = serve.get_replica_context().replica_id.unique_id
         self._epoch = time.time_ns()
         own_fleet = fleet_id(self.settings.name, ray.get_runtime_context().gcs_address)

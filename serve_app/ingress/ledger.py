@@ -13,7 +13,7 @@ from serve_app.errors import ServingError
 from serve_app.ingress.account import Account
 from serve_app.ingress.ledger_file import LedgerFiles
 from serve_app.ingress.outcomes import Answer
-from serve_app.ledger_lines import OUTCOMES, Counts, Head, Last, file_name
+from serve_app.ledger_lines import OUTCOMES, Counts, Head, Last, Line, file_name
 
 
 class Ledger:
@@ -37,8 +37,8 @@ class Ledger:
         self._begun += 1
         return account
 
-    def end(self, account: Account, answer: Answer, error: ServingError | None, *, stalled: bool) -> None:
-        """The request has ended: write its line."""
+    def end(self, account: Account, answer: Answer, error: ServingError | None, *, stalled: bool) -> Line:
+        """The request has ended: write its line, and return it."""
         line = account.line(self._seq, answer, error, stalled=stalled)
         data = self._encode(line) + b"\n"
         if self._files.wants_new_file or self._num_bytes + len(data) > self._file_bytes:
@@ -48,6 +48,7 @@ class Ledger:
         self._seq += 1
         self._open.remove(account.number)
         self._outcomes[line.outcome] += 1
+        return line
 
     def close(self) -> None:
         """Write the last line; waits for the disk, for seconds at most."""

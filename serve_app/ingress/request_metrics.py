@@ -11,6 +11,9 @@ _requests = series.counter("requests")
 _errors = series.counter("request_errors")
 _by_key = series.counter("key_requests")
 _queue = series.histogram("queue_seconds", series.WAIT_BOUNDS_S)
+TRACED = series.counter("traced_requests")
+SPANS = series.counter("spans")
+"""Both without samples where no traces are made."""
 
 _NO_ERROR = ("complete", "aborted")
 """Outcomes that are as the client wanted, or of its own making."""

@@ -13,12 +13,12 @@ from serve_app.config import ModelSettings, Settings, cluster_token, default_cac
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
 from serve_app.core.fleet_report import describe, num_on_draining
 from serve_app.ingress import metrics
+from serve_app.ingress.accounting import Accounting
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
 from serve_app.ingress.generate import NEWLINE, NUL
-from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.loop_lag import watch_loop_lag
 from serve_app.ingress.own_answers import FleetReport
@@ -50,7 +50,6 @@ class IngressRuntime:
         """
         keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models.values()}
-        ledger = None if (where := settings.ingress.ledger) is None else Ledger(where, ingress_id)
         batches = None if (storage := settings.ingress.batch) is None else await asyncio.to_thread(BatchService, storage)
         limits = AppLimits(settings.ingress.max_body_bytes, stream_silence_s=settings.timeouts.stream_silence_s)
         app = IngressApp(
@@ -59,7 +58,7 @@ class IngressRuntime:
             version=_version(settings),
             keys=keys,
             fleet_id=fleet_id,
-            ledger=ledger,
+            accounting=Accounting.of(settings, ingress_id),
             sagemaker=settings.ingress.sagemaker_routes,
             generate_end=NUL if settings.ingress.generate_delimiter == "nul" else NEWLINE,
             batches=batches,
@@ -101,8 +100,8 @@ class IngressRuntime:
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
         await giving_up
-        if self.app.ledger is not None:
-            await asyncio.to_thread(self.app.ledger.close)
+        if self.app.accounting is not None:
+            await asyncio.to_thread(self.app.accounting.close)
 
     def set_members(self, leases: Iterable[Lease]) -> None:
         leases = list(leases)

@@ -29,7 +29,7 @@ class Verdict:
         self.background = background
         """It is a batch's, which has only places that nobody else wants."""
         self.account = account
-        """For the ledger; None where none is kept."""
+        """For the ledger, traces and a receipt; None where nobody wants one."""
         self.model = ""
         """The front end that answers; "" before one is known."""
         self.first: RequestState | None = None
@@ -51,6 +51,11 @@ class Verdict:
             self.account.add(request, answer_id)
         if self.engine_requests is not None and len(self.engine_requests) < MAX_WATCHED:
             self.engine_requests.append(request)
+
+    @property
+    def request_id(self) -> str:
+        """The engine's id of its first engine request, which holds the client's; "-" where there is none."""
+        return "-" if self.first is None else self.first.request_id
 
     def client_gone(self, answer: Answer) -> None:
         """The client went away when it had been sent ``answer``; after the whole answer, or an error, that is nothing to note."""

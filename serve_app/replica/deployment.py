@@ -14,7 +14,7 @@ from ray.serve.schema import ReplicaRank
 
 from serve_app.config import Settings, cluster_token, parse_settings
 from serve_app.errors import EngineLost
-from serve_app.logs import use_serve_handlers
+from serve_app.logs import log_configuration, use_serve_handlers
 from serve_app.membership import Lease, Membership
 from serve_app.replica import pipe
 from serve_app.replica.oom import OomOrder
@@ -35,6 +35,7 @@ class Replica:
         began = time.monotonic()
         use_serve_handlers()
         self.settings: Settings = parse_settings(settings)
+        log_configuration(self.settings)
         self.model = self.settings.models[model_name]
         context = serve.get_replica_context()
         self.replica_id = context.replica_id.unique_id

@@ -135,6 +135,27 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
             "ingress.ledger.file_bytes: is 1073741824 and max_bytes is 1073741824: with a new file, all that was written would be "
             "removed; set it to 536870912 or less, or raise max_bytes",
         ),
+        (
+            {"tracing": {"endpoint": "collector:4318"}},
+            "tracing.endpoint: is 'collector:4318', which is no URL of http or https; for example http://collector:4318/v1/traces",
+        ),
+        (
+            {"tracing": {"endpoint": "http://collector:4318"}},
+            "tracing.endpoint: is 'http://collector:4318', which has no path; write http://collector:4318/v1/traces",
+        ),
+        (
+            {"tracing": {"endpoint": "https://user:secret@collector/v1/traces"}},
+            "tracing.endpoint: holds a user name or a password; set OTEL_EXPORTER_OTLP_HEADERS in the ingress's environment instead",
+        ),
+        (
+            {"tracing": {"endpoint": "http://c/v1/traces", "share": 5}},
+            "tracing.share: is 5, but should be less than or equal to 1",
+        ),
+        (
+            {"tracing": {"endpoint": "http://c/v1/traces", "trusted_networks": ["10.0.0.0/8", "10.0.0.1/8"]}},
+            "tracing.trusted_networks[1]: is '10.0.0.1/8', which is no network: 10.0.0.1/8 has host bits set; "
+            "for example 10.0.0.0/8, or one address: 10.1.2.3",
+        ),
         ({"name": 5}, 'name: is 5, but should be a valid string; write "5" in quotes'),
         (
             {"ingress": {"port": 8080}},
@@ -376,7 +397,7 @@ def sections(kind: type[BaseModel] = config.Section) -> Iterator[type[BaseModel]
 def test_every_section_and_every_key_is_documented() -> None:
     # Another test may have loaded settings of other modules.
     public = [s for s in sections() if s.__module__.startswith(config.__name__)]
-    assert len(public) == 21
+    assert len(public) == 23
     assert [section for section in public if not section.__doc__] == []
     assert [(section, key) for section in public for key, field in section.model_fields.items() if not field.description] == []
 

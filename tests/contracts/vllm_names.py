@@ -178,6 +178,7 @@ USED = {
         "StatLoggerManager": "stat_loggers",
     },
     "vllm.v1.metrics.stats": {
+        "PrefillStats": "num_cached_tokens",
         "IterationStats": "inter_token_latencies_iter num_generation_tokens num_preempted_reqs",
         "SchedulerStats": "kv_cache_usage num_running_reqs num_skipped_waiting_reqs num_waiting_reqs",
     },
@@ -200,6 +201,7 @@ EXACT = {
         _bad_words_token_ids skip_reading_prefix_cache thinking_token_budget repetition_detection
         routed_experts_prompt_start trace_decode_token_ids""",
     "vllm.v1.engine.EngineCoreEvent": "type timestamp",
+    "vllm.v1.engine.EngineCoreEventType": "QUEUED SCHEDULED PREEMPTED",
     "vllm.v1.engine.EngineCoreOutput": """
         request_id new_token_ids new_logprobs new_prompt_logprobs_tensors pooling_output finish_reason stop_reason events
         kv_transfer_params ec_transfer_params trace_headers prefill_stats routed_experts num_nans_in_logits

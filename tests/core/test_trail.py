@@ -1,4 +1,6 @@
-"""What the fleet writes down of each request's way, for the ledger."""
+"""What the fleet writes down of each request's way, for the ledger and for traces."""
+
+from types import SimpleNamespace
 
 from serve_app.core.events import LinkEnd, LinkLost, LinkOpened, RequestsAborted
 from serve_app.core.fleet import FleetState
@@ -22,6 +24,17 @@ def test_a_request_that_waits_and_is_answered_was_started_once() -> None:
     run(fleet, outputs("a", Output("r@0", [8], finish_reason="stop")), now=5.0)
     assert (trail.replicas, trail.ends, trail.end) == (["a"], ["stop"], "stop")
     assert (trail.started_at, trail.first_token_at, trail.gaps_s) == (3.0, 4.0, [])
+
+
+def test_what_the_engine_tells_with_the_first_token_is_kept() -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("r"), now=1.0)
+    trail = trail_of(fleet)
+    events = [SimpleNamespace(type=kind, timestamp=at) for kind, at in ((1, 1.5), (2, 2.5), (3, 3.0), (2, 3.5))]
+    first = Output("r@0", [7], events=events, prefill_stats=SimpleNamespace(num_cached_tokens=16))
+    run(fleet, outputs("a", first), now=4.0)
+    run(fleet, outputs("a", Output("r@0", [8], events=[SimpleNamespace(type=2, timestamp=4.5)])), now=5.0)
+    assert (trail.starts, trail.scheduled_at, trail.cached_tokens) == ([1.0], 2.5, 16)
 
 
 def test_a_gap_lasts_from_the_last_token_before_a_loss_to_the_first_new_one_after_it() -> None:

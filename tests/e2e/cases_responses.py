@@ -153,6 +153,14 @@ ROUTES = [
         with_headers=True,
         wanted=SERVER,
     ),
+    Case(
+        "a receipt",
+        "/v1/completions",
+        ONE_TOKEN,
+        headers={"x-serve-app-receipt": "1"},
+        with_headers=True,
+        wanted={**SERVER, "headers.x-serve-app-receipt": "receipt"},
+    ),
     Case("headers of a stream", "/v1/completions", {**ONE_TOKEN, "stream": True}, with_headers=True, wanted=SERVER),
 ]
 

@@ -148,7 +148,7 @@ def fleet_config(model: Path, *, port: int, num_replicas: int, frontend_args: Ma
                 "frontend_args": dict(frontend_args),
             }
         },
-        "ingress": {"port": port, "num_cpus": 0.1},
+        "ingress": {"port": port, "num_cpus": 0.1, "receipts": True},
         "timeouts": {"drain_s": 5.0, "no_replica_s": 30.0},
     }
 

@@ -15,11 +15,13 @@ from serve_app.core.canary import State
 from serve_app.core.request import RequestState, Resume
 from serve_app.errors import NoFreePlace, NoReplica, QueueFull, RequestQuarantined, ServingError
 from serve_app.ingress import outcomes
+from serve_app.ingress.accounting import Accounting
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.frontend import FrontEnd
 from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.verdict import current_verdict
 from serve_app.testing.fleet import MODEL, in_loop, settings
+from tests.core.helpers import Output
 from tests.ingress.test_app import App, Front, call
 
 CHAT = "/v1/chat/completions"
@@ -39,7 +41,7 @@ def says(name: str, *, before: Callable[[], Awaitable[None] | None] | None = Non
             await waited
         request.emitted_ids += [1, 2, 3]
         request.trail.started("replica-of-" + name, "load", 0, 0.0)
-        request.trail.delivered(1.0)
+        request.trail.delivered(Output("r", [1, 2, 3]), 1.0)
         request.trail.finished("stop")
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": json.dumps({"by": name}).encode()})
@@ -58,7 +60,12 @@ def pair(canary: ASGIApp, model: ASGIApp | None = None, *, ready: bool = True, l
         front("next", canary, canary=CanarySettings(of="model", share=0.5), ready=ready),
         front("model", model or says("model")),
     ]
-    return IngressApp({f.model.name: f for f in fronts}, AppLimits(1000), version={}, ledger=ledger)
+    return IngressApp(
+        {f.model.name: f for f in fronts},
+        AppLimits(1000),
+        version={},
+        accounting=None if ledger is None else Accounting(ledger=ledger),
+    )
 
 
 def state(app: IngressApp) -> State:

@@ -86,7 +86,7 @@ def fails(*, more: bool) -> ASGIApp:
 def test_a_failure_that_was_answered_whole_leaves_the_connection_as_it_is_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert answered(fails(more=False)) == (500, b"Internal Server Error")
     ours = [record.message for record in caplog.records if record.name == "serve_app.ingress.app"]
-    assert ours == ["/v1/completions for the model 'tiny' failed with status 500"]
+    assert ours == ["/v1/completions for the model 'tiny' failed with status 500, request -"]
     assert "AssertionError: a bug" in caplog.text
 
 

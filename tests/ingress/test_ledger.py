@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
-from serve_app.config import LedgerSettings, Settings, parse_settings
+from serve_app.config import Settings, parse_settings
 from serve_app.fingerprint import model_fingerprint
+from serve_app.ingress.accounting import Accounting
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import FrontEnd, build_front_end
-from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.runtime import IngressRuntime
 from serve_app.ledger_check import Report, check
@@ -80,12 +80,12 @@ async def serving(model: Path, folder: Path, **sections: Any) -> AsyncIterator[I
     keys, ledger = folder / "keys", folder / "ledger"
     keys.write_text(KEY)
     tiny = {"model": str(model), "simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"max_model_len": 512}}
-    values = parse_settings({"models": {MODEL: tiny}, "ingress": {"port": free_port()}, **sections})
+    of_ingress = {"port": free_port(), "ledger": {"dir": str(ledger)}, **sections.pop("ingress", {})}
+    values = parse_settings({"models": {MODEL: tiny}, "ingress": of_ingress, **sections})
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
     front = await build_front_end(values.models[MODEL], str(model), client)
-    app = IngressApp(
-        {MODEL: front}, AppLimits(2000), version={}, keys=ApiKeys(keys), ledger=Ledger(LedgerSettings(dir=ledger), "ingress-1")
-    )
+    accounting = Accounting.of(values, "ingress-1")
+    app = IngressApp({MODEL: front}, AppLimits(2000), version={}, keys=ApiKeys(keys), accounting=accounting)
     runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front})
     await runtime.listener.start()
     tasks = runtime.start()
@@ -103,8 +103,10 @@ async def serving(model: Path, folder: Path, **sections: Any) -> AsyncIterator[I
 
 
 @in_loop
-async def test_each_request_has_one_line_of_what_became_of_it(model: Path, tmp_path: Path) -> None:
-    async with serving(model, tmp_path, ingress={"port": free_port(), "max_waiting_requests": 0}) as ingress:
+async def test_each_request_has_one_line_of_what_became_of_it(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(model, tmp_path, ingress={"max_waiting_requests": 0}) as ingress:
         refused = await ingress.post(request_id="early", max_tokens=3)
         await ingress.join("a")
         engine = ingress.replicas["a"].engine
@@ -152,6 +154,7 @@ async def test_each_request_has_one_line_of_what_became_of_it(model: Path, tmp_p
         usage = told["usage"]
         assert (lines[2].prompt_tokens, lines[2].output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
         assert (report.findings, report.notes) == ([], [])
+    assert not any(secret in caplog.text for secret in (SECRET_TEXT, KEY))
 
 
 @in_loop

@@ -22,7 +22,8 @@ def verdict_of(model: str, *, arrived_at: float = 0.0, started_at: float | None 
     verdict = Verdict()
     verdict.model = model
     verdict.first = RequestState("r", 5, 5, Resume.CONTINUE)
-    verdict.first.arrived_at, verdict.first.trail.started_at = arrived_at, started_at
+    verdict.first.arrived_at = arrived_at
+    verdict.first.trail.starts = [] if started_at is None else [started_at]
     return verdict
 
 
