@@ -172,8 +172,8 @@ lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
 	  -o requirements/charts.lock requirements/charts.in
 
 docs: .venv-docs/.installed ## the documentation as a site in build/site, without a network; every link is checked
-	rm -rf build/site
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet --site-dir build/site
+	PYTHONPATH=. .venv-docs/bin/python -m tools.site
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
 	@echo "open build/site/index.html"
 
 docs-files: .venv ## renew docs/configuration.md and docs/openapi.json, which are made from the code
