@@ -178,6 +178,7 @@ docs: .venv-docs/.installed ## the documentation as a site in build/site, withou
 
 docs-files: .venv ## renew docs/configuration.md and docs/openapi.json, which are made from the code
 	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tools.openapi
 
 lock-docs: .venv ## renew requirements/docs.lock after a change of docs.in
 	UV_CUSTOM_COMPILE_COMMAND="make lock-docs" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
