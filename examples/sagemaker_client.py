@@ -23,7 +23,8 @@ def main(arguments: list[str]) -> None:
         "max_tokens": 30,
     }
     answer = requests.post(f"{given.url}/invocations", json=body, timeout=60)
-    answer.raise_for_status()
+    if not answer.ok:
+        raise SystemExit(f"{answer.status_code}: {answer.text}")
     print(answer.json()["choices"][0]["message"]["content"])
 
 

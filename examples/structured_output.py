@@ -31,7 +31,8 @@ def main(arguments: list[str]) -> None:
         "response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}},
     }
     answer = requests.post(f"{given.url}/v1/chat/completions", json=body, timeout=60)
-    answer.raise_for_status()
+    if not answer.ok:
+        raise SystemExit(f"{answer.status_code}: {answer.text}")
     print(json.loads(answer.json()["choices"][0]["message"]["content"]))
 
 

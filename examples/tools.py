@@ -2,8 +2,9 @@
 
 python examples/tools.py
 
-`tool_choice` names the function, so any model can be asked: the engine emits arguments that fit the function's schema. To let the model
-choose (`tool_choice: auto`), the model must be trained for tools, and its `frontend_args` name vLLM's parser of its calls.
+The model's `frontend_args` have to name vLLM's parser of calls: {enable_auto_tool_choice: true, tool_call_parser: hermes}. `tool_choice`
+names the function, so that any model can be asked: the engine emits arguments that fit the function's schema. A model that was trained for tools
+can choose itself (`tool_choice: auto`).
 """
 
 import argparse
@@ -39,7 +40,8 @@ def main(arguments: list[str]) -> None:
         "tool_choice": {"type": "function", "function": {"name": WEATHER["name"]}},
     }
     answer = requests.post(f"{given.url}/v1/chat/completions", json=body, timeout=60)
-    answer.raise_for_status()
+    if not answer.ok:
+        raise SystemExit(f"{answer.status_code}: {answer.text}")
     for call in answer.json()["choices"][0]["message"]["tool_calls"]:
         print(call["function"]["name"], json.loads(call["function"]["arguments"]))
 

@@ -39,6 +39,7 @@ OWN: Mapping[str, tuple[str, str]] = {
     "/readyz": ("get", "Requests can be answered; 503 says why not."),
     "/metrics": ("get", "Prometheus' text format."),
 }
+_DESCRIPTION = "docs/api.md says which routes are there when."
 _REFERENCE = re.compile(r'"#/components/schemas/([^"]+)"')
 _SCHEMAS = "#/components/schemas/{model}"
 

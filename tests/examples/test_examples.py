@@ -138,6 +138,7 @@ models:
     num_cpus: 0.5
     kv_cache_gib: 0.5
     engine_args: {{dtype: float32, max_model_len: 1024, max_num_seqs: 16}}
+    frontend_args: {{enable_auto_tool_choice: true, tool_call_parser: hermes}}
 ingress: {{num_cpus: 0.5, sagemaker_routes: true, batch: {{dir: {folder}}}}}
 """
 
