@@ -52,7 +52,7 @@ def sentences(words: str, section: type[BaseModel]) -> str:
 
 
 def table(section: type[BaseModel], *, without: str = "") -> Iterator[str]:
-    """Yield a table with a row per key of a pydantic model, sections' docstrings included. A section of its own is named and not repeated."""
+    """Yield a table with a row per key of a pydantic model. Keys that are models themselves are named, not unfolded."""
     properties = section.model_json_schema()["properties"]
     rows = {name: values for name, values in properties.items() if name != without}
     if not rows:
