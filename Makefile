@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe demo test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe demo demo-autoscaling docs lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -39,6 +39,9 @@ observe: .venv ## Prometheus, and Grafana where it is installed, beside `make ru
 
 demo: model ## start, ask, break a replica in mid-stream, show that the answer goes on
 	$(BIN)/serve-app demo
+
+demo-autoscaling: model ## a simulated fleet, a load that jumps, and the plot of replicas and latencies: 5 minutes, no GPU
+	$(BIN)/python -m tools.demo_autoscaling
 
 test: .venv ## all tests that need neither a cluster nor Helm, about half an hour on 2 cores
 	$(BIN)/pytest $(WORKERS) -m "not slow and not cluster and not cuda" --ignore tests/chart --durations 30
@@ -168,6 +171,19 @@ lock-charts: .venv ## renew requirements/charts.lock after a change of charts.in
 	UV_CUSTOM_COMPILE_COMMAND="make lock-charts" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  -o requirements/charts.lock requirements/charts.in
 
+docs: .venv-docs/.installed ## the documentation as a site in build/site, without a network; every link is checked
+	PYTHONPATH=. .venv-docs/bin/python -m tools.site
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
+	@echo "open build/site/index.html"
+
+docs-files: .venv ## renew docs/configuration.md and docs/openapi.json, which are made from the code
+	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tools.openapi
+
+lock-docs: .venv ## renew requirements/docs.lock after a change of docs.in
+	UV_CUSTOM_COMPILE_COMMAND="make lock-docs" $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  -o requirements/docs.lock requirements/docs.in
+
 dist: .venv .venv-sbom/.installed ## the files of a release in DIST: wheel, sdist, locks, SBOMs, charts, notes, checksums; wants helm
 	$(call empty-folder,$(DIST))
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv build -q --no-build-isolation --python $(BIN)/python -o $(DIST) .
@@ -212,7 +228,7 @@ manifests: ## render the chart into k8s/manifests; needs helm
 	mv build/serve-app.yaml k8s/manifests/serve-app.yaml
 
 clean: ## remove .venv and caches; fetched models stay
-	rm -rf .venv .venv-charts .venv-cuda .venv-sbom build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-charts .venv-cuda .venv-docs .venv-sbom build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find serve_app loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: .venv
@@ -259,6 +275,13 @@ tell-progress = awk '/^(Collecting|Processing|Requirement already satisfied)/ &&
 	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3); \
 	rm -rf .venv-charts; "$$python" -m venv .venv-charts
 	@.venv-charts/bin/pip install -q --no-deps --require-hashes -r requirements/charts.lock
+	@touch $@
+
+# Of its own: MkDocs and its theme are of no use to anything else.
+.venv-docs/.installed: requirements/docs.lock
+	@python=$$(command -v python3.11 || command -v python3.12 || command -v python3); \
+	rm -rf .venv-docs; "$$python" -m venv .venv-docs
+	@.venv-docs/bin/pip install -q --no-deps --require-hashes -r requirements/docs.lock
 	@touch $@
 
 # Of its own, as in the Dockerfile: the list of packages is not of the tool that makes it.

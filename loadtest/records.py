@@ -152,7 +152,7 @@ class ServerSample(msgspec.Struct, omit_defaults=True):
     """One scrape. Names in ``values`` are those of `loadtest.control.observe`."""
 
     t_s: float
-    source: Literal["metrics", "serve", "kubernetes"]
+    source: Literal["metrics", "serve", "kubernetes", "fleet"]
     values: dict[str, float] = {}
     error: str = ""
 

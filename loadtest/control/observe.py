@@ -4,7 +4,7 @@
     kv_usage                       used share of the fullest KV cache, 0..1
     preemptions, requests_ok, requests_failed, requests_rejected, prompt_tokens, output_tokens          counters
     queue_s_sum, queue_s_count, and so prefill_s, decode_s, ttft_s                                      histograms' totals
-    replicas_desired/<deployment>, replicas_ready/<deployment>                                          of Ray Serve
+    replicas_desired/<deployment>, replicas_ready/<deployment>                 of Ray Serve, or of serve-app's /fleet
     pods_ready, pods_pending (not placed, or its image is on the way), pods_starting (runs, not ready)  of Kubernetes
 
 Counters are sums over models, engines and replicas. A name whose series the target does not have is left out.
@@ -93,6 +93,23 @@ def serve_values(details: Mapping[str, Any]) -> dict[str, float]:
     return dict(values)
 
 
+def fleet_values(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return desired and ready replicas from the answer to GET /fleet of an ingress of serve-app.
+
+    Desired is what the autoscaler decided last; of a model for which it has decided nothing, all replicas that there are.
+    """
+    replicas = [member for member in report["members"] if member["role"] == "replica"]
+    ingresses = [member for member in report["members"] if member["role"] == "ingress"]
+    models = {member["model"] for member in replicas} | {name for i in ingresses for name in i["load"].get("models", {})}
+    decided = {note["model"]: float(note["after"]) for note in report["decisions"]}
+    values = {}
+    for model in models:
+        mine = [member for member in replicas if member["model"] == model]
+        values[f"replicas_desired/replica-{model}"] = decided.get(model, float(len(mine)))
+        values[f"replicas_ready/replica-{model}"] = float(sum(member["state"] == "ready" for member in mine))
+    return values
+
+
 def pod_values(pods: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the counts of pods as the Kubernetes API lists them; those that end or have ended count nowhere."""
     values = {"pods_ready": 0.0, "pods_pending": 0.0, "pods_starting": 0.0}
@@ -122,6 +139,7 @@ class Observer:
     def __init__(self, observe: Observe, target: Target) -> None:
         self._observe = observe
         self._metrics_url = observe.metrics_url or f"{target.root}/metrics"
+        self._fleet_url, self._target_headers = f"{target.root}/fleet", target.headers
         own = urlsplit(self._metrics_url)[:2] == urlsplit(target.root)[:2]
         self._metrics_headers = target.headers if own else None  # the key is for nobody else
         # As the load itself: without a proxy, and by the system's certificates.
@@ -140,6 +158,10 @@ class Observer:
             samples.append(_sampled(t_s, "metrics", self._metrics))
         if self._observe.serve_status:
             samples.append(_sampled(t_s, "serve", self._serve))
+        if self._observe.fleet:
+            samples.append(
+                _sampled(t_s, "fleet", lambda: fleet_values(json.loads(self._get(self._fleet_url, self._target_headers))))
+            )
         if self._observe.kubernetes_selector:
             samples.append(_sampled(t_s, "kubernetes", self._pods))
         return samples
@@ -177,7 +199,9 @@ class Observer:
             raise RuntimeError(f"{address} does not answer as the Kubernetes API: does `kubectl proxy` listen there?") from exc
 
 
-def _sampled(t_s: float, source: Literal["metrics", "serve", "kubernetes"], read: Callable[[], dict[str, float]]) -> ServerSample:
+def _sampled(
+    t_s: float, source: Literal["metrics", "serve", "kubernetes", "fleet"], read: Callable[[], dict[str, float]]
+) -> ServerSample:
     try:
         return ServerSample(t_s, source, values=read())
     except Exception as exc:  # the root of this source: whatever a foreign client or a foreign answer brings

@@ -41,21 +41,21 @@ def page() -> str:
     """Return docs/scenario.md."""
     parts = [_HEAD]
     for title, words, section in _SECTIONS:
-        parts.append("\n".join([f"## {title}", "", _sentences(words, section), "", *_table(section), ""]))
+        parts.append("\n".join([f"## {title}", "", sentences(words, section), "", *table(section), ""]))
     parts.append("## arrival\n\n`law` says which; the other keys are those of the law.\n")
     parts += [
-        "\n".join([f"### {law}", "", _sentences("", cls), "", *_table(cls, without="law"), ""]) for law, cls in ARRIVALS.items()
+        "\n".join([f"### {law}", "", sentences("", cls), "", *table(cls, without="law"), ""]) for law, cls in ARRIVALS.items()
     ]
     parts.append(_slo())
     return "\n".join(parts)
 
 
-def _sentences(words: str, section: type[BaseModel]) -> str:
+def sentences(words: str, section: type[BaseModel]) -> str:
     return f"{words} {inspect.getdoc(section) or ''}".strip().replace("``", "`")
 
 
-def _table(section: type[BaseModel], *, without: str = "") -> Iterator[str]:
-    """Yield a row per key. A section of its own is named and not repeated."""
+def table(section: type[BaseModel], *, without: str = "") -> Iterator[str]:
+    """Yield a table with a row per key of a pydantic model. Keys that are models themselves are named, not unfolded."""
     properties = section.model_json_schema()["properties"]
     rows = {name: values for name, values in properties.items() if name != without}
     if not rows:
@@ -100,7 +100,7 @@ def _values(values: dict[str, Any]) -> str:
 
 def _slo() -> str:
     presets = "\n".join(f"| `{name}` | {', '.join(map(str, slo.limits))} |" for name, slo in sorted(PRESETS.items()))
-    judged = " ".join(_sentences("", Limit).split())
+    judged = " ".join(sentences("", Limit).split())
     return (
         "## slo\n\nLimits in words, as `ttft_p95=1s,itl_p99=80ms`: metric, quantile, limit with its unit. "
         f"{judged}\n\nOr the name of a preset:\n\n| preset | limits |\n|---|---|\n{presets}\n"

@@ -159,6 +159,9 @@ class Observe(Part):
     serve_status: bool = False
     """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``."""
     ray_dashboard_url: str = "http://127.0.0.1:8265"
+    """Where Ray's dashboard listens."""
+    fleet: bool = False
+    """Also the replicas that an ingress of serve-app tells by `/fleet` of the target; needs no dashboard."""
     gpus_per_replica: int = Field(default=0, ge=0, le=64)
     """GPUs of one replica, for the GPU-seconds in the report; 0: not reported."""
     kubernetes_selector: str = ""

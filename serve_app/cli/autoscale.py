@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,11 +80,18 @@ def explain(
     since: Since = "",
     model: Model = "",
     at: Annotated[str, typer.Option(help="Explain what held at this time, as `log` prints it. Default: the last decision.")] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print rule, inputs and alternatives of each decision as JSON.")
+    ] = False,
 ) -> None:
     """Say in words and numbers why there are as many replicas as there are."""
     from serve_app.cli.explanation import explanation
 
     record = _at(_known(_read(_text(name, address, file, since)), model), at)
+    if as_json:
+        decided = {key: dataclasses.asdict(decision) for key, decision in record.decided.items() if model in ("", key)}
+        typer.echo(json.dumps({"time": record.time, "decided": decided}, indent=2))
+        return
     with _makes_sense(record):
         typer.echo("\n\n".join("\n".join(explanation(record, key)) for key in sorted(record.decided) if model in ("", key)))
 

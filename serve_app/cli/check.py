@@ -1,6 +1,8 @@
 """`serve-app check FILE`: refuse a wrong configuration, in under 2 s where vLLM need not be asked, and show what a right one asks for."""
 
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import typer
@@ -15,6 +17,15 @@ from serve_app.config.vllm_source import engine_arg_types
 from serve_app.errors import ConfigError
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What was found: mistakes, and of a file without any what it asks for and what is missing on this machine."""
+
+    problems: Sequence[ConfigError] = ()
+    summary: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
 def check(
     file: Path,
     *,
@@ -22,38 +33,62 @@ def check(
     load_balancer_idle_s: float | None,
     ignore: Collection[str],
     ask_vllm: bool,
+    as_json: bool = False,
 ) -> None:
     """Do what the command `serve-app check` says of itself."""
-    ignored = _known_rules(ignore)
+    edge_s = {"client_s": client_timeout_s, "load_balancer_idle_s": load_balancer_idle_s}
+    verdict = _judged(file, edge_s, _known_rules(ignore), ask_vllm=ask_vllm)
+    if as_json:
+        is_valid = not verdict.problems
+        mistakes = [asdict(problem) for problem in verdict.problems]
+        typer.echo(json.dumps({"file": str(file), "valid": is_valid, "problems": mistakes, "notes": verdict.notes}, indent=2))
+        if not is_valid:
+            raise typer.Exit(1)
+        return
+    refuse(file, verdict.problems)
+    first, *rest = verdict.summary
+    typer.secho(first, fg="green")
+    for line in rest:
+        typer.echo(line)
+    for note in verdict.notes:
+        typer.secho(f"note: {note}", fg="yellow")
+
+
+def _judged(file: Path, edge_s: Mapping[str, float | None], ignored: frozenset[str], *, ask_vllm: bool) -> Verdict:
+    """Judge a file; what is expensive or depends on the rest is asked only when nothing was wrong before.
+
+    Raises:
+        ConfigError: The file cannot be read, is no YAML, or is of another kind.
+    """
     text = read_text(file)
     if str(file) == "-" and not text.strip():
         raise ConfigError("standard input", "is empty", "the command before the pipe failed; its message says why")
     try:
         if are_manifests(text):
-            edge_s = {"client_s": client_timeout_s, "load_balancer_idle_s": load_balancer_idle_s}
-            refuse(file, manifest_problems(text, **edge_s, ignored=ignored))
-            typer.secho(f"{file} is valid: serve-app's configuration, and the order of the timeouts.", fg="green")
-            typer.echo("The rest is checked by Kubernetes: kubectl apply --dry-run=server -f FILE")
-            return
+            wrong = list(manifest_problems(text, **edge_s, ignored=ignored))
+            return Verdict(wrong, (f"{file} is valid: serve-app's configuration, and the order of the timeouts.", _REST))
         values = mapping_in(text, file)
     except ConfigError as exc:
         raise in_file(file, exc) from exc
     if isinstance(values.get("config"), dict) and "models" not in values:
         way_out = f"check what they render: helm template demo helm/serve-app -f {file} | serve-app check -"
         raise ConfigError(str(file), "holds values of the Helm chart", way_out)
-    refuse(file, problems(values))
+    if wrong := list(problems(values)):
+        return Verdict(wrong)
     settings = parse_settings(values)
-    known = timeouts_of(settings, client_s=client_timeout_s, load_balancer_idle_s=load_balancer_idle_s)
-    refuse(file, [*_unknown_models(settings), *timeout_problems([known], ignored)])
+    known = timeouts_of(settings, **edge_s)
+    if wrong := [*_unknown_models(settings), *timeout_problems([known], ignored)]:
+        return Verdict(wrong)
     asked = local_checkpoints(settings) if ask_vllm and engine_arg_types() else {}
     if asked:
         typer.secho("asking vLLM, which takes 10 to 30 s (--no-vllm leaves it out)", err=True)
-        refuse(file, vllm_problems(settings, asked))
-    typer.secho(f"{file} is valid.", fg="green")
-    for line in (*map(_model_line, settings.models.values()), *_summary(settings)):
-        typer.echo(line)
-    for note in _notes(settings, asked):
-        typer.secho(f"note: {note}", fg="yellow")
+        if wrong := vllm_problems(settings, asked):
+            return Verdict(wrong)
+    summary = (f"{file} is valid.", *map(_model_line, settings.models.values()), *_summary(settings))
+    return Verdict((), summary, list(_notes(settings, asked)))
+
+
+_REST = "The rest is checked by Kubernetes: kubectl apply --dry-run=server -f FILE"
 
 
 def _known_rules(names: Collection[str]) -> frozenset[str]:

@@ -23,6 +23,8 @@ from serve_app.errors import ClusterFailed, ClusterSilent
 
 T = TypeVar("T")
 RAY_LIMIT_S = 30.0
+OBJECT_STORE_BYTES = 100 << 20
+"""Of our own Ray cluster, in /dev/shm. Requests do not pass through it."""
 
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -145,7 +147,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
                 namespace=settings.name,
                 _temp_dir=f"{temp_dir}/ray",
                 _node_ip_address="127.0.0.1",
-                object_store_memory=100 << 20,
+                object_store_memory=OBJECT_STORE_BYTES,
             )
         except Exception as exc:  # Ray raises plain ones; its raylet gets 30 s, whatever else the machine does
             raise ClusterFailed(problem=f"Ray did not start: {exc}", hint="on a busy machine, start again") from exc

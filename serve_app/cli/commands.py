@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 ConfigFile = Annotated[Path, typer.Option("--file", "-f", help="The configuration file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def check(
@@ -20,6 +21,7 @@ def check(
     ask_vllm: Annotated[
         bool, typer.Option("--vllm/--no-vllm", help="Ask vLLM, too, about models whose checkpoint is on this machine.")
     ] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Check a configuration file, or manifests of a cluster, without starting anything.
 
@@ -33,7 +35,38 @@ def check(
         load_balancer_idle_s=load_balancer_idle_s,
         ignore=ignore or [],
         ask_vllm=ask_vllm,
+        as_json=as_json,
     )
+
+
+def doctor(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The configuration that is to run here. Default: the example for CPUs.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Examine this machine: packages, torch's build, driver, ports, shared memory, memory, open files, and the configuration.
+
+    Each line has its remedy. Exit status 0: a start can succeed, though lines marked `warning` may tell of what will be tight. 1: a line is
+    marked `error`.
+    """
+    from serve_app.cli import demo, doctor
+
+    doctor.doctor(file or demo.EXAMPLE, as_json=as_json)
+
+
+def top(
+    url: Annotated[str, typer.Option(help="An ingress of serve-app.")] = "http://127.0.0.1:8010",
+    key: Annotated[str, typer.Option(help="API key.", envvar="SERVE_APP_API_KEY")] = "",
+    interval_s: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.5, max=60)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the fleet once and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the ingress tells, once, as JSON.")] = False,
+) -> None:
+    """Watch a fleet: replicas, queues, load, and what happens, until Ctrl-C."""
+    from serve_app.cli import top
+
+    top.top(url, key, interval_s=interval_s, once=once, as_json=as_json)
 
 
 def up(
@@ -68,6 +101,7 @@ def rollout(
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")] = None,
     timeout_s: Annotated[float, typer.Option(help="After which it counts as failed.", min=1)] = 1800.0,
     poll_s: Annotated[float, typer.Option(hidden=True)] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print at the end, on standard output, how it ended as JSON.")] = False,
 ) -> None:
     """Roll a change out on Kubernetes and wait until it runs.
 
@@ -76,7 +110,7 @@ def rollout(
     """
     from serve_app.cli import rollout
 
-    rollout.rollout(name, file, context=context, namespace=namespace, timeout_s=timeout_s, poll_s=poll_s)
+    rollout.rollout(name, file, context=context, namespace=namespace, timeout_s=timeout_s, poll_s=poll_s, as_json=as_json)
 
 
 def ui(

@@ -1,8 +1,9 @@
 """``serve-app ledger``: is the account of requests whole, and what does it say?"""
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +21,7 @@ def verify(
     paths: Annotated[
         list[Path], typer.Argument(metavar="DIR|FILE...", help="The folder of `ingress.ledger.dir`, or files of it.")
     ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the sums, findings and notes as JSON.")] = False,
 ) -> None:
     """Check that each request has one line and no line is missing, and sum up what they say.
 
@@ -32,6 +34,11 @@ def verify(
         report = check(_files(paths))
     except OSError as exc:
         raise typer.BadParameter(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+    if as_json:
+        typer.echo(json.dumps(_plain(report), indent=2))
+        if report.num_findings:
+            raise typer.Exit(1)
+        return
     for line in (*_summary(report), *_limited([f"note: {note}" for note in report.notes], report.num_notes)):
         typer.echo(line)
     if report.num_findings:
@@ -58,6 +65,14 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
                 f"{path} holds no file ledger-*.jsonl; is `ingress.ledger` set, and did an ingress run here?"
             )
         yield from files
+
+
+def _plain(report: "Report") -> dict[str, Any]:
+    """Return the report as plain data. Gaps are median, 99th percentile and maximum in seconds, None without any."""
+    counts = {name: value for name, value in vars(report).items() if name.startswith("num_") or name.endswith("_tokens")}
+    reasons = [{"outcome": outcome, "reason": reason, "requests": n} for (outcome, reason), n in report.reasons.most_common()]
+    named = {"outcomes": dict(report.outcomes), "reasons": reasons, "attempts": dict(sorted(report.attempts.items()))}
+    return {**counts, **named, "gaps_s": report.gaps(), "findings": report.findings, "notes": report.notes}
 
 
 def _limited(lines: list[str], num: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from serve_app.cli import autoscale, batch, ledger, model
-from serve_app.cli.commands import check, demo, rollout, ui, up
+from serve_app.cli.commands import check, demo, doctor, rollout, top, ui, up
 from serve_app.cli.status import down, status
 from serve_app.errors import KeyRefused, ServingError
 
@@ -42,9 +42,11 @@ app.add_typer(autoscale.app, name="autoscale")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(batch.app, name="batch")
 app.command()(check)
+app.command()(doctor)
 app.command()(up)
 app.command()(down)
 app.command()(status)
+app.command()(top)
 app.command()(rollout)
 app.command()(demo)
 app.command()(ui)
@@ -61,6 +63,7 @@ def schema() -> None:
 @config_app.command()
 def serve(
     file: Annotated[Path, typer.Option("--file", "-f", help="The configuration file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, which Ray reads as well.")] = False,
 ) -> None:
     """Print the Ray Serve config of FILE: for `serve run`, `serve deploy` and RayService's serveConfigV2."""
     import yaml
@@ -68,7 +71,8 @@ def serve(
     from serve_app.application import serve_config
     from serve_app.cli.settings_file import read_settings
 
-    typer.echo(yaml.safe_dump(serve_config(read_settings(file)), sort_keys=False), nl=False)
+    config = serve_config(read_settings(file))
+    typer.echo(json.dumps(config, indent=2) + "\n" if as_json else yaml.safe_dump(config, sort_keys=False), nl=False)
 
 
 def main() -> None:

@@ -49,8 +49,10 @@ def tiny(
 
 
 @app.command(name="list")
-def list_models(cache_dir: CacheDir = None) -> None:
+def list_models(cache_dir: CacheDir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the embedded models and whether they are fetched."""
+    import json
+
     from rich.console import Console
     from rich.table import Column, Table
 
@@ -58,11 +60,23 @@ def list_models(cache_dir: CacheDir = None) -> None:
     from serve_app.config import default_cache_dir
 
     directory = cache_dir or default_cache_dir()
+    problems = {name: problem_with(model, directory / name) for name, model in EMBEDDED.items()}
+    if as_json:
+        rows = [
+            {
+                "model": f"embedded:{name}",
+                "description": EMBEDDED[name].description,
+                "path": str(directory / name),
+                "problem": problem,
+            }
+            for name, problem in problems.items()
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
     table = Table(Column("model", no_wrap=True), "description", Column("state", overflow="fold"))
-    for name, model in EMBEDDED.items():
-        problem = problem_with(model, directory / name)
+    for name, problem in problems.items():
         state = str(directory / name) if problem is None else f"{problem}; run `serve-app model fetch {name}`"
-        table.add_row(f"embedded:{name}", model.description, state)
+        table.add_row(f"embedded:{name}", EMBEDDED[name].description, state)
     Console().print(table)
 
 

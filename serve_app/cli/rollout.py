@@ -1,7 +1,9 @@
 """``serve-app rollout``: apply a change to a cluster, or take one that Helm has applied, and watch it to its end."""
 
+import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,16 @@ _RAN = ("superseded", "deployed")
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def rollout(name: str, file: Path | None, *, context: str | None, namespace: str | None, timeout_s: float, poll_s: float) -> None:
+def rollout(
+    name: str,
+    file: Path | None,
+    *,
+    context: str | None,
+    namespace: str | None,
+    timeout_s: float,
+    poll_s: float,
+    as_json: bool = False,
+) -> None:
     """Do what the command `serve-app rollout` says of itself."""
     cluster = kube.connect(context, namespace)
     way_back = _apply(cluster, name, file) if file else ""
@@ -32,8 +43,11 @@ def rollout(name: str, file: Path | None, *, context: str | None, namespace: str
     except KeyboardInterrupt:
         console.print(f"the rollout goes on; watch it with: serve-app rollout {name} {cluster.kubectl_options()}")
         raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps({"name": name, "rollout": asdict(verdict)}))
     if verdict.kind == "done":
-        typer.echo(f"{name}: {verdict.line}")
+        if not as_json:
+            typer.echo(f"{name}: {verdict.line}")
         return
     said = "has failed" if verdict.kind == "failed" else f"has not ended within {timeout_s:g} s"
     console.print(f"error: the rollout of {name} {said}: {verdict.line}", style="red")

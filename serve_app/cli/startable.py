@@ -24,7 +24,7 @@ def refuse_hopeless_start(settings: Settings) -> None:
     refuse_missing_vllm()
     refuse_name_in_use(settings.name)
     for model in settings.models.values():
-        _refuse_missing_checkpoint(model)
+        refuse_missing_checkpoint(model)
     _refuse_taken_port(settings.ingress)
 
 
@@ -46,7 +46,13 @@ def refuse_name_in_use(name: str) -> None:
         )
 
 
-def _refuse_missing_checkpoint(model: ModelSettings) -> None:
+def refuse_missing_checkpoint(model: ModelSettings) -> None:
+    """Check that a model which is named by a folder, or embedded, is on this machine.
+
+    Raises:
+        CheckpointError: An embedded model is not fetched or damaged.
+        ConfigError: The folder is no checkpoint.
+    """
     path = Path(resolve_model(model.model, default_cache_dir()))
     if path.is_absolute() and not (path / "config.json").is_file():
         problem = f"{path} holds no config.json" if path.is_dir() else f"{path} does not exist"

@@ -35,7 +35,7 @@ def status(
     key: Annotated[str, typer.Option(help="API key for --url.", envvar="SERVE_APP_API_KEY")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show ingresses, replicas, models, load and versions; on Kubernetes the RayService, its applications and its pods."""
+    """Show ingresses, replicas, targets, bounds, load and versions; on Kubernetes the RayService, its applications and its pods."""
     console = Console(highlight=False)
     if context is not None or namespace is not None:
         _show_release(name, context, namespace, console, as_json=as_json)
@@ -64,37 +64,59 @@ def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
     Raises:
         ClusterFailed: It refuses, or does not answer.
     """
-    import httpx
+    import requests
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/fleet", headers=headers, timeout=5)
-        answer.raise_for_status()
-        told = answer.json()
-    except httpx.HTTPStatusError as exc:
-        hint = "give an API key by --key" if exc.response.status_code == 401 else ""
-        raise ClusterFailed(f"{url} answered {exc.response.status_code} to GET /fleet", hint) from exc
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+        answer = requests.get(f"{url.rstrip('/')}/fleet", headers=headers, timeout=5)
+        told = answer.json() if answer.ok else {}
+    except (requests.RequestException, ValueError) as exc:
         raise ClusterFailed(f"{url} does not tell its fleet: {exc}", "is an ingress of serve-app there?") from exc
+    if not answer.ok:
+        hint = "give an API key by --key" if answer.status_code == 401 else ""
+        raise ClusterFailed(f"{url} answered {answer.status_code} to GET /fleet", hint)
     return {"name": "fleet", "url": url, "status": "", "deployments": {}, **told}
 
 
 def collect(name: str, url: str) -> dict[str, Any]:
     """Return what is known of the application: Serve's deployments and the members' own words."""
     from serve_app.cli.cluster import members
-    from serve_app.cli.up import application_status
+    from serve_app.cli.up import application_status, serve_details
 
     application = application_status(name)
     deployments = {} if application is None else application.deployments
+    targets = {} if application is None else {key: target(details) for key, details in serve_details(name).items()}
     return {
         "name": name,
         "url": url,
         "status": "NOT_FOUND" if application is None else str(application.status.value),
         "deployments": {
-            key: {"status": str(d.status.value), "message": d.message, "replica_states": dict(d.replica_states)}
+            key: {
+                "status": str(d.status.value),
+                "message": d.message,
+                "replica_states": dict(d.replica_states),
+                **targets.get(key, {}),
+            }
             for key, d in deployments.items()
         },
         "members": members(name),
+    }
+
+
+def target(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return bounds, target and rollout of a deployment, from what Serve tells of it.
+
+    ``rollout`` is "" once every replica is of the wanted version; else it is what Serve is about.
+    """
+    config = details["deployment_config"]
+    scaling = config.get("autoscaling_config") or {}
+    wanted = details["target_num_replicas"]
+    rollout = "" if details["status"] == "HEALTHY" else details["status_trigger"]
+    return {
+        "min": scaling.get("min_replicas", wanted),
+        "max": scaling.get("max_replicas", wanted),
+        "target": wanted,
+        "rollout": rollout.lower().replace("_", " "),
     }
 
 
@@ -106,8 +128,10 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     rows = []
     for name, d in report["deployments"].items():
         states = ", ".join(f"{count} {state.lower()}" for state, count in d["replica_states"].items() if count)
-        rows.append((name, d["status"], states or "0", own_words(d["message"])))
-    _print_table(console, "", ("deployment", "status", "replicas", "message"), rows)
+        bounds = f"{d['min']}..{d['max']}" if "min" in d else ""
+        wanted = str(d.get("target", ""))
+        rows.append((name, d["status"], states or "0", wanted, bounds, d.get("rollout", ""), own_words(d["message"])))
+    _print_table(console, "", ("deployment", "status", "replicas", "target", "bounds", "rollout", "message"), rows)
     by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for lease in sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"])):
         by_model[lease["model"]].append(lease)

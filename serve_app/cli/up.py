@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import requests
 import typer
 from rich.console import Console
 
@@ -182,6 +182,18 @@ def application_status(name: str) -> Any:
     return within(RAY_LIMIT_S, lambda: serve.status().applications.get(name))
 
 
+def serve_details(name: str) -> dict[str, Any]:
+    """Return Serve's details of the application's deployments by their names; empty when it knows none.
+
+    Raises:
+        ClusterFailed: Ray does not answer.
+    """
+    from ray.serve.context import _get_global_client
+
+    applications = within(RAY_LIMIT_S, lambda: _get_global_client().get_serve_details()["applications"])
+    return dict(applications.get(name, {}).get("deployments", {}))
+
+
 def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:
     told = _Told()
     while not stop.wait(_POLL_S):
@@ -212,8 +224,8 @@ class _Told:
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz", timeout=2).status_code == 200
-    except httpx.HTTPError:
+        return requests.get(f"{url}/readyz", timeout=2).status_code == 200
+    except requests.RequestException:
         return False
 
 

@@ -3,12 +3,15 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from serve_app.cli.demo import EXAMPLE
+from serve_app.cli.main import app
 
-HEAVY = {"gguf", "httpx", "numpy", "prometheus_client", "ray", "serve_app.config", "torch", "vllm", "yaml"}
+HEAVY = {"gguf", "httpx", "numpy", "prometheus_client", "ray", "requests", "serve_app.config", "torch", "vllm", "yaml"}
 
 
 def serve_app(*arguments: str, before: str = "pass") -> tuple[int, str, str]:
@@ -59,3 +62,17 @@ def test_an_error_of_the_yaml_is_told_with_the_files_name(tmp_path: Path) -> Non
 def test_the_demo_has_its_configuration_whatever_folder_it_is_started_in() -> None:
     assert EXAMPLE.is_absolute()
     assert EXAMPLE.read_text() == (Path(__file__).parents[2] / "examples" / "cpu.yaml").read_text()
+
+
+def test_each_command_that_shows_something_can_print_json() -> None:
+    """Those that stream text for people, start something or print a schema have no use for it."""
+    streams = {"up", "down", "demo", "ui", "run", "fetch", "tiny", "download", "verify", "wait", "schema", "replay"}
+    commands: dict[tuple[str, ...], Any] = {(): typer.main.get_command(app)}
+    missing = []
+    while commands:
+        path, command = commands.popitem()
+        commands |= {(*path, name): child for name, child in getattr(command, "commands", {}).items()}
+        options = {option for parameter in command.params for option in parameter.opts}
+        if not hasattr(command, "commands") and "--json" not in options and path[-1] not in streams:
+            missing.append(path)
+    assert missing == []

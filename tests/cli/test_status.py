@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from serve_app.cli.status import asked_by_http, show
+from serve_app.cli.status import asked_by_http, show, target
 from serve_app.errors import ClusterFailed
 from tests.ui.fake_service import KEY, fake_service
 
@@ -103,3 +103,25 @@ def test_a_missing_key_is_told_with_the_way_out() -> None:
         asked_by_http(fake.url)
     with fake_service(asks_for_key=True) as fake:
         assert asked_by_http(fake.url, KEY)["decisions"] == []
+
+
+@pytest.mark.parametrize(
+    ("config", "status", "expected"),
+    [
+        ({"num_replicas": 2}, "HEALTHY", {"min": 2, "max": 2, "target": 2, "rollout": ""}),
+        (
+            {"autoscaling_config": {"min_replicas": 0, "max_replicas": 4}},
+            "UPDATING",
+            {"min": 0, "max": 4, "target": 2, "rollout": "config update started"},
+        ),
+    ],
+)
+def test_a_deployment_has_bounds_a_target_and_what_serve_is_about(
+    config: dict[str, Any], status: str, expected: dict[str, Any]
+) -> None:
+    details = {"deployment_config": config, "target_num_replicas": 2, "status": status, "status_trigger": "CONFIG_UPDATE_STARTED"}
+    assert target(details) == expected
+    deployment = {"status": status, "message": "", "replica_states": {"RUNNING": 1}, **expected}
+    words = [line.split() for line in shown(80, deployments={"replica-x": deployment}, members=[])]
+    bounds = f"{expected['min']}..{expected['max']}"
+    assert ["replica-x", status, "1", "running", "2", bounds, *expected["rollout"].split()] in words

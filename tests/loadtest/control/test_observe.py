@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from loadtest.control.observe import Observer, metrics_values, pod_values, ray_token, serve_values
+from loadtest.control.observe import Observer, fleet_values, metrics_values, pod_values, ray_token, serve_values
 from loadtest.plan.scenario import Observe
 from loadtest.records import ServerSample
 from loadtest.wire.target import Target
@@ -196,9 +196,11 @@ def test_all_sources_are_sampled_at_one_time(pages: dict[str, tuple[int, str]]) 
     url = pages["url"][1]
     pages["/metrics"] = 200, VLLM
     pages["/api/serve/applications/"] = 200, json.dumps(SERVE)
-    assert sampled(Observe(serve_status=True, ray_dashboard_url=f"{url}/"), f"{url}/v1/") == [
+    pages["/fleet"] = 200, json.dumps(FLEET)
+    assert sampled(Observe(serve_status=True, ray_dashboard_url=f"{url}/", fleet=True), f"{url}/v1/") == [
         ServerSample(4.5, "metrics", VALUES),
         ServerSample(4.5, "serve", REPLICAS),
+        ServerSample(4.5, "fleet", fleet_values(FLEET)),
     ]
 
 
@@ -271,3 +273,34 @@ def test_certificates_are_those_of_the_system_as_for_the_load(tmp_path: Path, mo
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     assert sampled(Observe(), url)[0].values == VALUES
     server.join()
+
+
+def member(role: str, model: str, state: str, **models: dict[str, int]) -> dict[str, Any]:
+    return {"role": role, "model": model, "state": state, "load": {"models": models}}
+
+
+FLEET = {
+    "time": 9.0,
+    "members": [
+        member("ingress", "", "ready", chat={}, idle={}),
+        member("replica", "chat", "ready"),
+        member("replica", "chat", "draining"),
+        member("replica", "fixed", "ready"),
+    ],
+    "decisions": [
+        {"time": 1.0, "model": "chat", "before": 1, "after": 2, "rule": "demand"},
+        {"time": 2.0, "model": "chat", "before": 2, "after": 3, "rule": "queue"},
+        {"time": 3.0, "model": "idle", "before": 1, "after": 0, "rule": "low for long"},
+    ],
+}
+
+
+def test_an_ingress_tells_what_was_decided_last_and_who_is_ready() -> None:
+    assert fleet_values(FLEET) == {
+        "replicas_desired/replica-chat": 3.0,
+        "replicas_ready/replica-chat": 1.0,
+        "replicas_desired/replica-fixed": 1.0,
+        "replicas_ready/replica-fixed": 1.0,
+        "replicas_desired/replica-idle": 0.0,
+        "replicas_ready/replica-idle": 0.0,
+    }

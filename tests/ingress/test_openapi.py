@@ -1,0 +1,23 @@
+"""docs/openapi.json against the ingress's own table of routes."""
+
+import json
+
+import pytest
+
+from serve_app.ingress.app import VLLM_ROUTES
+from serve_app.ingress.own_answers import OwnAnswers
+from tools.openapi import OWN, PAGE, page
+
+
+def test_the_description_has_the_routes_that_an_ingress_answers() -> None:
+    async def report() -> dict[str, object]:
+        return {}
+
+    own = OwnAnswers({}, version={}, fleet_id="", is_draining=lambda: False, report=report).by_path()
+    assert set(OWN) == {*own, "/generate", "/v1/models/{name}"}
+    assert set(json.loads(PAGE.read_text())["paths"]) == {*VLLM_ROUTES, *OWN}
+
+
+@pytest.mark.slow
+def test_the_description_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run: python -m tools.openapi"

@@ -1,0 +1,48 @@
+"""`make demo-autoscaling`: a simulated fleet, a load that jumps, and the plot of replicas and latencies over time.
+
+Needs no GPU and no cluster. Two cores do; the whole takes about five minutes, of which two and a half are the load.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from serve_app.batch.fleet_process import FleetProcess
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "examples" / "autoscaling.yaml"
+LOAD = {
+    "observe.serve_status": "false",
+    "observe.fleet": "true",
+    "arrival.rate": "1.5",
+    "arrival.to_rate": "6",
+    "arrival.at_s": "40",
+    "warmup_s": "10",
+    "duration_s": "150",
+}
+"""The scenario `step`, shorter and smaller: one replica's load, then that of several."""
+
+
+def load_command(url: str, out: Path) -> list[str]:
+    """Return the command that loads the fleet at ``url`` and writes the report to ``out``."""
+    sets = [part for name, value in LOAD.items() for part in ("--set", f"{name}={value}")]
+    return [sys.executable, "-m", "loadtest.cli", "run", "step", "--target", url, "--out", str(out), *sets]
+
+
+def main(arguments: list[str]) -> int:
+    """Run it; return the load test's exit status."""
+    parser = argparse.ArgumentParser(description="From nothing to the plot of an autoscaled fleet.")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / time.strftime("autoscaling-%Y%m%dT%H%M%S"))
+    given = parser.parse_args(arguments)
+    print(f"starting the fleet of {CONFIG.relative_to(ROOT)}, about a minute", flush=True)
+    with FleetProcess(CONFIG) as fleet:
+        print(f"ready at {fleet.url}; the load jumps from 1.5 to 6 requests/s after 40 s", flush=True)
+        status = subprocess.run(load_command(fleet.url, given.out)).returncode
+    print(f"plot: {given.out / 'figures' / 'autoscaling.svg'}\nreport: {given.out / 'report.html'}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""Makes docs/configuration.md from the models of the configuration: `python -m tools.reference`."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from loadtest.plan.reference import table
+from serve_app.config.adapters import AdapterSettings
+from serve_app.config.health import HealthSettings
+from serve_app.config.ingress import BatchSettings, IngressScalingSettings, IngressSettings, LedgerSettings
+from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
+from serve_app.config.model import CanarySettings, GoldenPrompt, ModelSettings, ScalingSettings, SimulatedSettings
+from serve_app.config.routing import RoutingSettings
+from serve_app.config.schedule import ScheduledBounds
+from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
+from serve_app.config.ui import UiSettings
+
+PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
+    ("The file", "", Settings),
+    ("models", "Under each model's name.", ModelSettings),
+    ("models: replicas", "", ScalingSettings),
+    ("replicas: schedule", "A list.", ScheduledBounds),
+    ("models: routing", "", RoutingSettings),
+    ("models: simulated", "", SimulatedSettings),
+    ("models: adapters", "Under each adapter's name.", AdapterSettings),
+    ("models: golden", "A list.", GoldenPrompt),
+    ("models: canary", "", CanarySettings),
+    ("ingress", "", IngressSettings),
+    ("ingress: replicas", "", IngressScalingSettings),
+    ("ingress: ledger", "", LedgerSettings),
+    ("ingress: batch", "", BatchSettings),
+    ("timeouts", "", TimeoutSettings),
+    ("health", "", HealthSettings),
+    ("autoscaling", "", AutoscalingSettings),
+    ("protocol", "", ProtocolSettings),
+    ("protocol: tls", "", TlsSettings),
+    ("membership", "", MembershipSettings),
+    ("ui", "", UiSettings),
+)
+LEFT_OUT = frozenset({"JsonValue"})
+"""Definitions of the JSON Schema that are described where they are used."""
+_HEAD = """# Every key of the configuration
+
+Made by `python -m tools.reference` from the models that check the file. `serve-app config schema` prints the same as a JSON Schema,
+by which an editor checks a file as it is written; `serve-app check FILE` names each mistake.
+[Examples](../examples/README.md) are there to begin with.
+Units are in the names: `_s` seconds, `_gib` GiB. `engine_args` and `frontend_args` hold vLLM's own arguments.
+"""
+
+
+def page() -> str:
+    """Return docs/configuration.md."""
+    return "\n".join([_HEAD, *(line for section in SECTIONS for line in _section(*section))])
+
+
+def _section(title: str, words: str, model: type[BaseModel]) -> Iterator[str]:
+    yield from (f"## {title}", "", f"{words} {inspect.getdoc(model) or ''}".strip().replace("``", "`"), "", *table(model), "")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

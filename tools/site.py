@@ -1,0 +1,35 @@
+"""Lays the pages out for MkDocs (`make docs`) in the folders that they have in the repository, so that the same links hold in both."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "build" / "site-source"
+PAGES = ("*.md", "docs/*.md", "docs/adr/*.md", "helm/*/*.md", "k8s/*.md", "k8s/gitops/*.md", "examples/*.md")
+FILES = ("LICENSE", "docs/figures/*", "docs/site.css", "docs/openapi.json")
+_OUTSIDE_WORDS = re.compile(r"[^\w\- ]")
+
+
+def github_anchor(title: str, separator: str) -> str:
+    """Return a heading's anchor as Git hosts make it, so that links to headings hold there and here."""
+    return _OUTSIDE_WORDS.sub("", title.strip().lower()).replace(" ", separator)
+
+
+def sources() -> Iterator[Path]:
+    """Yield what the site is made of, relative to the repository."""
+    for pattern in (*PAGES, *FILES):
+        yield from (path.relative_to(ROOT) for path in sorted(ROOT.glob(pattern)))
+
+
+def main() -> None:
+    """Write the folder that mkdocs.yml names."""
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    for path in sources():
+        (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, SOURCE / path)
+
+
+if __name__ == "__main__":
+    main()
