@@ -50,11 +50,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3.0, help="chats a second; simulated time is half as fast")
     parser.add_argument("--seconds", type=float, default=50.0, help="of each of the four loads")
     parser.add_argument("--concurrency", type=int, default=32, help="ingress.batch.concurrency")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="of vLLM as JSON, over those of this benchmark")
     parser.add_argument("--out", type=Path, default=Path("results/batch-interference"))
     arguments = parser.parse_args()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    model = ModelSettings.model_validate(MODEL)
+    model = ModelSettings.model_validate({**MODEL, "engine_args": {**MODEL["engine_args"], **arguments.engine_args}})
     config = fleet_config(model, 1) | {"name": "bench-interference"}
     config["ingress"] |= {"batch": {"dir": str((out / "store").resolve()), "concurrency": arguments.concurrency}}
     (out / "fleet.yaml").write_text(yaml.safe_dump(config))
