@@ -34,8 +34,8 @@ MODEL = {
     "name": "llama-8b",
     "model": "embedded:smollm2-135m-instruct",
     "simulated": {"profile": "h100-llama-8b", "time_scale": 2.0, "eos_probability": 0.0},
-    "engine_args": {"max_model_len": 2048, "max_num_seqs": 256, "scheduling_policy": "priority", "enable_prefix_caching": False},
 }
+ENGINE_ARGS = {"max_model_len": 2048, "max_num_seqs": 256, "scheduling_policy": "priority", "enable_prefix_caching": False}
 ROUNDS = 2
 NUM_LINES = 40_000
 ALONE_S = 20.0
@@ -50,12 +50,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3.0, help="chats a second; simulated time is half as fast")
     parser.add_argument("--seconds", type=float, default=50.0, help="of each of the four loads")
     parser.add_argument("--concurrency", type=int, default=32, help="ingress.batch.concurrency")
-    parser.add_argument("--engine-args", type=json.loads, default={}, help="of vLLM as JSON, over those of this benchmark")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="of vLLM as JSON, beside those of this benchmark")
+    parser.add_argument("--share", type=float, help="batch_step_share; 10 for next to no bound")
     parser.add_argument("--out", type=Path, default=Path("results/batch-interference"))
     arguments = parser.parse_args()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    model = ModelSettings.model_validate({**MODEL, "engine_args": {**MODEL["engine_args"], **arguments.engine_args}})
+    share = {} if arguments.share is None else {"batch_step_share": arguments.share}
+    model = ModelSettings.model_validate(MODEL | {"engine_args": ENGINE_ARGS | arguments.engine_args} | share)
     config = fleet_config(model, 1) | {"name": "bench-interference"}
     config["ingress"] |= {"batch": {"dir": str((out / "store").resolve()), "concurrency": arguments.concurrency}}
     (out / "fleet.yaml").write_text(yaml.safe_dump(config))

@@ -1,4 +1,4 @@
-"""What a batch costs those who chat, computed: vLLM's scheduling and the simulated accelerator's law, without processes and without a clock.
+"""What a batch costs those who chat, computed: vLLM's scheduling and the simulated accelerator's law, without processes or a clock.
 
     python -m benchmarks.batch_steps        each way to bound a batch, in a minute; docs/batch.md has the table
 
@@ -70,7 +70,7 @@ def chats(rate: float, seconds: float, seed: int = 1) -> list[Sequence]:
 
 
 class Engine:
-    """A scheduler as vLLM's with priorities: what has begun is first, then chats of the queue, then lines. The KV cache has room for all."""
+    """Schedules as vLLM does with priorities: what has begun, then chats of the queue, then lines. The KV cache has room for all."""
 
     def __init__(self, profile: Profile, way: Way) -> None:
         self.now, self.tokens = 0.0, 0
@@ -191,7 +191,9 @@ WAYS = (
 def report(profile: Profile, rate: float, seconds: float) -> str:
     """Return a table in Markdown. Idle capacity is what the first way computes without chats, less what the chats take."""
     alone = play(profile, Way(name="chats alone", lines=0), rate=rate, seconds=seconds)
-    capacity = {n: play(profile, Way(name="", lines=n), rate=0.0, seconds=seconds).tokens_per_s for n in {w.lines for w in WAYS} | {32}}
+    capacity = {
+        n: play(profile, Way(name="", lines=n), rate=0.0, seconds=seconds).tokens_per_s for n in {w.lines for w in WAYS} | {32}
+    }
     said = ["| way | TTFT p50 | TTFT p99 | ITL p50 | ITL p99 | idle capacity filled |", "|---|---|---|---|---|---|"]
     values = [f"{1000 * np.quantile(each, q):.1f} ms" for each in (alone.ttft_s, alone.itl_s) for q in (0.5, 0.99)]
     said.append(f"| chats alone, n = {alone.ttft_s.size} | {' | '.join(values)} | |")

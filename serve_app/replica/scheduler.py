@@ -1,6 +1,6 @@
 """vLLM's schedulers, in which requests of batches make a step only a share longer while others run (`core/step_budget.py`).
 
-vLLM's priorities decide who is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are in the step.
+vLLM's priorities decide who is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are in it.
 Here each step gets limits before vLLM schedules it, and chats are in front. Of vLLM this needs the order of ``running``,
 ``max_num_scheduled_tokens``, and ``next_decode_eligible_step``, before which a running request gets no token.
 """
@@ -23,10 +23,12 @@ _IN_QUEUE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 class YieldingScheduler(Scheduler):
     """vLLM's scheduler with bounded steps."""
 
+    max_num_scheduled_tokens: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        share = self.vllm_config.additional_config[BATCH_STEP_SHARE]
-        self._budget = StepBudget(share, self.max_num_scheduled_tokens)
+        self._most_tokens: int = self.max_num_scheduled_tokens
+        self._budget = StepBudget(self.vllm_config.additional_config[BATCH_STEP_SHARE], self._most_tokens)
         self._background = set[str]()
         """Ids of batches' requests; may hold some that have ended."""
         self._under_way: deque[tuple[Chats | None, float]] = deque()
@@ -41,7 +43,7 @@ class YieldingScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = time.monotonic()
         self._background &= self.requests.keys()
-        chats, most = None, self.max_num_scheduled_tokens
+        chats = None
         if self._background:
             self.running.sort(key=is_background)
             chats = self._chats()
@@ -51,7 +53,7 @@ class YieldingScheduler(Scheduler):
         try:
             output = super().schedule(throttle_prefills)
         finally:
-            self.max_num_scheduled_tokens = most
+            self.max_num_scheduled_tokens = self._most_tokens
         self._under_way.append((chats, now))
         return output
 

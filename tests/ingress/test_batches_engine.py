@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from serve_app.engine_args import BACKGROUND_PRIORITY
 from serve_app.batch.service import BatchService
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import BatchSettings, parse_settings
+from serve_app.engine_args import BACKGROUND_PRIORITY
 from serve_app.fingerprint import model_fingerprint
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
