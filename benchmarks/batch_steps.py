@@ -177,19 +177,20 @@ def play(profile: Profile, way: Way, *, rate: float, seconds: float) -> Found:
 
 WAYS = (
     Way(name="priority alone"),
-    Way(name="8 lines at once", lines=8),
-    Way(name="max_num_batched_tokens 256", step_tokens=256),
-    Way(name="long_prefill_token_threshold 64", longest_chunk=64),
-    Way(name="batch_step_share 0.03", share=0.03),
-    Way(name="batch_step_share 0.1", share=0.1),
-    Way(name="batch_step_share 0.3", share=0.3),
-    Way(name="batch_step_share 0.1, 256 lines", lines=256, share=0.1),
+    Way(name="priority alone, 8 lines", lines=8),
+    Way(name="`max_num_batched_tokens: 256`", step_tokens=256),
+    Way(name="`long_prefill_token_threshold: 64`", longest_chunk=64),
+    Way(name="`batch_step_share: 0.1`", share=0.1),
     Way(name="priority alone, 256 lines", lines=256),
+    *(Way(name=f"`batch_step_share: {share:g}`, 256 lines", lines=256, share=share) for share in (0.02, 0.05, 0.1, 0.2, 0.5)),
 )
 
 
 def report(profile: Profile, rate: float, seconds: float) -> str:
-    """Return a table in Markdown. Idle capacity is what the first way computes without chats, less what the chats take."""
+    """Return a table in Markdown: milliseconds of chats alone, and what they are multiplied by beside a batch.
+
+    Idle capacity is what as many lines, 32 or more, compute without chats, less what the chats take.
+    """
     alone = play(profile, Way(name="chats alone", lines=0), rate=rate, seconds=seconds)
     capacity = {
         n: play(profile, Way(name="", lines=n), rate=0.0, seconds=seconds).tokens_per_s for n in {w.lines for w in WAYS} | {32}

@@ -31,6 +31,7 @@ from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.timing import StepWork, step_time_s
 
 DEFAULT_KV_CACHE_GIB = 1.0
+DEFAULT_BATCH_STEP_SHARE = 0.1
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}$"
 """Of the keys of `models`."""
 
@@ -186,7 +187,7 @@ class ModelSettings(Section):
     """What every replica has to answer before it takes requests; for models that make text."""
     routing: RoutingSettings = RoutingSettings()
     """Which replica of this model gets a request."""
-    batch_step_share: Real = Field(default=0.1, gt=0, le=10)
+    batch_step_share: Real = Field(default=DEFAULT_BATCH_STEP_SHARE, gt=0, le=10)
     """Share by which requests of batches may lengthen a step of the engine while others run there: docs/batch.md. Holds with
     `engine_args.scheduling_policy: priority` alone."""
     canary: CanarySettings | None = None
@@ -243,7 +244,7 @@ class ModelSettings(Section):
         if self.device == "cuda" and self.simulated is None and self.kv_cache_gib != DEFAULT_KV_CACHE_GIB:
             problem = f"is {self.kv_cache_gib} and device is cuda"
             yield wrong("kv_cache_gib", problem, "remove it; use engine_args.gpu_memory_utilization")
-        if "batch_step_share" in self.model_fields_set and not self.yields_to_chats():
+        if self.batch_step_share != DEFAULT_BATCH_STEP_SHARE and not self.yields_to_chats():
             policy = self.engine_args.get("scheduling_policy", "fcfs")
             problem = f"is {self.batch_step_share:g} and engine_args.scheduling_policy is {policy!r}: the engine treats all requests alike"
             yield wrong("batch_step_share", problem, "set engine_args.scheduling_policy: priority, or remove it")
