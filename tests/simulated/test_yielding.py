@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.batch_lines import Lengths, lines, sizes
+from benchmarks.batch_steps import Engine, Sequence, Way, chats
 from serve_app.core.step_budget import FIRST
 from serve_app.engine_args import BACKGROUND_PRIORITY, BATCH_STEP_SHARE
+from serve_app.simulated.profiles import PROFILES
 
 pytestmark = pytest.mark.engine
 
@@ -30,7 +34,7 @@ class Traffic:
 
         core.scheduler.schedule = noting
 
-    def add(self, name: str, *, prompt: int, answer: int, first: int = 20) -> None:
+    def add(self, name: str, *, prompt: int, answer: int, first: int = 20, arrived_at: float = 0.0) -> None:
         """Add a request; names that begin with `line` are a batch's."""
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
@@ -41,7 +45,7 @@ class Traffic:
             mm_features=None,
             sampling_params=SamplingParams(temperature=0.0, max_tokens=answer, detokenize=False),
             pooling_params=None,
-            arrival_time=float(len(self.answers)),
+            arrival_time=arrived_at or float(len(self.answers)),
             lora_request=None,
             cache_salt=None,
             data_parallel_rank=None,
@@ -162,6 +166,49 @@ def test_each_answer_is_what_vllms_own_scheduler_gives(make_traffic: Callable[..
     }
     assert bounded == unbounded
     assert max(map(of_lines, steps)) < max(map(of_lines, others))
+
+
+@pytest.mark.parametrize("share", [None, SHARE])
+def test_vllm_makes_the_steps_that_the_benchmark_computes(
+    make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, *, share: float | None
+) -> None:
+    """The same chats and lines, in the accelerator's own time: each step has as many tokens as in `benchmarks.batch_steps`."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+
+    from serve_app.replica import scheduler
+    from serve_app.simulated.executor import SimulatedExecutor
+
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class ClockedExecutor(SimulatedExecutor):
+        def _step(self, batch: Any) -> tuple[Any, float]:
+            output, step_s = super()._step(batch)
+            clock.now += step_s
+            return output, step_s
+
+    config = make_config(
+        {BATCH_STEP_SHARE: share}, scheduling_policy="priority", max_model_len=2048, max_num_seqs=256, max_num_batched_tokens=2048
+    )
+    config.cache_config.enable_prefix_caching = False
+    config.scheduler_config.scheduler_cls = Scheduler if share is None else scheduler.YieldingScheduler
+    traffic = Traffic(EngineCore(config, ClockedExecutor, log_stats=False))
+    computed = Engine(PROFILES["h100-llama-8b"], Way(name="", share=share))
+    coming = [(0.007 * number, False, *sizes(line)) for number, line in enumerate(lines(280, Lengths()))]
+    coming += [(chat.came_at, True, chat.prompt_left, chat.answer_left) for chat in chats(12.0, 2.0)]
+    expected = []
+    for number, (due, is_chat, prompt, answer) in enumerate(sorted(coming)):
+        while computed.now < due:
+            before = computed.tokens
+            computed.step()
+            expected.append(computed.tokens - before)
+            traffic.step()
+        computed.add(Sequence(is_chat, float(number), prompt, answer))
+        traffic.add(f"{'chat' if is_chat else 'line'}{number}", prompt=prompt, answer=answer, arrived_at=float(number))
+    assert len(expected) > 100
+    assert [sum(step.values()) for step in traffic.steps] == expected
+    assert clock.now == pytest.approx(computed.now)
 
 
 def test_vllms_schedulers_have_their_stand_ins_and_another_one_stays() -> None:
