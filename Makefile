@@ -105,6 +105,9 @@ bench-batch: model ## prompts through fixed batches, our Beam handler and our co
 bench-batch-interference: .venv ## what a batch of the API costs those who chat, and how much idle capacity it fills (5 minutes)
 	$(BIN)/python -m benchmarks.batch_interference
 
+bench-batch-steps: .venv ## the same, computed without processes, for each way to bound a batch (half a minute)
+	$(BIN)/python -m benchmarks.batch_steps
+
 bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (15 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
 

@@ -34,9 +34,8 @@ MODEL = {
     "name": "llama-8b",
     "model": "embedded:smollm2-135m-instruct",
     "simulated": {"profile": "h100-llama-8b", "time_scale": 2.0, "eos_probability": 0.0},
-    "engine_args": {"max_model_len": 2048, "max_num_seqs": 256, "scheduling_policy": "priority", "enable_prefix_caching": False},
 }
-ROUNDS = 2
+ENGINE_ARGS = {"max_model_len": 2048, "max_num_seqs": 256, "scheduling_policy": "priority", "enable_prefix_caching": False}
 NUM_LINES = 40_000
 ALONE_S = 20.0
 QUANTILES = (0.5, 0.9, 0.99)
@@ -48,27 +47,31 @@ WORK = ("vllm:prompt_tokens", "vllm:generation_tokens")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=3.0, help="chats a second; simulated time is half as fast")
-    parser.add_argument("--seconds", type=float, default=50.0, help="of each of the four loads")
+    parser.add_argument("--seconds", type=float, default=50.0, help="of each load of chats")
+    parser.add_argument("--rounds", type=int, default=2, help="of chats alone and beside a batch")
     parser.add_argument("--concurrency", type=int, default=32, help="ingress.batch.concurrency")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="of vLLM as JSON, beside those of this benchmark")
+    parser.add_argument("--share", type=float, help="batch_step_share; 10 for next to no bound")
     parser.add_argument("--out", type=Path, default=Path("results/batch-interference"))
     arguments = parser.parse_args()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    model = ModelSettings.model_validate(MODEL)
+    share = {} if arguments.share is None else {"batch_step_share": arguments.share}
+    model = ModelSettings.model_validate(MODEL | {"engine_args": ENGINE_ARGS | arguments.engine_args} | share)
     config = fleet_config(model, 1) | {"name": "bench-interference"}
     config["ingress"] |= {"batch": {"dir": str((out / "store").resolve()), "concurrency": arguments.concurrency}}
     (out / "fleet.yaml").write_text(yaml.safe_dump(config))
     command = [VLLM[0], "-m", "serve_app.cli.main", "up", "-f", str(out / "fleet.yaml")]
     url = f"http://127.0.0.1:{config['ingress']['port']}"
     with server(command, f"{url}/readyz", log=out / "fleet.log", environment=environment(model), start_s=240.0):
-        print(report(measure(url, out, arguments.rate, arguments.seconds)))
+        print(report(measure(url, out, arguments.rate, arguments.seconds, arguments.rounds)))
 
 
-def measure(url: str, out: Path, rate: float, seconds: float) -> dict[str, Any]:
+def measure(url: str, out: Path, rate: float, seconds: float, rounds: int) -> dict[str, Any]:
     """Run all loads; return latencies in seconds by side and metric, and tokens a second by side."""
     loads: dict[str, list[Run]] = {side: [] for side in SIDES}
     speeds: dict[str, list[float]] = {side: [] for side in (*SIDES, "batch alone")}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for side in SIDES:
             with batch(url) if side == SIDES[1] else nothing(), speed(url, speeds[side]):
                 loads[side].append(chats(url, out / f"{side.replace(' ', '-')}-{number}", rate, seconds, seed=number))

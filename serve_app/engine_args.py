@@ -9,6 +9,10 @@ from typing import Any
 from serve_app.config import ModelSettings
 
 SIMULATED_EXECUTOR = "serve_app.simulated.executor.SimulatedExecutor"
+BACKGROUND_PRIORITY = 1_000_000
+"""Of the requests of batches, as vLLM's `priority`: behind all that clients send, which is 0 unless they say otherwise."""
+BATCH_STEP_SHARE = "serve_app_batch_step_share"
+"""Key in vLLM's ``additional_config`` of `ModelSettings.batch_step_share`."""
 
 _FRONTEND_ARGS = frozenset(
     {
@@ -91,6 +95,8 @@ def engine_core_args(model: ModelSettings, model_path: str) -> dict[str, Any]:
             {"name": name, "number": adapter.number(name), **adapter.model_dump(mode="json")}
             for name, adapter in model.adapters.items()
         ]
+    if model.yields_to_chats():
+        ours[BATCH_STEP_SHARE] = model.batch_step_share
     if model.simulated is not None:
         args["distributed_executor_backend"] = SIMULATED_EXECUTOR
         ours["simulated"] = model.simulated.model_dump(mode="json")

@@ -4,6 +4,7 @@ import pytest
 
 from serve_app.config import ModelSettings
 from serve_app.engine_args import (
+    BATCH_STEP_SHARE,
     INGRESS_ENVIRONMENT,
     PROCESS_ENVIRONMENT,
     SIMULATED_EXECUTOR,
@@ -59,6 +60,13 @@ def test_a_simulated_engine_has_our_executor_and_the_profiles_cache() -> None:
         "distributed_executor_backend": SIMULATED_EXECUTOR,
         "additional_config": {"other": 1, "simulated": SIMULATED_VALUES},
     }
+
+
+def test_an_engine_with_priorities_gets_the_share_of_batches_and_another_one_does_not() -> None:
+    policy = {"scheduling_policy": "priority"}
+    yields = engine_core_args(model(engine_args=policy, batch_step_share=0.25), "/models/tiny")
+    assert (yields["scheduling_policy"], yields["additional_config"]) == ("priority", {BATCH_STEP_SHARE: 0.25})
+    assert "additional_config" not in engine_core_args(model(), "/models/tiny")
 
 
 @pytest.mark.parametrize(("fields", "dtype"), [({}, "float32"), ({"device": "cuda", "gpus_per_replica": 2}, None)])

@@ -14,16 +14,12 @@ from typing import Any
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
+from serve_app.engine_args import BACKGROUND_PRIORITY
+
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[Scope, Receive, Send, str], Awaitable[None]]
 """The application, past its door: it gets the owner of the batch in place of an API key."""
-
-PRIORITY = 1_000_000
-"""Behind all that clients send, which is 0 unless they say otherwise. Engines look at it with `scheduling_policy: priority` alone.
-
-It does not hold for `/v1/embeddings`: vLLM reads the header X-Vllm-Priority for chats and completions alone.
-"""
 
 _GOODBYE_S = 5.0
 """For the application to notice that its client has gone."""
@@ -123,7 +119,7 @@ def _scope(path: str, num_bytes: int) -> dict[str, Any]:
         (b"host", b"ingress"),
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % num_bytes),
-        (b"x-vllm-priority", b"%d" % PRIORITY),
+        (b"x-vllm-priority", b"%d" % BACKGROUND_PRIORITY),  # vLLM reads it for chats and completions, not for embeddings
     ]
     return {
         "type": "http",

@@ -31,6 +31,7 @@ from serve_app.simulated.profiles import profile_from
 from serve_app.simulated.timing import StepWork, step_time_s
 
 DEFAULT_KV_CACHE_GIB = 1.0
+DEFAULT_BATCH_STEP_SHARE = 0.1
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}$"
 """Of the keys of `models`."""
 
@@ -186,6 +187,9 @@ class ModelSettings(Section):
     """What every replica has to answer before it takes requests; for models that make text."""
     routing: RoutingSettings = RoutingSettings()
     """Which replica of this model gets a request."""
+    batch_step_share: Real = Field(default=DEFAULT_BATCH_STEP_SHARE, gt=0, le=10)
+    """Share by which requests of batches may lengthen a step of the engine while others run there: docs/batch.md. Holds with
+    `engine_args.scheduling_policy: priority` alone."""
     canary: CanarySettings | None = None
     """Makes this model the canary of another one. Default: it has requests of its own only."""
     required: bool = Field(default=True, strict=True)
@@ -196,6 +200,10 @@ class ModelSettings(Section):
     def per_node(self) -> int | None:
         """Return how many replicas one node may hold; None for any number."""
         return self.replicas_per_node or (1 if self.device == "cuda" else None)
+
+    def yields_to_chats(self) -> bool:
+        """Return whether its engines bound what batches add to a step; they tell batches by vLLM's priorities."""
+        return self.engine_args.get("scheduling_policy") == "priority"
 
     def release(self) -> str:
         """Return what tells this release of the model from others: a digest of all settings that its replicas work by."""
@@ -236,6 +244,10 @@ class ModelSettings(Section):
         if self.device == "cuda" and self.simulated is None and self.kv_cache_gib != DEFAULT_KV_CACHE_GIB:
             problem = f"is {self.kv_cache_gib} and device is cuda"
             yield wrong("kv_cache_gib", problem, "remove it; use engine_args.gpu_memory_utilization")
+        if self.batch_step_share != DEFAULT_BATCH_STEP_SHARE and not self.yields_to_chats():
+            policy = self.engine_args.get("scheduling_policy", "fcfs")
+            problem = f"is {self.batch_step_share:g} and engine_args.scheduling_policy is {policy!r}: the engine treats all requests alike"
+            yield wrong("batch_step_share", problem, "set engine_args.scheduling_policy: priority, or remove it")
         backend = self.engine_args.get("distributed_executor_backend")
         if self.device == "cuda" and backend not in (None, "mp", "uni"):
             problem = f"is {backend!r}, whose workers would not end with their engine"

@@ -56,6 +56,14 @@ def _named(models: Any) -> Any:
     return {str(name): {**model, "name": str(name)} if isinstance(model, Mapping) else model for name, model in models.items()}
 
 
+def _yielding(model: Any) -> Any:
+    """Give a model that names no scheduling policy vLLM's priorities, by which engines tell batches from chats."""
+    args = model.get("engine_args", {}) if isinstance(model, Mapping) else None
+    if not isinstance(args, Mapping) or any(str(name).replace("-", "_").lstrip("_") == "scheduling_policy" for name in args):
+        return model
+    return {**model, "engine_args": {**args, "scheduling_policy": "priority"}}
+
+
 class Settings(Section):
     """The whole file."""
 
@@ -83,6 +91,15 @@ class Settings(Section):
     """Where traces of requests are sent, and which. None: none are made."""
     ui: UiSettings | None = None
     """Where `serve-app up` serves the chat page. None: nowhere."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _chats_come_before_batches(cls, values: Any) -> Any:
+        """Where the ingress runs batches, its models' engines must know them, or chats would wait behind them."""
+        ingress, models = (values.get(key) if isinstance(values, Mapping) else None for key in ("ingress", "models"))
+        if not (isinstance(ingress, Mapping) and ingress.get("batch") and isinstance(models, Mapping)):
+            return values
+        return {**values, "models": {name: _yielding(model) for name, model in models.items()}}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -141,7 +141,7 @@ class FleetState:
         self.tally.requests += 1
         self.tally.prompt_tokens += event.prompt_tokens
         request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, event.fingerprint)
-        request.prefix, request.adapter = event.prefix, event.adapter
+        request.prefix, request.adapter, request.background = event.prefix, event.adapter, event.background
         request.arrived_at = request.waiting_since = now
         if len(self.waiting) >= self.settings.max_waiting_requests and self._routing.pick(request, self.replicas) is None:
             self._reject()

@@ -19,5 +19,7 @@ class FleetSettings:
     """How long requests are refused that are like one at whose trial a replica was lost."""
     retry_after_s: float = 5.0
     """What a refused client is told while replicas are there, or no start of one was measured yet."""
+    engines_yield: bool = False
+    """Whether engines give their steps to chats first (`ModelSettings.yields_to_chats`)."""
     ttft_s: float = 2.0
     """A first token later than this after the request's arrival is counted as late."""

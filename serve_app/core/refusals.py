@@ -30,9 +30,13 @@ class Refusals:
     def of_background(self, waiting: int) -> NoFreePlace | None:
         """Return why a batch's request has no place while ``waiting`` requests wait; None where one is free that nobody wants.
 
-        A model without a replica gets one into its queue, which wakes it.
+        A model without a replica gets one into its queue, which wakes it. Where engines yield, a batch's requests may wait in their
+        queues, because the next chat goes before them; elsewhere it would wait behind them.
         """
-        free = not self._replicas or any(r.has_room() and not r.waiting for r in self._replicas)
+        yields = self._settings.engines_yield
+        free = not self._replicas or any(
+            r.has_room() and r.waiting <= (r.queued_background() if yields else 0) for r in self._replicas
+        )
         return None if free and not waiting else NoFreePlace(waiting=waiting, retry_after_s=1.0)
 
     def of_long_wait(self, request: RequestState, now: float) -> NoReplica | ReplicaLost | None:

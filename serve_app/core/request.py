@@ -68,6 +68,8 @@ class RequestState:
     resume: Resume
     fingerprint: str = ""
     prefix: Prefix = NO_PREFIX
+    background: bool = False
+    """It is a batch's."""
     emitted_ids: list[int] = field(default_factory=list)
     weights: str | None = None
     adapter: int | None = None

@@ -63,6 +63,10 @@ class ReplicaState:
         part = round(self.waiting * len(self.held) / (self.running + self.waiting))
         return unstarted[max(0, len(unstarted) - part) :]
 
+    def queued_background(self) -> int:
+        """Return how many requests of batches may be in the engine's queue: those without a token yet."""
+        return sum(r.background and not r.emitted_ids for r in self.held.values())
+
     def validate(self) -> None:
         """Assert the invariants."""
         assert self.outstanding_tokens == sum(r.outstanding_tokens for r in self.held.values()) >= 0

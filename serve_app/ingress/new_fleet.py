@@ -16,6 +16,7 @@ def new_fleet(settings: Settings, model: ModelSettings) -> FleetState:
         max_standstill_s=2 * settings.timeouts.no_replica_s,  # one whole wait for a replica, and a prefill
         heartbeat_timeout_s=settings.protocol.heartbeat_timeout_s,
         quarantine_s=settings.ingress.quarantine_s,
+        engines_yield=model.yields_to_chats(),
         ttft_s=model.replicas.ttft_slo_s,
     )
     routing = model.routing

@@ -24,6 +24,7 @@ from vllm.v1.engine.utils import EngineZmqAddresses
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from serve_app.engine_args import BATCH_STEP_SHARE
 from serve_app.fingerprint import model_fingerprint, public_version
 from serve_app.protocol.messages import Capabilities
 from serve_app.replica import pipe
@@ -31,6 +32,7 @@ from serve_app.replica.adapters import adapters_in, check_sums, load_all, max_ra
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import EngineInput, EngineOutput
 from serve_app.replica.grammar import accept_emitted
+from serve_app.replica.scheduler import bounded
 from serve_app.replica.weights import weights_id
 
 _PROBE_ID, _GOLDEN_ID = "probe", "golden"
@@ -223,6 +225,9 @@ def build_engine(
     """
     began = time.monotonic()
     vllm_config = engine_config(_with_adapters(engine_args))
+    if BATCH_STEP_SHARE in (vllm_config.additional_config or ()):
+        scheduling = vllm_config.scheduler_config
+        scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())
     maybe_register_config_serialize_by_value()
     executor = Executor.get_class(vllm_config)
     if executor is MultiprocExecutor:

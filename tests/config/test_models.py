@@ -79,6 +79,11 @@ def test_a_size_in_gib_is_converted_too() -> None:
             "simulated sets the executor",
         ),
         (
+            {"batch_step_share": 0.2},
+            "batch_step_share: is 0.2 and engine_args.scheduling_policy is 'fcfs': the engine treats all requests alike; "
+            "set engine_args.scheduling_policy: priority, or remove it",
+        ),
+        (
             {"frontend_args": {"lora_modules": ["a=b"]}},
             "frontend_args.lora_modules: is ['a=b'], which serve-app does not serve; name them under adapters, "
             "beside frontend_args",
@@ -168,6 +173,28 @@ def test_vllm_arguments_are_checked_by_name(keys: Any, said: str) -> None:
 
 def test_a_refused_api_key_is_not_printed() -> None:
     assert "hush" not in model_refusal(frontend_args={"api_key": ["hush"]})
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "policy"),
+    [
+        ({}, "priority"),
+        ({"max_model_len": 64}, "priority"),
+        ({"scheduling_policy": "fcfs"}, "fcfs"),
+        ({"--scheduling-policy": "fcfs"}, "fcfs"),
+    ],
+)
+def test_where_there_are_batches_engines_have_priorities_unless_the_file_says_otherwise(
+    engine_args: dict[str, Any], policy: str
+) -> None:
+    models = {"llama": LLAMA | {"engine_args": engine_args}}
+    settings = parse_settings({"models": models, "ingress": {"batch": {"dir": "/b"}}})
+    assert settings.models["llama"].engine_args == {
+        **{name: value for name, value in engine_args.items() if name == "max_model_len"},
+        "scheduling_policy": policy,
+    }
+    assert settings.models["llama"].yields_to_chats() == (policy == "priority")
+    assert not parse_settings({"models": {"llama": LLAMA}}).models["llama"].yields_to_chats()
 
 
 def test_dashes_become_underscores() -> None:

@@ -141,7 +141,10 @@ USED = {
         "SchedulerOutput": "finished_req_ids has_structured_output_requests num_scheduled_tokens scheduled_cached_reqs "
         "scheduled_new_reqs",
     },
-    "vllm.v1.core.sched.scheduler": {"Scheduler": "requests"},
+    "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": "schedule update_from_output"},
+    "vllm.v1.core.sched.scheduler": {
+        "Scheduler": "current_step kv_holding_waiting max_num_scheduled_tokens requests running vllm_config waiting"
+    },
     "vllm.v1.engine": {
         "EngineCoreReadyResponse": "block_size max_model_len num_gpu_blocks vllm_version",
         "EngineCoreRequestType": "ABORT ADD UTILITY",
@@ -165,7 +168,11 @@ USED = {
     "vllm.v1.executor.abstract": {
         "Executor": "cache_config lora_config model_config parallel_config scheduler_config speculative_config vllm_config"
     },
-    "vllm.v1.request": {"Request": "prompt_token_ids request_id sampling_params structured_output_request"},
+    "vllm.v1.request": {
+        "Request": """next_decode_eligible_step num_computed_tokens num_output_placeholders num_prompt_tokens num_tokens_with_spec
+            priority prompt_token_ids request_id sampling_params status structured_output_request""",
+        "RequestStatus": "PREEMPTED WAITING",
+    },
     "vllm.v1.structured_output": {"StructuredOutputManager": "executor"},
     "vllm.v1.structured_output.request": {"StructuredOutputRequest": "_grammar grammar reasoning_ended reasoning_parser_kwargs"},
     "vllm.v1.kv_cache_interface": {

@@ -86,6 +86,21 @@ def test_a_batchs_request_does_not_join_the_queue_of_an_engine() -> None:
     assert isinstance(refusal.error, NoFreePlace)
 
 
+def test_where_engines_yield_a_batchs_request_joins_the_queue_of_an_engine_in_which_no_chat_waits() -> None:
+    fleet = fleet_of("a", engines_yield=True)
+    run(fleet, in_background("b0"), in_background("b1"), heartbeat("a", waiting=1))
+    assert run(fleet, in_background("b2")) == [start("b2", 0, "a")]
+    run(
+        fleet,
+        outputs("a", Output("b0@0", [5]), Output("b1@0", [5]), Output("b2@0", [5])),
+        arrived("r0"),
+        heartbeat("a", waiting=1),
+    )
+    (refusal,) = run(fleet, in_background("b3"))
+    assert isinstance(refusal, FailRequest)
+    assert isinstance(refusal.error, NoFreePlace)
+
+
 def test_of_a_model_without_a_replica_one_request_of_a_batch_waits_and_wakes_it() -> None:
     fleet = fleet_of()
     assert run(fleet, in_background("b0")) == []

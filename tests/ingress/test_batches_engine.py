@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from serve_app.batch.in_process import PRIORITY
 from serve_app.batch.service import BatchService
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import BatchSettings, parse_settings
+from serve_app.engine_args import BACKGROUND_PRIORITY
 from serve_app.fingerprint import model_fingerprint
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
@@ -102,7 +102,12 @@ async def test_lines_are_answered_behind_chats_in_the_engine(model: Path, tmp_pa
         batch_id = await ingress.begin(3)
         chat = asyncio.create_task(ingress.client.chat.completions.create(**body("a chat")))
         await until(lambda: len(ingress.engine.running) == 4)
-        assert sorted(request.priority for request in ingress.engine.added) == [0, PRIORITY, PRIORITY, PRIORITY]
+        assert sorted(request.priority for request in ingress.engine.added) == [
+            0,
+            BACKGROUND_PRIORITY,
+            BACKGROUND_PRIORITY,
+            BACKGROUND_PRIORITY,
+        ]
         ingress.engine.step(4)
         await chat
         batch = await ingress.ended(batch_id)
@@ -162,7 +167,7 @@ async def test_a_forged_priority_or_mark_of_a_client_changes_nothing(model: Path
         url = f"{str(ingress.client.base_url).removesuffix('/v1/')}{CHAT}"
         async with httpx.AsyncClient() as http, asyncio.TaskGroup() as chats:
             for _ in range(2):
-                chats.create_task(http.post(url, json=body("a"), headers={"x-vllm-priority": str(PRIORITY)}))
+                chats.create_task(http.post(url, json=body("a"), headers={"x-vllm-priority": str(BACKGROUND_PRIORITY)}))
             await until(lambda: len(ingress.front.client.fleet.waiting) == 1)
             assert ingress.held_back() == 0
             ingress.engine.step(4)

@@ -1,0 +1,93 @@
+"""How many tokens of batches a step of an engine may hold beside chats. Pure: no clock, no vLLM.
+
+A step takes as long as all that is in it, and every request in it waits for its end. So while chats run, batches get an *allowance*: tokens
+a step, of prompts and answers together. It is measured, not computed from a model of the device: an *undisturbed* step, which
+holds no token of a batch, is the measure, and a step that is full of batches' tokens may take ``share`` longer. Each full step moves the
+allowance by `MOVE`, up where it kept this limit and down where it did not. So half of the full steps keep the limit; a step that was
+late by chance moves the allowance no further than any other.
+
+`replica/scheduler.py` puts this into vLLM's scheduler, and says which requests are a batch's. "Chats" are all the others.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+MOVE = 1.05
+"""Factor by which one step moves the allowance: from the first guess to four times as much in 29 steps."""
+FIRST, LEAST = 128.0, 16.0
+"""Tokens of the first allowance and of the smallest one. The smallest lets batches go on where chats never end."""
+RECENT = 9
+"""Undisturbed steps whose median is the measure."""
+MEASURED_EACH = 64
+"""Steps beside chats after which a batch leaves one step out, if none was undisturbed meanwhile. Costs a batch 1.6 % of its steps."""
+HOLD_S = 5.0
+"""Seconds for which the allowance holds after the last chat has ended: the next chat must not meet a step full of prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chats:
+    """What the engine's chats need of the next step, in tokens. ``is_any``: whether the engine has a chat at all."""
+
+    is_any: bool
+    answers: int = 0
+    """One for each chat whose answer has begun, more with speculative decoding."""
+    prompts: int = 0
+    """Of prompts that the engine has begun to compute."""
+    queued_prompts: int = 0
+    """Of prompts that it has not begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Limits of the next step. ``max_tokens`` is of all requests together, >= 1.
+
+    ``max_answers``, where it is not None: no prompt of a batch that the engine has begun goes on, and so many answers of batches do.
+    """
+
+    max_tokens: int
+    max_answers: int | None
+
+
+class StepBudget:
+    """Of one engine. ``share`` > 0 is how much longer a step may take; ``max_tokens`` the most that the engine computes in one."""
+
+    def __init__(self, share: float, max_tokens: int) -> None:
+        self.allowance = min(FIRST, float(max_tokens))
+        self._share, self._max_tokens = share, max_tokens
+        self._undisturbed_s: deque[float] = deque(maxlen=RECENT)
+        self._num_since = MEASURED_EACH
+        self._chat_at: float | None = None
+
+    def plan(self, chats: Chats, *, now: float) -> Plan | None:
+        """Return the limits of the next step; None where batches may have all, as no chat has been there for `HOLD_S`.
+
+        A step that holds chats' prompts is long already: their tokens count against the allowance.
+        """
+        if chats.is_any:
+            self._chat_at = now
+        elif self._chat_at is None or now - self._chat_at > HOLD_S:
+            return None
+        prompts = chats.prompts + chats.queued_prompts
+        is_measure = chats.answers > 0 and prompts == 0 and self._num_since >= MEASURED_EACH
+        room = 0 if is_measure else max(0, int(self.allowance) - prompts)
+        max_tokens = min(self._max_tokens, max(1, chats.answers + prompts + room))
+        # vLLM looks at its queue when all that has begun has its tokens: a prompt of a batch would take those of a chat that waits there.
+        return Plan(max_tokens, room if chats.queued_prompts else None)
+
+    def learn(self, chats: Chats, background_tokens: int, step_s: float) -> None:
+        """Take in how long a step took that was planned for ``chats`` and held so many tokens of batches."""
+        if not chats.answers or chats.prompts or chats.queued_prompts:
+            return
+        if not background_tokens:
+            self._undisturbed_s.append(step_s)
+            self._num_since = 0
+            return
+        self._num_since += 1
+        if not self._undisturbed_s:
+            return
+        is_late = step_s > (1.0 + self._share) * median(self._undisturbed_s)
+        if is_late and background_tokens >= 0.5 * self.allowance:
+            self.allowance = max(LEAST, self.allowance / MOVE)
+        elif not is_late and background_tokens >= 0.9 * int(self.allowance):
+            self.allowance = min(float(self._max_tokens), self.allowance * MOVE)

@@ -1,0 +1,111 @@
+"""vLLM's schedulers, in which requests of batches make a step only a share longer while others run (`core/step_budget.py`).
+
+vLLM's priorities decide who is scheduled first, and then fill the step to the last token: a chat waits for all prompts that are in it.
+Here each step gets limits before vLLM schedules it, and chats are in front. Of vLLM this needs the order of ``running``,
+``max_num_scheduled_tokens``, and ``next_decode_eligible_step``, before which a running request gets no token.
+"""
+
+import time
+from collections import deque
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from serve_app.core.step_budget import Chats, StepBudget
+from serve_app.engine_args import BACKGROUND_PRIORITY, BATCH_STEP_SHARE
+
+_IN_QUEUE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+"""Of requests that may start now; others wait for a grammar or for KV of elsewhere."""
+
+
+class YieldingScheduler(Scheduler):
+    """vLLM's scheduler with bounded steps."""
+
+    max_num_scheduled_tokens: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._most_tokens: int = self.max_num_scheduled_tokens
+        self._budget = StepBudget(self.vllm_config.additional_config[BATCH_STEP_SHARE], self._most_tokens)
+        self._background = set[str]()
+        """Ids of batches' requests; may hold some that have ended."""
+        self._under_way: deque[tuple[Chats | None, float]] = deque()
+        """Steps: what each was planned for, None where there was no limit, and when it was scheduled."""
+        self._ended_at = 0.0
+
+    def add_request(self, request: Any) -> None:
+        if is_background(request):
+            self._background.add(request.request_id)
+        super().add_request(request)
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        now = time.monotonic()
+        self._background &= self.requests.keys()
+        chats = None
+        if self._background:
+            self.running.sort(key=is_background)
+            chats = self._chats()
+            if (plan := self._budget.plan(chats, now=now)) is not None:
+                self.max_num_scheduled_tokens = plan.max_tokens
+                self._hold_back(plan.max_answers)
+        try:
+            output = super().schedule(throttle_prefills)
+        finally:
+            self.max_num_scheduled_tokens = self._most_tokens
+        self._under_way.append((chats, now))
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        now = time.monotonic()
+        chats, scheduled_at = self._under_way.popleft()
+        tokens = scheduler_output.num_scheduled_tokens
+        if chats is not None and tokens:
+            background = sum(count for request_id, count in tokens.items() if request_id in self._background)
+            self._budget.learn(chats, background, now - max(self._ended_at, scheduled_at))
+        self._ended_at = now
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _chats(self) -> Chats:
+        answers = prompts = queued = 0
+        for request in self.running:
+            if is_background(request):
+                break  # `schedule` has put chats in front
+            if request.num_computed_tokens < request.num_prompt_tokens:
+                prompts += _tokens_wanted(request)
+            else:
+                answers += _tokens_wanted(request)
+        is_any = len(self.requests) > len(self._background)
+        if is_any and (self.waiting or self.kv_holding_waiting):
+            queued = sum(_tokens_wanted(r) for r in self.requests.values() if r.status in _IN_QUEUE and not is_background(r))
+        return Chats(is_any=is_any, answers=answers, prompts=prompts, queued_prompts=queued)
+
+    def _hold_back(self, max_answers: int | None) -> None:
+        """Leave running requests of batches out of the next step: those with a prompt to compute, and all but ``max_answers`` others."""
+        if max_answers is None:
+            return
+        for request in self.running:
+            if not is_background(request):
+                continue
+            if request.num_computed_tokens >= request.num_prompt_tokens and max_answers > 0:
+                max_answers -= 1
+            else:
+                request.next_decode_eligible_step = max(request.next_decode_eligible_step, self.current_step + 2)
+
+
+class YieldingAsyncScheduler(YieldingScheduler, AsyncScheduler):
+    """The same for the scheduler that makes the next step's plan while a step runs."""
+
+
+def bounded(scheduler: type) -> type:
+    """Return the scheduler that stands in for one of vLLM's; one that has no such stand-in, for diffusion, is returned as it is."""
+    return {Scheduler: YieldingScheduler, AsyncScheduler: YieldingAsyncScheduler}.get(scheduler, scheduler)
+
+
+def is_background(request: Any) -> bool:
+    return bool(request.priority >= BACKGROUND_PRIORITY)
+
+
+def _tokens_wanted(request: Any) -> int:
+    return int(request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens)

@@ -1,0 +1,220 @@
+"""Our scheduler in a real vLLM engine: what batches get of a step beside chats, and that no answer changes by it."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.batch_lines import Lengths, lines, sizes
+from benchmarks.batch_steps import Engine, Sequence, Way, chats
+from serve_app.core.step_budget import FIRST
+from serve_app.engine_args import BACKGROUND_PRIORITY, BATCH_STEP_SHARE
+from serve_app.simulated.profiles import PROFILES
+
+pytestmark = pytest.mark.engine
+
+SHARE = 0.1
+
+
+class Traffic:
+    """Requests of one engine core, step by step. ``steps`` has the tokens of each step by request."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.steps: list[dict[str, int]] = []
+        self.answers: dict[str, list[int]] = {}
+        schedule = core.scheduler.schedule
+
+        def noting(*args: Any) -> Any:
+            output = schedule(*args)
+            self.steps.append(dict(output.num_scheduled_tokens))
+            return output
+
+        core.scheduler.schedule = noting
+
+    def add(self, name: str, *, prompt: int, answer: int, first: int = 20, arrived_at: float = 0.0) -> None:
+        """Add a request; names that begin with `line` are a batch's."""
+        from vllm import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        request = EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=[first + (7 * i) % 900 for i in range(prompt)],
+            mm_features=None,
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=answer, detokenize=False),
+            pooling_params=None,
+            arrival_time=arrived_at or float(len(self.answers)),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+            priority=BACKGROUND_PRIORITY if name.startswith("line") else 0,
+        )
+        self.answers[name] = []
+        self._core.add_request(*self._core.preprocess_add_request(request))
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            outputs, executed = self._core.step_fn()
+            self._core.post_step(executed)
+            for frame in (outputs or {}).values():
+                for output in frame.outputs:
+                    self.answers[output.request_id] += output.new_token_ids
+
+    def finish(self) -> None:
+        while self._core.scheduler.has_requests() or self._core.batch_queue:
+            self.step()
+
+
+def _done(value: Any) -> Future[Any]:
+    made: Future[Any] = Future()
+    made.set_result(value)
+    return made
+
+
+@pytest.fixture(scope="module")
+def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
+    from vllm.v1.engine.core import EngineCore
+
+    from serve_app.replica.scheduler import bounded
+    from serve_app.simulated.executor import SimulatedExecutor
+
+    class EarlyExecutor(SimulatedExecutor):
+        """Takes the next step while one runs, and gives a step's tokens by `sample_tokens`, as executors of GPUs do."""
+
+        def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+            self._made = super().execute_model(scheduler_output)
+            return _done(None if scheduler_output.num_scheduled_tokens else self._made)
+
+        def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+            return _done(self._made)
+
+    fixed: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "enable_prefix_caching": False}
+
+    def make(*, is_async: bool = False, is_bounded: bool = True) -> Traffic:
+        config = make_config(more={BATCH_STEP_SHARE: SHARE}, scheduling_policy="priority", **fixed)
+        scheduling = config.scheduler_config
+        scheduling.async_scheduling = is_async  # vLLM's CPU build switches it off; a GPU's has it on
+        if is_bounded:
+            scheduling.scheduler_cls = bounded(scheduling.get_scheduler_cls())
+        return Traffic(EngineCore(config, EarlyExecutor if is_async else SimulatedExecutor, log_stats=False))
+
+    return make
+
+
+@pytest.fixture
+def traffic(make_traffic: Callable[..., Traffic]) -> Traffic:
+    return make_traffic()
+
+
+def of_lines(step: dict[str, int]) -> int:
+    return sum(count for name, count in step.items() if name.startswith("line"))
+
+
+def test_lines_alone_fill_their_steps(traffic: Traffic) -> None:
+    for number in range(4):
+        traffic.add(f"line{number}", prompt=200, answer=3)
+    traffic.step()
+    assert traffic.steps == [{"line0": 200, "line1": 200, "line2": 112}]
+
+
+def test_beside_a_chat_the_first_step_measures_and_the_others_have_the_allowance(traffic: Traffic) -> None:
+    traffic.add("chat", prompt=10, answer=12)
+    traffic.step()
+    for number in range(6):
+        traffic.add(f"line{number}", prompt=200, answer=3)
+    traffic.step(2)
+    assert traffic.steps == [{"chat": 10}, {"chat": 1}, {"chat": 1, "line0": int(FIRST)}]
+
+
+def test_a_chat_that_comes_has_its_whole_prompt_in_the_next_step_though_a_lines_prompt_is_begun(traffic: Traffic) -> None:
+    for number in range(4):
+        traffic.add(f"line{number}", prompt=300, answer=3)
+    traffic.step(2)
+
+    traffic.add("chat", prompt=180, answer=3)
+    traffic.step()
+    assert traffic.steps[-1]["chat"] == 180
+    assert of_lines(traffic.steps[-1]) == 0, "the chat's prompt is longer than the allowance"
+
+
+def test_beside_a_short_prompt_of_a_chat_lines_answers_go_on_and_their_prompts_wait(traffic: Traffic) -> None:
+    traffic.add("line0", prompt=20, answer=20)
+    traffic.add("line1", prompt=500, answer=3)
+    traffic.step()
+    traffic.add("chat", prompt=30, answer=3)
+    traffic.step()
+    assert traffic.steps[-1] == {"line0": 1, "chat": 30}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_each_answer_is_what_vllms_own_scheduler_gives(make_traffic: Callable[..., Traffic], *, is_async: bool) -> None:
+    found = []
+    for is_bounded in (True, False):
+        traffic = make_traffic(is_async=is_async, is_bounded=is_bounded)
+        for number in range(30):
+            traffic.add(f"line{number}", prompt=10 + 12 * number, answer=1 + number, first=20 + number)
+            if number % 3 == 0:
+                traffic.add(f"chat{number}", prompt=5 + 9 * number, answer=30, first=60 + number)
+            traffic.step()
+        traffic.finish()
+        found.append((traffic.answers, traffic.steps))
+    (bounded, steps), (unbounded, others) = found
+    assert {name: len(answer) for name, answer in bounded.items()} == {
+        name: 30 if name.startswith("chat") else 1 + int(name.removeprefix("line")) for name in bounded
+    }
+    assert bounded == unbounded
+    assert max(map(of_lines, steps)) < max(map(of_lines, others))
+
+
+@pytest.mark.parametrize("share", [None, SHARE])
+def test_vllm_makes_the_steps_that_the_benchmark_computes(
+    make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, *, share: float | None
+) -> None:
+    """The same chats and lines, in the accelerator's own time: each step has as many tokens as in `benchmarks.batch_steps`."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCore
+
+    from serve_app.replica import scheduler
+    from serve_app.simulated.executor import SimulatedExecutor
+
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class ClockedExecutor(SimulatedExecutor):
+        def _step(self, batch: Any) -> tuple[Any, float]:
+            output, step_s = super()._step(batch)
+            clock.now += step_s
+            return output, step_s
+
+    config = make_config(
+        {BATCH_STEP_SHARE: share}, scheduling_policy="priority", max_model_len=2048, max_num_seqs=256, max_num_batched_tokens=2048
+    )
+    config.cache_config.enable_prefix_caching = False
+    config.scheduler_config.scheduler_cls = Scheduler if share is None else scheduler.YieldingScheduler
+    traffic = Traffic(EngineCore(config, ClockedExecutor, log_stats=False))
+    computed = Engine(PROFILES["h100-llama-8b"], Way(name="", share=share))
+    coming = [(0.007 * number, False, *sizes(line)) for number, line in enumerate(lines(280, Lengths()))]
+    coming += [(chat.came_at, True, chat.prompt_left, chat.answer_left) for chat in chats(12.0, 2.0)]
+    expected = []
+    for number, (due, is_chat, prompt, answer) in enumerate(sorted(coming)):
+        while computed.now < due:
+            before = computed.tokens
+            computed.step()
+            expected.append(computed.tokens - before)
+            traffic.step()
+        computed.add(Sequence(is_chat, float(number), prompt, answer))
+        traffic.add(f"{'chat' if is_chat else 'line'}{number}", prompt=prompt, answer=answer, arrived_at=float(number))
+    assert len(expected) > 100
+    assert [sum(step.values()) for step in traffic.steps] == expected
+    assert clock.now == pytest.approx(computed.now)
+
+
+def test_vllms_schedulers_have_their_stand_ins_and_another_one_stays() -> None:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from serve_app.replica.scheduler import YieldingAsyncScheduler, YieldingScheduler, bounded
+
+    assert [bounded(each) for each in (Scheduler, AsyncScheduler, dict)] == [YieldingScheduler, YieldingAsyncScheduler, dict]
