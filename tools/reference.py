@@ -11,10 +11,12 @@ from serve_app.config.adapters import AdapterSettings
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import BatchSettings, IngressScalingSettings, IngressSettings, LedgerSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings, TlsSettings
+from serve_app.config.logs import LogSettings
 from serve_app.config.model import CanarySettings, GoldenPrompt, ModelSettings, ScalingSettings, SimulatedSettings
 from serve_app.config.routing import RoutingSettings
 from serve_app.config.schedule import ScheduledBounds
 from serve_app.config.settings import AutoscalingSettings, Settings, TimeoutSettings
+from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -38,6 +40,8 @@ SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("protocol", "", ProtocolSettings),
     ("protocol: tls", "", TlsSettings),
     ("membership", "", MembershipSettings),
+    ("tracing", "", TracingSettings),
+    ("logs", "", LogSettings),
     ("ui", "", UiSettings),
 )
 LEFT_OUT = frozenset({"JsonValue"})
