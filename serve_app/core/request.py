@@ -46,7 +46,9 @@ class EngineOutput(Protocol):
     finish_reason: object | None
     """Its text is vLLM's word: stop, length, abort, error, repetition."""
     events: object | None
+    """With an attempt's first token: when the engine queued the request and took it up, as items with `type` and `timestamp`."""
     prefill_stats: object | None
+    """With an attempt's first token: its `num_cached_tokens` of the prompt were in the engine's prefix cache."""
 
 
 @dataclass(slots=True)

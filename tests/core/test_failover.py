@@ -1,5 +1,7 @@
 """What becomes of requests whose replica goes: in the fleet as a whole, because only it starts and ends them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from serve_app.core.events import LinkEnd, LinkLost, LinkOpened, Ticked, TrialBegan
@@ -7,6 +9,9 @@ from serve_app.core.instructions import AbortAttempts, DeliverOutputs, FailReque
 from serve_app.core.request import Resume
 from serve_app.errors import ReplicaLost, ResumeDiverged
 from tests.core.helpers import Output, arrived, fleet_of, outputs, run, same, start
+
+QUEUED = SimpleNamespace(type=1, timestamp=0.5)
+CACHED = SimpleNamespace(num_cached_tokens=16)
 
 
 def test_a_lost_link_resumes_after_the_last_emitted_token() -> None:
@@ -20,7 +25,7 @@ def test_a_replay_starts_from_the_prompt_and_swallows_what_was_sent() -> None:
     fleet = fleet_of("a")
     run(fleet, arrived("r", Resume.REPLAY), outputs("a", Output("r@0", [7, 8, 9])), LinkOpened("b", 8))
     assert run(fleet, LinkLost("a", LinkEnd.BROKE_OFF)) == [start("r", 1, "b", emitted=3, suspect=True)]
-    assert run(fleet, outputs("b", Output("r@1", [7, 8], events=["queued"]))) == []
+    assert run(fleet, outputs("b", Output("r@1", [7, 8], events=[QUEUED]))) == []
     seam = Output("r@1", [9, 10])
     assert run(fleet, outputs("b", seam)) == [DeliverOutputs([seam], ((0, 1),)), PassTrial("b", "r@1")]
     assert seam == Output("r", [10])
@@ -69,11 +74,11 @@ def test_an_engine_error_during_a_replay_reaches_the_front_end_as_it_is() -> Non
 def test_events_of_a_first_token_are_kept_whichever_attempt_gives_it() -> None:
     fleet = fleet_of("a", "b")
     run(fleet, arrived("r"), LinkLost("a", LinkEnd.BROKE_OFF))
-    first = Output("r@1", [7], events=["queued"], prefill_stats="cached")
+    first = Output("r@1", [7], events=[QUEUED], prefill_stats=CACHED)
     run(fleet, outputs("b", first), LinkOpened("c", 8), LinkLost("b", LinkEnd.BROKE_OFF))
-    second = Output("r@2", [8], events=["queued"], prefill_stats="cached")
+    second = Output("r@2", [8], events=[QUEUED], prefill_stats=CACHED)
     run(fleet, outputs("c", second))
-    assert first == Output("r", [7], events=["queued"], prefill_stats="cached")
+    assert first == Output("r", [7], events=[QUEUED], prefill_stats=CACHED)
     assert second == Output("r", [8])
 
 
