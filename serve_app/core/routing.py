@@ -18,6 +18,7 @@ class ReplicaState:
     """What this ingress knows of one replica with an open link.
 
     ``outstanding_tokens``: prompt tokens not yet prefilled plus output tokens still allowed, over this ingress's attempts.
+    ``queued_chats``: how many requests that are no batch's were in the engine's queue at the last heartbeat.
     ``kv_tokens``: tokens that its KV cache has room for, 0 where it did not say.
     """
 
@@ -29,6 +30,7 @@ class ReplicaState:
     step: int = 0
     running: int = 0
     waiting: int = 0
+    queued_chats: int = 0
     kv_usage: float = 0.0
     draining: bool = False
     weights: str = ""
@@ -51,6 +53,8 @@ class ReplicaState:
         self.heard_at = now
         self.step, self.running, self.waiting = event.step, event.running, event.waiting
         self.kv_usage, self.draining = event.kv_usage, event.draining
+        # Now, and not when it is asked for: by then lines that were in the queue may have begun.
+        self.queued_chats = max(0, event.waiting - sum(r.background and not r.emitted_ids for r in self.held.values()))
 
     def queued(self) -> list[RequestState]:
         """Return the requests that seem to wait in the engine's queue only: the last ones, as many as are this ingress's part of it.
@@ -62,10 +66,6 @@ class ReplicaState:
         unstarted = [r for r in self.held.values() if not r.emitted_ids and r.trial is Trial.NONE]
         part = round(self.waiting * len(self.held) / (self.running + self.waiting))
         return unstarted[max(0, len(unstarted) - part) :]
-
-    def queued_background(self) -> int:
-        """Return how many requests of batches may be in the engine's queue: those without a token yet."""
-        return sum(r.background and not r.emitted_ids for r in self.held.values())
 
     def validate(self) -> None:
         """Assert the invariants."""

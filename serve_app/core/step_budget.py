@@ -35,7 +35,7 @@ class Chats:
     prompts: int = 0
     """Of prompts that the engine has begun to compute."""
     queued_prompts: int = 0
-    """Of prompts that it has not begun."""
+    """Of prompts that it has not begun and can begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class StepBudget:
             return None
         prompts = chats.prompts + chats.queued_prompts
         is_measure = chats.answers > 0 and prompts == 0 and self._num_since >= MEASURED_EACH
+        if is_measure:
+            self._num_since = 0  # also where vLLM makes no such step of it: batches must go on
         room = 0 if is_measure else max(0, int(self.allowance) - prompts)
         max_tokens = min(self._max_tokens, max(1, chats.answers + prompts + room))
         # vLLM looks at its queue when all that has begun has its tokens: a prompt of a batch would take those of a chat that waits there.

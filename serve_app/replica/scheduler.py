@@ -31,6 +31,8 @@ class YieldingScheduler(Scheduler):
         self._budget = StepBudget(self.vllm_config.additional_config[BATCH_STEP_SHARE], self._most_tokens)
         self._background = set[str]()
         """Ids of batches' requests; may hold some that have ended."""
+        self._queued = set[str]()
+        """Ids of chats that were in the queue before the last step."""
         self._under_way: deque[tuple[Chats | None, float]] = deque()
         """Steps: what each was planned for, None where there was no limit, and when it was scheduled."""
         self._ended_at = 0.0
@@ -68,7 +70,7 @@ class YieldingScheduler(Scheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _chats(self) -> Chats:
-        answers = prompts = queued = 0
+        answers = prompts = 0
         for request in self.running:
             if is_background(request):
                 break  # `schedule` has put chats in front
@@ -77,9 +79,20 @@ class YieldingScheduler(Scheduler):
             else:
                 answers += _tokens_wanted(request)
         is_any = len(self.requests) > len(self._background)
-        if is_any and (self.waiting or self.kv_holding_waiting):
-            queued = sum(_tokens_wanted(r) for r in self.requests.values() if r.status in _IN_QUEUE and not is_background(r))
-        return Chats(is_any=is_any, answers=answers, prompts=prompts, queued_prompts=queued)
+        return Chats(is_any=is_any, answers=answers, prompts=prompts, queued_prompts=self._come() if is_any else 0)
+
+    def _come(self) -> int:
+        """Return the tokens of chats that are in the queue for the first time.
+
+        A chat that the last step did not begin lacks a place or KV, which only requests that go on can free. For such a chat nothing is
+        held back: lines whose prompts have begun may be all that runs.
+        """
+        seen, self._queued = self._queued, set()
+        if not (self.waiting or self.kv_holding_waiting):
+            return 0
+        queued = {i: _tokens_wanted(r) for i, r in self.requests.items() if r.status in _IN_QUEUE and not is_background(r)}
+        self._queued |= queued.keys()
+        return sum(tokens for i, tokens in queued.items() if i not in seen)
 
     def _hold_back(self, max_answers: int | None) -> None:
         """Leave running requests of batches out of the next step: those with a prompt to compute, and all but ``max_answers`` others."""

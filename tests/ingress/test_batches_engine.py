@@ -102,12 +102,7 @@ async def test_lines_are_answered_behind_chats_in_the_engine(model: Path, tmp_pa
         batch_id = await ingress.begin(3)
         chat = asyncio.create_task(ingress.client.chat.completions.create(**body("a chat")))
         await until(lambda: len(ingress.engine.running) == 4)
-        assert sorted(request.priority for request in ingress.engine.added) == [
-            0,
-            BACKGROUND_PRIORITY,
-            BACKGROUND_PRIORITY,
-            BACKGROUND_PRIORITY,
-        ]
+        assert sorted(request.priority for request in ingress.engine.added) == [0, *[BACKGROUND_PRIORITY] * 3]
         ingress.engine.step(4)
         await chat
         batch = await ingress.ended(batch_id)
@@ -161,15 +156,18 @@ async def test_while_a_chat_waits_no_line_begins(model: Path, tmp_path: Path) ->
 
 
 @in_loop
-async def test_a_forged_priority_or_mark_of_a_client_changes_nothing(model: Path, tmp_path: Path) -> None:
+async def test_a_priority_of_a_client_changes_its_place_in_the_engine_and_nothing_at_the_ingress(
+    model: Path, tmp_path: Path
+) -> None:
     """A batch is told from a chat by the way on which it comes, which no header leads to."""
     async with serving(model, tmp_path, credit=1) as ingress:
         url = f"{str(ingress.client.base_url).removesuffix('/v1/')}{CHAT}"
         async with httpx.AsyncClient() as http, asyncio.TaskGroup() as chats:
-            for _ in range(2):
-                chats.create_task(http.post(url, json=body("a"), headers={"x-vllm-priority": str(BACKGROUND_PRIORITY)}))
+            chats.create_task(http.post(url, json=body("a"), headers={"x-vllm-priority": str(BACKGROUND_PRIORITY)}))
+            chats.create_task(http.post(url, json=body("a") | {"priority": BACKGROUND_PRIORITY}))
             await until(lambda: len(ingress.front.client.fleet.waiting) == 1)
             assert ingress.held_back() == 0
             ingress.engine.step(4)
             await until(lambda: len(ingress.engine.added) == 2)
+            assert [request.priority for request in ingress.engine.added] == [BACKGROUND_PRIORITY] * 2
             ingress.engine.step(4)

@@ -92,8 +92,8 @@ def make_traffic(make_config: Callable[..., Any]) -> Callable[..., Traffic]:
 
     fixed: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "enable_prefix_caching": False}
 
-    def make(*, is_async: bool = False, is_bounded: bool = True) -> Traffic:
-        config = make_config(more={BATCH_STEP_SHARE: SHARE}, scheduling_policy="priority", **fixed)
+    def make(*, is_async: bool = False, is_bounded: bool = True, **engine_args: Any) -> Traffic:
+        config = make_config(more={BATCH_STEP_SHARE: SHARE}, scheduling_policy="priority", **fixed | engine_args)
         scheduling = config.scheduler_config
         scheduling.async_scheduling = is_async  # vLLM's CPU build switches it off; a GPU's has it on
         if is_bounded:
@@ -146,6 +146,19 @@ def test_beside_a_short_prompt_of_a_chat_lines_answers_go_on_and_their_prompts_w
     traffic.add("chat", prompt=30, answer=3)
     traffic.step()
     assert traffic.steps[-1] == {"line0": 1, "chat": 30}
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_lines"), [(1, 1), (2, 3)])
+def test_a_chat_that_finds_no_place_stops_no_line_whose_end_would_give_it_one(
+    make_traffic: Callable[..., Traffic], max_num_seqs: int, num_lines: int
+) -> None:
+    traffic = make_traffic(max_num_seqs=max_num_seqs, max_num_batched_tokens=128)
+    for number in range(num_lines):
+        traffic.add(f"line{number}", prompt=300, answer=3)
+    traffic.step()
+    traffic.add("chat", prompt=50, answer=3)
+    traffic.step(60)
+    assert {name: len(answer) for name, answer in traffic.answers.items()} == dict.fromkeys(traffic.answers, 3)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
