@@ -34,7 +34,7 @@ ENGINE = {"max_model_len": 1024, "max_num_seqs": 256, "dtype": "float32", "enfor
 INPUT_TOKENS, OUTPUT_TOKENS = 64, 64
 REQUESTS = {1: 40, 32: 640, 256: 2048}
 """Requests per run and concurrency: about 10 s each on two cores."""
-ALONE_TOKENS = 40_000
+ALONE_TOKENS = 20_000
 """Tokens per run of one ingress process; a request weighs as much as 16."""
 _IDLE_S = 20.0
 METRICS = ("output_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
