@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--config", type=Path, help="serve its first model; default: a simulated accelerator")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=sorted(REQUESTS))
-    parser.add_argument("--targets", nargs="+", default=["bare", "fleet-1", "fleet-2"])
+    sides = "bare: vLLM's server; rust: the same with vLLM's Rust front end, fetched once (330 MB); fleet-N: N replicas"
+    parser.add_argument("--targets", nargs="+", default=["bare", "fleet-1", "fleet-2"], help=sides)
     parser.add_argument("--time-scale", type=float, default=1.0, help="of the simulated accelerator")
     parser.add_argument("--out", type=Path, default=Path("results/overhead.json"))
     parser.add_argument("--alone", action="store_true", help="measure one ingress process over a fake engine instead")
