@@ -34,7 +34,7 @@ ENGINE = {"max_model_len": 1024, "max_num_seqs": 256, "dtype": "float32", "enfor
 INPUT_TOKENS, OUTPUT_TOKENS = 64, 64
 REQUESTS = {1: 40, 32: 640, 256: 2048}
 """Requests per run and concurrency: about 10 s each on two cores."""
-ALONE_TOKENS = 40_000
+ALONE_TOKENS = 20_000
 """Tokens per run of one ingress process; a request weighs as much as 16."""
 _IDLE_S = 20.0
 METRICS = ("output_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--config", type=Path, help="serve its first model; default: a simulated accelerator")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=sorted(REQUESTS))
-    parser.add_argument("--targets", nargs="+", default=["bare", "fleet-1", "fleet-2"])
+    sides = "bare: vLLM's server; rust: the same with vLLM's Rust front end, fetched once (330 MB); fleet-N: N replicas"
+    parser.add_argument("--targets", nargs="+", default=["bare", "fleet-1", "fleet-2"], help=sides)
     parser.add_argument("--time-scale", type=float, default=1.0, help="of the simulated accelerator")
     parser.add_argument("--out", type=Path, default=Path("results/overhead.json"))
     parser.add_argument("--alone", action="store_true", help="measure one ingress process over a fake engine instead")

@@ -13,6 +13,7 @@ import psutil
 
 _ROLES = (
     ("VLLM::", "engine core"),
+    ("/vllm-rs", "rust front end"),
     ("serve_app.replica.engine", "engine core"),
     ("ServeReplica:", "replica"),
     ("ray::ServeController", "ray"),

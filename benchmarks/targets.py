@@ -1,4 +1,6 @@
-"""The servers under test: a bare ``vllm serve`` and fleets, from one `ModelSettings`, so that all engines have the same arguments."""
+"""The servers under test: ``vllm serve`` with its own and with its Rust front end, and fleets. One `ModelSettings` gives all engines
+the same arguments.
+"""
 
 import json
 import sys
@@ -12,13 +14,14 @@ import psutil
 import yaml
 
 from benchmarks.processes import server
+from benchmarks.rust_front_end import rust_front_end
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, default_cache_dir
 from serve_app.engine_args import engine_core_args, engine_environment
 
 VLLM = [sys.executable, "-m", "benchmarks.vllm_cli"]
 BARE_PORT = 8060
-"""A fleet of n replicas listens n ports above it."""
+"""A fleet of n replicas listens n ports above it, a vLLM server with the Rust front end one below."""
 _START_S = {"cpu": 240.0, "cuda": 1200.0}  # on a GPU: fetching weights, compiling, capturing graphs
 
 
@@ -33,9 +36,12 @@ class Target:
 
 @contextmanager
 def started(model: ModelSettings, names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
-    """Start these servers one after another: ``bare``, or ``fleet-N`` for N replicas. All stay up until left."""
+    """Start these servers one after another: ``bare``, ``rust``, or ``fleet-N`` for N replicas. All stay up until left."""
     with ExitStack() as stack:
-        yield [_bare(stack, model, folder) if name == "bare" else _fleet(stack, name, model, folder) for name in names]
+        yield [
+            _vllm(stack, name, model, folder) if name in ("bare", "rust") else _fleet(stack, name, model, folder)
+            for name in names
+        ]
 
 
 def environment(model: ModelSettings) -> dict[str, str]:
@@ -49,20 +55,24 @@ def source_of(model: ModelSettings) -> str:
     return str(resolve_model(model.model, default_cache_dir()))
 
 
-def _bare(stack: ExitStack, model: ModelSettings, folder: Path) -> Target:
-    url = f"http://127.0.0.1:{BARE_PORT}"
-    command = [*VLLM, "serve", *bare_arguments(model, source_of(model))]
-    env = engine_environment(model, environment(model))
+def _vllm(stack: ExitStack, name: str, model: ModelSettings, folder: Path) -> Target:
+    env, port = engine_environment(model, environment(model)), BARE_PORT
+    if name == "rust":
+        port -= 1
+        binary = str(rust_front_end(default_cache_dir()))
+        env |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": binary}
+    url = f"http://127.0.0.1:{port}"
+    command = [*VLLM, "serve", *bare_arguments(model, source_of(model), port)]
     start_s = _START_S[model.device]
-    root = stack.enter_context(server(command, f"{url}/health", log=folder / "bare.log", environment=env, start_s=start_s))
-    return Target("bare", url, root)
+    root = stack.enter_context(server(command, f"{url}/health", log=folder / f"{name}.log", environment=env, start_s=start_s))
+    return Target(name, url, root)
 
 
-def bare_arguments(model: ModelSettings, source: str) -> list[str]:
+def bare_arguments(model: ModelSettings, source: str, port: int = BARE_PORT) -> list[str]:
     """Return the command line of ``vllm serve`` that gives its engine what an engine of the fleet gets."""
     arguments = engine_core_args(model, source)
     del arguments["model"]
-    own = {"host": "127.0.0.1", "port": BARE_PORT, "disable_uvicorn_access_log": True}
+    own = {"host": "127.0.0.1", "port": port, "disable_uvicorn_access_log": True}
     return [source, *flags({**arguments, **model.frontend_args, **own})]
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchmarks import ingress_alone
 from benchmarks.overhead import METRICS, table
 from benchmarks.targets import bare_arguments, flags, fleet_config
 from serve_app.config import ModelSettings, parse_settings
@@ -51,6 +52,16 @@ def test_the_table_has_medians_and_the_ratio_to_the_bare_server() -> None:
         "| 32 | fleet-1 | 90 (90-90) | 0.75 | 7.0 / 7.0 | 7.0 / 7.0 | engine core 2.0 |",
         "",
         "Idle fleet-1, ms of CPU per second: engine core 11.0",
+    ]
+
+
+def test_the_ratio_of_two_trees_is_that_of_runs_in_one_round() -> None:
+    """The second tree costs 0.8 of the first in each round; the rounds themselves differ by more."""
+    load = ingress_alone.Load("chat", streams=8, tokens=4, requests=16)
+    said = ingress_alone.table({load: {"before": [100.0, 200.0, 400.0], "after": [80.0, 160.0, 320.0]}})
+    assert said.splitlines()[2:] == [
+        "| chat, 8 streams, 4 tokens | before | 200 (100) | 50.0 | 1.000 |",
+        "| chat, 8 streams, 4 tokens | after | 160 (80) | 40.0 | 0.800 |",
     ]
 
 

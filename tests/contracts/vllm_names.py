@@ -29,16 +29,21 @@ CALLED = {
     "vllm.model_executor.models.registry": "_run_in_subprocess(fn)",
     "vllm.renderers.online_renderer": "OnlineRenderer.create_error_response(self, message, err_type=, status_code=, param=)",
     "vllm.renderers": """
+        BaseRenderer._tokenize_prompt(self, prompt, params)
+        BaseRenderer._wants_offsets(self, prompt, params)
         BaseRenderer.get_tokenizer(self)
         BaseRenderer.render_cmpl_async(self, prompts, tok_params=, *, prompt_extras=, skip_mm_cache=)
         BaseRenderer.validate_token_ids(self, token_ids, *, parameter=)""",
-    "vllm.renderers.params": "TokenizeParams.with_kwargs(self, **tokenization_kwargs)",
+    "vllm.renderers.params": """
+        TokenizeParams.get_encode_kwargs(self)
+        TokenizeParams.with_kwargs(self, **tokenization_kwargs)""",
     "vllm.config": "ModelConfig.get_vocab_size(self)",
     "vllm.tokenizers": "cached_tokenizer_from_config(model_config, **kwargs)",
     "vllm.transformers_utils.config": """
         get_config(model, trust_remote_code, revision=, code_revision=, config_format=, hf_overrides_kw=, hf_overrides_fn=, **kwargs)
         maybe_register_config_serialize_by_value()""",
     "vllm.utils": "random_uuid()",
+    "vllm.utils.async_utils": "make_async(func, executor=)",
     "vllm.v1.engine.async_llm": """
         AsyncLLM.from_vllm_config(cls, vllm_config, start_engine_loop=, usage_context=, stat_loggers=, enable_log_requests=,
             aggregate_engine_logging=, disable_log_stats=, client_addresses=, client_count=, client_index=)""",
@@ -126,7 +131,7 @@ USED = {
     "vllm.lora.request": {"LoRARequest": "lora_int_id lora_name lora_path base_model_name"},
     "vllm.multimodal.inputs": {"MultiModalFeatureSpec": "identifier mm_position", "PlaceholderRange": "offset"},
     "vllm.outputs": {"CompletionOutput": "finish_reason index logprobs text", "RequestOutput": "finished outputs"},
-    "vllm.renderers": {"BaseRenderer": "default_cmpl_tok_params"},
+    "vllm.renderers": {"BaseRenderer": "_executor _tokenize_prompt_async default_cmpl_tok_params tokenizer"},
     "vllm.sampling_params": {
         "RequestOutputKind": "CUMULATIVE DELTA FINAL_ONLY",
         "SamplingParams": "all_stop_token_ids eos_token_id num_logprobs",
