@@ -20,6 +20,9 @@ MAX_OBJECTS = 10_000
 """Objects and lists that all lists of a body may hold together: messages, their parts, tools, what schemas list. `/v1/responses` takes 2 s
 for as many, and no context of a model has room for them."""
 
+MAX_SEQUENCES = 4096
+"""Engine requests that one body may become: its prompts times `n`. Each takes 0.2 ms of the event loop before it is queued or refused."""
+
 _CONTAINERS = frozenset({"list", "set", "frozenset", "tuple", "dict"})
 _NOT_SCHEMAS = frozenset({"metadata", "serialization", "default"})
 
@@ -39,19 +42,19 @@ class FirstErrors:
         """Do what pydantic's method of that name does.
 
         Raises:
-            ValidationError: The value is not valid, or has more than `MAX_OBJECTS`.
+            ValidationError: The value is not valid, has more than `MAX_OBJECTS`, or asks for more than `MAX_SEQUENCES`.
         """
         if _objects_in_lists(value) > MAX_OBJECTS:
             raise _refusal("too_many_objects", f"The lists in it hold more than {MAX_OBJECTS} objects; send fewer in one request")
         try:
-            return self._validate(value, options)
-        except (
-            AttributeError,
-            TypeError,
-            KeyError,
-            IndexError,
-        ) as exc:  # vLLM's validators look into fields before their types are known
+            request = self._validate(value, options)
+        except (AttributeError, TypeError, KeyError, IndexError) as exc:  # a validator of vLLM's may read a field of any type
             raise _refusal("wrong_type", f"A field is of a wrong type: {exc}") from exc
+        if (num := _num_sequences(request)) > MAX_SEQUENCES:
+            raise _refusal(
+                "too_many_sequences", f"It asks for {num} sequences (prompts times n), limit {MAX_SEQUENCES}; divide it"
+            )
+        return request
 
     def _validate(self, value: Any, options: dict[str, Any]) -> Any:
         try:
@@ -118,6 +121,13 @@ def _objects_in_lists(value: Any) -> int:
         num += len(held) if isinstance(part, list) else 0
         waiting += held
     return num
+
+
+def _num_sequences(request: Any) -> int:
+    """Return how many engine requests a valid request becomes: texts or lists of token ids times choices."""
+    prompts = getattr(request, "prompt", None) or getattr(request, "input", None)
+    num_prompts = len(prompts) if isinstance(prompts, list) and isinstance(prompts[0], str | list) else 1
+    return num_prompts * (getattr(request, "n", None) or 1)
 
 
 def _num_values(value: Any, limit: int) -> int:
