@@ -7,7 +7,7 @@ vLLM's does. Lists with too many objects are refused before: a right object of a
 """
 
 from collections.abc import Mapping
-from typing import Any, LiteralString
+from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -107,8 +107,9 @@ def _stopping(schema: Any) -> Any:
     return copy
 
 
-def _refusal(kind: LiteralString, message: str) -> ValidationError:
-    details = InitErrorDetails(type=PydanticCustomError(kind, "{message}", {"message": message}), loc=(), input=None)
+def _refusal(kind: str, message: str) -> ValidationError:
+    error: Any = PydanticCustomError
+    details = InitErrorDetails(type=error(kind, message), loc=(), input=None)
     return ValidationError.from_exception_data("request", [details])
 
 
@@ -124,10 +125,11 @@ def _objects_in_lists(value: Any) -> int:
 
 
 def _num_sequences(request: Any) -> int:
-    """Return how many engine requests a valid request becomes: texts or lists of token ids times choices."""
+    """Return how many engine requests several texts or lists of token ids become; 1 for a single one, whose choices vLLM bounds."""
     prompts = getattr(request, "prompt", None) or getattr(request, "input", None)
-    num_prompts = len(prompts) if isinstance(prompts, list) and isinstance(prompts[0], str | list) else 1
-    return num_prompts * (getattr(request, "n", None) or 1)
+    if not isinstance(prompts, list) or len(prompts) < 2 or not isinstance(prompts[0], str | list):
+        return 1
+    return len(prompts) * (getattr(request, "n", None) or 1)
 
 
 def _num_values(value: Any, limit: int) -> int:

@@ -105,7 +105,7 @@ class Prompts(BaseModel):
         {"prompt": ["a"] * (MAX_SEQUENCES + 1)},
         {"prompt": [[1]] * (MAX_SEQUENCES // 2), "n": 3},
         {"input": ["a"] * (MAX_SEQUENCES + 1)},
-        {"prompt": "a", "n": MAX_SEQUENCES + 1},
+        {"prompt": ["a", "b"], "n": MAX_SEQUENCES},
     ],
 )
 def test_more_sequences_than_one_request_may_become_are_refused(body: dict[str, Any]) -> None:
@@ -124,6 +124,13 @@ def test_more_sequences_than_one_request_may_become_are_refused(body: dict[str, 
 )
 def test_a_prompt_of_many_tokens_is_one_sequence(body: dict[str, Any]) -> None:
     assert of_model(Prompts).validate_python(body) == Prompts.model_validate(body)
+
+
+def test_a_refusal_says_its_words_once() -> None:
+    with pytest.raises(ValidationError) as refused:
+        of_model(Body).validate_python({"spec": "{x}", "more": [{}] * (MAX_OBJECTS + 1)})
+    (error,) = refused.value.errors()
+    assert "ctx" not in error
 
 
 @pytest.mark.parametrize("spec", [7, "a", [1], True])
