@@ -14,6 +14,7 @@ Longer than a module should be: one file, so that one table shows each code and 
       BodyTooSlow                408  body_too_slow
       NoReplica                  503  no_replica              no capacity now; carries Retry-After
       TooManyBatches             429  too_many_batches
+      TooManyUploads             429  too_many_uploads
       StorageFailed              500  storage_failed          of files and batches
         StorageFull              507  storage_full
       QueueFull                  503  queue_full
@@ -265,6 +266,19 @@ class TooManyBatches(ServingError):
 
     def __str__(self) -> str:
         return f"{self.num_open} batches are open, limit {self.limit}; cancel one, or retry in {self.retry_after_s:g} s"
+
+
+@dataclass(eq=False)
+class TooManyUploads(ServingError):
+    """As many uploads of this API key are under way as may be; each of them has room on the disk put aside."""
+
+    http_status: ClassVar[int] = 429
+    code: ClassVar[str] = "too_many_uploads"
+    limit: int
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        return f"{self.limit} uploads are under way, which is the limit; end one, or retry in {self.retry_after_s:g} s"
 
 
 class StorageFailed(ServingError):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from serve_app.batch.records import File, kept_for_s
 from serve_app.batch.store import Store
 from serve_app.batch.upload import UploadForm
 from serve_app.config import BatchSettings
-from serve_app.errors import BadRequest, BodyTooSlow, NotStored, RequestTooLarge
+from serve_app.errors import BadRequest, BodyTooSlow, NotStored, RequestTooLarge, TooManyUploads
 
 Handler = Callable[[Request, str], Awaitable[Response]]
 """Answers a request of the owner that the second argument names."""
@@ -28,6 +29,9 @@ _SILENCE_S = 30.0
 _UPLOAD_S = 3600.0
 _WRITE_BYTES = 1 << 20
 _MAX_LISTED = 10_000
+_MAX_UPLOADS = 16
+"""Of one API key at once. Each has the room put aside that it may need: without a limit, slow ones would keep all others out for an hour."""
+_RETRY_AFTER_S = 5.0
 _FORM_BYTES = 64 << 10
 """Most bytes that a form may have beside its file; Content-Length counts them as well."""
 _FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
@@ -40,6 +44,8 @@ class FilesApi:
         self._settings, self._folder, self._store, self._disk = settings, folder, store, disk
         self._coming_bytes = 0
         """What the uploads under way may bring: the length that is announced, else the largest that is allowed."""
+        self._uploads: Counter[str] = Counter()
+        """Under way, by owner."""
 
     def methods(self, below: tuple[str, ...]) -> Mapping[str, Handler] | None:
         """Return who answers which method; ``below`` are the parts of the path behind `/v1/files`. None: nobody."""
@@ -93,8 +99,11 @@ class FilesApi:
         if num_bytes > limit_bytes:
             raise RequestTooLarge(size_bytes=int(announced), limit_bytes=limit_bytes)
         form = UploadForm(request.headers.get("content-type", ""), max_bytes=limit_bytes)
+        if self._uploads[owner] >= _MAX_UPLOADS:
+            raise TooManyUploads(_MAX_UPLOADS, retry_after_s=_RETRY_AFTER_S)
         part = self._folder.part()
         self._coming_bytes += num_bytes
+        self._uploads[owner] += 1
         try:
             await self._disk.run(partial(self._store.check_room, self._coming_bytes, limit=self._settings.max_stored_bytes))
             await self._receive(request, form, part)
@@ -105,6 +114,7 @@ class FilesApi:
                 await asyncio.shield(self._disk.run(partial(part.unlink, missing_ok=True)))
             finally:
                 self._coming_bytes -= num_bytes
+                self._uploads[owner] -= 1
         return JSONResponse(file.as_object())
 
     async def _receive(self, request: Request, form: UploadForm, part: Path) -> None:

@@ -60,6 +60,10 @@ VLLM_ROUTES = frozenset(
 WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
 """Routes that probes and Prometheus read. They tell names, counts, and the first digits of the digests of keys, nothing of a request."""
 
+_TOKENIZERS = frozenset({"/tokenize", "/detokenize"})
+_BYTES_PER_TOKEN = 16
+_TOKENIZED_BYTES = 256 << 10
+
 _A_MODEL = "/v1/models/"
 
 _RETRY_AFTER_S = 1.0
@@ -254,6 +258,8 @@ class IngressApp:
             path = route_of(body)
             scope = {**scope, "path": path, "raw_path": path.encode()}
         front = self._front_end(path, fields)
+        if path in _TOKENIZERS and len(body) > (limit_bytes := tokenizer_bytes(front.engine.model_config.max_model_len)):
+            raise RequestTooLarge(size_bytes=len(body), limit_bytes=limit_bytes)
         app_of = partial(self._app_of, path, held, verdict)
         of_adapter = fields is not None and isinstance(fields.model, str) and fields.model in front.adapters
         if path in SHARED_ROUTES and not of_adapter and (canary := self.canaries.get(front.model.name)) is not None:
@@ -348,6 +354,14 @@ class IngressApp:
         if len(self._listed) > 1:
             raise BadRequest(param="model", problem=f"name one of {', '.join(self._listed)}")
         return self._default
+
+
+def tokenizer_bytes(max_model_len: int) -> int:
+    """Return the largest body that the routes of the tokenizer take: several times what the context has room for.
+
+    A model has one tokenizer, which reads one text after the other. 4 MiB kept all chats of the model waiting for 25 s.
+    """
+    return max(_TOKENIZED_BYTES, _BYTES_PER_TOKEN * max_model_len)
 
 
 def _replay(body: bytes, receive: Receive, gone: Callable[[], None]) -> Receive:

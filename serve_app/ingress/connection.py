@@ -138,6 +138,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_body = False
         self._timer.cancel()
         super().on_message_complete()
+        if not self.pipeline:
+            # The end of a large body leaves reading paused until the application asks for more, and a client's going would go unseen.
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -7,7 +7,7 @@ vLLM's does. Lists with too many objects are refused before: a right object of a
 """
 
 from collections.abc import Mapping
-from typing import Any, LiteralString
+from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -19,6 +19,9 @@ MAX_VALUES = 200
 MAX_OBJECTS = 10_000
 """Objects and lists that all lists of a body may hold together: messages, their parts, tools, what schemas list. `/v1/responses` takes 2 s
 for as many, and no context of a model has room for them."""
+
+MAX_SEQUENCES = 4096
+"""Engine requests that one body may become: its prompts times `n`. Each takes 0.2 ms of the event loop before it is queued or refused."""
 
 _CONTAINERS = frozenset({"list", "set", "frozenset", "tuple", "dict"})
 _NOT_SCHEMAS = frozenset({"metadata", "serialization", "default"})
@@ -39,19 +42,19 @@ class FirstErrors:
         """Do what pydantic's method of that name does.
 
         Raises:
-            ValidationError: The value is not valid, or has more than `MAX_OBJECTS`.
+            ValidationError: The value is not valid, has more than `MAX_OBJECTS`, or asks for more than `MAX_SEQUENCES`.
         """
         if _objects_in_lists(value) > MAX_OBJECTS:
             raise _refusal("too_many_objects", f"The lists in it hold more than {MAX_OBJECTS} objects; send fewer in one request")
         try:
-            return self._validate(value, options)
-        except (
-            AttributeError,
-            TypeError,
-            KeyError,
-            IndexError,
-        ) as exc:  # vLLM's validators look into fields before their types are known
+            request = self._validate(value, options)
+        except (AttributeError, TypeError, KeyError, IndexError) as exc:  # a validator of vLLM's may read a field of any type
             raise _refusal("wrong_type", f"A field is of a wrong type: {exc}") from exc
+        if (num := _num_sequences(request)) > MAX_SEQUENCES:
+            raise _refusal(
+                "too_many_sequences", f"It asks for {num} sequences (prompts times n), limit {MAX_SEQUENCES}; divide it"
+            )
+        return request
 
     def _validate(self, value: Any, options: dict[str, Any]) -> Any:
         try:
@@ -104,8 +107,9 @@ def _stopping(schema: Any) -> Any:
     return copy
 
 
-def _refusal(kind: LiteralString, message: str) -> ValidationError:
-    details = InitErrorDetails(type=PydanticCustomError(kind, "{message}", {"message": message}), loc=(), input=None)
+def _refusal(kind: str, message: str) -> ValidationError:
+    error: Any = PydanticCustomError
+    details = InitErrorDetails(type=error(kind, message), loc=(), input=None)
     return ValidationError.from_exception_data("request", [details])
 
 
@@ -118,6 +122,14 @@ def _objects_in_lists(value: Any) -> int:
         num += len(held) if isinstance(part, list) else 0
         waiting += held
     return num
+
+
+def _num_sequences(request: Any) -> int:
+    """Return how many engine requests several texts or lists of token ids become; 1 for a single one, whose choices vLLM bounds."""
+    prompts = getattr(request, "prompt", None) or getattr(request, "input", None)
+    if not isinstance(prompts, list) or len(prompts) < 2 or not isinstance(prompts[0], str | list):
+        return 1
+    return len(prompts) * (getattr(request, "n", None) or 1)
 
 
 def _num_values(value: Any, limit: int) -> int:

@@ -208,6 +208,11 @@ CHAT = [
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer", "maximum": 10**30}}},
         wanted=_UNENCODABLE,
     ),
+    chat("invalid: more messages than a body may hold", messages=[ASK[0]] * 10_001, wanted={"body.error": "body-lists"}),
+    chat("invalid: many messages that are none", messages=[{}] * 201, wanted={"body.error.message": "first-errors"}),
+    chat(
+        "invalid: structured_outputs of text", structured_outputs="a", wanted={"status": "wrong-type", "body.error": "wrong-type"}
+    ),
     chat("functions of old", functions=[{"name": "f"}], function_call="auto"),
 ]
 

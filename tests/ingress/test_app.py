@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.errors import LeaseBoardSilent
 from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp
+from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp, tokenizer_bytes
 from serve_app.ingress.frontend import FrontEnd
 from serve_app.testing.fleet import MODEL, in_loop, settings, until
 
@@ -52,6 +52,9 @@ class App:
         await self._asgi(scope, receive, send)
 
 
+ENGINE = SimpleNamespace(model_config=SimpleNamespace(max_model_len=2048))
+
+
 @dataclass
 class Front:
     """A front end, in the eyes of the outer application."""
@@ -59,7 +62,7 @@ class Front:
     model: Any
     client: Any
     asgi: App
-    engine: Any = None
+    engine: Any = field(default_factory=lambda: ENGINE)
     max_logprobs: int = 20
     adapters: Mapping[str, Any] = field(default_factory=dict)
     repeats: frozenset[str] = frozenset()
@@ -331,6 +334,22 @@ def test_a_chunked_body_is_refused_as_soon_as_it_is_over_the_limit() -> None:
     assert response.status_code == 413
     assert "has at least 1200 bytes, limit 1000" in response.json()["error"]["message"]
     assert given < 100
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_the_tokenizers_routes_take_less_so_that_no_chat_waits_long_for_it(path: str) -> None:
+    limits = AppLimits(4 << 20)
+    app = IngressApp({"tiny": front("tiny")}, limits, version={})
+    small, large = (json.dumps({"prompt": "a" * size}).encode() for size in (tokenizer_bytes(2048) - 50, tokenizer_bytes(2048)))
+    assert post(app, path, content=small).status_code == 200
+    refused = post(app, path, content=large)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")
+    assert str(tokenizer_bytes(2048)) in refused.json()["error"]["message"]
+    assert post(app, "/v1/completions", content=large).status_code == 200
+
+
+def test_a_model_with_a_long_context_has_a_longer_limit_for_them() -> None:
+    assert tokenizer_bytes(1 << 20) > 8 * (1 << 20)
 
 
 def test_a_chunked_body_within_the_limit_arrives_whole() -> None:

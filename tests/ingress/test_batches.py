@@ -408,6 +408,28 @@ async def test_uploads_at_the_same_time_hold_no_more_on_the_disk_than_is_allowed
 
 
 @in_loop
+async def test_slow_uploads_of_one_key_leave_room_for_those_of_another(tmp_path: Path) -> None:
+    async with serving(tmp_path, keys=True, max_file_bytes=1 << 20, max_stored_bytes=20 << 20) as served:
+        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEYS[0]}\r\n"
+        form = "content-type: multipart/form-data; boundary=b\r\ntransfer-encoding: chunked\r\n\r\n"
+        host, _, port = served.url.removeprefix("http://").partition(":")
+        slow = [await asyncio.open_connection(host, int(port)) for _ in range(16)]
+        for _, writer in slow:
+            writer.write((head + form).encode())
+        await until(lambda: len(served.parts()) == len(slow))
+        with pytest.raises(openai.RateLimitError, match="16 uploads are under way"):
+            await served.client(KEYS[0]).files.create(file=b"{}", purpose="batch")
+        await served.client(KEYS[1]).files.create(file=b"{}", purpose="batch")
+        for _, writer in slow:
+            writer.close()
+        while True:
+            with contextlib.suppress(openai.RateLimitError):  # the ingress notices in a moment that they are gone
+                await served.client(KEYS[0]).files.create(file=b"{}", purpose="batch")
+                break
+            await asyncio.sleep(0.01)
+
+
+@in_loop
 async def test_a_full_disk_is_told_and_nothing_half_is_left(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         said = "there is no room: File too large"

@@ -9,7 +9,15 @@ from pydantic import BaseModel, ValidationError, model_validator
 from starlette.testclient import TestClient
 from typing_extensions import TypedDict
 
-from serve_app.ingress.first_errors import MAX_OBJECTS, MAX_VALUES, FirstErrors, json_validator, of_model, stop_at_first_errors
+from serve_app.ingress.first_errors import (
+    MAX_OBJECTS,
+    MAX_SEQUENCES,
+    MAX_VALUES,
+    FirstErrors,
+    json_validator,
+    of_model,
+    stop_at_first_errors,
+)
 
 
 class Part(TypedDict):
@@ -83,6 +91,46 @@ def test_more_objects_than_any_request_needs_are_refused_unseen(more: Any) -> No
 def test_as_many_objects_as_allowed_and_any_number_of_plain_values_are_taken() -> None:
     of_model(Body).validate_python({"more": [{}] * MAX_OBJECTS})
     of_model(Body).validate_python({"more": [7] * (MAX_OBJECTS * 2)})
+
+
+class Prompts(BaseModel):
+    prompt: str | list[str] | list[int] | list[list[int]] | None = None
+    input: Any = None
+    n: int | None = None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ["a"] * (MAX_SEQUENCES + 1)},
+        {"prompt": [[1]] * (MAX_SEQUENCES // 2), "n": 3},
+        {"input": ["a"] * (MAX_SEQUENCES + 1)},
+        {"prompt": ["a", "b"], "n": MAX_SEQUENCES},
+    ],
+)
+def test_more_sequences_than_one_request_may_become_are_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=f"limit {MAX_SEQUENCES}"):
+        of_model(Prompts).validate_python(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [7] * (MAX_SEQUENCES + 1)},
+        {"prompt": ["a"] * MAX_SEQUENCES, "n": 1},
+        {"prompt": []},
+        {"input": [{"role": "user"}]},
+    ],
+)
+def test_a_prompt_of_many_tokens_is_one_sequence(body: dict[str, Any]) -> None:
+    assert of_model(Prompts).validate_python(body) == Prompts.model_validate(body)
+
+
+def test_a_refusal_says_its_words_once() -> None:
+    with pytest.raises(ValidationError) as refused:
+        of_model(Body).validate_python({"spec": "{x}", "more": [{}] * (MAX_OBJECTS + 1)})
+    (error,) = refused.value.errors()
+    assert "ctx" not in error
 
 
 @pytest.mark.parametrize("spec", [7, "a", [1], True])

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app import descriptors
 from serve_app.descriptors import SPARE
 from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.connection import MAX_HEAD_BYTES, MAX_PIPELINED, STALLED, LimitedHttpProtocol
+from serve_app.ingress.connection import GONE, MAX_HEAD_BYTES, MAX_PIPELINED, STALLED, LimitedHttpProtocol
 from serve_app.ingress.listener import Listener
 from serve_app.testing.fleet import in_loop, settings, until
 from tests.ingress.test_app import front
@@ -219,6 +219,27 @@ async def test_a_client_that_leaves_is_gone_for_the_request_that_runs_also_with_
         writer.transport.abort()
         await until(lambda: len(seen) > 1)
     assert seen == ["/v1/completions", "http.disconnect"]
+
+
+@in_loop
+async def test_a_client_that_leaves_behind_a_large_body_is_gone_for_an_application_that_waits_for_nothing_more() -> None:
+    gone, read = asyncio.Event(), asyncio.Event()
+
+    async def busy(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"][GONE] = gone.set
+        while (await receive())["more_body"]:
+            pass
+        read.set()
+        await gone.wait()
+
+    async with connection(busy) as (_, writer):
+        writer.write(HEAD + b"Content-Length: 4000000\r\n\r\n" + bytes(4_000_000))
+        await until(read.is_set)
+        writer.transport.abort()
+        try:
+            await until(gone.is_set)
+        finally:
+            gone.set()
 
 
 MUCH = 8 << 20  # more than the kernel takes for a client that does not read
