@@ -3,7 +3,7 @@
 python examples/tools.py
 
 The model's `frontend_args` have to name vLLM's parser of calls: {enable_auto_tool_choice: true, tool_call_parser: hermes}.
-`tool_choice` names the function, so that any model can be asked: the engine emits arguments that fit the function's schema. A model that was
+`tool_choice` names the function, so that any model can be asked: the engine emits arguments that fit the schema. A model that was
 trained for tools can choose itself (`tool_choice: auto`).
 """
 
