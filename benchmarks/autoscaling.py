@@ -30,7 +30,7 @@ from benchmarks.scaling_policies import Fixed, Keda, Oracle, Ours, RequestCount
 from loadtest.judge.analysis import summary_of
 from loadtest.judge.metrics import read_records
 from loadtest.plan.arrivals import due_times, generator
-from loadtest.plan.scenario import Arrival, Diurnal, FlashCrowd, Gamma, Poisson, Step
+from loadtest.plan.laws import Arrival, Diurnal, FlashCrowd, Gamma, Poisson, Step
 from loadtest.report.figures import RunData
 from serve_app.autoscaling.capacity import Slo
 from serve_app.autoscaling.decision import Rule

@@ -39,13 +39,18 @@ class ScheduledRequest(msgspec.Struct, frozen=True, omit_defaults=True, gc=False
 
     id: int
     due_s: float | None
-    """None in a closed loop, which sends when a client is free."""
+    """None in a closed loop, which sends when a client is free, and of a later turn (``after``)."""
     cls: str
     input_tokens: int
+    """Of a turn of a conversation: of what the user says in it; all that was said before is sent with it."""
     output_tokens: int
     session: str = ""
     blocks: tuple[int, ...] = ()
     """Of a trace that tells which prompts share what: an id per 512 tokens of the prompt; equal ids are equal tokens."""
+    after: int | None = None
+    """Of a later turn of a conversation: the id of the turn before it, whose answer it waits for. It is smaller than ``id``."""
+    think_s: float = 0.0
+    """Of a later turn: from the end of that answer until it is due."""
     workload: str = ""
     """Of id 0: SHA-256 of what the bodies follow from beside these fields, so that the file's own hash covers it."""
 
@@ -79,7 +84,7 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
     id: int
     worker: int
     due_s: float
-    """In a closed loop the time at which a client became free."""
+    """In a closed loop the time at which a client became free; of a later turn, when the user had read and thought."""
     state: State
     reason: str = ""
     """For people, and empty for ok; at most 300 characters."""

@@ -157,8 +157,14 @@ def _rows_by_id(all_rows: Iterable[Row], planned: Mapping[int, ScheduledRequest]
             rows[row.id] = row
     for request in planned.values():
         if request.id not in rows:
-            found.add("missing", request.id, "due in a closed loop" if request.due_s is None else f"due at {request.due_s:.3f} s")
+            found.add("missing", request.id, _due(request))
     return rows
+
+
+def _due(request: ScheduledRequest) -> str:
+    if request.after is not None:
+        return f"due after the answer to {request.after}"
+    return "due in a closed loop" if request.due_s is None else f"due at {request.due_s:.3f} s"
 
 
 def _cut_by_us(row: Row, scenario: Scenario) -> bool:

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from gevent.pool import Group
 from locust.exception import RPCError
 
 from loadtest.control.monitor import Monitor, Ticker
-from loadtest.plan.scenario import Burst, Closed, Scenario
-from loadtest.plan.workload import body_of, path_of
+from loadtest.plan.laws import Burst, Closed
+from loadtest.plan.scenario import Scenario
+from loadtest.plan.workload import Said, body_of, path_of
 from loadtest.recorder import Batch, End, as_lines
 from loadtest.records import Row, ScheduledRequest
 from loadtest.wire.client import Asked, Client
@@ -91,7 +92,9 @@ class Load:
         self._send = send
         self._fire = fire
         self._classes = {cls.name: cls for cls in self._scenario.requests}
-        self._to_build: Iterator[ScheduledRequest] = iter(plan.part)
+        self._to_build: Iterator[ScheduledRequest] = iter([r for r in plan.part if r.after is None])
+        self._later = {r.after: r for r in plan.part if r.after is not None}
+        """By the id of a turn the one that comes after it."""
         self._built: deque[tuple[ScheduledRequest, Asked]] = deque()
         self._built_bytes = 0
         self._in_flight: dict[int, tuple[ScheduledRequest, float]] = {}
@@ -164,7 +167,7 @@ class Load:
         arrival = self._scenario.arrival
         if isinstance(arrival, Closed):
             return arrival.concurrency // self._plan.num_workers
-        return sum(1 for r in self._plan.part if isinstance(arrival, Burst) or r.due_s is None or r.due_s < 1.0)
+        return sum(1 for r in self._plan.part if isinstance(arrival, Burst) or (r.due_s is not None and r.due_s < 1.0))
 
     def _open_loop(self) -> None:
         while self._built or self._build_one():
@@ -175,7 +178,7 @@ class Load:
             gevent.sleep(max(0.0, due_s - self._now()))
             self._pop_built()
             self._in_flight[request.id] = (request, due_s)
-            self._group.spawn(self._ask, request, asked, due_s)
+            self._group.spawn(self._converse, request, asked, due_s)
 
     def _closed_loop(self) -> None:
         while not self._stopped.is_set() and (self._built or self._build_one()):
@@ -186,12 +189,49 @@ class Load:
             self._in_flight[request.id] = (request, due_s)
             self._ask(request, asked, due_s)
 
-    def _ask(self, request: ScheduledRequest, asked: Asked, due_s: float) -> None:
+    def _converse(self, request: ScheduledRequest, asked: Asked, due_s: float) -> None:
+        """Ask, and go on with the later turns of the conversation. Each gets a row, also if the conversation ends early."""
+        before: list[Said] = []
+        why = "the run ended before its turn"
+        try:
+            while True:
+                row, text = self._ask(request, asked, due_s)
+                if row.state != "ok":
+                    why = f"the answer before it: {row.state}"
+                    return
+                if (later := self._later.get(request.id)) is None:
+                    return
+                before.append((request, text))
+                due_s = round((row.end_s or self._now()) + later.think_s, 6)
+                if due_s >= self._scenario.duration_s:
+                    return
+                gevent.sleep(max(0.0, due_s - self._now() - AHEAD_MARGIN_S))
+                asked = self._asked(later, before, due_s)
+                gevent.sleep(max(0.0, due_s - self._now()))
+                request = later
+                self._in_flight[request.id] = (request, due_s)
+        finally:
+            self._leave_out_after(request, why)
+
+    def _leave_out_after(self, request: ScheduledRequest, why: str) -> None:
+        """Give a row to the turns that nobody will send: they are due behind the arrivals' end, where no figure counts them."""
+        due_s = max(self._scenario.duration_s, self._now())
+        while (later := self._later.pop(request.id, None)) is not None:
+            if not self._stop_reason:
+                self._give_up_one(later, due_s, why)
+            request = later
+
+    def _ask(self, request: ScheduledRequest, asked: Asked, due_s: float) -> tuple[Row, str]:
+        """Return the row and the text of the answer, which is in the row only if it is to be kept."""
         self._num_sent += 1
         row = self._client.ask(asked, due_s=due_s)
+        text = row.text
+        if not self._scenario.keep_text:
+            row.text = ""
         if self._stop_reason and row.state == "timeout":
             row.state, row.reason = "cancelled", self._stop_reason
         self._take(request, row)
+        return row, text
 
     def _take(self, request: ScheduledRequest, row: Row) -> None:
         self._in_flight.pop(request.id, None)
@@ -243,23 +283,23 @@ class Load:
         request = next(self._to_build, None)
         if request is None:
             return False
+        asked = self._asked(request, (), request.due_s)
+        self._built.append((request, asked))
+        self._built_bytes += len(asked.body)
+        return True
+
+    def _asked(self, request: ScheduledRequest, before: Sequence[Said], due_s: float | None) -> Asked:
+        """Return what goes out; ``before`` are the turns before it."""
         cls = self._classes[request.cls]
-        body = msgspec.json.encode(body_of(self._scenario, request, model=self._plan.model))
-        timeout_s = self._scenario.timeout_s
-        if request.due_s is not None:
-            timeout_s = min(timeout_s, self._plan.drained_s - request.due_s)
-        asked = Asked(
+        return Asked(
             request,
             path_of(cls),
-            body,
-            timeout_s,
+            msgspec.json.encode(body_of(self._scenario, request, model=self._plan.model, before=before)),
+            self._scenario.timeout_s if due_s is None else min(self._scenario.timeout_s, self._plan.drained_s - due_s),
             cls.stream,
             cancel_after_s=cls.cancel_after_s,
-            keep_text=self._scenario.keep_text,
+            keep_text=self._scenario.keep_text or request.id in self._later,
         )
-        self._built.append((request, asked))
-        self._built_bytes += len(body)
-        return True
 
     def _now(self) -> float:
         return time.perf_counter() - self._epoch

@@ -17,7 +17,8 @@ from rich.table import Table
 from loadtest.judge.metrics import is_good
 from loadtest.judge.stats import quantile
 from loadtest.judge.summary import Distribution, Summary, interval, rate_interval
-from loadtest.plan.scenario import Closed, Scenario
+from loadtest.plan.laws import Closed
+from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import Schedule
 from loadtest.records import HealthSample, Manifest, Row
 from loadtest.wording import VERDICTS, percentile, share
@@ -54,17 +55,19 @@ class Figures:
 
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         self._limits = scenario.slo.limits
+        self._end_s = scenario.duration_s
         self._closed = isinstance(scenario.arrival, Closed)
         self._streams = {cls.name: cls.stream for cls in scenario.requests}
         self._requests = schedule.requests
-        self._due = [r.due_s for r in schedule.requests if r.due_s is not None]
+        self._due = [] if scenario.has_conversations else [r.due_s for r in schedule.requests if r.due_s is not None]
         self._recent: deque[tuple[float, float, bool]] = deque()
         self._health: dict[int, HealthSample] = {}
         self.states: Counter[str] = Counter()
 
     def add(self, rows: list[Row], samples: list[HealthSample]) -> None:
         for row in rows:
-            self.states[row.state] += 1
+            left_out = row.state == "never_sent" and row.due_s >= self._end_s
+            self.states["left out" if left_out else row.state] += 1
             if row.end_s is not None and row.first_s is not None:
                 begin_s = row.sent_s if self._closed and row.sent_s is not None else row.due_s
                 self._recent.append((row.end_s, row.first_s - begin_s, self._is_good(row)))
@@ -83,10 +86,11 @@ class Figures:
             self._recent.popleft()
         ttft = np.array([value for _, value, _ in self._recent])
         good = sum(is_good for _, _, is_good in self._recent) / max(1.0, min(now_s, RECENT_S))
-        failed = self.num_done - self.states["ok"] - self.states["cancelled"]
+        left_out = self.states["left out"]
+        failed = self.num_done - self.states["ok"] - self.states["cancelled"] - left_out
         num_sent = sum(sample.num_sent for sample in self._health.values())
-        due = [] if self._closed else [f"due {bisect.bisect_right(self._due, now_s)}"]
-        parts = [*due, f"sent {num_sent}", f"done {self.num_done}", f"failed {failed}"]
+        due = [f"due {bisect.bisect_right(self._due, now_s)}"] if self._due else []
+        parts = [*due, f"sent {num_sent}", f"done {self.num_done - left_out}", f"failed {failed}"]
         if ttft.size:
             parts += [f"TTFT p50 {quantile(ttft, 0.5) * 1e3:.0f} ms", f"good {good:.1f}/s"]
         if self._health:

@@ -9,7 +9,8 @@ from loadtest.control.runner import run
 from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.judge.search import Ask, Capacity, Probe, Search, SearchSettings
-from loadtest.plan.scenario import Constant, Gamma, Poisson, Scenario
+from loadtest.plan.laws import Constant, Gamma, Poisson
+from loadtest.plan.scenario import Scenario
 from loadtest.recorder import claim, write_json
 from loadtest.records import Manifest, read_manifest
 from loadtest.wire.target import Target

@@ -20,8 +20,9 @@ from loadtest.judge.metrics import METRICS, Records, read_records
 from loadtest.judge.series import InMemory, Series
 from loadtest.judge.stats import QUANTILES, Floats
 from loadtest.judge.summary import Distribution, Gate, LimitResult, Quantile, Summary, Throughput
+from loadtest.judge.turns import turns_of
 from loadtest.judge.window import Window
-from loadtest.plan.scenario import Burst, Closed, Trace
+from loadtest.plan.laws import Burst, Closed, Trace
 from loadtest.plan.slo import Limit
 from loadtest.quantiles import Ordered
 
@@ -91,6 +92,7 @@ def _valid(records: Records, items: Window, window: tuple[float, float], judged:
         coalesced_share=int(rows.num_coalesced[items.rows].sum()) / num_reads if num_reads else 0.0,
         warmup_cut_s=window[0],
         steady=_steady(records, items, window),
+        turns=turns_of(items),
         tokens=_tokens(items),
     )
     summary.threats.extend(threats(records, summary, items))
@@ -321,6 +323,10 @@ def _silent_sources(records: Records) -> list[str]:
 
 def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
     manifest, scenario = records.manifest, records.scenario
+    rows = records.columns
+    num_unsaid = (
+        int((rows.is_state("never_sent") & (rows.due_s >= scenario.duration_s)).sum()) if scenario.has_conversations else 0
+    )
     num_cancelled, num_disagree = summary.states.get("cancelled", 0), summary.tokens.get("disagree", 0)
     return {
         "A closed loop sends only when an answer has ended: a stall of the target removes load and hides its own waiting time.": (
@@ -340,6 +346,8 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
         f"{manifest.num_after_end:,} requests of the trace were left out: they come after {scenario.duration_s:g} s.": (
             manifest.num_after_end > 0
         ),
+        f"{num_unsaid:,} later turns of conversations were not sent: the answer before them failed, or the run had ended.": num_unsaid
+        > 0,
         f"{num_cancelled} requests were left before their end by this side; they have no tpot or e2e.": num_cancelled > 0,
         f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,
     }

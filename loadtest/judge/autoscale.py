@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.plan.scenario import Arrival, Diurnal, FlashCrowd, OnOff, Ramp, Scenario, Step
+from loadtest.plan.laws import Arrival, Diurnal, FlashCrowd, OnOff, Ramp, Step
+from loadtest.plan.scenario import Scenario
 from loadtest.plan.slo import Limit
 from loadtest.records import REJECTIONS, Row, ServerSample
 

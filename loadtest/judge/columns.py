@@ -40,24 +40,27 @@ class ScheduleColumns:
 
     id: Ints
     due_s: Floats
-    """NaN in a closed loop."""
+    """NaN in a closed loop, and of later turns."""
     cls: Ints
     """Index into ``classes``."""
     output_tokens: Ints
+    turn: Ints
+    """0 for what is no later turn of a conversation."""
     classes: tuple[str, ...]
 
     @classmethod
     def of(cls, schedule: Iterable[ScheduledRequest]) -> "ScheduleColumns":
         """Return the columns; the requests may come one by one from a file."""
         names: dict[str, int] = {}
-        ids, due_s, which, tokens = array("q"), array("d"), array("q"), array("q")
+        ids, due_s, which, tokens, turns = array("q"), array("d"), array("q"), array("q"), array("q")
         for request in schedule:
             ids.append(request.id)
             due_s.append(math.nan if request.due_s is None else request.due_s)
             which.append(names.setdefault(request.cls, len(names)))
             tokens.append(request.output_tokens)
-        ints = [np.array(column, dtype=np.int64) for column in (ids, which, tokens)]
-        return cls(ints[0], np.array(due_s, dtype=np.float64), ints[1], ints[2], tuple(names))
+            turns.append(0 if request.after is None else turns[request.after] + 1)
+        ints = [np.array(column, dtype=np.int64) for column in (ids, which, tokens, turns)]
+        return cls(ints[0], np.array(due_s, dtype=np.float64), ints[1], ints[2], ints[3], tuple(names))
 
 
 @dataclass(frozen=True)

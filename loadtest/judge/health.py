@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from loadtest.judge.columns import Bools, RowColumns, ScheduleColumns
 from loadtest.judge.summary import Gate
-from loadtest.plan.scenario import Burst, Closed, Scenario
+from loadtest.plan.laws import Burst, Closed
+from loadtest.plan.scenario import Scenario
 from loadtest.quantiles import quantile
 from loadtest.records import HealthSample, Manifest
 from loadtest.wording import percentile
@@ -98,8 +99,11 @@ def _accounted(rows: RowColumns, requests: ScheduleColumns, manifest: Manifest) 
 
 
 def _sent(rows: RowColumns, scenario: Scenario, manifest: Manifest) -> Gate:
-    """Nothing was held back that the target should have felt. Excused: the rest of an interrupted run, and of a closed loop's list."""
-    until_s = scenario.duration_s if isinstance(scenario.arrival, Closed) else math.inf
+    """Nothing was held back that the target should have felt.
+
+    Excused are the rest of an interrupted run, of a closed loop's list, and of conversations that ended early.
+    """
+    until_s = scenario.duration_s if isinstance(scenario.arrival, Closed) or scenario.has_conversations else math.inf
     unsent = rows.is_state("never_sent") & (rows.due_s >= _start_s(scenario)) & (rows.due_s < until_s)
     if manifest.state == "interrupted":
         unsent &= ~rows.has_reason(STOPPED)

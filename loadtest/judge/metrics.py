@@ -21,7 +21,8 @@ import numpy as np
 from loadtest.judge.columns import Chunked, RowColumns, ScheduleColumns
 from loadtest.judge.read_columns import read_columns, read_schedule_columns
 from loadtest.judge.stats import Floats, quantile
-from loadtest.plan.scenario import RECORDED, Closed, Constant, Gamma, Poisson, Scenario, parse_scenario
+from loadtest.plan.laws import Closed, Constant, Gamma, Poisson
+from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.plan.slo import Limit
 from loadtest.records import (
@@ -88,7 +89,8 @@ class Records:
     @property
     def even(self) -> bool:
         """Whether the offered load is the same all the time, so that steadiness can be asked for."""
-        return isinstance(self.scenario.arrival, Constant | Poisson | Gamma | Closed)
+        even = isinstance(self.scenario.arrival, Constant | Poisson | Gamma | Closed)
+        return even and not self.scenario.has_conversations  # their later turns come on top, more and more of them
 
     @cached_property
     def streams(self) -> dict[str, bool]:

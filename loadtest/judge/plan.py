@@ -1,6 +1,7 @@
 """What a scenario will cost and what it can show, before anything is sent. Pure."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,8 @@ from scipy.stats import binom
 from loadtest.judge.analysis import limit_result
 from loadtest.judge.series import InMemory
 from loadtest.judge.stats import CONFIDENCE, QUANTILES
-from loadtest.plan.scenario import Burst, Closed, Scenario, Trace
+from loadtest.plan.laws import Burst, Closed, Trace
+from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import Schedule
 from loadtest.plan.slo import Limit
 from loadtest.records import ScheduledRequest
@@ -98,15 +100,18 @@ def _line_of(interval: Interval) -> str:
 
 def make_plan(scenario: Scenario, schedule: Schedule) -> Plan:
     """Return what the schedule amounts to, and which percentiles it can give with a two-sided 95 % interval."""
-    requests = schedule.requests
     timed = not isinstance(scenario.arrival, Burst | Closed)
-    num_samples = sum(not timed or (r.due_s or 0.0) >= scenario.warmup_s for r in requests)
+    due_s = _due_s(schedule.requests)
+    # Of a conversation's turns those that the run may come to.
+    requests = [r for r, at_s in zip(schedule.requests, due_s, strict=True) if r.after is None or at_s < scenario.duration_s]
+    due_s = _due_s(requests)
+    num_samples = sum(not timed or at_s >= scenario.warmup_s for at_s in due_s)
     span_s = scenario.duration_s
     if isinstance(scenario.arrival, Trace):  # it may end long before
-        span_s = max((r.due_s or 0.0 for r in requests), default=0.0) or span_s
+        span_s = max(due_s, default=0.0) or span_s
     window_s = span_s - scenario.warmup_s
     sample_rate = num_samples / window_s if timed and window_s > 0 else None
-    peak_rate, peak_tokens = _peaks(requests, min(_PEAK_S, scenario.duration_s) if timed else _PEAK_S)
+    peak_rate, peak_tokens = _peaks(requests, due_s, min(_PEAK_S, scenario.duration_s) if timed else _PEAK_S)
     return Plan(
         num_requests=len(requests),
         num_samples=num_samples,
@@ -155,10 +160,19 @@ def _interval(quantile: float, num_samples: int, sample_rate: float | None, warm
     return Interval(quantile, needed, minutes, num_samples >= needed)
 
 
-def _peaks(requests: list[ScheduledRequest], span_s: float) -> tuple[float, float]:
+def _due_s(requests: Sequence[ScheduledRequest]) -> list[float]:
+    """Return when each is due. A later turn of a conversation is due at the earliest its pause after the one before: that is taken."""
+    due_s: dict[int, float] = {}
+    for request in requests:
+        due_s[request.id] = (request.due_s or 0.0) if request.after is None else due_s[request.after] + request.think_s
+    return list(due_s.values())
+
+
+def _peaks(requests: Sequence[ScheduledRequest], due_s: Sequence[float], span_s: float) -> tuple[float, float]:
     """Return the most requests, and the most output tokens, per second of any ``span_s`` that begins with a request."""
-    due = np.array([r.due_s or 0.0 for r in requests])
-    tokens = np.concatenate([[0], np.cumsum([r.output_tokens for r in requests])])
+    order = np.argsort(due_s, kind="stable")
+    due = np.array(due_s)[order]
+    tokens = np.concatenate([[0], np.cumsum(np.array([r.output_tokens for r in requests])[order])])
     first, end = np.arange(due.size), np.searchsorted(due, due + span_s - 1e-6)  # rounded sums do not reach the next one
     return float((end - first).max() / span_s), float((tokens[end] - tokens[first]).max() / span_s)
 

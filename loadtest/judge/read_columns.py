@@ -14,6 +14,7 @@ import numpy as np
 from loadtest.errors import UsageError
 from loadtest.judge.columns import SCALARS, Chunked, ColumnsBuilder, RowColumns, ScheduleColumns
 from loadtest.plan.scenario import Scenario
+from loadtest.plan.schedule import follows
 from loadtest.records import ScheduledRequest, TokenCount, read_lines
 from loadtest.rows_file import read_batches, write_parquet
 
@@ -46,10 +47,10 @@ def _requests(path: Path, digest: Any) -> Iterator[ScheduledRequest]:
                 request = decoder.decode(line)
             except msgspec.DecodeError as exc:
                 raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r})") from exc
-            if request.id != number or (request.due_s or 0.0) < due_s:
+            if not follows(request, number, due_s):
                 out = f"id {request.id} at {request.due_s} s is out of order; make the schedule again"
                 raise UsageError(f"{path}:{number + 1}", out)
-            due_s = request.due_s or 0.0
+            due_s = request.due_s or due_s
             yield request
         else:
             if number >= 0:

@@ -95,6 +95,20 @@ class Throughput(msgspec.Struct, frozen=True):
     """By field: 95 % interval of the rate that a longer run would have (`loadtest.judge.stats.rate_interval`)."""
 
 
+class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All requests of the window that were their conversation's turn ``number``."""
+
+    number: int
+    """From 1."""
+    n: int
+    num_failed: int
+    prompt_tokens: float | None
+    """Mean of what the server counted, all that was said before included; None: it did not say."""
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    """None: it lies among the requests that failed."""
+
+
 class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything a report prints. ``distributions`` and ``throughput`` are empty of an invalid run."""
 
@@ -119,6 +133,8 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """Threats to validity, one sentence each."""
     cost: Cost | None = None
     """None: the run is invalid, or its window empty."""
+    turns: list[Turn] = []
+    """Empty: the scenario has no conversations."""
     tokens: dict[str, int] = {}
     """Output tokens by usage, by chunks and by the tokenizer, and how many rows disagree."""
 

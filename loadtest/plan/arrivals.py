@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.errors import UsageError
-from loadtest.plan.scenario import Arrival, Burst, Closed, Constant, Diurnal, FlashCrowd, Gamma, OnOff, Poisson, Ramp, Step, Trace
+from loadtest.plan.laws import Arrival, Burst, Closed, Constant, Diurnal, FlashCrowd, Gamma, OnOff, Poisson, Ramp, Step, Trace
 
 Times: TypeAlias = NDArray[np.float64]
 

@@ -7,13 +7,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from loadtest.plan.scenario import ARRIVALS, Fault, Length, Observe, RequestClass, Scenario
+from loadtest.plan.laws import ARRIVALS
+from loadtest.plan.scenario import Conversation, Fault, Length, Observe, Pause, RequestClass, Scenario
 from loadtest.plan.slo import PRESETS, Limit
 
 _SECTIONS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("The file", "", Scenario),
     ("requests", "A list.", RequestClass),
-    ("input_tokens, output_tokens", "Of a class of requests.", Length),
+    ("input_tokens, output_tokens, turns", "Of a class of requests.", Length),
+    ("conversation", "Of a class of requests.", Conversation),
+    ("think_s", "Of a conversation.", Pause),
     ("faults", "A list.", Fault),
     ("observe", "", Observe),
 )

@@ -5,12 +5,11 @@ Times are in seconds from the start of the run, rates in requests per second, le
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     SerializerFunctionWrapHandler,
@@ -23,10 +22,9 @@ from pydantic_core import ErrorDetails
 
 from loadtest.errors import UsageError
 from loadtest.inputs import read_text
+from loadtest.plan.laws import ARRIVALS, Arrival, Burst, Closed, Part, Seconds, Trace
 from loadtest.plan.slo import Slo, parse_slo
 
-Rate = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
 
 MAX_SHOWN = 200
@@ -35,115 +33,8 @@ RECORDED = {"recorded": True}
 """Context of a scenario from a manifest: early ones name every field of a length, also those that its law does not use."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class Constant(_Part):
-    """Equal gaps."""
-
-    law: Literal["constant"]
-    rate: Rate
-
-
-class Poisson(_Part):
-    """Independent arrivals: what many users who know nothing of each other make."""
-
-    law: Literal["poisson"]
-    rate: Rate
-
-
-class Gamma(_Part):
-    """Gamma gaps. ``cv`` 1 is Poisson, more is burstier."""
-
-    law: Literal["gamma"]
-    rate: Rate
-    cv: float = Field(ge=0.01, le=20)
-
-
-class OnOff(_Part):
-    """Poisson at ``rate`` for ``on_s``, at ``off_rate`` for ``off_s``, and again."""
-
-    law: Literal["on-off"]
-    rate: Rate
-    off_rate: float = Field(default=0.0, ge=0)
-    on_s: Seconds
-    off_s: Seconds
-
-
-class Ramp(_Part):
-    """Poisson, its rate going in a straight line from ``rate`` to ``to_rate`` over the run."""
-
-    law: Literal["ramp"]
-    rate: Rate
-    to_rate: Rate
-
-
-class Step(_Part):
-    """Poisson at ``rate``, from ``at_s`` on at ``to_rate``."""
-
-    law: Literal["step"]
-    rate: Rate
-    to_rate: Rate
-    at_s: Seconds
-
-
-class FlashCrowd(_Part):
-    """Poisson at ``rate``; from ``at_s`` it rises in ``rise_s`` to ``peak_rate``, holds for ``hold_s`` and falls in ``fall_s``."""
-
-    law: Literal["flash-crowd"]
-    rate: Rate
-    peak_rate: Rate
-    at_s: Seconds
-    rise_s: Seconds = 5.0
-    hold_s: Seconds = 30.0
-    fall_s: Seconds = 30.0
-
-
-class Diurnal(_Part):
-    """Poisson, its rate a sine around ``rate``; starts at the lowest point."""
-
-    law: Literal["diurnal"]
-    rate: Rate
-    amplitude: float = Field(ge=0, le=1)
-    """Share of ``rate`` by which it swings up and down."""
-    period_s: float = Field(gt=0)
-
-
-class Trace(_Part):
-    """Arrivals and lengths of a recorded file."""
-
-    law: Literal["trace"]
-    file: Path
-    """CSV or JSONL; docs/loadtest.md lists the formats. Relative to the scenario's folder."""
-    speed: float = Field(default=1.0, gt=0)
-    """Times are divided by it: 2 replays twice as fast."""
-    dequantise_s: Seconds = 0.0
-    """Times recorded in steps of this length are spread evenly (seeded) over them; 0 replays them as they are."""
-
-
-class Closed(_Part):
-    """A closed loop: this many clients, each sending as soon as its last answer ended. Hides stalls; named so in every report."""
-
-    law: Literal["closed"]
-    concurrency: int = Field(ge=1, le=10_000)
-    max_requests: int = Field(ge=1, le=1_000_000)
-
-
-class Burst(_Part):
-    """All requests at once, at 0."""
-
-    law: Literal["burst"]
-    max_requests: int = Field(ge=1, le=1_000_000)
-
-
-Arrival = Annotated[
-    Constant | Poisson | Gamma | OnOff | Ramp | Step | FlashCrowd | Diurnal | Trace | Closed | Burst, Field(discriminator="law")
-]
-
-
-class Length(_Part):
-    """A number of tokens, drawn for each request."""
+class Length(Part):
+    """A whole number, drawn for each request: of tokens, or of a conversation's turns."""
 
     dist: Literal["constant", "uniform", "exponential", "lognormal"] = "constant"
     """The law that each request's number is drawn from."""
@@ -177,7 +68,24 @@ class Length(_Part):
         return self
 
 
-class RequestClass(_Part):
+class Pause(Part):
+    """A number of seconds, drawn each time."""
+
+    dist: Literal["constant", "exponential"] = "exponential"
+    """The law that each number is drawn from."""
+    mean: Seconds = 10.0
+
+
+class Conversation(Part):
+    """Requests that follow each other: each turn is sent with all that was said before it, the server's own answers included."""
+
+    turns: Length = Length(mean=4, max=100)
+    """How often the user speaks. A conversation ends early by an answer that fails, and with the scenario's ``duration_s``."""
+    think_s: Pause = Pause()
+    """From the end of an answer until the user's next turn is due."""
+
+
+class RequestClass(Part):
     """One kind of request."""
 
     name: str = Field(default="default", pattern=r"^[A-Za-z0-9._-]{1,40}$")
@@ -193,9 +101,9 @@ class RequestClass(_Part):
     token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(ge=0, lt=2**31)]] = (10, 1000)
     """Range of the random ids, both ends included; all must exist in the model's vocabulary."""
     shared_prefix_tokens: int = Field(default=0, ge=0)
-    """So many leading tokens are the same in all requests of the class."""
+    """So many leading tokens are the same in all requests of the class; of a conversation they are its system prompt."""
     input_tokens: Length = Length()
-    """Of the prompt, the shared prefix included; a chat template comes on top."""
+    """Of the prompt, the shared prefix included; a chat template comes on top. Of a conversation: of what the user says in one turn."""
     output_tokens: Length = Length()
     """What ``max_tokens`` of the request is."""
     ignore_eos: bool = True
@@ -205,9 +113,11 @@ class RequestClass(_Part):
     answer, as OpenAI's own field asks; each chunk then counts as one token. For servers that refuse fields which they do not know."""
     temperature: float = Field(default=0.0, ge=0, le=2)
     """0 is greedy: such answers can be compared with those of a reference run."""
+    conversation: Conversation | None = None
+    """Each arrival is that of a user who says several things, one after the other. Works with ``endpoint: chat``."""
     cancel_after_s: float | None = Field(default=None, gt=0)
     """The client goes away so long after sending; counts as cancelled, not as failed."""
-    extra_body: dict[str, JsonValue] = {}
+    extra_body: dict[str, JsonValue] = Field(default={})
     """Further fields of the request's JSON body; they replace ours of the same name."""
 
     @model_validator(mode="after")
@@ -216,10 +126,12 @@ class RequestClass(_Part):
             raise ValueError(f"token_ids: the first one, {self.token_ids[0]}, is above the last one, {self.token_ids[1]}")
         if self.prompt == "ids" and self.endpoint != "completions":
             raise ValueError(f"prompt: ids works with endpoint: completions, not {self.endpoint}; take prompt: text")
+        if self.conversation is not None and self.endpoint != "chat":
+            raise ValueError(f"conversation works with endpoint: chat, not {self.endpoint}; take endpoint: chat and prompt: text")
         return self
 
 
-class Fault(_Part):
+class Fault(Part):
     """Something that is broken on purpose during the run; marked on every plot over time."""
 
     at_s: Seconds
@@ -237,7 +149,7 @@ class Fault(_Part):
     """On the plots, in place of action and process."""
 
 
-class Observe(_Part):
+class Observe(Part):
     """What is recorded of the target once a second."""
 
     metrics_url: str = ""
@@ -267,7 +179,7 @@ class Observe(_Part):
         return self
 
 
-class Scenario(_Part):
+class Scenario(Part):
     """The whole file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")
@@ -303,6 +215,10 @@ class Scenario(_Part):
     observe: Observe = Observe()
     """What is recorded of the target beside the requests."""
 
+    @property
+    def has_conversations(self) -> bool:
+        return any(c.conversation is not None for c in self.requests)
+
     @model_validator(mode="before")
     @classmethod
     def _slo_words(cls, values: Any) -> Any:
@@ -318,6 +234,8 @@ class Scenario(_Part):
             raise ValueError(f"requests: names must differ, got {', '.join(c.name for c in self.requests)}")
         if isinstance(self.arrival, Closed) and self.arrival.concurrency < self.workers:
             raise ValueError(f"arrival.concurrency {self.arrival.concurrency} is below workers {self.workers}")
+        if self.has_conversations and isinstance(self.arrival, Burst | Closed | Trace):
+            raise ValueError(f"arrival.law {self.arrival.law} has no conversations; take one with a rate, such as poisson")
         return self
 
 
@@ -370,13 +288,10 @@ def parse_scenario(values: dict[str, Any], *, folder: Path = Path(), context: An
     return scenario
 
 
-ARRIVALS = {
-    get_args(cls.model_fields["law"].annotation)[0]: cls
-    for cls in (Constant, Poisson, Gamma, OnOff, Ramp, Step, FlashCrowd, Diurnal, Trace, Closed, Burst)
-}
 _SECTIONS: dict[str | int, type[BaseModel]] = {
     **ARRIVALS,
     **{"requests": RequestClass, "input_tokens": Length, "output_tokens": Length},
+    **{"conversation": Conversation, "turns": Length, "think_s": Pause},
     **{"faults": Fault, "observe": Observe, "slo": Slo},
 }
 

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from loadtest.errors import UsageError
-from loadtest.plan.arrivals import Times, due_times, generator
-from loadtest.plan.scenario import Closed, Length, Scenario, Trace
+from loadtest.plan.arrivals import MAX_REQUESTS, Times, due_times, generator
+from loadtest.plan.laws import Closed, Trace
+from loadtest.plan.scenario import Length, Pause, Scenario
 from loadtest.plan.traces import read_trace, recorded_s, replay_times
 from loadtest.plan.workload import fingerprint, splitmix64
 from loadtest.records import ScheduledRequest
@@ -28,7 +29,7 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True)
 class Schedule:
-    """All requests, in the order of id, which is that of due times."""
+    """All requests, in the order of id, which is that of due times. Behind them come the later turns of conversations."""
 
     requests: list[ScheduledRequest]
     num_left_out: int = 0
@@ -42,11 +43,17 @@ class Schedule:
         return hashlib.sha256(_ENCODER.encode_lines(self.requests)).hexdigest()
 
     def part(self, worker: int, num_workers: int) -> list[ScheduledRequest]:
-        """Return the share of one worker, 0 <= worker < num_workers; shares differ in size as coin throws do."""
+        """Return the share of one worker, 0 <= worker < num_workers; shares differ in size as coin throws do.
+
+        One worker has all turns of a conversation.
+        """
         if not 0 <= worker < num_workers:
             raise ValueError(f"worker {worker} of {num_workers}")
-        owners = splitmix64(np.array([r.id for r in self.requests], dtype=np.uint64)) % np.uint64(num_workers)
-        return [r for r, owner in zip(self.requests, owners.tolist(), strict=True) if owner == worker]
+        owners = (splitmix64(np.array([r.id for r in self.requests], dtype=np.uint64)) % np.uint64(num_workers)).tolist()
+        for request in self.requests:
+            if request.after is not None:
+                owners[request.id] = owners[request.after]
+        return [r for r, owner in zip(self.requests, owners, strict=True) if owner == worker]
 
     def write(self, path: Path) -> None:
         """Write one request a line.
@@ -74,17 +81,26 @@ def read_schedule(path: Path) -> Schedule:
         raise UsageError(f"{path}:{len(lines) + 1}", "the schedule is empty or its last line is cut off; make it again")
     decoder = msgspec.json.Decoder(ScheduledRequest)
     requests: list[ScheduledRequest] = []
+    due_s = 0.0
     for number, line in enumerate(lines):
         try:
             request = decoder.decode(line)
         except msgspec.DecodeError as exc:
             raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r})") from exc
-        if request.id != number or (requests and (request.due_s or 0.0) < (requests[-1].due_s or 0.0)):
+        if not follows(request, number, due_s):
             raise UsageError(
                 f"{path}:{number + 1}", f"id {request.id} at {request.due_s} s is out of order; make the schedule again"
             )
+        due_s = request.due_s or due_s
         requests.append(request)
     return Schedule(requests)
+
+
+def follows(request: ScheduledRequest, number: int, due_before_s: float) -> bool:
+    """Whether the request may be on line ``number`` of a schedule, counted from 0, behind one that is due at ``due_before_s``."""
+    if request.after is not None:
+        return request.id == number and 0 <= request.after < number and request.due_s is None
+    return request.id == number and (request.due_s is None or request.due_s >= due_before_s)
 
 
 def make_schedule(scenario: Scenario) -> Schedule:
@@ -114,7 +130,40 @@ def _drawn(scenario: Scenario) -> list[ScheduledRequest]:
         num_outputs[chosen] = lengths(cls.output_tokens, outputs[chosen])
     names = [scenario.requests[index].name for index in which.tolist()]
     columns = zip(due, names, num_inputs.tolist(), num_outputs.tolist(), strict=True)
-    return [ScheduledRequest(number, *column) for number, column in enumerate(columns)]
+    first = [ScheduledRequest(number, *column) for number, column in enumerate(columns)]
+    return first + _later_turns(scenario, first)
+
+
+def _later_turns(scenario: Scenario, first: list[ScheduledRequest]) -> list[ScheduledRequest]:
+    """Return all turns but the first of the conversations that begin with ``first``, conversation after conversation."""
+    later: list[ScheduledRequest] = []
+    for cls in scenario.requests:
+        begun = [request for request in first if request.cls == cls.name]
+        if cls.conversation is None or not begun:
+            continue
+        turns = lengths(cls.conversation.turns, generator(scenario.seed, f"{cls.name}: turns").random(len(begun))) - 1
+        if (num := len(first) + len(later) + int(turns.sum())) > MAX_REQUESTS:
+            raise UsageError(
+                "requests", f"{cls.name}: {num:,} turns, at most {MAX_REQUESTS:,}; lower the rate, duration_s or turns"
+            )
+        drawn = [
+            generator(scenario.seed, f"{cls.name}: {what}").random(int(turns.sum())) for what in ("inputs", "outputs", "pauses")
+        ]
+        inputs, outputs = lengths(cls.input_tokens, drawn[0]).tolist(), lengths(cls.output_tokens, drawn[1]).tolist()
+        pauses = _pauses_s(cls.conversation.think_s, drawn[2]).tolist()
+        columns = zip(inputs, outputs, pauses, strict=True)
+        for request, num in zip(begun, turns.tolist(), strict=True):
+            after = request.id
+            for _ in range(num):
+                number = len(first) + len(later)
+                num_in, num_out, think_s = next(columns)
+                later.append(ScheduledRequest(number, None, cls.name, num_in, num_out, after=after, think_s=think_s))
+                after = number
+    return later
+
+
+def _pauses_s(law: Pause, uniform: Times) -> Times:
+    return np.round(np.full(uniform.shape, law.mean) if law.dist == "constant" else -law.mean * np.log1p(-uniform), 6)
 
 
 def _replayed(scenario: Scenario, trace: Trace) -> Schedule:

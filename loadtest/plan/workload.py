@@ -6,6 +6,7 @@ can make any prompt, in any order, in microseconds. Requests differ in their pro
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,14 @@ def path_of(cls: RequestClass) -> str:
     return _PATHS[cls.endpoint]
 
 
-def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str) -> dict[str, Any]:
+Said = tuple[ScheduledRequest, str]
+"""A turn of a conversation, and the answer to it."""
+
+
+def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str, before: Sequence[Said] = ()) -> dict[str, Any]:
     """Return the JSON body; about 75 us for 512 tokens.
 
+    ``before`` are the turns of its conversation so far.
     ``input_tokens`` counts the prompt itself: marks of its beginning and of a chat template come on top at the server.
     """
     cls = next(c for c in scenario.requests if c.name == request.cls)
@@ -59,11 +65,30 @@ def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str) -> dic
     if cls.prompt == "ids":
         first, last = cls.token_ids
         body["prompt"] = (_prompt(scenario.seed, cls, request, last - first + 1) + first).tolist()
+    elif cls.endpoint == "chat":
+        body["messages"] = _messages(scenario, cls, request, before)
     else:
-        words = _words(scenario.tokenizer)
-        text = " ".join([words[i] for i in _prompt(scenario.seed, cls, request, len(words)).tolist()])
-        body |= {"messages": [{"role": "user", "content": text}]} if cls.endpoint == "chat" else {"prompt": text}
+        body["prompt"] = _text(scenario, _prompt(scenario.seed, cls, request, len(_words(scenario.tokenizer))))
     return body | cls.extra_body
+
+
+def _messages(scenario: Scenario, cls: RequestClass, request: ScheduledRequest, before: Sequence[Said]) -> list[dict[str, str]]:
+    span = len(_words(scenario.tokenizer))
+    if cls.conversation is None:
+        return [{"role": "user", "content": _text(scenario, _prompt(scenario.seed, cls, request, span))}]
+    prefix = _numbers(scenario.seed, f"prefix/{cls.name}", cls.shared_prefix_tokens, span)
+    messages = [{"role": "system", "content": _text(scenario, prefix)}] if prefix.size else []
+    for turn, answer in (*before, (request, None)):
+        said = _numbers(scenario.seed, f"request/{cls.name}/{turn.id}", turn.input_tokens, span)
+        messages.append({"role": "user", "content": _text(scenario, said)})
+        if answer is not None:
+            messages.append({"role": "assistant", "content": answer})
+    return messages
+
+
+def _text(scenario: Scenario, numbers: NDArray[np.int64]) -> str:
+    words = _words(scenario.tokenizer)
+    return " ".join([words[i] for i in numbers.tolist()])
 
 
 def fingerprint(scenario: Scenario) -> str:

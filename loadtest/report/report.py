@@ -16,7 +16,7 @@ from loadtest.audit.findings import KINDS as FINDINGS
 from loadtest.errors import InvalidRun
 from loadtest.judge.autoscale import Autoscaling, StepResult
 from loadtest.judge.compare import QUANTILES, RateRatio, compare_records
-from loadtest.judge.summary import Distribution, Gate, Summary, interval, rate_interval
+from loadtest.judge.summary import Distribution, Gate, Summary, Turn, interval, rate_interval
 from loadtest.plan.scenario import Length, RequestClass
 from loadtest.recorder import write_json
 from loadtest.records import Manifest
@@ -139,6 +139,7 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
         "percentiles": list(map(percentile, QUANTILES)),
         "numbers": list(_numbers(summary)) if valid else [],
         "number_notes": list(_number_notes(summary)) if valid else [],
+        "turns": list(map(_turn, summary.turns)),
         "figures": list(drawn.values()),
         "autoscaling": [_step(step) for step in scaled.steps] if valid and scaled else [],
         "threats": summary.threats,
@@ -212,7 +213,12 @@ def _class_words(cls: RequestClass) -> str:
     stream = "stream" if cls.stream else "no stream"
     eos = "EOS ignored" if cls.ignore_eos else "until EOS"
     prefix = f", {cls.shared_prefix_tokens} of them shared" if cls.shared_prefix_tokens else ""
-    words = f"{cls.endpoint}, {stream}, prompt of {_length(cls.input_tokens)} tokens{prefix}, output of {_length(cls.output_tokens)} tokens"
+    prompt = f"prompt of {_length(cls.input_tokens)} tokens{prefix}"
+    if (talk := cls.conversation) is not None:
+        pause = f"{talk.think_s.mean:g} s ({talk.think_s.dist}) after the answer before"
+        prompt = f"conversations of {_length(talk.turns)} turns, each {pause} and of {_length(cls.input_tokens)} tokens, "
+        prompt += f"system prompt of {cls.shared_prefix_tokens} tokens"
+    words = f"{cls.endpoint}, {stream}, {prompt}, output of {_length(cls.output_tokens)} tokens"
     return f"{words}, {eos}, temperature {cls.temperature:g}, weight {cls.weight:g}"
 
 
@@ -267,6 +273,12 @@ def _number_notes(summary: Summary) -> Iterator[str]:
     yield f"The window is {steady}. Stalls: {summary.num_stalls}. Reads that held several events: {share(summary.coalesced_share)}."
     if summary.tokens:
         yield "Output tokens: " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in summary.tokens.items()) + "."
+
+
+def _turn(turn: Turn) -> list[str]:
+    prompt = "–" if turn.prompt_tokens is None else f"{turn.prompt_tokens:,.0f}"
+    waits = ("∞ (failed)" if value is None else seconds([value])[0] for value in (turn.ttft_p50_s, turn.ttft_p95_s))
+    return [str(turn.number), prompt, *waits, str(turn.n), str(turn.num_failed)]
 
 
 def _step(result: StepResult) -> tuple[str, ...]:

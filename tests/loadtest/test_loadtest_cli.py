@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from loadtest.cli import api_key, app, audit
 from loadtest.errors import AuditMismatch, LoadtestError, UsageError
 from loadtest.judge.analysis import analyse
+from loadtest.plan.laws import Poisson
 from loadtest.plan.overrides import overrides, scenario_of
-from loadtest.plan.scenario import Poisson
 from loadtest.recorder import write_json
 from tests.loadtest.judge.test_analysis import ended, write_run
 

@@ -51,7 +51,7 @@ class Laws:
                 return failure
         return None
 
-    def timing(self, request_id: str, *, arrival_s: float, num_chunks: int) -> Timing:
+    def timing(self, request_id: str, *, arrival_s: float, num_chunks: int, prompt_tokens: int = 0) -> Timing:
         """Return its times, and take a slot until the last chunk is made; without chunks none."""
         arrival = self.server_time(arrival_s)
         accepted_s = self.real_time(arrival)
@@ -59,7 +59,8 @@ class Laws:
             return Timing(arrival_s, accepted_s, accepted_s, [], [])
         start = max(arrival, self._free_at[0]) if self._free_at else arrival
         factor = self._slowness(start)
-        made = [start + factor * part for part in self._parts(request_id, num_chunks)]
+        prompt_s = self._law.prompt_token_s * prompt_tokens
+        made = [start + factor * (prompt_s + part) for part in self._parts(request_id, num_chunks)]
         if self._free_at:
             heapq.heapreplace(self._free_at, made[-1])
         edge = self._law.edge.quantile(self.uniforms(request_id, "edge")[0])

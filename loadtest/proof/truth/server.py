@@ -246,7 +246,7 @@ class Server:
             entry.injected = failure.kind
             entry.status = {"status": failure.status, "drop": 0}.get(failure.kind, 200)
             num_chunks *= failure.kind not in ("drop", "status", "html")  # these never get as far as a slot
-        timing = self._laws.timing(key, arrival_s=arrival_s, num_chunks=num_chunks)
+        timing = self._laws.timing(key, arrival_s=arrival_s, num_chunks=num_chunks, prompt_tokens=asked.prompt_tokens)
         self.ledger.begin(entry, asked, timing)
         return Answer(asked, self.law, timing, failure, number=entry.number, created=int(entry.arrival_unix_s)).steps()
 

@@ -111,6 +111,8 @@ class Law(_Part):
     model: str = "truth"
     ttft: Distribution = Constant(s=0.1)
     """From the start in a slot to the first chunk: the prefill."""
+    prompt_token_s: Seconds = 0.0
+    """Added to ``ttft`` for each token of the prompt."""
     gap: Distribution = Constant(s=0.02)
     """Between chunks, one draw for each."""
     service: Distribution | None = None

@@ -11,7 +11,7 @@ from scipy import stats
 
 from loadtest.errors import UsageError
 from loadtest.plan.arrivals import due_times
-from loadtest.plan.scenario import Arrival
+from loadtest.plan.laws import Arrival
 
 DURATION_S = 900.0
 MILLISECONDS = np.arange(0.0, DURATION_S, 1e-3) + 0.5e-3

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 import loadtest
 from loadtest.cli import app
+from loadtest.plan.laws import ARRIVALS
 from loadtest.plan.reference import json_schema, page
-from loadtest.plan.scenario import ARRIVALS, Fault, Length, Observe, RequestClass, Scenario
+from loadtest.plan.scenario import Fault, Length, Observe, RequestClass, Scenario
 
 SHIPPED = sorted(Path(loadtest.__file__).with_name("scenarios").glob("*.yaml"))
 

@@ -1,5 +1,6 @@
 """Scenarios: what is written is read again, and what a law does not use is refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,23 @@ def test_manifests_that_name_every_field_can_still_be_read() -> None:
 def test_a_file_without_an_end_is_no_scenario(path: str) -> None:
     with pytest.raises(UsageError, match=f"{path}: holds more than 1,048,576 characters"):
         load_scenario(Path(path))
+
+
+@pytest.mark.parametrize(
+    ("arrival", "cls", "problem"),
+    [
+        ({"law": "poisson", "rate": 1}, {"prompt": "text"}, "conversation works with endpoint: chat, not completions"),
+        (
+            {"law": "closed", "concurrency": 2, "max_requests": 9},
+            {},
+            "arrival.law closed has no conversations; take one with a rate",
+        ),
+        ({"law": "burst", "max_requests": 9}, {}, "arrival.law burst has no conversations"),
+        ({"law": "poisson", "rate": 1}, {"conversation": {"think_s": 3}}, "think_s: must be a mapping with keys of dist, mean"),
+        ({"law": "poisson", "rate": 1}, {"conversation": {"turn": 3}}, "did you mean turns?"),
+    ],
+)
+def test_conversations_that_cannot_be_held_are_refused(arrival: dict[str, Any], cls: dict[str, Any], problem: str) -> None:
+    asked = {"endpoint": "completions" if "prompt" in cls else "chat", "prompt": "text", "conversation": {}, **cls}
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        parse_scenario({"name": "x", "arrival": arrival, "requests": [asked]})

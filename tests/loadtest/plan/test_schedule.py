@@ -185,3 +185,49 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         read_schedule(tmp_path / "missing.jsonl")
     with pytest.raises(UsageError, match="cannot be written: Is a directory"):
         Schedule([]).write(tmp_path)
+
+
+TALK: dict[str, Any] = {
+    "name": "talk",
+    "endpoint": "chat",
+    "prompt": "text",
+    "input_tokens": {"dist": "uniform", "min": 5, "max": 50},
+    "conversation": {"turns": {"dist": "uniform", "min": 1, "max": 6}, "think_s": {"mean": 3}},
+}
+
+
+def test_later_turns_stand_behind_all_arrivals_and_move_none_of_them(tmp_path: Path) -> None:
+    alone = {name: value for name, value in TALK.items() if name != "conversation"}
+    plain = make_schedule(scenario(requests=[*MIXED, alone])).requests
+    made = make_schedule(scenario(requests=[*MIXED, TALK]))
+    first, later = made.requests[: len(plain)], made.requests[len(plain) :]
+    assert [(r.due_s, r.cls, r.input_tokens, r.output_tokens) for r in first] == [
+        (r.due_s, r.cls, r.input_tokens, r.output_tokens) for r in plain
+    ]
+    assert {(r.cls, r.due_s) for r in later} == {("talk", None)}
+    before = [r.after for r in later]
+    assert len(set(before)) == len(before)
+    assert all(made.requests[r.after or 0].cls == "talk" for r in later)
+    begun = sum(r.cls == "talk" for r in first)
+    assert stats.binomtest(len(later), 5 * begun, 0.5).pvalue > 0.001
+    assert stats.kstest([r.think_s for r in later], stats.expon(scale=3).cdf).pvalue > 0.01
+    made.write(tmp_path / "schedule.jsonl")
+    assert read_schedule(tmp_path / "schedule.jsonl") == made
+
+
+def test_one_worker_has_all_turns_of_a_conversation() -> None:
+    made = make_schedule(scenario(requests=[*MIXED, TALK]))
+    parts = [made.part(worker, 3) for worker in range(3)]
+    assert sorted(r.id for part in parts for r in part) == [r.id for r in made.requests]
+    for part in parts:
+        ids = {r.id for r in part}
+        assert all(r.after in ids for r in part if r.after is not None)
+
+
+@pytest.mark.parametrize("line", ['"due_s":null,"after":1', '"due_s":null,"after":-1', '"due_s":3.0,"after":0'])
+def test_a_later_turn_that_comes_before_its_turn_or_has_a_time_is_out_of_order(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "schedule.jsonl"
+    lengths_ = '"cls":"talk","input_tokens":1,"output_tokens":1'
+    path.write_text(f'{{"id":0,"due_s":1.0,{lengths_}}}\n{{"id":1,{line},{lengths_}}}\n')
+    with pytest.raises(UsageError, match="out of order"):
+        read_schedule(path)

@@ -156,3 +156,16 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_run(tmp_path: Pat
             make_schedule(scenario(TEXT, tokenizer=path))
         assert caught.value.where == "tokenizer"
         assert words in caught.value.problem
+
+
+def test_a_later_turn_is_sent_with_all_that_was_said_before_it() -> None:
+    talk = {**TEXT, "endpoint": "chat", "shared_prefix_tokens": 4, "conversation": {}}
+    arrival = {"law": "poisson", "rate": 1}
+    made = parse_scenario({"name": "test", "seed": 7, "arrival": arrival, "requests": [talk]})
+    first, second = asked(0, tokens=3), ScheduledRequest(9, None, "a", 5, 6, after=0)
+    begin = body_of(made, first, model="m")["messages"]
+    then = body_of(made, second, model="m", before=[(first, "an answer")])["messages"]
+    assert [m["role"] for m in then] == ["system", "user", "assistant", "user"]
+    assert then[:2] == begin
+    assert then[2]["content"] == "an answer"
+    assert [len(m["content"].split()) for m in then] == [4, 3, 2, 5]

@@ -1,0 +1,122 @@
+"""The laws of arrival that a scenario can name, with the keys of each."""
+
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Rate = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Constant(Part):
+    """Equal gaps."""
+
+    law: Literal["constant"]
+    rate: Rate
+
+
+class Poisson(Part):
+    """Independent arrivals: what many users who know nothing of each other make."""
+
+    law: Literal["poisson"]
+    rate: Rate
+
+
+class Gamma(Part):
+    """Gamma gaps. ``cv`` 1 is Poisson, more is burstier."""
+
+    law: Literal["gamma"]
+    rate: Rate
+    cv: float = Field(ge=0.01, le=20)
+
+
+class OnOff(Part):
+    """Poisson at ``rate`` for ``on_s``, at ``off_rate`` for ``off_s``, and again."""
+
+    law: Literal["on-off"]
+    rate: Rate
+    off_rate: float = Field(default=0.0, ge=0)
+    on_s: Seconds
+    off_s: Seconds
+
+
+class Ramp(Part):
+    """Poisson, its rate going in a straight line from ``rate`` to ``to_rate`` over the run."""
+
+    law: Literal["ramp"]
+    rate: Rate
+    to_rate: Rate
+
+
+class Step(Part):
+    """Poisson at ``rate``, from ``at_s`` on at ``to_rate``."""
+
+    law: Literal["step"]
+    rate: Rate
+    to_rate: Rate
+    at_s: Seconds
+
+
+class FlashCrowd(Part):
+    """Poisson at ``rate``; from ``at_s`` it rises in ``rise_s`` to ``peak_rate``, holds for ``hold_s`` and falls in ``fall_s``."""
+
+    law: Literal["flash-crowd"]
+    rate: Rate
+    peak_rate: Rate
+    at_s: Seconds
+    rise_s: Seconds = 5.0
+    hold_s: Seconds = 30.0
+    fall_s: Seconds = 30.0
+
+
+class Diurnal(Part):
+    """Poisson, its rate a sine around ``rate``; starts at the lowest point."""
+
+    law: Literal["diurnal"]
+    rate: Rate
+    amplitude: float = Field(ge=0, le=1)
+    """Share of ``rate`` by which it swings up and down."""
+    period_s: float = Field(gt=0)
+
+
+class Trace(Part):
+    """Arrivals and lengths of a recorded file."""
+
+    law: Literal["trace"]
+    file: Path
+    """CSV or JSONL; docs/loadtest.md lists the formats. Relative to the scenario's folder."""
+    speed: float = Field(default=1.0, gt=0)
+    """Times are divided by it: 2 replays twice as fast."""
+    dequantise_s: Seconds = 0.0
+    """Times recorded in steps of this length are spread evenly (seeded) over them; 0 replays them as they are."""
+
+
+class Closed(Part):
+    """A closed loop: this many clients, each sending as soon as its last answer ended. Hides stalls; named so in every report."""
+
+    law: Literal["closed"]
+    concurrency: int = Field(ge=1, le=10_000)
+    max_requests: int = Field(ge=1, le=1_000_000)
+
+
+class Burst(Part):
+    """All requests at once, at 0."""
+
+    law: Literal["burst"]
+    max_requests: int = Field(ge=1, le=1_000_000)
+
+
+Arrival = Annotated[
+    Constant | Poisson | Gamma | OnOff | Ramp | Step | FlashCrowd | Diurnal | Trace | Closed | Burst, Field(discriminator="law")
+]
+
+ARRIVALS = {
+    get_args(cls.model_fields["law"].annotation)[0]: cls
+    for cls in (Constant, Poisson, Gamma, OnOff, Ramp, Step, FlashCrowd, Diurnal, Trace, Closed, Burst)
+}
+"""By its name in a file."""
