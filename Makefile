@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe demo demo-autoscaling docs lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -179,7 +179,8 @@ docs: .venv-docs/.installed ## the documentation as a site in build/site, withou
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --clean
 	@echo "open build/site/index.html"
 
-docs-files: .venv ## renew docs/configuration.md and docs/openapi.json, which are made from the code
+docs-files: .venv ## renew docs/configuration.md, docs/scenario.md and docs/openapi.json, which are made from the code
+	$(BIN)/serve-app-loadtest schema --markdown > docs/scenario.md
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m tools.openapi
 

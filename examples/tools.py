@@ -3,8 +3,8 @@
 python examples/tools.py
 
 The model's `frontend_args` have to name vLLM's parser of calls: {enable_auto_tool_choice: true, tool_call_parser: hermes}.
-`tool_choice` names the function, so that any model can be asked: the engine emits arguments that fit the function's schema. A model
-that was trained for tools can choose itself (`tool_choice: auto`).
+`tool_choice` names the function, so that any model can be asked, and `strict` has the engine emit arguments that fit the function's schema.
+A model that was trained for tools can choose itself (`tool_choice: auto`).
 """
 
 import argparse
@@ -16,6 +16,7 @@ import requests
 WEATHER = {
     "name": "get_weather",
     "description": "The weather in a city.",
+    "strict": True,  # the arguments have to fit the schema; without it the model writes what it likes
     "parameters": {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 30}},

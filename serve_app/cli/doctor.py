@@ -25,8 +25,9 @@ from serve_app.cli.startable import refuse_missing_checkpoint, refuse_taken_port
 from serve_app.config import ModelSettings, Settings, mapping_in, parse_settings, problems, read_text
 from serve_app.errors import CheckpointError, ConfigError, ListenFailed
 
-PROCESS_GIB = 1.0
-"""Memory of a process that has imported vLLM, an ingress or an engine with its supervisor, without weights and KV cache."""
+RAY_GIB, INGRESS_GIB, REPLICA_GIB = 0.5, 1.0, 1.25
+"""Memory of Ray's own processes, of an ingress, and of an engine with its supervisor, without weights and KV cache: resident sizes of a
+running fleet, rounded up."""
 _STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 _NVIDIA_SMI_LIMIT_S = 20
 
@@ -153,14 +154,13 @@ def _missing(model: ModelSettings) -> str:
 def needed_bytes(settings: Settings) -> int:
     """Return an estimate of the memory that the smallest fleet takes on one machine.
 
-    It is `PROCESS_GIB` for each ingress and each replica, and the KV cache of replicas that compute on CPUs. Weights are not counted.
+    It is Ray's, each ingress's and each replica's own, and the KV cache of replicas that compute on CPUs. Weights are not counted.
     """
-    processes, cache_gib = settings.ingress.replicas.min, 0.0
+    needed_gib = RAY_GIB + INGRESS_GIB * settings.ingress.replicas.min
     for model in settings.models.values():
-        processes += model.replicas.min
-        if model.device == "cpu" and model.simulated is None:
-            cache_gib += model.kv_cache_gib * model.replicas.min
-    return int((processes * PROCESS_GIB + cache_gib) * GIB)
+        computes_here = model.device == "cpu" and model.simulated is None
+        needed_gib += (REPLICA_GIB + model.kv_cache_gib * computes_here) * model.replicas.min
+    return int(needed_gib * GIB)
 
 
 def _available_bytes() -> int:

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import subprocess
@@ -73,6 +74,13 @@ def test_explain_says_what_a_decision_was_made_from(log: Path) -> None:
     assert "\n\nchat, 2026-09-21T14:23:19Z: stays at" in both
     assert both.startswith("(ingresses), 2026-09-21T14:23:19Z: stays at 1, because ")
     assert "silent    ingress-2" in both
+
+
+def test_explain_prints_the_decision_itself_as_json(log: Path) -> None:
+    told = json.loads(run("explain", "-f", log, "--model", "chat", "--json").stdout)
+    words = run("explain", "-f", log, "--model", "chat").stdout
+    assert (set(told["decided"]), told["time"]) == ({"chat"}, START + 599)
+    assert re.search(rf"(stays at|->) {told['decided']['chat']['desired']}, because", words)
 
 
 def test_explain_says_that_nobody_asks_a_model_at_zero(tmp_path: Path) -> None:

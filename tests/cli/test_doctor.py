@@ -8,8 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli import findings
+from serve_app.cli.demo import EXAMPLE
+from serve_app.cli.doctor import needed_bytes
 from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.main import app
+from serve_app.config import load_settings
 from serve_app.descriptors import SPARE
 
 CONFIG = """
@@ -69,6 +72,11 @@ def test_limits_are_judged_at_their_edge() -> None:
     assert findings.descriptors(256, 4096, 400).remedy == "ulimit -n 4096"
     assert [findings.shared_memory(n, GIB).state for n in (GIB, GIB - 1)] == ["ok", "error"]
     assert [findings.memory(n, GIB).state for n in (GIB, GIB - 1)] == ["ok", "warning"]
+
+
+def test_the_example_for_cpus_needs_what_the_readme_asks_for() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"{needed_bytes(load_settings(EXAMPLE)) // GIB} GiB of free memory" in readme
 
 
 def test_this_machine_can_start_a_simulated_fleet(tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ def test_a_rollout_is_watched_until_the_new_cluster_is_the_active_one(kubernetes
     )
 
 
+def test_how_it_ended_is_json_on_demand(kubernetes: FakeKubernetes) -> None:
+    kubernetes.services["demo"] = [UPGRADED]
+    code, lines = rollout("--json")
+    assert (code, json.loads(lines[-1])["rollout"]["kind"]) == (0, "done")
+
+
 def test_the_old_state_right_after_a_change_is_not_taken_for_the_end(kubernetes: FakeKubernetes) -> None:
     in_place = rayservice(generation=2, observed=2, active=cluster("demo-old", application="DEPLOYING"))
     done = rayservice(generation=2, observed=2)

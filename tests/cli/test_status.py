@@ -95,6 +95,13 @@ def test_an_ingress_is_asked_by_http_for_what_the_fleet_page_shows() -> None:
     assert "fake#replica#a" in out.getvalue()
 
 
+def test_an_address_where_nothing_listens_is_told_in_one_sentence() -> None:
+    with pytest.raises(
+        ClusterFailed, match=r"^nothing answers at http://127.0.0.1:1; is the service up, and its address right\?$"
+    ):
+        asked_by_http("http://127.0.0.1:1")
+
+
 def test_a_missing_key_is_told_with_the_way_out() -> None:
     with (
         fake_service(asks_for_key=True) as fake,
