@@ -34,9 +34,9 @@ def make_engine(tiny_llama: Path) -> Iterator[Callable[..., Any]]:
     def make(simulated: Mapping[str, Any] = FAST, **engine_args: Any) -> Any:
         return LLM(
             model=str(tiny_llama),
-            distributed_executor_backend="serve_app.simulated.executor.SimulatedExecutor",
-            additional_config={"simulated": {"time_scale": 1e-6, **simulated}},
             **{
+                "distributed_executor_backend": "serve_app.simulated.executor.SimulatedExecutor",
+                "additional_config": {"simulated": {"time_scale": 1e-6, **simulated}},
                 "max_model_len": 512,
                 "block_size": 16,
                 "enforce_eager": True,
