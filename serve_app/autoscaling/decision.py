@@ -162,7 +162,8 @@ class ModelAutoscaler:
     def _kept(self, seen: Observation, wishes: _Wishes) -> int:
         """Return how many replicas stay: the most that was needed while needs are remembered."""
         asked = max((wishes.asked.get(name, 0) for name in MISMEASURED), default=0)
-        corrected = self._needs.corrected(wishes.demand, asked=asked, target=seen.target)
+        wished = max(wishes.asked.values(), default=0)
+        corrected = self._needs.corrected(wishes.demand, asked=asked, wished=wished, target=seen.target)
         # The minimum too: one that a schedule lowers lets go as late as any other need.
         needs = (*wishes.asked.values(), wishes.low, seen.minimum, min(seen.target, corrected))
         return self._needs.kept(needs, keep_s(self._cold_start_s), target=seen.target)
