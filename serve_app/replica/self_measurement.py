@@ -65,10 +65,11 @@ class _Measurement:
         self._vocabulary = config.model_config.get_vocab_size()
         self._max_len = config.model_config.max_model_len
         self._max_batched_tokens = scheduler.max_num_batched_tokens
-        # Without a prefix cache each sequence would have to compute the tokens behind it, for longer than all that is timed.
-        self._context = min(CONTEXT_TOKENS if cache.enable_prefix_caching else 1, self._max_len - DECODES - 1)
+        self._context = max(1, min(CONTEXT_TOKENS, self._max_len - DECODES - 1))
+        # Without a prefix cache each of many sequences would have to compute the tokens behind it, for longer than all that is timed.
+        self._shared_context = self._context if cache.enable_prefix_caching else 1
         room = (cache.num_gpu_blocks or 0) * cache.block_size // 2
-        self._max_sequences = min(scheduler.max_num_seqs, room // max(1, self._context + DECODES))
+        self._max_sequences = min(scheduler.max_num_seqs, room // (self._context + DECODES))
         self._context_token_s: float | None = None
         """What a token of the first prompt took, which is more than it costs: the first step of all is a slow one."""
         self._num_prompts = 0
@@ -76,12 +77,14 @@ class _Measurement:
     def batches(self) -> list[TimedBatch]:
         """Time the batches, those without which nothing is known first; fewer where the time is over."""
         sizes = list(dict.fromkeys(min(n, self._max_sequences) for n in SEQUENCES if self._max_sequences > 0))
-        kinds = [*(partial(self._decodes, n) for n in sizes[:1]), self._chunks, *(partial(self._decodes, n) for n in sizes[1:])]
+        decodes: list[Callable[[], TimedBatch | None]] = [partial(self._decodes, n) for n in sizes]
+        kinds = [*decodes[:1], self._chunks, *decodes[1:]]
         return [batch for kind in kinds if self._now() < self._ends_at and (batch := kind()) is not None]
 
     def _decodes(self, num_sequences: int) -> TimedBatch | None:
         """Time steps in which so many sequences decode."""
-        context = [1 + i % (self._vocabulary - 1) for i in range(max(1, self._context))]
+        length = self._context if num_sequences == 1 else self._shared_context
+        context = [1 + i % (self._vocabulary - 1) for i in range(length)]
         made = dict.fromkeys(range(num_sequences), 0)
         seconds: list[float] = []
         counts: list[int] = []
