@@ -24,13 +24,12 @@ def replica_deployment(model: ModelSettings) -> str:
 
 def scaled_models(settings: Settings) -> list[ModelSettings]:
     """Return the models whose number of replicas may change."""
-    return [m for m in settings.models.values() if m.replicas.min != m.replicas.max]
+    return [m for m in settings.models.values() if m.replicas.is_scaled]
 
 
 def is_scaled(settings: Settings) -> bool:
     """Return whether anything may be scaled."""
-    replicas = settings.ingress.replicas
-    return bool(scaled_models(settings)) or replicas.min != replicas.max
+    return bool(scaled_models(settings)) or settings.ingress.replicas.is_scaled
 
 
 def rules_of(settings: Settings) -> Rules:

@@ -1,10 +1,10 @@
 """How much one replica can do within the SLO, from measured step times. Pure.
 
 A step takes ``step_s`` however small its batch, and ``output_token_s`` more for each token it decodes and ``prompt_token_s`` for
-each it prefills: the three are fitted to what replicas report (`StepCosts`). A request of P prompt and O output tokens is then
-O x output_token_s + P x prompt_token_s seconds of *work*, of which a replica can do one second per second at most: the
-utilization u is work per second and replica. With Poisson arrivals, the batch is a birth-death process that a request leaves with
-rate 1 / (O x step time): its stationary law is negative binomial with r = step_s / b + 1 and p = u, where b is the work per
+each it prefills. Replicas measure the three at their start, and `StepCosts` fits them to what they report later. A request of P prompt
+and O output tokens is then O x output_token_s + P x prompt_token_s seconds of *work*, of which a replica can do one second per second at
+most: the utilization u is work per second and replica. With Poisson arrivals, the batch is a birth-death process that a request leaves
+with rate 1 / (O x step time): its stationary law is negative binomial with r = step_s / b + 1 and p = u, where b is the work per
 output token; mean r u / (1 - u), variance r u / (1 - u)^2. The batch must stay, with `TAIL` standard deviations to spare, where
 the SLO, the KV cache and max_num_seqs allow it, which gives the utilization to aim at in closed form (`Capacity.utilization`).
 Of n replicas among which requests go where the least is left to do, each has 1 / sqrt(n) of the deviation.
@@ -14,6 +14,8 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from serve_app.core.step_costs import Array, MeasuredCosts, non_negative_least_squares
 
 TAIL = 1.645
 """Standard deviations above the mean batch that must still keep the SLO: 95 % of the time for a normal law."""
@@ -32,7 +34,11 @@ FASTEST = 1e4
 NOISE = 0.1
 """Relative deviation of a window that lasts a second from what its counts cost: members report at different moments."""
 PRIOR_OUTPUT, PRIOR_PROMPT = (0.005, 0.02), (0.01, 0.05)
-"""What a token costs of a step, and how much more or less it may be: decode steps mostly read the weights, of whatever size."""
+"""What a token costs of a step, and how much more or less it may be, where no replica has measured it. A decode step mostly reads the
+weights, whatever its batch."""
+OTHER_BATCHES, LEAST_ERROR = 0.2, 0.001
+"""A cost that replicas measured at their start is believed to a fifth of itself, and no better than to a thousandth of a step: the load's
+contexts and prompts are not those of the timed batches."""
 LEAST_BATCH, RETURN_BATCH = 1.0, 2.0
 """A limit that allows fewer than 1 request at once is ignored; it is respected again once it allows 2."""
 
@@ -72,7 +78,8 @@ class StepCosts:
 
     One request at a time makes as many steps as tokens, and a constant load always as many tokens a step: neither tells the cost of a step
     from that of its tokens. Such windows replace what was known along the direction that they show and leave the others as they were
-    (directional forgetting, Cao and Schwartz 2000). Where no window ever told two costs apart, `_prior` does.
+    (directional forgetting, Cao and Schwartz 2000). Where no window ever told two costs apart, what replicas measured at their start does
+    (`start_from`), or `_guess` where none has measured.
     """
 
     _gram: list[list[float]] = field(default_factory=lambda: [[0.0] * 3] * 3)
@@ -84,6 +91,11 @@ class StepCosts:
     _num_off: int = 0
     """Windows in a row that took longer than fitted; negative: that took less long."""
     _times: StepTimes | None = None
+    _measured: MeasuredCosts | None = None
+
+    def start_from(self, measured: MeasuredCosts | None) -> None:
+        """Take what the replicas that there are measured at their start; None of them: what is known of earlier ones stays."""
+        self._measured = measured or self._measured
 
     def add(self, interval_s: float, *, steps: float, busy_s: float, output_tokens: float, prefilled_tokens: float) -> None:
         """Take in what all replicas did in an interval."""
@@ -103,11 +115,18 @@ class StepCosts:
         gram, moment = gram + weight * np.outer(x, x), moment + weight * x
         self._gram, self._moment = gram.tolist(), moment.tolist()
         self._num_windows += 1
-        if self._num_windows >= MIN_WINDOWS:
-            pace = x[0] if self._times is None else 1 / max(self._times.step_s, 1e-9)
-            self._times = StepTimes(*_non_negative_least_squares(gram + _prior(min(pace, FASTEST)), moment))
+        if self._measured is not None or self._num_windows >= MIN_WINDOWS:
+            prior, prior_moment = self._prior(x[0])
+            self._times = StepTimes(*non_negative_least_squares(gram + prior, moment + prior_moment))
 
-    def _remembered(self, x: np.ndarray, weight: float) -> tuple[np.ndarray, np.ndarray]:
+    def _prior(self, steps_per_s: float) -> tuple[Array, Array]:
+        """Return gram matrix and moment of what is believed beside the windows, in units of a window's own noise."""
+        if (measured := self._measured) is not None:
+            return _belief(measured)
+        pace = steps_per_s if self._times is None else 1 / max(self._times.step_s, 1e-9)
+        return _guess(min(pace, FASTEST)), np.zeros(3)
+
+    def _remembered(self, x: Array, weight: float) -> tuple[Array, Array]:
         """Return what remains of the windows before one with counts ``x`` per busy second."""
         gram, moment = np.array(self._gram), np.array(self._moment)
         if self._is_outdated(x):
@@ -119,7 +138,7 @@ class StepCosts:
         part = (1 - MEMORY) / known
         return gram - part * np.outer(along, along), moment - part * along * float(x @ moment)
 
-    def _is_outdated(self, x: np.ndarray) -> bool:
+    def _is_outdated(self, x: Array) -> bool:
         """Note whether a window with counts ``x`` per busy second contradicts the fit; return whether so many did that it is wrong."""
         if self._times is None:
             return False
@@ -129,12 +148,38 @@ class StepCosts:
         return abs(self._num_off) >= CONTRADICTIONS
 
     def times(self) -> StepTimes | None:
-        """Return the fitted times; None until `MIN_WINDOWS` windows of load have been seen."""
+        """Return the fitted times; before any load what replicas measured at their start; None while there is neither.
+
+        Without such a measurement the fit begins with `MIN_WINDOWS` windows of load.
+        """
+        if self._times is None and (measured := self._measured) is not None:
+            return StepTimes(measured.step_s, measured.output_token_s, measured.prompt_token_s)
         return self._times
 
+    def taught(self) -> tuple[float, float, float] | None:
+        """Return what share of each cost's variance the load has removed since replicas measured it, 0..1; None if none has measured.
 
-def _prior(pace: float) -> np.ndarray:
-    """Return what is believed of costs before they are measured, as a gram matrix of two rows that should be zero.
+        In the order of `StepTimes`. Near 0 the cost is still the measured one, near 1 the measurement no longer matters.
+        """
+        if self._measured is None:
+            return None
+        prior, _ = _belief(self._measured)
+        left = np.diag(np.linalg.inv(np.array(self._gram) + prior)) * np.diag(prior)
+        step, output, prompt = (min(1.0, max(0.0, 1 - value)) for value in left.tolist())
+        return step, output, prompt
+
+
+def _belief(measured: MeasuredCosts) -> tuple[Array, Array]:
+    """Return what a measurement says as gram matrix and moment, in units of a window's own noise: each cost, give or take its error."""
+    costs = np.array([measured.step_s, measured.output_token_s, measured.prompt_token_s])
+    own = np.array([measured.step_error_s, measured.output_token_error_s, measured.prompt_token_error_s])
+    errors = np.maximum(np.hypot(own, OTHER_BATCHES * costs), max(LEAST_ERROR * measured.step_s, 1e-9))
+    weights = (NOISE / errors) ** 2
+    return np.diag(weights), weights * costs
+
+
+def _guess(pace: float) -> Array:
+    """Return what is believed of costs that no replica has measured, as a gram matrix of two rows that should be zero.
 
     A row says (cost of a token - `ratio` x cost of a step) = 0 +- `spread` x cost of a step, in units of a window's own noise. So it is
     outweighed by the first windows with batches that differ, and decides only where all were alike. Its right side is zero.
@@ -148,29 +193,6 @@ def _prior(pace: float) -> np.ndarray:
         row[0], row[token] = -ratio, 1.0
         gram += np.outer(row, row) * (NOISE * pace / spread) ** 2
     return gram
-
-
-def _non_negative_least_squares(gram: np.ndarray, moment: np.ndarray) -> tuple[float, float, float]:
-    """Return the x >= 0 that minimizes |A x - y|, of gram = A'A and moment = A'y.
-
-    Three unknowns: the best of all 8 supports is the answer, found in the scale of each column.
-    """
-    scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
-    scaled = gram / np.outer(scale, scale) + ROUNDING * np.eye(3)
-    target = moment / scale
-    best, best_value = np.zeros(3), 0.0
-    for support in SUPPORTS:
-        x = np.zeros(3)
-        x[support] = np.linalg.solve(scaled[np.ix_(support, support)], target[support])
-        value = float(x @ scaled @ x - 2 * target @ x)
-        if (x >= 0).all() and value < best_value:
-            best, best_value = x, value
-    step_s, output_s, prompt_s = best / scale
-    return float(step_s), float(output_s), float(prompt_s)
-
-
-ROUNDING = 1e-9
-SUPPORTS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

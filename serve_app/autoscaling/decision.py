@@ -31,6 +31,10 @@ MISMEASURED = ("kv cache full", "late first tokens")
 """Guards that say that replicas can do less than was measured."""
 LATE_GUARD = 0.1
 """Share of first tokens later than the SLO at which one more replica is asked for."""
+LENGTHS_S = 15.0
+"""For so long after the first answer has ended nothing is said of how long answers are: the short ones end first."""
+TAUGHT = ("taught_step", "taught_output_token", "taught_prompt_token")
+"""Of each cost, the share that the load has taught since replicas measured it; among a decision's inputs where one has."""
 LEARN_SILENT = 0.1
 """Share of silent members above which steps and tokens do not belong together well enough to learn from them."""
 
@@ -111,6 +115,8 @@ class ModelAutoscaler:
     """Limits of the SLO that no number of replicas keeps."""
     _cold_start_s: float = DEFAULT_COLD_START_S
     _unproven: int = 0
+    _answered_at: float | None = None
+    """When an answer was first seen to end."""
 
     @property
     def unproven(self) -> int:
@@ -121,6 +127,11 @@ class ModelAutoscaler:
     def cold_start_s(self) -> float:
         """What a start took when one was measured last, else `DEFAULT_COLD_START_S`."""
         return self._cold_start_s
+
+    @property
+    def step_costs(self) -> StepCosts:
+        """What is known of the model's steps."""
+        return self._costs
 
     def observe(self, seen: Observation, *, at: float) -> Decision:
         """Take in one observation and decide. ``at``: seconds, never less than before."""
@@ -151,7 +162,8 @@ class ModelAutoscaler:
     def _kept(self, seen: Observation, wishes: _Wishes) -> int:
         """Return how many replicas stay: the most that was needed while needs are remembered."""
         asked = max((wishes.asked.get(name, 0) for name in MISMEASURED), default=0)
-        corrected = self._needs.corrected(wishes.demand, asked=asked, target=seen.target)
+        wished = max(wishes.asked.values(), default=0)
+        corrected = self._needs.corrected(wishes.demand, asked=asked, wished=wished, target=seen.target)
         # The minimum too: one that a schedule lowers lets go as late as any other need.
         needs = (*wishes.asked.values(), wishes.low, seen.minimum, min(seen.target, corrected))
         return self._needs.kept(needs, keep_s(self._cold_start_s), target=seen.target)
@@ -164,6 +176,7 @@ class ModelAutoscaler:
         self._needs.pass_time(load.interval_s)
         self._orders.observe(running=seen.running, target=seen.target, at=at)
         self._cold_start_s = self._orders.cold_start_s(load.cold_start_s, at)
+        self._costs.start_from(load.measured)
         if not load.is_partial and share <= LEARN_SILENT:  # else tokens lack the steps that made them, or steps tokens
             self._costs.add(
                 load.interval_s,
@@ -173,6 +186,8 @@ class ModelAutoscaler:
                 prefilled_tokens=load.prefilled_tokens,
             )
         self._output_tokens.add(load.finished_tokens, load.finished)
+        if load.finished and self._answered_at is None:
+            self._answered_at = at
         if load.running and seen.running:
             self._kv_per_request.add(load.kv_usage * seen.running, load.running)
 
@@ -190,7 +205,7 @@ class ModelAutoscaler:
             "keep_s": keep_s(self._cold_start_s),
             "requests_per_s": come.requests_per_s,
         }
-        capacity = self._capacity(come.prompt_tokens, load.max_num_seqs)
+        capacity = self._capacity(come.prompt_tokens, load.max_num_seqs, at)
         if capacity is None:
             asked |= {"unmeasured": seen.target} if holds else {}
             asked |= self._guards(seen, at, None, most=math.inf)
@@ -208,6 +223,7 @@ class ModelAutoscaler:
         most = int(QUEUE_MOST * needed + QUEUE_FEW * needed**0.5) + 1
         asked["queue"] = min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))
         asked |= self._guards(seen, at, capacity, most=2 * needed)
+        quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False))
         quantities["utilization"] = capacity.utilization(max(1, needed)) * factor
         low = capacity.replicas_for(demand, factor * DOWN_MARGIN)
         limit = capacity.batch_limit()[1]
@@ -248,9 +264,10 @@ class ModelAutoscaler:
         recover_s = max(RECOVER_S, RECOVER_STARTS * self._orders.horizon_s(self._cold_start_s, at))
         return math.ceil((demand + queue_s / recover_s) / capacity.saturation()) if queue_s else 0
 
-    def _capacity(self, prompt_tokens: float, max_num_seqs: float | None) -> Capacity | None:
+    def _capacity(self, prompt_tokens: float, max_num_seqs: float | None, at: float) -> Capacity | None:
         times = self._costs.times()
-        if times is None or self._output_tokens.value is None:
+        is_answered = self._answered_at is not None and at - self._answered_at >= LENGTHS_S
+        if times is None or self._output_tokens.value is None or not is_answered:
             return None
         if prompt_tokens:
             self._mix = Mix(prompt_tokens=prompt_tokens, output_tokens=self._output_tokens.value)

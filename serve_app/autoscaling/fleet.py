@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from serve_app.autoscaling.capacity import StepCosts
 from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, Rule
 from serve_app.autoscaling.history import Recent
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
@@ -75,6 +76,11 @@ class FleetScaler:
         """Return what a start of the model took when one was measured last, else a guess."""
         known = self._models.get(model)
         return DEFAULT_COLD_START_S if known is None else known.cold_start_s
+
+    def step_costs(self, model: str) -> StepCosts:
+        """Return what is known of a model's steps."""
+        known = self._models.get(model)
+        return StepCosts() if known is None else known.step_costs
 
     def observe(self, seen: FleetObservation) -> dict[str, Decision]:
         """Take in one observation and decide; models without an observation keep what they have."""

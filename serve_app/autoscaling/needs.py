@@ -1,7 +1,8 @@
 """Replicas stay as long as what needed them is remembered. Pure.
 
-There is one memory: each second states how many replicas are needed at least, and the most that was stated within a time is kept.
-What replicas had to be added for although the measured demand did not ask for them is a part of the demand for `MISSING_S`.
+Each second states how many replicas are needed at least, and the most that was stated within a time is kept (`Needs.kept`). Two
+corrections are part of the demand for `MISSING_S`: replicas that had to be added although the measured demand did not ask for them, and
+replicas that went and were asked for again (`Needs.corrected`).
 """
 
 from collections.abc import Iterable
@@ -27,26 +28,50 @@ class Needs:
     _observed_s: float = 0.0
     _needed: Recent = field(default_factory=Recent)
     _missing: Recent = field(default_factory=Recent)
+    _regretted: Recent = field(default_factory=Recent)
+    """Replicas that went and were asked for again."""
+    _target: int = 0
+    _fell: int = 0
+    """By how many replicas the target fell last."""
+    _fell_at_s: float | None = None
+    """When that was, in observed seconds; None while it never has. No infinity: the log is JSON."""
 
     def pass_time(self, interval_s: float) -> None:
         """Let time pass, in seconds since the observation before."""
         self._observed_s += min(interval_s, LONGEST_STEP_S)
 
-    def corrected(self, demand: int, *, asked: int, target: int) -> int:
-        """Return the replicas for a demand with those that its measure was short of in the last `MISSING_S`.
+    def corrected(self, demand: int, *, asked: int, wished: int, target: int) -> int:
+        """Return the replicas for a demand with those that its measure was short of, or that were regretted, in the last `MISSING_S`.
 
-        Without the correction, replicas that a guard added would go as soon as the guard is silent, and the guard would fire again.
-        At most the demand's replicas are added.
+        Without the first correction, replicas that a guard added would go as soon as the guard is silent, and the guard would fire
+        again. Without the second, a constant load beside a whole number of replicas would take one away and ask for it again, each time
+        that chance moves the measured demand across the edge. At most the demand's replicas are added.
 
         Args:
             demand: Replicas that the demand needs as measured.
             asked: Replicas that a sign of too little capacity asks for now, 0 without one.
+            wished: The most that any rule asks for now.
             target: Replicas that there are. Where they are more than demand and correction, the sign has another reason.
         """
         missing = self._missing.add(self._observed_s, 0, MISSING_S, first=0)
         if asked > demand and target <= demand + missing:
             missing = self._missing.add(self._observed_s, asked - demand, MISSING_S, first=0)
-        return demand + min(missing, demand)
+        return demand + min(max(missing, self._regret(wished, target)), demand)
+
+    def _regret(self, wished: int, target: int) -> int:
+        """Return how many replicas were asked for again in the last `MISSING_S` within as long after they went.
+
+        While they are there, each wish for as many replicas as there are is a proof that they are needed, and the time begins anew.
+        """
+        if target < self._target:
+            self._fell, self._fell_at_s = self._target - target, self._observed_s
+        self._target = target
+        regretted = self._regretted.add(self._observed_s, 0, MISSING_S, first=0)
+        if wished > target and self._fell_at_s is not None and self._observed_s - self._fell_at_s < MISSING_S:
+            regretted = max(regretted, min(wished - target, self._fell))
+        if wished >= target and regretted:
+            self._regretted.add(self._observed_s, regretted, MISSING_S, first=0)
+        return regretted
 
     def kept(self, needs: Iterable[int], span_s: float, *, target: int) -> int:
         """State what is needed now; return the most that was needed in the last ``span_s``. At first the target was."""

@@ -20,6 +20,7 @@ from serve_app.autoscaling.series import Gauges
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
+from serve_app.core.step_costs import MeasuredCosts, combined
 from serve_app.decision_notes import DecisionNotes, board_of
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
@@ -175,7 +176,7 @@ class DemandPolicy:
     ) -> IngressObservation | None:
         assert self._settings is not None
         bounds = self._settings.ingress.replicas
-        if bounds.min == bounds.max:
+        if not bounds.is_scaled:
             return None
         return IngressObservation(
             running=len(members(context)),
@@ -224,7 +225,9 @@ def load_of_replicas(context: Any, meter: Meter, *, now: float) -> dict[str, Any
     """Return the part of a `Load` that the replicas know."""
     reports = newest_reports(context)
     increments = meter.take(reports, now=now)
+    measured = [found for _, values in reports.values() if (found := MeasuredCosts.from_report(values)) is not None]
     return {
+        "measured": combined(measured),
         **{name: increments.get(name, 0.0) for name in REPLICA_INCREMENTS},
         "queued": _total(reports, "waiting"),
         "running": _total(reports, "running"),

@@ -149,6 +149,7 @@ def _world(records: Sequence[Record], model: str) -> World:
         hardware=hardware,
         initial=records[0].seen.models[model].target,
         cold_starts_s=(*cold_starts, median_low(cold_starts or [DEFAULT_COLD_START_S])),
+        measures=any(load.measured is not None for load in loads),
     )
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
+from serve_app.core.step_costs import MeasuredCosts
 from serve_app.core.tally import Tally
 
 STALE_S = 6.0
@@ -50,6 +51,8 @@ class Load:
     """Requests that one replica runs at once at most; None when none has said so."""
     cold_start_s: tuple[float, ...] = ()
     """What the start of each replica that is there took, from Serve's order to its first readiness."""
+    measured: MeasuredCosts | None = None
+    """What the replicas that there are measured at their start; None where none of them has reported it."""
     silent: tuple[str, ...] = ()
     """Members that should report and do not. They are taken to go on as they last reported."""
     silent_share: float = 0.0

@@ -46,6 +46,8 @@ class World:
     ttft_s: float = 2.0
     no_replica_s: float = 30.0
     max_waiting_requests: int = 1000
+    measures: bool = True
+    """Whether replicas measure themselves at their start. Those of older code do not."""
 
 
 @dataclass(slots=True)
@@ -136,6 +138,7 @@ class SimulatedFleet:
         self._taken = dict.fromkeys((*INCREMENTS, "steps", "busy_s"), 0.0)
         self._target = world.initial
         self._pending = Load()
+        self._measured = world.hardware.measured() if world.measures else None
 
     def run(self, jobs: Iterable[Job], duration_s: float, scaling: Scaling) -> Outcome:
         """Run ``jobs``, in the order of their due times, for ``duration_s`` and until all have ended."""
@@ -307,6 +310,7 @@ class SimulatedFleet:
             kv_usage=sum(r.reserved / r.hardware.kv_tokens for r in replicas) / max(1, len(replicas)),
             max_num_seqs=self.world.hardware.max_num_seqs,
             cold_start_s=tuple(m.cold_start_s for m in members),
+            measured=self._measured if members else None,
         )
 
     def _scale(self, target: int, at: float, outcome: Outcome) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serve_app.autoscaling.capacity import StepTimes
+from serve_app.core.step_costs import CHUNK_TOKENS, CONTEXT_TOKENS, SEQUENCES, MeasuredCosts, TimedBatch, measured_costs
 from serve_app.simulated.profiles import Profile
 from serve_app.simulated.timing import StepWork, step_time_s
 
@@ -53,6 +54,14 @@ class Hardware:
     kv_tokens: int
     max_num_seqs: int
     max_batched_tokens: int = 2048
+
+    def measured(self) -> MeasuredCosts | None:
+        """Return what such a replica would measure at its start; None where its limits leave no batches to tell the costs apart."""
+        sizes = sorted({min(n, self.max_num_seqs) for n in SEQUENCES})
+        decodes = [TimedBatch(output_tokens=n, prefilled_tokens=0, seconds=self.step_s(n, n * CONTEXT_TOKENS, 0)) for n in sizes]
+        chunk = min(CHUNK_TOKENS, self.max_batched_tokens)
+        prefill = TimedBatch(output_tokens=1, prefilled_tokens=chunk, seconds=self.step_s(0, 0, chunk))
+        return measured_costs([*decodes, prefill])
 
 
 @dataclass(slots=True)

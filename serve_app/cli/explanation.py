@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
-from serve_app.autoscaling.decision import Decision, Observation
+from serve_app.autoscaling.decision import TAUGHT, Decision, Observation
 from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import INGRESSES
 from serve_app.autoscaling.signals import Load
+from serve_app.core.step_costs import MeasuredCosts
 
 REASONS: Mapping[str, str] = {
     "first": "somebody asks, and that needs one",
@@ -28,6 +29,7 @@ REASONS: Mapping[str, str] = {
     "streams": "that is what the open streams need",
     "cpu": "that is what the CPU of the ingresses needs",
 }
+COSTS = ("the step", "an output token", "a prompt token")
 LIMITS: Mapping[str, str] = {
     "itl": "tokens would come slower than the ITL limit",
     "ttft": "first tokens would come later than the TTFT limit",
@@ -64,6 +66,25 @@ def explanation(record: Record, name: str) -> Iterator[str]:
         yield f"  expected  to serve at {ready:%H:%M:%SZ}, after a cold start of {start_s:.0f} s ({source})"
 
 
+def _source(measured: MeasuredCosts | None, of: Mapping[str, float]) -> Iterator[str]:
+    """Yield where the costs of a step come from."""
+    if TAUGHT[0] not in of:
+        yield "  source    fitted to the load; what it never told apart is a guess, as no replica has measured itself"
+        return
+    if measured is None:
+        yield "  source    measured before they took requests by replicas that are gone;"
+    else:
+        pairs = (
+            (measured.step_s, measured.step_error_s),
+            (measured.output_token_s, measured.output_token_error_s),
+            (measured.prompt_token_s, measured.prompt_token_error_s),
+        )
+        found = " + ".join(f"{1000 * cost_s:.3g}+-{1000 * error_s:.2g}" for cost_s, error_s in pairs)
+        yield f"  source    replicas measured {found} ms before they took requests;"
+    taught = ", ".join(f"{of[name]:.0%} of {cost}" for name, cost in zip(TAUGHT, COSTS, strict=True))
+    yield f"            the load has since taught {taught}"
+
+
 def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     load: Load = seen.load
     waiting = f"{load.running:.0f} requests run, {load.queued:.0f} wait at replicas and {load.waiting:.0f} at ingresses"
@@ -77,6 +98,7 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     per_token = f"{1000 * of['output_token_s']:.3f} ms an output token + {1000 * of['prompt_token_s']:.3f} ms a prompt token"
     yield f"  measured  {of['prompt_tokens']:.0f} prompt + {of['output_tokens']:.0f} output tokens a request; a step takes"
     yield f"            {1000 * of['step_s']:.1f} ms + {per_token}"
+    yield from _source(load.measured, of)
     most = f"above, more than {of['batch_limit']:.0f} requests would run at once too often: {LIMITS.get(decision.limit, decision.limit)}"
     yield f"  replica   may be busy {of['utilization']:.0%} of the time; {most}"
     if of["growth"]:

@@ -45,6 +45,11 @@ class Bounds(Section):
     max: Int = Field(default=1, ge=1)
     """Replicas that the autoscaler may reach. Equal to min: no autoscaling."""
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the number of replicas may change."""
+        return self.min != self.max
+
     @model_validator(mode="after")
     def _min_is_at_most_max(self) -> Self:
         if self.min > self.max:

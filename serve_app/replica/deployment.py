@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -122,6 +123,7 @@ class Replica:
                 "kv_usage": load.kv_usage,
                 "steps": load.step,
                 **self._start_report.load(),
+                **({} if (measured := self._server.ready.measured) is None else {"step_costs": asdict(measured)}),
             },
         )
 
@@ -149,6 +151,7 @@ class Replica:
             "waiting": float(load.waiting),
             "kv_usage": load.kv_usage,
             "max_num_seqs": float(self._server.ready.max_num_seqs),
+            **({} if (measured := self._server.ready.measured) is None else measured.report()),
             **({} if (start := self._start_report.start) is None else {"cold_start_s": start.start_s}),
         }
 

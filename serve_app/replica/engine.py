@@ -25,9 +25,12 @@ def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> Non
 
     What to build comes as JSON on standard input, as soon as the supervisor has the model's files; vLLM is imported meanwhile.
     """
+    began = time.monotonic()
     try:
         with without_collection():
-            from serve_app.replica.engine_core import build_engine  # late: it imports vLLM, and a failure of that is told, too
+            # Late: they import vLLM, and a failure of that is told, too.
+            from serve_app.replica.engine_core import build_engine
+            from serve_app.replica.self_measurement import limit_s
 
         imported = time.monotonic()
         start = msgspec.json.decode(sys.stdin.buffer.read())
@@ -35,6 +38,8 @@ def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> Non
         if start["device"] == "cpu":
             inspect_models_here()
         engine = build_engine(start["engine_args"], sock, end, start["max_frame_bytes"], download_s=time.monotonic() - imported)
+        if start["measures_itself"]:
+            engine.measure_itself(limit_s(start["device"], time.monotonic() - began))
         engine.run_busy_loop()
     except BaseException as exc:
         end.send_failure(exc)

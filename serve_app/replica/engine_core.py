@@ -32,7 +32,9 @@ from serve_app.replica.adapters import adapters_in, check_sums, load_all, max_ra
 from serve_app.replica.cold_start import EnginePhases
 from serve_app.replica.engine_io import EngineInput, EngineOutput
 from serve_app.replica.grammar import accept_emitted
+from serve_app.replica.own_requests import own_request
 from serve_app.replica.scheduler import bounded
+from serve_app.replica.self_measurement import measure
 from serve_app.replica.weights import weights_id
 
 _PROBE_ID, _GOLDEN_ID = "probe", "golden"
@@ -106,6 +108,12 @@ class PipedEngineCore(EngineCoreProc):
     def _runs_only_the_probe(self) -> bool:
         return self.scheduler.requests.keys() == {_PROBE_ID}
 
+    def measure_itself(self, limit_s: float) -> None:
+        """Time a few batches and tell the supervisor; called between the engine's start and its loop. Takes about ``limit_s`` at most."""
+        measured = measure(self, limit_s) if self._makes_text else None
+        if measured is not None:
+            self._end.send(pipe.StepsMeasured(measured))
+
     def preprocess_attempt(self, request: EngineCoreRequest, num_emitted: int) -> Any:
         """Return what vLLM's own preprocessing does; the last ``num_emitted`` ids of the prompt are the answer so far.
 
@@ -127,7 +135,7 @@ class PipedEngineCore(EngineCoreProc):
         if self.is_sleeping() or not self._makes_text:
             return False
         params = SamplingParams(temperature=0.0, max_tokens=1)
-        self.add_request(*self.preprocess_add_request(_own_request(_PROBE_ID, [0], params, pipe.PROBE_SLOT)))
+        self.add_request(*self.preprocess_add_request(own_request(_PROBE_ID, [0], params, pipe.PROBE_SLOT)))
         return True
 
     def golden_attempt(self, ask: pipe.AskGolden) -> Any:
@@ -143,7 +151,7 @@ class PipedEngineCore(EngineCoreProc):
             limit = self.vllm_config.model_config.max_model_len
             raise ValueError(f"{len(token_ids)} tokens and max_tokens {ask.max_tokens} are more than max_model_len {limit}")
         params = SamplingParams(temperature=0.0, max_tokens=ask.max_tokens)
-        return self.preprocess_add_request(_own_request(_GOLDEN_ID, token_ids, params, pipe.GOLDEN_SLOT))
+        return self.preprocess_add_request(own_request(_GOLDEN_ID, token_ids, params, pipe.GOLDEN_SLOT))
 
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Return the text of a golden prompt's answer."""
@@ -182,22 +190,6 @@ class PipedEngineCore(EngineCoreProc):
         warm_up_s = time.monotonic() - self._loaded
         phases = EnginePhases(self._download_s, load_s=self._loaded - self._load_began, warm_up_s=warm_up_s)
         return pipe.EngineReady(public_version(response.vllm_version), self._fingerprint, capabilities, max_num_seqs, phases)
-
-
-def _own_request(request_id: str, token_ids: list[int], params: SamplingParams, slot: int) -> EngineCoreRequest:
-    """Return a request of the supervisor's own."""
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=token_ids,
-        mm_features=None,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-        client_index=slot,
-    )
 
 
 def engine_config(engine_args: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from serve_app.core.step_costs import MeasuredCosts
 from serve_app.foreign_errors import in_one_line
 from serve_app.protocol.frames import encode_frame
 from serve_app.protocol.messages import MAX_REASON_CHARS, Capabilities, readable
@@ -29,6 +30,8 @@ TRIALS_SLOT = PROBE_SLOT + 1
 
 GOLDEN_SLOT = PROBE_SLOT + 2
 """The slot of a golden prompt inside the engine core; its outputs never leave it as such."""
+MEASURE_SLOT = PROBE_SLOT + 3
+"""The slot of the batches by which an engine core measures itself; their outputs never leave it."""
 
 
 class AddToEngine(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -73,6 +76,8 @@ class EngineReady(msgspec.Struct, tag=10, array_like=True, frozen=True):
     max_num_seqs: int
     """Requests that it runs at once at most."""
     phases: EnginePhases
+    measured: MeasuredCosts | None = None
+    """What its steps cost: `StepsMeasured` comes later, and the supervisor puts it in here. None where nothing was measured."""
 
 
 class StepOutputs(msgspec.Struct, tag=11, array_like=True, frozen=True):
@@ -119,6 +124,12 @@ class GoldenAnswer(msgspec.Struct, tag=13, array_like=True, frozen=True):
     problem: str = ""
 
 
+class StepsMeasured(msgspec.Struct, tag=15, array_like=True, frozen=True):
+    """What the engine core found when it measured itself; between `EngineReady` and the answer to the first probe."""
+
+    measured: MeasuredCosts
+
+
 class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The last message of an engine that could not start or cannot go on."""
 
@@ -126,7 +137,7 @@ class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
 
 
 ToEngine = AddToEngine | AbortInEngine | CallEngine | Ping | AskGolden
-FromEngine = EngineReady | StepOutputs | CallResult | GoldenAnswer | EngineFailed
+FromEngine = EngineReady | StepOutputs | CallResult | GoldenAnswer | StepsMeasured | EngineFailed
 
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

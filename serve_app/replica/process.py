@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from serve_app.config import HealthSettings, ModelSettings
 from serve_app.core.health import HealthLimits
+from serve_app.core.step_costs import MeasuredCosts
 from serve_app.engine_args import engine_core_args, engine_environment
 from serve_app.errors import EngineDied, EngineHung, EngineLost, EngineOutOfMemory, EngineStartFailed
 from serve_app.protocol.frames import FrameDecoder
@@ -66,6 +67,7 @@ class EngineProcess:
         self._ready: asyncio.Future[pipe.EngineReady] | None = None
         self._first_token: asyncio.Future[None] | None = None
         self._golden: asyncio.Future[pipe.GoldenAnswer] | None = None
+        self._measured: MeasuredCosts | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.Transport | None = None
         self._watch: EngineWatch | None = None
@@ -115,7 +117,8 @@ class EngineProcess:
             path = await self._unless_it_ends(model_path)
             engine_args = engine_core_args(model, path)
             limits = {"max_frame_bytes": max_frame_bytes, "supervisor_silence_s": self._health.eject_after_s}
-            self._hand_over({"engine_args": engine_args, "device": model.device, **limits})
+            measures = {"measures_itself": model.replicas.is_scaled}  # nobody else asks what a step costs
+            self._hand_over({"engine_args": engine_args, "device": model.device, **limits, **measures})
             async with asyncio.timeout(timeout_s):
                 ready = await self._make_first_token(await self._ready)
             await ask_all(model.name, model.golden, self._ask_golden, lambda: self._write(pipe.Ping(probe=False)))
@@ -145,7 +148,7 @@ class EngineProcess:
         finally:
             self._first_token.cancel()
         warm_up_s = ready.phases.warm_up_s + time.monotonic() - began
-        return replace(ready, phases=replace(ready.phases, warm_up_s=warm_up_s))
+        return replace(ready, phases=replace(ready.phases, warm_up_s=warm_up_s), measured=self._measured)
 
     def _ask_golden(self, ask: pipe.AskGolden) -> asyncio.Future[pipe.GoldenAnswer]:
         self._golden = asyncio.get_running_loop().create_future()
@@ -214,6 +217,8 @@ class EngineProcess:
             assert self._ready is not None
             if not self._ready.done():
                 self._ready.set_result(message)
+        elif isinstance(message, pipe.StepsMeasured):
+            self._measured = message.measured
         elif isinstance(message, pipe.GoldenAnswer):
             if self._golden is not None and not self._golden.done():
                 self._golden.set_result(message)

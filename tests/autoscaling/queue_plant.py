@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from serve_app.autoscaling.signals import Load
+from serve_app.core.step_costs import MeasuredCosts
 from tests.autoscaling.plant import ANSWER, PROMPT, TIMES, WORK_S, Plant
 
 MAX_BATCH = 100.0
@@ -21,6 +22,8 @@ class QueuePlant(Plant):
     late: float = 0.0
     """Requests that waited for longer than `TTFT_S`, of all that came since the last `run`."""
     came: float = 0.0
+    measured: MeasuredCosts | None = None
+    """What replicas say that they measured at their start."""
     prompt_factor: float = 1.0
     """Prompts are so many times as long as `PROMPT`."""
 
@@ -56,6 +59,7 @@ class QueuePlant(Plant):
             kv_usage=0.9 * batch / MAX_BATCH,
             max_num_seqs=MAX_BATCH,
             cold_start_s=(self.cold_start_s if self.told_s is None else self.told_s,) * min(self.running, 50),
+            measured=self.measured,
         )
 
     def run(self, rate: float, seconds: int) -> list[int]:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from serve_app.autoscaling.capacity import StepTimes
 from serve_app.autoscaling.decision import Decision
 from serve_app.autoscaling.decision_log import DecisionLog
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.policy import OBSERVE_S, DemandPolicy
 from serve_app.autoscaling.signals import STALE_S
+from serve_app.core.step_costs import MeasuredCosts
 from serve_app.membership import ScalingNote
 
 
@@ -245,6 +247,28 @@ def test_what_replicas_and_ingresses_report_is_what_a_models_demand_is_made_of(c
     assert decision.inputs["cold_start_s"] == 33.0
     assert decision.inputs["requests_per_s"] == pytest.approx(10, rel=0.15)
     assert decision.inputs["work_per_request_s"] == pytest.approx(0.02, rel=0.2)
+
+
+def test_what_replicas_measured_at_their_start_is_known_before_any_load_and_older_replicas_do_without(
+    controller: Controller,
+) -> None:
+    measured = MeasuredCosts(
+        step_s=0.03,
+        output_token_s=0.001,
+        prompt_token_s=0.0004,
+        step_error_s=0.001,
+        output_token_error_s=0.0001,
+        prompt_token_error_s=0.0001,
+    )
+    controller.report(INGRESS, "i1", requests__big=0.0)
+    controller.report(BIG, "b1", steps=0.0, busy_s=0.0)  # a replica of older code
+    controller.tick()
+    (memory,) = (state["memory"] for state in controller.state.values())
+    assert memory.scaler.step_costs("big").times() is None
+    controller.report(BIG, "b1", steps=0.0, busy_s=0.0)
+    controller.report(BIG, "b2", steps=0.0, busy_s=0.0, **measured.report())
+    controller.tick()
+    assert memory.scaler.step_costs("big").times() == StepTimes(0.03, 0.001, 0.0004)
 
 
 @pytest.mark.parametrize("value", [None, "many", [1.0]])

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +17,13 @@ from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, IngressObservation, Rules
 from serve_app.autoscaling.signals import Load
 from serve_app.cli import autoscale
-from serve_app.cli.explanation import REASONS
+from serve_app.cli.explanation import REASONS, explanation
 from serve_app.cli.main import app
 from serve_app.config import parse_settings
 from serve_app.errors import DecisionLogError
-from tests.autoscaling.plant import RULE, Plant
+from tests.autoscaling.plant import RULE, TIMES, Plant
+from tests.autoscaling.queue_plant import QueuePlant, rate_of
+from tests.autoscaling.test_start_costs import measured_of
 
 START = 1_790_000_000.0  # 2026-09-21T14:13:20Z
 
@@ -81,6 +84,23 @@ def test_explain_prints_the_decision_itself_as_json(log: Path) -> None:
     words = run("explain", "-f", log, "--model", "chat").stdout
     assert (set(told["decided"]), told["time"]) == ({"chat"}, START + 599)
     assert re.search(rf"(stays at|->) {told['decided']['chat']['desired']}, because", words)
+
+
+def test_explain_says_where_the_costs_of_a_step_come_from() -> None:
+    measured = measured_of(TIMES)
+    plant = QueuePlant(running=2, cold_start_s=40.0, measured=measured)
+    plant.run(rate_of(2), 60)
+    gone = replace(plant.see(plant.load(rate_of(2))).load, measured=None)
+    for load, said in (
+        (replace(gone, measured=measured), "replicas measured 30+-0.9 + 0.4+-0.04 + 0.1+-0.01 ms"),
+        (gone, "that are gone"),
+    ):
+        seen = plant.see(load)
+        decided = {"chat": plant.autoscaler.observe(seen, at=plant.at)}
+        record = Record(number=0, time=START, seen=FleetObservation(at=plant.at, models={"chat": seen}), decided=decided)
+        text = "\n".join(explanation(record, "chat"))
+        assert said in text
+        assert f"the load has since taught {decided['chat'].inputs['taught_step']:.0%} of the step, " in text
 
 
 def test_explain_says_that_nobody_asks_a_model_at_zero(tmp_path: Path) -> None:

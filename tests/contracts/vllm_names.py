@@ -56,9 +56,11 @@ CALLED = {
         EngineCoreProc._perform_handshakes(self, handshake_address, identity, local_client, vllm_config,
             client_handshake_address)
         EngineCoreProc._process_engine_step(self)
+        EngineCoreProc.abort_requests(self, request_ids)
         EngineCoreProc.add_request(self, request, request_wave=)
         EngineCoreProc.get_supported_tasks(self)
         EngineCoreProc.is_sleeping(self)
+        EngineCoreProc.post_step(self, model_executed)
         EngineCoreProc.preprocess_add_request(self, request)
         EngineCoreProc.process_input_sockets(self, input_addresses, coord_input_address, identity, ready_event)
         EngineCoreProc.process_output_sockets(self, output_paths, coord_output_path, engine_index)
@@ -156,7 +158,7 @@ USED = {
     },
     "vllm.v1.engine.async_llm": {"AsyncLLM": "logger_manager model_config output_processor", "EngineCoreClient": ""},
     "vllm.v1.engine.core": {
-        "EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue scheduler "
+        "EngineCoreProc": "ENGINE_CORE_DEAD aborts_queue batch_queue input_queue output_queue scheduler step_fn "
         "structured_output_manager vllm_config"
     },
     "vllm.v1.engine.core_client": {"EngineCoreClient": ""},

@@ -29,6 +29,15 @@ sys.stdin.buffer.read()
 """Says that its engine is ready, and does nothing for it."""
 
 
+MEASURED = """
+from serve_app.core.step_costs import MeasuredCosts
+end.send(pipe.StepsMeasured(MeasuredCosts(step_s=0.03, output_token_s=1e-4, prompt_token_s=4e-4, step_error_s=1e-3,
+    output_token_error_s=2e-5, prompt_token_error_s=3e-5)))
+end.send(pipe.StepOutputs(pipe.PROBE_SLOT, 1, 0.0, 0, 0, 0.0, ["probe"], b"", 1))
+"""
+"""Says what its steps cost, and answers the probe."""
+
+
 def environment(folder: Path, vllm: str) -> dict[str, str]:
     """Return an environment in which vLLM is one module with this source."""
     (folder / "vllm.py").write_text(vllm)
@@ -94,6 +103,17 @@ async def test_an_engine_that_fails_with_its_first_token_has_not_started(tmp_pat
     process = engine()
     with pytest.raises(EngineStartFailed, match="the engine core of 'tiny' did not start: RuntimeError: no kernel image"):
         await start(process, once_ready(tmp_path), environment(tmp_path, READY + "raise RuntimeError('no kernel image')"))
+    assert is_gone(process)
+
+
+@in_loop
+async def test_what_an_engine_measured_of_itself_comes_with_its_start(tmp_path: Path) -> None:
+    process = engine()
+    env = environment(tmp_path, READY + MEASURED + HANGS)
+    ready = await process.start(MODEL, once_ready(tmp_path), environment=env, timeout_s=60.0, max_frame_bytes=1 << 20)
+    assert ready.measured is not None
+    assert (ready.measured.step_s, ready.measured.prompt_token_error_s) == (0.03, 3e-5)
+    await process.stop()
     assert is_gone(process)
 
 

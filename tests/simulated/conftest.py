@@ -39,7 +39,7 @@ def make_engine(tiny_llama: Path, vllm_environment: None) -> Iterator[Callable[.
     from vllm.v1.metrics.loggers import unregister_vllm_metrics
 
     def make(simulated: Mapping[str, Any] = FAST, **engine_args: Any) -> Any:
-        return LLM(**_arguments(tiny_llama, simulated), **{**_SMALL, "disable_log_stats": False, **engine_args})
+        return LLM(**{**_arguments(tiny_llama, simulated), **_SMALL, "disable_log_stats": False, **engine_args})
 
     yield make
     unregister_vllm_metrics()  # they would be in the way of a front end of ours in another module of the same worker

@@ -1,0 +1,123 @@
+"""What a step of an engine costs, from a few batches that were timed one by one. Pure.
+
+A replica times such batches before it listens (`serve_app/replica/self_measurement.py`), a simulated one in its own time
+(`serve_app/autoscaling/simulated_replica.py`), and the autoscaler starts from what they found (`serve_app/autoscaling/capacity.py`).
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+CONTEXT_TOKENS = 240
+"""Tokens that each decoding sequence of a timed batch has behind it: the same for all, so that the prefix cache computes them once.
+Fewer than 256: from there on vLLM may read a common beginning once for all, which no real batch would have."""
+SEQUENCES = (1, 32, 8)
+"""Sequences that decode together in the timed batches. The first two tell a step from a token, the third says how straight the line is."""
+CHUNK_TOKENS = 512
+"""Tokens of the timed prompt: a usual prompt, and enough to keep an accelerator busy."""
+TIMING_ERROR = 0.05
+"""Least relative error of a timed batch."""
+REPORT_PREFIX = "measured_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCosts:
+    """Seconds that a step costs, however small its batch, and each token of it more; with the standard deviation of each, > 0."""
+
+    step_s: float
+    output_token_s: float
+    prompt_token_s: float
+    step_error_s: float
+    output_token_error_s: float
+    prompt_token_error_s: float
+
+    def report(self) -> dict[str, float]:
+        """Return the numbers by the names that they have among a replica's statistics for the autoscaler."""
+        return {f"{REPORT_PREFIX}{name}": value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_report(cls, values: Mapping[str, float]) -> "MeasuredCosts | None":
+        """Return what `report` was made from; None of a replica that measured nothing, or whose code is older than this report."""
+        found = {f.name: values.get(f"{REPORT_PREFIX}{f.name}") for f in fields(cls)}
+        return cls(**found) if None not in found.values() else None  # type: ignore[arg-type]  # none of them is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedBatch:
+    """One kind of step. Tokens are those of one step; ``error`` is the relative standard deviation of ``seconds``."""
+
+    output_tokens: float
+    prefilled_tokens: float
+    seconds: float
+    error: float = 0.0
+
+
+def measured_costs(batches: Sequence[TimedBatch]) -> MeasuredCosts | None:
+    """Return the costs that explain the timed batches best; None where they cannot tell the three costs apart.
+
+    Weighted least squares with no cost below zero. Where the batches lie off the fitted plane by more than their errors, the plane is the
+    wrong law, and the errors of the costs grow by as much.
+    """
+    rows = np.array([(1.0, b.output_tokens, b.prefilled_tokens) for b in batches]).reshape(-1, 3)
+    seconds = np.array([b.seconds for b in batches])
+    if len(batches) < 3 or (seconds <= 0).any() or np.linalg.matrix_rank(rows) < 3:
+        return None
+    sigma = seconds * np.hypot(TIMING_ERROR, [b.error for b in batches])
+    rows, target = rows / sigma[:, None], seconds / sigma
+    gram = rows.T @ rows
+    costs = non_negative_least_squares(gram, rows.T @ target)
+    misfit = float(((rows @ costs - target) ** 2).sum()) / max(1, len(batches) - 3)
+    errors = np.sqrt(max(1.0, misfit) * np.diag(np.linalg.inv(gram)))
+    step_s, output_token_s, prompt_token_s = costs
+    return MeasuredCosts(
+        step_s=step_s,
+        output_token_s=output_token_s,
+        prompt_token_s=prompt_token_s,
+        step_error_s=float(errors[0]),
+        output_token_error_s=float(errors[1]),
+        prompt_token_error_s=float(errors[2]),
+    )
+
+
+def combined(found: Sequence[MeasuredCosts]) -> MeasuredCosts | None:
+    """Return what the replicas of one model measured as one: the median of each cost. What they differ by is added to its error.
+
+    The median, as one replica may have measured while its node was busy with something else.
+    """
+    if not found:
+        return None
+    costs, errors = {}, {}
+    for name in ("step", "output_token", "prompt_token"):
+        values = [getattr(m, f"{name}_s") for m in found]
+        costs[f"{name}_s"] = statistics.median(values)
+        own = statistics.median(getattr(m, f"{name}_error_s") for m in found)
+        errors[f"{name}_error_s"] = float(np.hypot(own, statistics.pstdev(values)))
+    return MeasuredCosts(**costs, **errors)
+
+
+def non_negative_least_squares(gram: Array, moment: Array) -> tuple[float, float, float]:
+    """Return the x >= 0 that minimizes |A x - y|, of gram = A'A and moment = A'y.
+
+    Three unknowns: the best of all 8 supports is the answer, found in the scale of each column.
+    """
+    scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
+    scaled = gram / np.outer(scale, scale) + ROUNDING * np.eye(3)
+    target = moment / scale
+    best, best_value = np.zeros(3), 0.0
+    for support in SUPPORTS:
+        x = np.zeros(3)
+        x[support] = np.linalg.solve(scaled[np.ix_(support, support)], target[support])
+        value = float(x @ scaled @ x - 2 * target @ x)
+        if (x >= 0).all() and value < best_value:
+            best, best_value = x, value
+    first, second, third = best / scale
+    return float(first), float(second), float(third)
+
+
+ROUNDING = 1e-9
+SUPPORTS = [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]]

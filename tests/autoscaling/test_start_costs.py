@@ -1,0 +1,111 @@
+"""What replicas measured of themselves before they listened, as the beginning of the fit."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.autoscaling.capacity import StepCosts, StepTimes
+from serve_app.core.step_costs import MeasuredCosts
+from tests.autoscaling.plant import ANSWER, PROMPT, TIMES
+from tests.autoscaling.queue_plant import QueuePlant, rate_of
+from tests.autoscaling.test_capacity import fitted, typical_s
+
+DEAR = StepTimes(step_s=0.03, output_token_s=0.002, prompt_token_s=0.0006)
+"""A token costs 1/15 of a step and a prompt's token 1/50, several times what is guessed where nobody has measured."""
+
+
+def measured_of(times: StepTimes, factor: float = 1.0) -> MeasuredCosts:
+    """Return what a replica finds that measures its tokens too dear by a factor, and its steps right."""
+    return MeasuredCosts(
+        step_s=times.step_s,
+        output_token_s=factor * times.output_token_s,
+        prompt_token_s=factor * times.prompt_token_s,
+        step_error_s=0.03 * times.step_s,
+        output_token_error_s=0.1 * factor * times.output_token_s,
+        prompt_token_error_s=0.1 * factor * times.prompt_token_s,
+    )
+
+
+def trickled(costs: StepCosts, times: StepTimes, windows: int) -> None:
+    """Add windows in which one request at a time ran."""
+    for window in range(windows):
+        tokens, prompts = 120 + window % 7, 300 + window % 11 * 20
+        busy_s = tokens * (times.step_s + times.output_token_s) + prompts * times.prompt_token_s
+        costs.add(5.0, steps=tokens + window % 3 - 1, busy_s=busy_s, output_tokens=tokens, prefilled_tokens=prompts)
+
+
+def work_of(times: StepTimes | None) -> float:
+    assert times is not None
+    return ANSWER * times.output_token_s + PROMPT * times.prompt_token_s
+
+
+def started(measured: MeasuredCosts) -> StepCosts:
+    costs = StepCosts()
+    costs.start_from(measured)
+    return costs
+
+
+def test_it_is_known_before_any_load_and_stays_when_the_replicas_are_gone() -> None:
+    costs = started(measured_of(DEAR))
+    assert costs.times() == DEAR
+    costs.start_from(None)
+    assert costs.times() == DEAR
+
+
+def test_a_trickle_leaves_what_was_measured() -> None:
+    """Without the measurement a request seems to cost less than two thirds of what it does."""
+    measured, guessed = started(measured_of(DEAR)), StepCosts()
+    trickled(measured, DEAR, 500)
+    trickled(guessed, DEAR, 500)
+    assert work_of(measured.times()) == pytest.approx(work_of(DEAR), rel=0.1)
+    assert work_of(guessed.times()) < 0.67 * work_of(DEAR)
+
+
+@settings(deadline=None)
+@given(st.floats(0.5, 3.0), st.integers(0, 1000))
+def test_a_wrong_measurement_is_outweighed_by_batches_that_differ(factor: float, seed: int) -> None:
+    costs = started(measured_of(DEAR, factor))
+    found = fitted(DEAR, seconds=300, noise=0.05, seed=seed, costs=costs)
+    assert found is not None
+    assert typical_s(found) == pytest.approx(typical_s(DEAR), rel=0.05)
+    assert work_of(found) == pytest.approx(work_of(DEAR), rel=0.2)
+
+
+def test_how_much_the_load_has_taught_is_told_per_cost() -> None:
+    assert StepCosts().taught() is None
+    costs = started(measured_of(DEAR))
+    assert costs.taught() == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
+    trickled(costs, DEAR, 500)
+    even = costs.taught()
+    fitted(DEAR, seconds=600, costs=costs)
+    mixed = costs.taught()
+    assert even is not None
+    assert mixed is not None
+    assert even[0] > 0.9, "what a step costs is what a trickle shows"
+    assert even[1] < 0.3, "what a token costs beside it is not"
+    assert min(mixed) > 0.9
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.floats(0.6, 1.6), st.floats(0.02, 0.1), st.integers(0, 1000), st.sampled_from([3, 8]))
+def test_from_a_trickle_half_more_than_needed_are_ordered_at_most(factor: float, trickle: float, seed: int, needed: int) -> None:
+    """Also where tokens were measured too cheap or too dear. One replica more for what is odd."""
+    plant = QueuePlant(running=1, cold_start_s=60.0, seed=seed, measured=measured_of(TIMES, factor))
+    plant.run(trickle, 900)
+    wanted = plant.run(rate_of(needed), 400)
+    enough = plant.decisions[-1].alternatives["demand"]
+    assert max(wanted) <= 1.5 * max(needed, enough) + 1
+    assert wanted[-1] >= 0.8 * needed
+
+
+def test_replicas_that_report_nothing_are_scaled_as_before() -> None:
+    plant = QueuePlant(running=2, cold_start_s=40.0)
+    plant.run(rate_of(2), 60)
+    decision = plant.decisions[-1]
+    assert "demand" in decision.alternatives
+    assert not any(name.startswith("taught") for name in decision.inputs)
+    told = replace(plant, measured=measured_of(TIMES))
+    told.run(rate_of(2), 60)
+    assert told.decisions[-1].inputs["taught_step"] > 0.5

@@ -1,0 +1,67 @@
+"""Expected values: made-up costs that timed batches must give back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.core.step_costs import MeasuredCosts, TimedBatch, combined, measured_costs
+
+BATCHES = ((1, 0), (32, 0), (8, 0), (1, 512))
+
+
+def timed(step_s: float, output_s: float, prompt_s: float, factors: tuple[float, ...] = (1.0,) * 4) -> list[TimedBatch]:
+    return [
+        TimedBatch(output_tokens=o, prefilled_tokens=p, seconds=factor * (step_s + o * output_s + p * prompt_s))
+        for (o, p), factor in zip(BATCHES, factors, strict=True)
+    ]
+
+
+@given(st.floats(1e-4, 1.0), st.floats(0.0, 0.1), st.floats(0.0, 0.01))
+def test_what_the_batches_were_made_from_is_found_within_the_errors(step_s: float, output_s: float, prompt_s: float) -> None:
+    found = measured_costs(timed(step_s, output_s, prompt_s))
+    assert found is not None
+    assert abs(found.step_s - step_s) <= 0.2 * found.step_error_s
+    assert abs(found.output_token_s - output_s) <= 0.2 * found.output_token_error_s
+    assert abs(found.prompt_token_s - prompt_s) <= 0.2 * found.prompt_token_error_s
+
+
+@given(st.floats(1e-4, 1.0), st.floats(0.0, 0.1), st.floats(0.0, 0.01), st.tuples(*[st.floats(0.8, 1.2)] * 4))
+def test_no_cost_is_negative_and_each_error_is_above_zero(
+    step_s: float, output_s: float, prompt_s: float, factors: tuple[float, ...]
+) -> None:
+    found = measured_costs(timed(step_s, output_s, prompt_s, factors))
+    assert found is not None
+    assert min(found.step_s, found.output_token_s, found.prompt_token_s) >= 0
+    assert min(found.step_error_s, found.output_token_error_s, found.prompt_token_error_s) > 0
+
+
+def test_batches_that_are_on_no_plane_make_larger_errors() -> None:
+    straight, bent = measured_costs(timed(0.03, 0.001, 0.0004)), measured_costs(timed(0.03, 0.001, 0.0004, (1.0, 1.0, 2.0, 1.0)))
+    assert straight is not None
+    assert bent is not None
+    assert bent.output_token_error_s > 3 * straight.output_token_error_s
+
+
+@pytest.mark.parametrize("kept", [[], [0], [0, 1, 2], [0, 3]], ids=str)
+def test_batches_that_cannot_tell_three_costs_apart_say_nothing(kept: list[int]) -> None:
+    batches = timed(0.03, 0.001, 0.0004)
+    assert measured_costs([batches[i] for i in kept]) is None
+
+
+def test_one_replica_on_a_busy_node_does_not_count_and_widens_the_errors() -> None:
+    one, slow = measured_costs(timed(0.03, 0.001, 0.0004)), measured_costs(timed(0.3, 0.01, 0.004))
+    assert one is not None
+    assert slow is not None
+    found = combined([one, slow, one])
+    assert found is not None
+    assert (found.step_s, found.output_token_s, found.prompt_token_s) == (one.step_s, one.output_token_s, one.prompt_token_s)
+    assert found.step_error_s > 0.1
+    assert combined([]) is None
+
+
+def test_a_report_gives_back_what_it_was_made_from_and_an_old_replica_has_none() -> None:
+    found = measured_costs(timed(0.03, 0.001, 0.0004))
+    assert found is not None
+    assert MeasuredCosts.from_report({"steps": 5.0, **found.report()}) == found
+    assert MeasuredCosts.from_report({"steps": 5.0, "cold_start_s": 30.0}) is None
+    assert MeasuredCosts.from_report(dict(list(found.report().items())[:-1])) is None, "a number that was not finite is left out"

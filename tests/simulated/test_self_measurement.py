@@ -1,0 +1,92 @@
+"""A replica's measurement of itself in real vLLM engines: one whose law of step times is known, and one that computes."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serve_app.autoscaling.simulated_replica import Hardware, steps_of_profile
+from serve_app.replica.self_measurement import CPU_SHARE, GPU_LIMIT_S, limit_s, measure
+from serve_app.simulated import executor
+from serve_app.simulated.profiles import PROFILES
+
+pytestmark = pytest.mark.engine
+
+PROFILE = "a10g-llama-8b"
+
+
+def core_of(engine: Any) -> Any:
+    return engine.llm_engine.engine_core.engine_core
+
+
+def answer(engine: Any) -> list[int]:
+    from vllm import SamplingParams
+
+    (output,) = engine.generate([{"prompt_token_ids": [5, 6, 7]}], SamplingParams(max_tokens=4, detokenize=False), use_tqdm=False)
+    return list(output.outputs[0].token_ids)
+
+
+class Clock:
+    """Seconds that pass only in the sleeps of the simulated accelerator, and ``per_look`` with each look."""
+
+    def __init__(self, per_look: float = 0.0) -> None:
+        self.now, self.per_look = 0.0, per_look
+
+    def perf_counter(self) -> float:
+        self.now += self.per_look
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(scope="module")
+def simulated(make_engine: Callable[..., Any]) -> Any:
+    return make_engine({"profile": PROFILE, "time_scale": 1.0}, max_model_len=1024)
+
+
+def test_a_simulated_accelerator_measures_its_own_law(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(executor, "time", SimpleNamespace(perf_counter=clock.perf_counter, sleep=clock.sleep))
+    found = measure(core_of(simulated), GPU_LIMIT_S, clock.perf_counter)
+    profile = PROFILES[PROFILE]
+    law = Hardware(step_s=steps_of_profile(profile), kv_tokens=profile.kv_cache_tokens, max_num_seqs=256).measured()
+    assert found is not None
+    assert law is not None
+    assert clock.now <= GPU_LIMIT_S
+    assert found.step_s == pytest.approx(law.step_s, rel=0.02)
+    assert found.output_token_s == pytest.approx(law.output_token_s, rel=0.1)
+    assert found.prompt_token_s == pytest.approx(law.prompt_token_s, rel=0.05)
+    assert min(found.step_error_s, found.output_token_error_s, found.prompt_token_error_s) > 0
+
+
+def test_where_the_time_is_over_nothing_is_said_and_nothing_left(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(per_look=0.2)
+    monkeypatch.setattr(executor, "time", SimpleNamespace(perf_counter=clock.perf_counter, sleep=clock.sleep))
+    core = core_of(simulated)
+    assert measure(core, 1.0, clock.perf_counter) is None
+    assert clock.now <= 4.0, "one step a look, and what is under way ends"
+    assert not core.scheduler.has_requests()
+    assert len(answer(simulated)) == 4
+
+
+def test_an_engine_that_computes_measures_itself(make_engine: Callable[..., Any]) -> None:
+    engine = make_engine(distributed_executor_backend=None, additional_config={}, block_size=128)
+    core = core_of(engine)
+    found = measure(core, 120.0)
+    assert found is not None
+    assert found.step_s > 0
+    assert found.prompt_token_s < found.step_s
+    assert not core.scheduler.has_requests()
+    assert core.scheduler.kv_cache_manager.usage == 0.0
+    assert len(answer(engine)) == 4
+
+
+def test_what_fails_is_no_error_of_the_start() -> None:
+    assert measure(SimpleNamespace(vllm_config=None, abort_requests=None), 5.0) is None
+
+
+def test_the_limit_is_a_part_of_a_start_on_a_cpu() -> None:
+    assert limit_s("cpu", 20.0) == pytest.approx(20.0 * CPU_SHARE)
+    assert limit_s("cuda", 100.0) == GPU_LIMIT_S
