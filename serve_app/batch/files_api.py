@@ -30,7 +30,7 @@ _UPLOAD_S = 3600.0
 _WRITE_BYTES = 1 << 20
 _MAX_LISTED = 10_000
 _MAX_UPLOADS = 16
-"""Of one API key at once. Each has the room put aside that it may need: without a limit, slow ones would keep all others out for an hour."""
+"""Of one API key at once. Each has room put aside: without a limit, slow ones would keep all others out for an hour."""
 _RETRY_AFTER_S = 5.0
 _FORM_BYTES = 64 << 10
 """Most bytes that a form may have beside its file; Content-Length counts them as well."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 
 MAX_VALUES = 200
-"""Values in a body, those inside of others included, up to which all that is wrong is reported: up to 230 errors a value."""
+"""A body of so many values, those inside of others included, is told all that is wrong. A value makes up to 230 errors."""
 
 MAX_OBJECTS = 10_000
 """Objects and lists that all lists of a body may hold together: messages, their parts, tools, what schemas list. `/v1/responses` takes 2 s
@@ -23,6 +23,11 @@ for as many, and no context of a model has room for them."""
 MAX_SEQUENCES = 4096
 """Engine requests that one body may become: its prompts times `n`. Each takes 0.2 ms of the event loop before it is queued or refused."""
 
+MAX_GRAMMAR_CHARS = 64 << 10
+"""Most characters of a schema, regular expression, grammar or list of choices. vLLM compiles it in the event loop before the engine does:
+48 kB took 2 s, and the time grows with the size."""
+
+_GRAMMARS = ("structured_outputs", "response_format", "text")
 _CONTAINERS = frozenset({"list", "set", "frozenset", "tuple", "dict"})
 _NOT_SCHEMAS = frozenset({"metadata", "serialization", "default"})
 
@@ -42,10 +47,13 @@ class FirstErrors:
         """Do what pydantic's method of that name does.
 
         Raises:
-            ValidationError: The value is not valid, has more than `MAX_OBJECTS`, or asks for more than `MAX_SEQUENCES`.
+            ValidationError: The value is not valid, or one of the limits above is exceeded.
         """
         if _objects_in_lists(value) > MAX_OBJECTS:
             raise _refusal("too_many_objects", f"The lists in it hold more than {MAX_OBJECTS} objects; send fewer in one request")
+        if isinstance(value, dict) and (num_chars := _grammar_chars(value)) > MAX_GRAMMAR_CHARS:
+            said = f"What constrains the answer has {num_chars} characters, limit {MAX_GRAMMAR_CHARS}; send a smaller schema"
+            raise _refusal("grammar_too_large", said)
         try:
             request = self._validate(value, options)
         except (AttributeError, TypeError, KeyError, IndexError) as exc:  # a validator of vLLM's may read a field of any type
@@ -122,6 +130,18 @@ def _objects_in_lists(value: Any) -> int:
         num += len(held) if isinstance(part, list) else 0
         waiting += held
     return num
+
+
+def grammar_chars(grammar: Any) -> int:
+    """Return how long a schema, expression, grammar or list of choices is, with what is around it."""
+    return len(repr(grammar)) if grammar is not None else 0
+
+
+def _grammar_chars(body: Mapping[str, Any]) -> int:
+    num_chars = max(grammar_chars(body.get(name)) for name in _GRAMMARS)
+    if body.get("tool_choice") in (None, "auto", "none"):  # then tools are words of the prompt
+        return num_chars
+    return max(num_chars, grammar_chars(body.get("tools")))
 
 
 def _num_sequences(request: Any) -> int:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from vllm.sampling_params import SamplingParams
 
 from serve_app.errors import BadRequest
-from serve_app.ingress.first_errors import json_validator
+from serve_app.ingress.first_errors import MAX_GRAMMAR_CHARS, grammar_chars, json_validator
 
 # Set by us, or an answer that consists of text could not be made.
 _RESERVED = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "detokenize"})
@@ -84,6 +84,8 @@ def parse_body(raw: bytes, *, max_width: int) -> GenerateRequest:
     for name, value in body:
         if isinstance(value, int) and value not in _INT64:
             raise BadRequest(name, f"{value} does not fit into 64 bits")
+    if (num_chars := grammar_chars(getattr(body, "structured_outputs", None))) > MAX_GRAMMAR_CHARS:
+        raise BadRequest("structured_outputs", f"has {num_chars} characters, limit {MAX_GRAMMAR_CHARS}; send a smaller schema")
     if body.use_beam_search:
         _check_beam_search(body, max_width)
     else:

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from typing_extensions import TypedDict
 
 from serve_app.ingress.first_errors import (
+    MAX_GRAMMAR_CHARS,
     MAX_OBJECTS,
     MAX_SEQUENCES,
     MAX_VALUES,
@@ -131,6 +132,37 @@ def test_a_refusal_says_its_words_once() -> None:
         of_model(Body).validate_python({"spec": "{x}", "more": [{}] * (MAX_OBJECTS + 1)})
     (error,) = refused.value.errors()
     assert "ctx" not in error
+
+
+class Constrained(BaseModel):
+    structured_outputs: Any = None
+    response_format: Any = None
+    text: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+
+
+LARGE = {"json": {"enum": ["a" * MAX_GRAMMAR_CHARS]}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"structured_outputs": LARGE},
+        {"response_format": LARGE},
+        {"text": {"format": LARGE}},
+        {"tools": [LARGE], "tool_choice": "required"},
+        {"tools": [LARGE], "tool_choice": {"type": "function"}},
+    ],
+)
+def test_a_grammar_that_takes_long_to_compile_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=f"limit {MAX_GRAMMAR_CHARS}"):
+        of_model(Constrained).validate_python(body)
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
+def test_tools_that_constrain_nothing_may_be_as_large_as_the_prompt(choice: dict[str, Any]) -> None:
+    of_model(Constrained).validate_python({"tools": [LARGE], **choice})
 
 
 @pytest.mark.parametrize("spec", [7, "a", [1], True])

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from serve_app.errors import BadRequest
+from serve_app.ingress.first_errors import MAX_GRAMMAR_CHARS
 from serve_app.ingress.generate_body import parse_body
 
 PROMPT = "The engine core schedules"
@@ -65,6 +66,12 @@ def test_a_bad_body_is_refused_with_the_value_and_the_way_out(raw: bytes, proble
     with pytest.raises(BadRequest) as error:
         parse_body(raw, max_width=10)
     assert str(error.value) == problem
+
+
+def test_a_grammar_that_takes_long_to_compile_is_refused() -> None:
+    large = {"choice": ["a" * MAX_GRAMMAR_CHARS]}
+    with pytest.raises(BadRequest, match=f"structured_outputs: has [0-9]+ characters, limit {MAX_GRAMMAR_CHARS}"):
+        parse_body(json.dumps({"prompt": "a", "structured_outputs": large}).encode(), max_width=10)
 
 
 def test_every_sampling_parameter_of_vllm_is_taken_as_it_is_sent() -> None:
