@@ -90,13 +90,10 @@ def test_where_engines_yield_a_batchs_request_joins_the_queue_of_an_engine_in_wh
     fleet = fleet_of("a", engines_yield=True)
     run(fleet, in_background("b0"), in_background("b1"), heartbeat("a", waiting=1))
     assert run(fleet, in_background("b2")) == [start("b2", 0, "a")]
-    run(
-        fleet,
-        outputs("a", Output("b0@0", [5]), Output("b1@0", [5]), Output("b2@0", [5])),
-        arrived("r0"),
-        heartbeat("a", waiting=1),
-    )
-    (refusal,) = run(fleet, in_background("b3"))
+    run(fleet, outputs("a", *(Output(f"b{number}@0", [5]) for number in range(3))))
+    assert run(fleet, in_background("b3")) == [start("b3", 0, "a")], "what was in the queue then were lines"
+    run(fleet, outputs("a", Output("b3@0", [5])), arrived("r0"), heartbeat("a", waiting=1))
+    (refusal,) = run(fleet, in_background("b4"))
     assert isinstance(refusal, FailRequest)
     assert isinstance(refusal.error, NoFreePlace)
 
