@@ -7,8 +7,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from vllm import version
-
 from serve_app.fingerprint import public_version
 
 _INSIDE = "vllm/vllm-rs"
@@ -20,6 +18,8 @@ def rust_front_end(cache: Path) -> Path:
     Raises:
         RuntimeError: pip cannot fetch the wheel; the message has pip's reason.
     """
+    from vllm import version
+
     number = public_version(version.__version__)
     path = cache / f"vllm-rs-{number}"
     if not path.exists():
