@@ -39,7 +39,7 @@ def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> Non
             inspect_models_here()
         engine = build_engine(start["engine_args"], sock, end, start["max_frame_bytes"], download_s=time.monotonic() - imported)
         if start["measures_itself"]:
-            engine.measure_itself(limit_s(start["device"], time.monotonic() - began))
+            engine.measure_itself(limit_s(start["measured_as"], time.monotonic() - began))
         engine.run_busy_loop()
     except BaseException as exc:
         end.send_failure(exc)

@@ -117,7 +117,9 @@ class EngineProcess:
             path = await self._unless_it_ends(model_path)
             engine_args = engine_core_args(model, path)
             limits = {"max_frame_bytes": max_frame_bytes, "supervisor_silence_s": self._health.eject_after_s}
-            measures = {"measures_itself": model.replicas.is_scaled}  # nobody else asks what a step costs
+            # Where nothing is scaled nobody asks what a step costs. A simulated accelerator takes the time of the one it stands for.
+            measured_as = "cuda" if model.simulated is not None else model.device
+            measures = {"measures_itself": model.replicas.is_scaled, "measured_as": measured_as}
             self._hand_over({"engine_args": engine_args, "device": model.device, **limits, **measures})
             async with asyncio.timeout(timeout_s):
                 ready = await self._make_first_token(await self._ready)

@@ -21,7 +21,7 @@ from serve_app.replica.pipe import MEASURE_SLOT
 logger = logging.getLogger(__name__)
 
 GPU_LIMIT_S = 5.0
-"""What the measurement of an engine on GPUs may take."""
+"""What the measurement of an engine on GPUs, or on simulated ones, may take."""
 CPU_SHARE = 0.08
 """What it may take of the start of an engine on CPUs; with the step that is under way at the end this stays below a tenth."""
 DECODES = 16
