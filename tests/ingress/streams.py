@@ -24,7 +24,7 @@ from serve_app.testing.fleet import MODEL, FakeReplica, start_replica, until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NUM_TOKENS = 24
-_CHANGING = re.compile(rb'"created":\d+|"id":"[^"]*"')
+CHANGING = re.compile(rb'"created":\d+|"id":"[^"]*"')
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Play:
         return self.events()
 
     def events(self) -> list[bytes]:
-        return [_CHANGING.sub(b"", event) for event in self.content.split(b"\n\n")]
+        return [CHANGING.sub(b"", event) for event in self.content.split(b"\n\n")]
 
     def told(self) -> list[Any]:
         return [json.loads(e[6:]) for e in self.content.split(b"\n\n") if e.startswith(b"data: {")]

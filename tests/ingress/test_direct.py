@@ -18,7 +18,8 @@ from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, until
-from tests.ingress.test_streaming import _CHANGING, CHAT, COMPLETIONS, Ingress, Play, model, serving
+from tests.ingress.streams import CHANGING, CHAT, COMPLETIONS, Ingress, Play, serving
+from tests.ingress.test_streaming import model
 
 __all__ = ["model"]
 pytestmark = pytest.mark.engine
@@ -205,7 +206,7 @@ class Both:
         response = await self._client.post(path, content=content, headers=headers)
         told = {name: value for name, value in response.headers.items() if name != "date"}
         told.pop("content-length", None)  # ids differ in length
-        events = [_CHANGING.sub(b"", event) for event in response.content.split(b"\n\n")]
+        events = [CHANGING.sub(b"", event) for event in response.content.split(b"\n\n")]
         return response.status_code, told, sorted(events)  # those of several choices come in any order
 
     async def alike(self, path: str, content: bytes, headers: dict[str, str] = JSON) -> int:

@@ -13,8 +13,8 @@ from openai import AsyncOpenAI
 from serve_app.core.routing import Reason
 from serve_app.ingress.streaming import Stream
 from serve_app.testing.fleet import MODEL, in_loop, until
+from tests.ingress.streams import CHANGING
 from tests.ingress.test_ledger import KEY, SECRET_TEXT, Ingress, model, serving
-from tests.ingress.test_streaming import _CHANGING
 
 __all__ = ["model"]
 pytestmark = pytest.mark.engine
@@ -83,7 +83,7 @@ async def test_a_stream_has_its_receipt_behind_its_last_event_and_is_else_the_sa
         with_receipt = await ask(ingress, ASKS, **fields)
     assert (repeated > 0) == ("n" not in options), "the middle of a stream is repeated for a client with a receipt, too"
     events, receipt, _ = _COMMENT.split(with_receipt.content)
-    assert _CHANGING.sub(b"", events) == _CHANGING.sub(b"", plain.content) == _CHANGING.sub(b"", asks_for_none.content)
+    assert CHANGING.sub(b"", events) == CHANGING.sub(b"", plain.content) == CHANGING.sub(b"", asks_for_none.content)
     told = json.loads(receipt)
     assert [each["replica"] for each in told["attempts"]] == ["a"] * options.get("n", 1)
     assert sum(told["phases_s"].values()) == pytest.approx(told["total_s"], abs=1e-5)
