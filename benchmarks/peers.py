@@ -152,7 +152,7 @@ class _Server:
     def keep(self) -> None:
         if self.wanted and (self.process is None or self.process.poll() is not None):
             source = source_of(self.model)
-            command = [*VLLM, "serve", *bare_arguments(self.model, source), "--port", str(self.port)]
+            command = [*VLLM, "serve", *bare_arguments(self.model, source, self.port)]
             env = engine_environment(self.model, environment(self.model))
             with (self.folder / f"{self.name}.log").open("ab") as log:
                 self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **env})

@@ -4,7 +4,7 @@ the same arguments.
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ from serve_app.engine_args import engine_core_args, engine_environment
 VLLM = [sys.executable, "-m", "benchmarks.vllm_cli"]
 BARE_PORT = 8060
 """A fleet of n replicas listens n ports above it, a vLLM server with the Rust front end one below."""
+_NOT_OF_RUST = ("mm_processor_cache_gb",)
+"""Arguments that the Rust front end refuses; this one is of the cache of images, which no benchmark sends."""
 _START_S = {"cpu": 240.0, "cuda": 1200.0}  # on a GPU: fetching weights, compiling, capturing graphs
 
 
@@ -62,18 +64,18 @@ def _vllm(stack: ExitStack, name: str, model: ModelSettings, folder: Path) -> Ta
         binary = str(rust_front_end(default_cache_dir()))
         env |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": binary}
     url = f"http://127.0.0.1:{port}"
-    command = [*VLLM, "serve", *bare_arguments(model, source_of(model), port)]
+    command = [*VLLM, "serve", *bare_arguments(model, source_of(model), port, without=_NOT_OF_RUST if name == "rust" else ())]
     start_s = _START_S[model.device]
     root = stack.enter_context(server(command, f"{url}/health", log=folder / f"{name}.log", environment=env, start_s=start_s))
     return Target(name, url, root)
 
 
-def bare_arguments(model: ModelSettings, source: str, port: int = BARE_PORT) -> list[str]:
-    """Return the command line of ``vllm serve`` that gives its engine what an engine of the fleet gets."""
+def bare_arguments(model: ModelSettings, source: str, port: int = BARE_PORT, *, without: Collection[str] = ()) -> list[str]:
+    """Return the command line of ``vllm serve`` that gives its engine what an engine of the fleet gets, but the arguments ``without``."""
     arguments = engine_core_args(model, source)
-    del arguments["model"]
     own = {"host": "127.0.0.1", "port": port, "disable_uvicorn_access_log": True}
-    return [source, *flags({**arguments, **model.frontend_args, **own})]
+    given = {**arguments, **model.frontend_args, **own}
+    return [source, *flags({name: value for name, value in given.items() if name not in {"model", *without}})]
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

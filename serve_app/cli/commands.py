@@ -121,7 +121,7 @@ def ui(
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8011,
     ends_with_input: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Serve the chat page and the fleet page for a service that runs, until Ctrl-C. Needs Gradio: pip install 'serve-app[ui]'."""
+    """Serve the chat page and the fleet page for a service that runs, until Ctrl-C. Needs Gradio: pip install 'serve-app\\[ui]'."""
     from serve_app.cli import ui
 
     ui.ui(url, host, port, ends_with_input=ends_with_input)
