@@ -14,8 +14,6 @@ from typing import Any
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.engine_args import BACKGROUND_PRIORITY
-
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[Scope, Receive, Send, str], Awaitable[None]]
@@ -119,7 +117,6 @@ def _scope(path: str, num_bytes: int) -> dict[str, Any]:
         (b"host", b"ingress"),
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % num_bytes),
-        (b"x-vllm-priority", b"%d" % BACKGROUND_PRIORITY),  # vLLM reads it for chats and completions, not for embeddings
     ]
     return {
         "type": "http",

@@ -80,7 +80,8 @@ def driver(gpus: Sequence[tuple[str, str]], cuda: str | None, needed: int) -> Fi
     name, version = gpus[0]
     said = f"{len(gpus)} x {name}, driver {version}"
     least = LEAST_DRIVERS.get((cuda or "").partition(".")[0], 0)
-    if int(version.partition(".")[0]) < least:
+    major = version.partition(".")[0]
+    if major.isdecimal() and int(major) < least:  # a driver may say [N/A]
         return Finding("driver", "error", f"{said}; CUDA {cuda} needs {least} or newer", "update the driver")
     if len(gpus) < needed:
         way_out = "lower replicas.min or gpus_per_replica, or start it on a cluster"

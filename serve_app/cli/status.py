@@ -68,7 +68,8 @@ def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = requests.get(f"{url.rstrip('/')}/fleet", headers=headers, timeout=5)
+        # With an `auth`, requests does not put a password of ~/.netrc in place of the key.
+        answer = requests.get(f"{url.rstrip('/')}/fleet", headers=headers, timeout=5, auth=lambda request: request)
         told = answer.json() if answer.ok else {}
     except requests.ConnectionError as exc:
         raise ClusterFailed(f"nothing answers at {url}", "is the service up, and its address right?") from exc

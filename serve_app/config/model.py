@@ -212,7 +212,8 @@ class ModelSettings(Section):
 
     def release(self) -> str:
         """Return what tells this release of the model from others: a digest of all settings that its replicas work by."""
-        settings = self.model_dump(mode="json", exclude={"replicas", "canary", "required", "routing"})
+        unused = set() if self.yields_to_chats() else {"batch_step_share"}
+        settings = self.model_dump(mode="json", exclude={"replicas", "canary", "required", "routing"} | unused)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @classmethod

@@ -6,7 +6,7 @@ or mapping is given up at its first wrong element. A small body is then validate
 vLLM's does. Lists with too many objects are refused before: a right object of a union of many types costs up to 0.2 ms.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,7 +18,7 @@ MAX_VALUES = 200
 
 MAX_OBJECTS = 10_000
 """Objects and lists that all lists of a body may hold together: messages, their parts, tools, what schemas list. `/v1/responses` takes 2 s
-for as many, and no context of a model has room for them."""
+of the event loop for as many."""
 
 MAX_SEQUENCES = 4096
 """Engine requests that one body may become: its prompts times `n`. Each takes 0.2 ms of the event loop before it is queued or refused."""
@@ -138,10 +138,26 @@ def grammar_chars(grammar: Any) -> int:
 
 
 def _grammar_chars(body: Mapping[str, Any]) -> int:
-    num_chars = max(grammar_chars(body.get(name)) for name in _GRAMMARS)
-    if body.get("tool_choice") in (None, "auto", "none"):  # then tools are words of the prompt
-        return num_chars
-    return max(num_chars, grammar_chars(body.get("tools")))
+    """Return how long the longest grammar of a body is; the schemas of tools are one together."""
+    return max(*(grammar_chars(body.get(name)) for name in _GRAMMARS), sum(map(grammar_chars, _tool_schemas(body))))
+
+
+def _tool_schemas(body: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the schemas of the tools whose calls vLLM constrains by a grammar. Other tools are words of the prompt."""
+    choice, tools = body.get("tool_choice") or "auto", body.get("tools")
+    if choice == "none" or not isinstance(tools, list):
+        return
+    options = choice if isinstance(choice, dict) else {}
+    is_auto = choice == "auto" or options.get("mode") == "auto"
+    named = _mapping(options.get("function")).get("name") or options.get("name")
+    for tool in map(_mapping, tools):
+        function = _mapping(tool.get("function")) or tool  # the Responses API has no mapping within
+        if function.get("strict") if is_auto else named in (None, function.get("name")):
+            yield function.get("parameters")
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _num_sequences(request: Any) -> int:

@@ -41,6 +41,7 @@ from serve_app.core.instructions import (
     PassTrial,
     StartAttempt,
 )
+from serve_app.engine_args import BACKGROUND_PRIORITY
 from serve_app.errors import CallFailed, NoReplica, ServingError
 from serve_app.ingress.adapters import refusal_of
 from serve_app.ingress.arrivals import arrival_of
@@ -317,7 +318,8 @@ class FleetClient(EngineCoreClient):
         if (refused := refusal_of(request, self.model)) is not None:
             self._refuse(request, refused)
         verdict = current_verdict.get()
-        background = verdict is not None and verdict.background
+        if background := verdict is not None and verdict.background:
+            request.priority = max(request.priority, BACKGROUND_PRIORITY)  # embeddings have no field for it
         arrived = arrival_of(request, self.model, self._vllm_config, background=background)
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):

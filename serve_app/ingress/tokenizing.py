@@ -1,13 +1,14 @@
 """vLLM's tokenization of a prompt without Transformers' layer around the tokenizer, which costs as much as the tokenizer itself.
 
 That layer sets padding and truncation and makes masks and offsets that nobody reads. Where nothing of it has an effect, the ids are those
-of the tokenizer's own `encode_batch_fast`. A prompt that may have to be cut, or that the tokenizer refuses, goes vLLM's own way.
+of the tokenizer's own `encode_batch_fast`. A prompt that is to be cut, or that the tokenizer refuses, goes vLLM's own way.
 """
 
 from typing import Any
 
 from transformers import TokenizersBackend
 from vllm.inputs import TokensPrompt
+from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 from vllm.utils.async_utils import make_async
 
 _DECIDES = ("__call__", "_encode_plus")
@@ -27,11 +28,13 @@ def tokenize_directly(renderer: Any) -> None:
         limits = params.get_encode_kwargs()
         try:
             (encoding,) = encode([prompt["prompt"]], add_special_tokens=limits["add_special_tokens"])
-        except Exception:  # half a surrogate pair, or no text: the error is to be vLLM's
+        except Exception:  # half a surrogate pair, or no text: vLLM's way raises vLLM's error
             return by_vllm(prompt, params)
         ids, longest = encoding.ids, limits.get("max_length")
         if longest is not None and len(ids) > longest:
-            return by_vllm(prompt, params)
+            if params.truncate_prompt_tokens is not None:
+                return by_vllm(prompt, params)
+            ids = ids[:longest]  # vLLM refuses the prompt, which is too long by one token or more
         return TokensPrompt(prompt_token_ids=ids, **prompt)
 
     renderer._tokenize_prompt = tokenize
@@ -39,8 +42,11 @@ def tokenize_directly(renderer: Any) -> None:
 
 
 def _is_plain(tokenizer: Any) -> bool:
-    """Return whether Transformers' own classes make the ids, and neither pad nor cut them by themselves."""
-    if not isinstance(tokenizer, TokenizersBackend):
+    """Return whether Transformers' own classes make the ids, and neither pad nor cut them by themselves.
+
+    vLLM's pool has to stand in front: then a prompt that vLLM cuts sets the limit of a copy, and not of the tokenizer that is used here.
+    """
+    if not isinstance(tokenizer, TokenizersBackend) or not isinstance(tokenizer, ThreadSafeHFTokenizerMixin):
         return False
     classes = type(tokenizer).__mro__
     own = [each for each in classes[: classes.index(TokenizersBackend)] if not each.__module__.startswith("vllm.")]

@@ -6,7 +6,6 @@ Here each step gets limits before vLLM schedules it, and chats are in front. Of 
 """
 
 import time
-from collections import deque
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -33,8 +32,8 @@ class YieldingScheduler(Scheduler):
         """Ids of batches' requests; may hold some that have ended."""
         self._queued = set[str]()
         """Ids of chats that were in the queue before the last step."""
-        self._under_way: deque[tuple[Chats | None, float]] = deque()
-        """Steps: what each was planned for, None where there was no limit, and when it was scheduled."""
+        self._under_way: dict[int, tuple[Chats | None, float]] = {}
+        """By the identity of a step's output: what the step was planned for, None where there was no limit, and when it was scheduled."""
         self._ended_at = 0.0
 
     def add_request(self, request: Any) -> None:
@@ -45,7 +44,7 @@ class YieldingScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = time.monotonic()
         self._background &= self.requests.keys()
-        chats = None
+        chats = plan = None
         if self._background:
             self.running.sort(key=is_background)
             chats = self._chats()
@@ -56,12 +55,14 @@ class YieldingScheduler(Scheduler):
             output = super().schedule(throttle_prefills)
         finally:
             self.max_num_scheduled_tokens = self._most_tokens
-        self._under_way.append((chats, now))
+        if plan is not None and output.total_num_scheduled_tokens >= plan.max_tokens:
+            self._queued.clear()  # the step was full: chats that are still in the queue lack neither a place nor KV
+        self._under_way[id(output)] = (chats, now)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         now = time.monotonic()
-        chats, scheduled_at = self._under_way.popleft()
+        chats, scheduled_at = self._under_way.pop(id(scheduler_output), (None, now))
         tokens = scheduler_output.num_scheduled_tokens
         if chats is not None and tokens:
             background = sum(count for request_id, count in tokens.items() if request_id in self._background)

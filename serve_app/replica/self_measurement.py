@@ -47,10 +47,12 @@ def measure(core: Any, limit_s: float, now: Callable[[], float] = time.perf_coun
     """
     try:
         measured = measured_costs(_Measurement(core, limit_s, now).batches())
-        core.reset_prefix_cache()
     except Exception:
         logger.exception("this engine's steps were not measured")
         return None
+    finally:
+        if not core.reset_prefix_cache():
+            logger.warning("the prompts that this engine was measured with stay in its prefix cache until others need the room")
     if measured is None:
         logger.info("this engine's steps were not measured: in %.2f s too few batches could be timed", limit_s)
     return measured

@@ -57,6 +57,7 @@ def test_a_package_of_another_version_is_told_with_the_right_one() -> None:
         ([("A10G", "580.65.06")], "13.0", 2, "error", "the configuration needs 2 GPUs"),
         ([("A10G", "580.65.06")] * 2, "13.0", 2, "ok", "2 x A10G, driver 580.65.06"),
         ([("A10G", "470.10")], None, 0, "ok", "1 x A10G, driver 470.10"),
+        ([("A10G", "[N/A]")], "13.0", 1, "ok", "driver [N/A]"),
     ],
 )
 def test_the_driver_has_to_fit_cuda_and_the_gpus_the_fleet(

@@ -143,6 +143,10 @@ class Constrained(BaseModel):
 
 
 LARGE = {"json": {"enum": ["a" * MAX_GRAMMAR_CHARS]}}
+LARGE_TOOL = {"type": "function", "function": {"name": "large", "parameters": LARGE}}
+STRICT_TOOL = {"type": "function", "function": {"name": "large", "strict": True, "parameters": LARGE}}
+TOLD_TOOL = {"type": "function", "function": {"name": "told", "description": "a" * MAX_GRAMMAR_CHARS, "parameters": {}}}
+NAMED = {"type": "function", "function": {"name": "large"}}
 
 
 @pytest.mark.parametrize(
@@ -151,8 +155,14 @@ LARGE = {"json": {"enum": ["a" * MAX_GRAMMAR_CHARS]}}
         {"structured_outputs": LARGE},
         {"response_format": LARGE},
         {"text": {"format": LARGE}},
-        {"tools": [LARGE], "tool_choice": "required"},
-        {"tools": [LARGE], "tool_choice": {"type": "function"}},
+        {"tools": [LARGE_TOOL], "tool_choice": "required"},
+        {"tools": [LARGE_TOOL], "tool_choice": NAMED},
+        {
+            "tools": [{"type": "function", "name": "large", "parameters": LARGE}],
+            "tool_choice": {"type": "function", "name": "large"},
+        },
+        {"tools": [STRICT_TOOL]},
+        {"tools": [STRICT_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}},
     ],
 )
 def test_a_grammar_that_takes_long_to_compile_is_refused(body: dict[str, Any]) -> None:
@@ -160,9 +170,20 @@ def test_a_grammar_that_takes_long_to_compile_is_refused(body: dict[str, Any]) -
         of_model(Constrained).validate_python(body)
 
 
-@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
-def test_tools_that_constrain_nothing_may_be_as_large_as_the_prompt(choice: dict[str, Any]) -> None:
-    of_model(Constrained).validate_python({"tools": [LARGE], **choice})
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": [LARGE_TOOL]},
+        {"tools": [LARGE_TOOL], "tool_choice": "auto"},
+        {"tools": [STRICT_TOOL], "tool_choice": "none"},
+        {"tools": [LARGE_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}},
+        {"tools": [LARGE_TOOL, TOLD_TOOL], "tool_choice": {"type": "function", "function": {"name": "told"}}},
+        {"tools": [TOLD_TOOL], "tool_choice": "required"},
+        {"tools": [7, {"function": "x"}, {}], "tool_choice": "required"},
+    ],
+)
+def test_tools_that_constrain_nothing_may_be_as_large_as_the_prompt(body: dict[str, Any]) -> None:
+    of_model(Constrained).validate_python(body)
 
 
 @pytest.mark.parametrize("spec", [7, "a", [1], True])

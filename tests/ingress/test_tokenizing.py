@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 from vllm.renderers.params import TokenizeParams
+from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from serve_app.ingress.tokenizing import _is_plain, tokenize_directly
@@ -54,10 +55,11 @@ def test_ids_are_those_of_vllm(renderer: Any, add_special_tokens: bool, limits: 
 
 def test_a_tokenizer_that_cuts_or_is_anothers_goes_vllms_way(engine: AsyncLLM, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(engine.model_config.tokenizer)
-    assert _is_plain(tokenizer)
+    assert not _is_plain(tokenizer), "no pool is in front: a prompt that is cut would cut those after it"
     own_class = type("Own", (type(tokenizer),), {"__call__": lambda self, text, **_: {"input_ids": []}})
+    assert _is_plain(maybe_make_thread_pool(tokenizer))
     other = AutoTokenizer.from_pretrained(engine.model_config.tokenizer)
     other.__class__ = own_class
-    assert not _is_plain(other)
+    assert not _is_plain(maybe_make_thread_pool(other))
     tokenizer._tokenizer.enable_truncation(5)
     assert not _is_plain(tokenizer)

@@ -139,6 +139,16 @@ def test_a_chat_that_comes_has_its_whole_prompt_in_the_next_step_though_a_lines_
     assert of_lines(traffic.steps[-1]) == 0, "the chat's prompt is longer than the allowance"
 
 
+def test_chats_that_one_step_cannot_hold_are_before_lines_in_the_next_step_too(traffic: Traffic) -> None:
+    for number in range(4):
+        traffic.add(f"line{number}", prompt=300, answer=3)
+    traffic.step(2)
+    for number in range(3):
+        traffic.add(f"chat{number}", prompt=300, answer=3)
+    traffic.step(2)
+    assert traffic.steps[-2:] == [{"chat0": 300, "chat1": 212}, {"chat0": 1, "chat1": 88, "chat2": 300}]
+
+
 def test_beside_a_short_prompt_of_a_chat_lines_answers_go_on_and_their_prompts_wait(traffic: Traffic) -> None:
     traffic.add("line0", prompt=20, answer=20)
     traffic.add("line1", prompt=500, answer=3)
