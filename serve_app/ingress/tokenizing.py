@@ -1,7 +1,7 @@
 """vLLM's tokenization of a prompt without Transformers' layer around the tokenizer, which costs as much as the tokenizer itself.
 
 That layer sets padding and truncation and makes masks and offsets that nobody reads. Where nothing of it has an effect, the ids are those
-of the tokenizer's own `encode_batch_fast`. A prompt that is to be cut, or that the tokenizer refuses, goes vLLM's own way.
+of the tokenizer's own `encode_batch_fast`. A prompt that is longer than allowed, or that the tokenizer refuses, goes vLLM's own way.
 """
 
 from typing import Any
@@ -32,9 +32,7 @@ def tokenize_directly(renderer: Any) -> None:
             return by_vllm(prompt, params)
         ids, longest = encoding.ids, limits.get("max_length")
         if longest is not None and len(ids) > longest:
-            if params.truncate_prompt_tokens is not None:
-                return by_vllm(prompt, params)
-            ids = ids[:longest]  # vLLM refuses the prompt, which is too long by one token or more
+            return by_vllm(prompt, params)
         return TokensPrompt(prompt_token_ids=ids, **prompt)
 
     renderer._tokenize_prompt = tokenize

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import os
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -11,7 +13,6 @@ from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.model_executor.models import registry
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import async_llm, core
 from vllm.v1.engine.core_client import EngineCoreClient
@@ -24,7 +25,6 @@ from serve_app.ingress.app import VLLM_ROUTES
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.replica.engine import CALLABLE_METHODS
 from serve_app.simulated.executor import SimulatedExecutor
-from serve_app.vllm_start import inspect_models_here
 from tests.contracts.changes import asked_of, difference, fail_with, find, line, members, parameters
 from tests.contracts.vllm_names import ASKED_OF_THE_EXECUTOR, ENGINE_ONLY, LEFT_OUT
 
@@ -123,15 +123,27 @@ def test_vllm_has_a_handler_for_every_route_that_we_pass_on() -> None:
     fail_with([line("build_app: routes", difference(VLLM_ROUTES, routes, only_gone=True))])
 
 
-def test_a_model_is_looked_at_without_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    monkeypatch.setattr(registry, "_run_in_subprocess", registry._run_in_subprocess)  # for what comes after this test
-    monkeypatch.setattr(registry, "_SUBPROCESS_COMMAND", [sys.executable, "-c", "raise SystemExit('a process was started')"])
-    model = registry.ModelRegistry.models["LlamaForCausalLM"]
-    with pytest.raises(RuntimeError, match="a process was started"):
-        model.inspect_model_cls()
-    inspect_models_here()
-    assert model.inspect_model_cls().architecture == "LlamaForCausalLM"
+LOOK = """
+import sys
+from vllm.model_executor.models import registry
+from serve_app.vllm_start import inspect_models_here
+
+registry._SUBPROCESS_COMMAND = [sys.executable, "-c", "raise SystemExit('a process was started')"]
+model = registry.ModelRegistry.models["LlamaForCausalLM"]
+try:
+    model.inspect_model_cls()
+except RuntimeError as exc:
+    print("a process was started" in str(exc))
+inspect_models_here()
+print(model.inspect_model_cls().architecture)
+"""
+
+
+def test_a_model_is_looked_at_without_another_process(tmp_path: Path) -> None:
+    """In a process of its own: what it changes in vLLM stays for the life of a process, and other tests may have done so in this one."""
+    environment = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.splitlines()[-2:] == ["True", "LlamaForCausalLM"]
     assert [path.name for path in (tmp_path / "modelinfos").iterdir()] == [
         "vllm-model_executor-models-llama-LlamaForCausalLM.json"
     ]
