@@ -38,7 +38,8 @@ def test_wheel_and_source_hold_all_that_the_packages_need(dist: Path) -> None:
     paths = [
         path
         for name in listed.stdout.split()
-        for path in ([*(ROOT / name).iterdir()] if (ROOT / name).is_dir() else [ROOT / name])
+        for path in ([*(ROOT / name).rglob("*")] if (ROOT / name).is_dir() else [ROOT / name])
+        if path.is_file() and path.suffix != ".pyc"
     ]
     ours = {str(path.relative_to(ROOT)) for path in paths}
     (wheel,) = dist.glob("*.whl")
