@@ -162,7 +162,7 @@ async def test_a_priority_of_a_client_changes_its_place_in_the_engine_and_nothin
     """A batch is told from a chat by the way on which it comes, which no header leads to."""
     async with serving(model, tmp_path, credit=1) as ingress:
         url = f"{str(ingress.client.base_url).removesuffix('/v1/')}{CHAT}"
-        async with httpx.AsyncClient() as http, asyncio.TaskGroup() as chats:
+        async with httpx.AsyncClient(timeout=None) as http, asyncio.TaskGroup() as chats:
             chats.create_task(http.post(url, json=body("a"), headers={"x-vllm-priority": str(BACKGROUND_PRIORITY)}))
             chats.create_task(http.post(url, json=body("a") | {"priority": BACKGROUND_PRIORITY}))
             await until(lambda: len(ingress.front.client.fleet.waiting) == 1)
