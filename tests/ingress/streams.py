@@ -97,7 +97,7 @@ class Play:
 
     async def _run(self) -> None:
         url = f"{self._ingress.url}{self._path}"
-        async with httpx.AsyncClient() as client, client.stream("POST", url, json=self._body) as response:
+        async with httpx.AsyncClient(timeout=None) as client, client.stream("POST", url, json=self._body) as response:
             assert response.status_code == 200, await response.aread()
             async for piece in response.aiter_raw():
                 self.content += piece
