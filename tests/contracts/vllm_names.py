@@ -138,6 +138,7 @@ USED = {
         "RequestOutputKind": "CUMULATIVE DELTA FINAL_ONLY",
         "SamplingParams": "all_stop_token_ids eos_token_id num_logprobs",
     },
+    "vllm.tokenizers.hf": {"ThreadSafeHFTokenizerMixin": ""},
     "vllm.usage.usage_lib": {"UsageContext": "OPENAI_API_SERVER"},
     "vllm.utils.argparse_utils": {"FlexibleArgumentParser": "parse_args"},
     "vllm.version": {"__version__": ""},
@@ -146,7 +147,7 @@ USED = {
         "GrammarOutput": "grammar_bitmask structured_output_request_ids",
         "NewRequestData": "num_computed_tokens prefill_token_ids prompt_len prompt_token_ids req_id sampling_params",
         "SchedulerOutput": "finished_req_ids has_structured_output_requests num_scheduled_tokens scheduled_cached_reqs "
-        "scheduled_new_reqs",
+        "scheduled_new_reqs total_num_scheduled_tokens",
     },
     "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": "schedule update_from_output"},
     "vllm.v1.core.sched.scheduler": {
