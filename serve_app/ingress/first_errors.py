@@ -1,4 +1,4 @@
-"""Validation of request bodies that one client cannot make dear for all others.
+"""Validation of request bodies whose cost is bounded, so that one client cannot stop the event loop for all others.
 
 Pydantic reports each wrong element of each list, once for each type that it might have been. `{"input": [{}, {}, ...]}` of 300 kB to
 `/v1/responses` made millions of errors: the event loop stood still for minutes, and the kernel ended the ingress at 17 GB. Here a list, set
@@ -133,12 +133,12 @@ def _objects_in_lists(value: Any) -> int:
 
 
 def grammar_chars(grammar: Any) -> int:
-    """Return how long a schema, expression, grammar or list of choices is, with what is around it."""
+    """Return the characters of a schema, regular expression, grammar or list of choices, as Python prints it; 0 for None."""
     return len(repr(grammar)) if grammar is not None else 0
 
 
 def _grammar_chars(body: Mapping[str, Any]) -> int:
-    """Return how long the longest grammar of a body is; the schemas of tools are one together."""
+    """Return the characters of the longest grammar of a body. The schemas of its tools count as one grammar."""
     return max(*(grammar_chars(body.get(name)) for name in _GRAMMARS), sum(map(grammar_chars, _tool_schemas(body))))
 
 

@@ -80,10 +80,10 @@ class YieldingScheduler(Scheduler):
             else:
                 answers += _tokens_wanted(request)
         is_any = len(self.requests) > len(self._background)
-        return Chats(is_any=is_any, answers=answers, prompts=prompts, queued_prompts=self._come() if is_any else 0)
+        return Chats(is_any=is_any, answers=answers, prompts=prompts, queued_prompts=self._newly_queued_tokens() if is_any else 0)
 
-    def _come(self) -> int:
-        """Return the tokens of chats that are in the queue for the first time.
+    def _newly_queued_tokens(self) -> int:
+        """Return the prompt tokens of the chats that came into the queue since the last step was scheduled, or that a full step left there.
 
         A chat that the last step did not begin lacks a place or KV, which only requests that go on can free. For such a chat nothing is
         held back: lines whose prompts have begun may be all that runs.
@@ -96,7 +96,7 @@ class YieldingScheduler(Scheduler):
         return sum(tokens for i, tokens in queued.items() if i not in seen)
 
     def _hold_back(self, max_answers: int | None) -> None:
-        """Leave running requests of batches out of the next step: those with a prompt to compute, and all but ``max_answers`` others."""
+        """Leave running requests of batches out of the next step, except ``max_answers`` of those whose prompt is computed."""
         if max_answers is None:
             return
         for request in self.running:
