@@ -20,6 +20,7 @@ Longer than a module should be: one file, so that one table shows each code and 
       QueueFull                  503  queue_full
       NoFreePlace                503  no_free_place           a batch's request, which may only have places that nobody wants
       TooManyConnections         503  too_many_connections    an ingress has nearly no file descriptors left
+      IngressOverloaded          503  ingress_overloaded      the event loop of an ingress is far behind
       LeaseBoardSilent           503  lease_board_silent      who is in the fleet cannot be told now; requests do not need it
       ServerStopping             503  server_stopping         an ingress ends; another one, or the next, takes the request
       ReplicaLost                502  replica_lost            a replica failed while it held the request
@@ -315,6 +316,19 @@ class TooManyConnections(ServingError):
         return (
             f"too many connections: nearly all of {self.limit} file descriptors are in use; retry in {self.retry_after_s:.1f} s"
         )
+
+
+@dataclass(eq=False)
+class IngressOverloaded(ServingError):
+    """The ingress has more to do than its event loop gets done; ``limit_s`` is how late that may be."""
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "ingress_overloaded"
+    limit_s: float
+    retry_after_s: float
+
+    def __str__(self) -> str:
+        return f"this ingress is over {self.limit_s:g} s behind with its work; retry in {self.retry_after_s:.1f} s"
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from serve_app.batch.service import BatchService, Routes
 from serve_app.errors import (
     BadRequest,
     BodyTooSlow,
+    IngressOverloaded,
     ModelNotFound,
     NotSupported,
     RequestTooLarge,
@@ -36,6 +37,7 @@ from serve_app.ingress.error_answers import answer_of, method_not_allowed, not_f
 from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
+from serve_app.ingress.loop_lag import LoopLag
 from serve_app.ingress.metrics import count_http
 from serve_app.ingress.own_answers import FleetReport, OwnAnswers
 from serve_app.ingress.receipt import ReceiptSend
@@ -67,7 +69,8 @@ _TOKENIZED_BYTES = 256 << 10
 _A_MODEL = "/v1/models/"
 
 _RETRY_AFTER_S = 1.0
-"""From a server that stops: other ingresses take the request at once, and a client of the only one would else come back too soon."""
+"""From a server that stops or is far behind: other ingresses take the request at once. A client of the only one should not come back
+sooner."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class AppLimits:
     body_timeout_s: float = 120.0
     """From the head to the end of the body; 10 MiB in it are 0.7 Mbit/s."""
     stream_silence_s: float = 5.0
+    max_loop_lag_s: float = 2.0
 
 
 class IngressApp:
@@ -112,6 +116,7 @@ class IngressApp:
         }
         """By the name of the model whose requests each shares."""
         self._limits = limits
+        self.lag = LoopLag(limits.max_loop_lag_s)
         self._keys = keys
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
@@ -229,11 +234,13 @@ class IngressApp:
             await held.end()
 
     def _refuse_at_an_end(self, scope: Scope) -> None:
-        """Refuse what comes when the ingress, or its file descriptors, have come to an end."""
+        """Refuse what comes when the ingress, its file descriptors, or its time have come to an end."""
         if self._stopped:
             raise ServerStopping(retry_after_s=_RETRY_AFTER_S)
         if CROWDED in scope.get("state", ()):
             raise TooManyConnections(descriptors.limit(), retry_after_s=_RETRY_AFTER_S)
+        if self.lag.is_overloaded:
+            raise IngressOverloaded(self.lag.limit_s, retry_after_s=_RETRY_AFTER_S)
 
     async def _read_and_answer(self, scope: Scope, receive: Receive, send: Send, held: HeldAnswer, verdict: Verdict) -> None:
         path = scope["path"]

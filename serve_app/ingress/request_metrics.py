@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from serve_app import series
-from serve_app.errors import NoReplica, QueueFull, ReplicaLost, ServerStopping, TooManyConnections
+from serve_app.errors import IngressOverloaded, NoReplica, QueueFull, ReplicaLost, ServerStopping, TooManyConnections
 from serve_app.ingress.outcomes import WORDS, Ending
 from serve_app.ingress.verdict import Verdict
 
@@ -19,7 +19,7 @@ _NO_ERROR = ("complete", "aborted")
 """Outcomes that are as the client wanted, or of its own making."""
 
 
-_WATCHED = (NoReplica, QueueFull, TooManyConnections, ReplicaLost, ServerStopping)
+_WATCHED = (NoReplica, QueueFull, TooManyConnections, IngressOverloaded, ReplicaLost, ServerStopping)
 """Errors that are there at zero: Prometheus sees no increase in a series that begins with 1."""
 
 

@@ -20,7 +20,6 @@ from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
 from serve_app.ingress.generate import NEWLINE, NUL
 from serve_app.ingress.listener import Listener
-from serve_app.ingress.loop_lag import watch_loop_lag
 from serve_app.ingress.own_answers import FleetReport
 from serve_app.ingress.request_metrics import begin_at_zero
 from serve_app.membership import Lease
@@ -51,7 +50,11 @@ class IngressRuntime:
         keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
         fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models.values()}
         batches = None if (storage := settings.ingress.batch) is None else await asyncio.to_thread(BatchService, storage)
-        limits = AppLimits(settings.ingress.max_body_bytes, stream_silence_s=settings.timeouts.stream_silence_s)
+        limits = AppLimits(
+            settings.ingress.max_body_bytes,
+            stream_silence_s=settings.timeouts.stream_silence_s,
+            max_loop_lag_s=settings.ingress.max_loop_lag_s,
+        )
         app = IngressApp(
             fronts,
             limits,
@@ -84,7 +87,7 @@ class IngressRuntime:
             adapters = [name for front in self.front_ends.values() for name in front.adapters]
             self.batches.start(self.app.answer_batch, (*self.front_ends, *adapters))
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
-        return [asyncio.create_task(watch_loop_lag(), name="loop lag"), *clients]
+        return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 
     async def drain(self, limit_s: float) -> None:
         """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error.

@@ -17,6 +17,7 @@ from serve_app.descriptors import SPARE
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.connection import GONE, MAX_HEAD_BYTES, MAX_PIPELINED, STALLED, LimitedHttpProtocol
 from serve_app.ingress.listener import Listener
+from serve_app.ingress.loop_lag import LATE_LOOKS
 from serve_app.testing.fleet import in_loop, settings, until
 from tests.ingress.test_app import front
 
@@ -321,6 +322,26 @@ async def test_one_of_the_last_descriptors_serves_a_probe_and_no_request(monkeyp
     assert f"serve_app_crowded_connections_total {(before or 0) + 2:.1f}\n".encode() in got["/metrics"][1]
     assert got["/v1/completions"][0] == b"HTTP/1.1 503 Service Unavailable"
     assert json.loads(got["/v1/completions"][1])["error"]["type"] == "too_many_connections"
+
+
+@in_loop
+async def test_an_ingress_that_is_far_behind_refuses_requests_and_serves_probes_until_it_has_caught_up() -> None:
+    app = IngressApp({"tiny": front("tiny")}, AppLimits(max_body_bytes=1000), version={})
+
+    async def answer_to(head: bytes) -> bytes:
+        async with connection(app) as (reader, writer):
+            writer.write(head + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+            return await reader.read()
+
+    for _ in range(LATE_LOOKS):
+        app.lag.note(app.lag.limit_s + 1)
+    head, _, body = (await answer_to(b"POST /v1/completions")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in head
+    assert json.loads(body)["error"]["type"] == "ingress_overloaded"
+    assert (await answer_to(b"GET /metrics")).startswith(b"HTTP/1.1 200")
+    app.lag.note(0.0)
+    assert (await answer_to(b"POST /v1/completions")).startswith(b"HTTP/1.1 200")
 
 
 @in_loop

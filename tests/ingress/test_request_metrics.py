@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from serve_app.core.request import RequestState, Resume
-from serve_app.ingress.loop_lag import PERIOD_S, watch_loop_lag
+from serve_app.ingress.loop_lag import LATE_LOOKS, PERIOD_S, LoopLag
 from serve_app.ingress.outcomes import WORDS, Ending
 from serve_app.ingress.request_metrics import begin_at_zero, count_request
 from serve_app.ingress.verdict import Verdict
@@ -52,7 +52,7 @@ def test_an_answer_is_no_error_and_tells_how_long_it_waited() -> None:
 
 def test_a_loop_that_stands_still_is_late_by_that_long() -> None:
     async def stand_still() -> None:
-        watch = asyncio.create_task(watch_loop_lag())
+        watch = asyncio.create_task(LoopLag(2.0).watch())
         await asyncio.sleep(0)  # the watch has begun to wait
         time.sleep(PERIOD_S + 0.3)  # noqa: ASYNC251  # nothing else may run meanwhile
         await asyncio.sleep(0.01)
@@ -65,6 +65,17 @@ def test_a_loop_that_stands_still_is_late_by_that_long() -> None:
     before = late()
     asyncio.run(stand_still())
     assert late() == before + 1
+
+
+def test_a_loop_is_overloaded_from_several_late_looks_on_until_one_is_within_half_of_the_limit() -> None:
+    lag = LoopLag(limit_s=1.0)
+
+    def look(late_s: float) -> bool:
+        lag.note(late_s)
+        return lag.is_overloaded
+
+    assert [look(late_s) for late_s in (9.0, 0.9, *[1.1] * LATE_LOOKS)] == [False] * (LATE_LOOKS + 1) + [True]
+    assert [look(late_s) for late_s in (0.6, 1.1, 0.5, 1.1)] == [True, True, False, False]
 
 
 def test_names_and_labels_follow_the_conventions_of_prometheus() -> None:

@@ -75,7 +75,10 @@ CAPACITY = (
         "warning",
         "0m",
         _increase(
-            "serve_app_request_errors_total", "10m", 'reason=~"no_replica|queue_full|too_many_connections"', "job, model, reason"
+            "serve_app_request_errors_total",
+            "10m",
+            'reason=~"no_replica|queue_full|too_many_connections|ingress_overloaded"',
+            "job, model, reason",
         )
         + " >= 10",
         "{{ $value | humanize }} requests for {{ $labels.model }} were rejected in 10 minutes: {{ $labels.reason }}.",
