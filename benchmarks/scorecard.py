@@ -99,9 +99,19 @@ class Side:
 
 
 def _belongs_to(process: psutil.Process, folder: Path, marks: Sequence[str]) -> bool:
-    """By a variable that all processes of a side inherit: Ray's own are not below the one that starts it."""
+    """By a variable that all processes of a side inherit: Ray's own are not below the one that starts it.
+
+    An engine core that vLLM starts writes its title over its own variables, so those of its parents count, too.
+    """
     with suppress(psutil.Error):
-        return any(m in " ".join(process.cmdline()) for m in marks) and process.environ().get(MARK) == str(folder)
+        if any(m in " ".join(process.cmdline()) for m in marks):
+            return any(_has_mark(each, folder) for each in (process, *process.parents()))
+    return False
+
+
+def _has_mark(process: psutil.Process, folder: Path) -> bool:
+    with suppress(psutil.Error):
+        return process.environ().get(MARK) == str(folder)
     return False
 
 
