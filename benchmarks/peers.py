@@ -42,6 +42,7 @@ defaults
   timeout client 600s
   timeout server 600s
   option redispatch
+  option http-no-delay
   retries 3
   retry-on all-retryable-errors
 frontend front
