@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from serve_app.core.request import RequestState, Resume, Trial
-from serve_app.core.routing import ReplicaState
+from serve_app.core.routing import Choice, ReplicaState, RoutingPolicy
 
 WINDOW_SHARE = 0.5
 """The window's part of the budget that is left when the ingress hears of the drain."""
@@ -44,11 +44,11 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request that is to leave ``replica_id`` now, and how many unanswered ones its next replica may have."""
+    """A request that is to leave ``replica_id`` now for ``target``."""
 
     request: RequestState
     replica_id: str
-    max_unanswered: int
+    target: Choice
     planned_at: float
 
 
@@ -69,13 +69,16 @@ class Drains:
     def forget(self, replica_id: str) -> None:
         self._drains.pop(replica_id, None)
 
-    def due(self, replicas: Mapping[str, ReplicaState], *, now: float) -> Move | None:
-        """Return the request that is to move next; None while none is."""
+    def due(self, replicas: Mapping[str, ReplicaState], routing: RoutingPolicy, *, now: float) -> Move | None:
+        """Return what is to move next; None while nothing is, or no replica takes any of it."""
         for replica_id, drain in self._drains.items():
             left = movable(replicas[replica_id].held.values())
             if left and now >= (planned_at := drain.next_at(len(left))):
                 limit = MAX_UNANSWERED if now < drain.late_at else MAX_UNANSWERED_LATE
-                return Move(max(left, key=_urgency), replica_id, limit, planned_at)
+                for request in _most_urgent(left):
+                    target = routing.pick(request, replicas)
+                    if target is not None and takes_moved(target.replica, limit):
+                        return Move(request, replica_id, target, planned_at)
         return None
 
     def moved(self, move: Move) -> None:
@@ -99,6 +102,16 @@ def takes_moved(replica: ReplicaState, max_unanswered: int) -> bool:
     """Return whether a moved request would be computed at once: on a full engine it would be silent, where it is it streams on."""
     unanswered = sum(r.lost_at is not None for r in replica.held.values())
     return replica.has_room() and replica.waiting == 0 and unanswered < max_unanswered
+
+
+def _most_urgent(requests: Iterable[RequestState]) -> list[RequestState]:
+    """Return the most urgent one for each release and adapter, the most urgent first: if it finds no replica, others like it find none."""
+    found: dict[tuple[str | None, int | None], RequestState] = {}
+    for request in requests:
+        need = request.weights, request.adapter
+        if need not in found or _urgency(request) > _urgency(found[need]):
+            found[need] = request
+    return sorted(found.values(), key=_urgency, reverse=True)
 
 
 def _urgency(request: RequestState) -> tuple[bool, bool, int]:

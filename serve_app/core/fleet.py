@@ -8,7 +8,7 @@ front end's own abort. Cost: one dict lookup and one list extend per token; wait
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from serve_app.core.drain import Drains, takes_moved
+from serve_app.core.drain import Drains
 from serve_app.core.events import (
     AttemptUnsendable,
     BlocksTold,
@@ -325,15 +325,12 @@ class FleetState:
     def _move_off_draining(self, now: float) -> list[Instruction]:
         """An attempt ends here and the next one begins elsewhere, in one instant: late tokens of the first are nobody's."""
         instructions: list[Instruction] = []
-        while (move := self.drains.due(self.replicas, now=now)) is not None:
-            target = self._routing.pick(move.request, self.replicas)
-            if target is None or not takes_moved(target.replica, move.max_unanswered):
-                break
+        while (move := self.drains.due(self.replicas, self._routing, now=now)) is not None:
             instructions.append(AbortAttempts(move.replica_id, (move.request.attempt_id,)))
             self._release(move.request)
             self.failover.note_loss(move.request, now=now)
             self.drains.moved(move)
-            instructions.append(self._start(move.request, target))
+            instructions.append(self._start(move.request, move.target))
         return instructions
 
     def _dispatch(self) -> list[Instruction]:

@@ -33,6 +33,8 @@ class Record:
     measured: dict[str, float] = field(default_factory=dict)
     """What only this scenario measures, by a name that ends with its unit."""
     commit: str = ""
+    missed: list[str] = field(default_factory=list)
+    """Limits that it did not keep, in words."""
 
 
 def folder() -> Path | None:
@@ -41,8 +43,9 @@ def folder() -> Path | None:
     return Path(found) if found else None
 
 
-def seeds() -> range:
-    return range(1, 1 + (NUM_RUNS if folder() else 1))
+def seeds(*, long: bool = False) -> range:
+    """Return one seed per run. A scenario is ``long`` that takes over three minutes: it runs once."""
+    return range(1, 1 + (NUM_RUNS if folder() and not long else 1))
 
 
 def read(root: Path) -> list[Record]:
@@ -50,8 +53,9 @@ def read(root: Path) -> list[Record]:
 
 
 def is_there(scenario: str, seed: int) -> bool:
+    """Return whether the run was recorded and kept its limits. One that did not runs again, and both count."""
     root = folder()
-    return root is not None and any((r.scenario, r.seed) == (scenario, seed) for r in read(root))
+    return root is not None and any((r.scenario, r.seed, r.missed) == (scenario, seed, []) for r in read(root))
 
 
 def audit(
@@ -62,13 +66,25 @@ def audit(
     *,
     healed_s: float,
     measured: Mapping[str, float] = MappingProxyType({}),
+    at_most: Mapping[str, float] = MappingProxyType({}),
 ) -> Record:
-    """Count as failed each answer that is not complete or not token for token the undisturbed one; keep the record."""
+    """Count as failed each answer that is not complete or not token for token the undisturbed one; keep the record.
+
+    ``at_most`` are limits of ``failures`` (else 0), of ``healed_s``, and of what is ``measured``. Those of times count only where runs are
+    recorded: a test of a busy machine has no business with them.
+
+    Raises:
+        AssertionError: A limit was not kept.
+    """
     failures = sum(not a.is_complete() or a.folded() != undisturbed.folded() for a in answers)
     silences = sorted(round(a.longest_silence_s(), 2) for a in answers)
     load_1min, others = round(os.getloadavg()[0], 1), {name: round(value, 2) for name, value in measured.items()}
-    record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, load_1min, others, commit())
+    seen = {"failures": failures, "healed_s": healed_s, **measured}
+    limits = {"failures": 0, **{name: limit for name, limit in at_most.items() if folder() or not name.endswith("_s")}}
+    missed = [f"{name} {seen[name]:.4g} > {limit:g}" for name, limit in limits.items() if seen[name] > limit]
+    record = Record(scenario, seed, len(answers), failures, round(healed_s, 2), silences, load_1min, others, commit(), missed)
     keep(record)
+    assert not missed, missed
     return record
 
 
@@ -109,6 +125,8 @@ def main() -> None:
     records = read(Path(sys.argv[1]))
     for scenario in sorted({r.scenario for r in records}):
         print(worst([r for r in records if r.scenario == scenario]))
+    if late := [f"{r.scenario}, seed {r.seed}: {', '.join(r.missed)}" for r in records if r.missed]:
+        raise SystemExit("\n".join(["limits that were not kept; remove these lines once their cause is mended:", *late]))
 
 
 if __name__ == "__main__":

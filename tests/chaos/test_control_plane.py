@@ -71,9 +71,8 @@ def test_no_request_notices_that_the_control_plane_is_killed(pair: Fleet, scenar
         healed_s = time.monotonic() - killed_at
         before = len(load.answers)
         wait_until(lambda: len(load.answers) >= before + 2 * NUM_STREAMS, limit_s=HEALED_LIMIT_S, what="answers after it")
-    record = audit(scenario, seed, load.answers, undisturbed, healed_s=healed_s)
+    record = audit(scenario, seed, load.answers, undisturbed, healed_s=healed_s, at_most={"healed_s": 20.0})
     assert record.n >= 2 * NUM_STREAMS
-    assert record.failures == 0
 
 
 def test_the_first_requests_to_a_model_are_answered_while_board_and_controller_are_dead(pair: Fleet, seed: int) -> None:
@@ -92,8 +91,7 @@ def test_the_first_requests_to_a_model_are_answered_while_board_and_controller_a
     killed_at = time.monotonic()
     for title, victim in victims.items():
         wait_until(lambda t=title, v=victim: heirs(pair, t, [v]), limit_s=HEALED_LIMIT_S, what=f"another {title}")  # type: ignore[misc]
-    record = audit(FIRST_REQUEST, seed, answers, undisturbed, healed_s=time.monotonic() - killed_at)
-    assert record.failures == 0
+    audit(FIRST_REQUEST, seed, answers, undisturbed, healed_s=time.monotonic() - killed_at)
 
 
 def held_by(ingress: psutil.Process) -> int:
@@ -149,4 +147,3 @@ def test_an_ingress_that_is_killed_costs_its_clients_one_reconnect_and_nobody_el
     whole = [*(a for a in answers if not a.cut), *again]
     record = audit(INGRESS_KILLED, seed, whole, undisturbed, healed_s=healed_s, measured={"reconnects": num_cut(answers)})
     assert 0 < record.measured["reconnects"] == len(again)
-    assert record.failures == 0

@@ -70,10 +70,9 @@ def test_a_replica_gets_hardly_a_request_from_a_second_after_its_death_on(pair: 
     to_victim = [line.time - died_at for line in after if victim["replica_id"] in line.replicas]
     share = sum(victim["replica_id"] in line.replicas for line in late) / len(late)
     measured = {"late_n": float(len(late)), "late_share": share, "last_given_s": max(to_victim, default=0.0)}
-    record = audit(scenario, seed, load.answers, undisturbed, healed_s=healed_s, measured=measured)
-    assert record.failures == 0
     assert len(late) >= NUM_AFTER / 2
-    assert share <= (MOST_OF_A_HUNG_ONE if scenario == "engine-stopped" else MOST_OF_A_DEAD_ONE)
+    most = MOST_OF_A_HUNG_ONE if scenario == "engine-stopped" else MOST_OF_A_DEAD_ONE
+    audit(scenario, seed, load.answers, undisturbed, healed_s=healed_s, measured=measured, at_most={"late_share": most})
 
 
 @pytest.mark.parametrize("seed", seeds())
@@ -97,6 +96,5 @@ def test_an_ingress_that_stands_still_again_and_again_costs_its_streams_time_and
 
     answers = play(pair.url, [ask] * 4, stand_still)
     measured = {"resumptions": pair.resumptions() - before}
-    record = audit(STOOD_STILL, seed, answers, undisturbed, healed_s=0.0, measured=measured)
-    assert record.failures == 0
+    audit(STOOD_STILL, seed, answers, undisturbed, healed_s=0.0, measured=measured)
     assert measured["resumptions"] > MAX_DEATHS * len(answers), "they did not lose their replicas so often"

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.chaos.records import audit, folder, is_there, seeds
+from tests.chaos.records import audit, is_there, seeds
 from tests.chaos.resources import (
     CGROUPS,
     cgroup,
@@ -141,12 +141,9 @@ def tried(
 
     answers = play(pair.url, [ASK] * NUM_STREAMS, meanwhile)
     said_s, healed_s = seen
-    if (root := folder()) is not None:
-        root.mkdir(parents=True, exist_ok=True)
-        with (root / "said.txt").open("a") as file:
-            file.write(f"{scenario} {seed} {said_s:.2f}\n")
-    record = audit(scenario, seed, answers, undisturbed, healed_s=healed_s)
-    assert record.failures == 0
+    # Another replica takes the time of a start.
+    at_most = {"said_s": 10.0} if victims else {"said_s": 10.0, "healed_s": 10.0}
+    audit(scenario, seed, answers, undisturbed, healed_s=healed_s, measured={"said_s": said_s}, at_most=at_most)
     assert [name for p, name in family.items() if not is_running(p) and p not in victims] == []
 
 

@@ -1,5 +1,6 @@
 """When what a draining replica still holds moves away: pure plans, and the fleet that follows them."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import pytest
@@ -78,6 +79,16 @@ def test_without_another_replica_or_with_full_ones_a_stream_goes_on_where_it_is(
     full = streaming()
     assert run(full, queueing("b", 3), Ticked(), now=7.5) == []
     assert len(run(full, queueing("b", 0), Ticked(), now=7.6)) == 2
+
+
+def test_a_request_for_which_there_is_no_place_keeps_no_other_waiting() -> None:
+    fleet = fleet_of(heartbeat_timeout_s=1000.0)
+    run(fleet, LinkOpened("a", 8, adapters=frozenset({70_000})), dataclasses.replace(arrived("r", max_tokens=90), adapter=70_000))
+    run(fleet, arrived("plain", max_tokens=9), outputs("a", Output("r@0", [7]), Output("plain@0", [7])))
+    run(fleet, LinkOpened("c", 8), arrived("late"))  # at c, which has less to do
+    run(fleet, LinkOpened("b", 8), draining("a", 8.0), draining("c", 8.0))
+    moved = [i.request_id for i in run(fleet, Ticked(), now=7.9) if isinstance(i, StartAttempt)]
+    assert moved == ["plain", "late"]
 
 
 def test_a_replica_that_drains_too_is_no_place_to_move_to() -> None:

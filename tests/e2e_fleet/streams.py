@@ -119,10 +119,12 @@ class Volley:
         self._asks = list(asks)
         self._progress = asyncio.Condition()
 
-    async def play(self, meanwhile: Callable[[], None] | None = None, *, after_events: int = 5) -> list[Answer]:
+    async def play(
+        self, meanwhile: Callable[[], None] | None = None, *, after_events: int = 5, limit_s: float = ANSWER_LIMIT_S
+    ) -> list[Answer]:
         """Return the answers. ``meanwhile`` runs in a thread once each stream has brought ``after_events`` events."""
         try:
-            async with asyncio.timeout(ANSWER_LIMIT_S), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
                 for ask, answer in zip(self._asks, self.answers, strict=True):
                     group.create_task(self._one(ask, answer))
                 if meanwhile is not None:
@@ -130,7 +132,7 @@ class Volley:
                     await asyncio.to_thread(meanwhile)
         except TimeoutError:
             state = [(ask.body, a.status, len(a.events), a.events[-1:]) for ask, a in zip(self._asks, self.answers, strict=True)]
-            raise AssertionError(f"no end within {ANSWER_LIMIT_S:.0f} s: {state}") from None
+            raise AssertionError(f"no end within {limit_s:.0f} s: {state}") from None
         return self.answers
 
     async def _all_have(self, num_events: int) -> None:
@@ -167,11 +169,13 @@ class Volley:
                 self._progress.notify_all()
 
 
-def play(url: str, asks: Sequence[Ask], meanwhile: Callable[[], None] | None = None) -> list[Answer]:
+def play(
+    url: str, asks: Sequence[Ask], meanwhile: Callable[[], None] | None = None, *, limit_s: float = ANSWER_LIMIT_S
+) -> list[Answer]:
     """Play one volley to its end."""
 
     async def run() -> list[Answer]:
-        return await Volley(url, asks).play(meanwhile)
+        return await Volley(url, asks).play(meanwhile, limit_s=limit_s)
 
     return asyncio.run(run())
 
@@ -184,6 +188,7 @@ class Load:
         self._url = url
         self._ask = ask
         self._enough = threading.Event()
+        self._failed: list[AssertionError] = []
         self._threads = [threading.Thread(target=self._loop) for _ in range(num_streams)]
 
     def __enter__(self) -> "Load":
@@ -195,7 +200,12 @@ class Load:
         self._enough.set()
         for thread in self._threads:
             thread.join()
+        if self._failed:
+            raise self._failed[0]
 
     def _loop(self) -> None:
-        while not self._enough.is_set():
-            self.answers += play(self._url, [self._ask])
+        while not self._enough.is_set() and not self._failed:
+            try:
+                self.answers += play(self._url, [self._ask])
+            except AssertionError as exc:  # an answer without an end
+                self._failed.append(exc)
