@@ -3,8 +3,8 @@
 xgrammar's compiler has no limit of time, and a thread in it cannot be stopped; the kernel stops a child. This process stays small and has
 one thread, so that a fork of it is cheap and safe: it imports xgrammar and nothing of vLLM.
 
-Each line of standard input is JSON: first `Limits` and the tokenizer, then one trial a line. Each trial becomes one line of standard output.
-The process ends with its input.
+Each line of standard input is JSON: first the limits and the tokenizer, then one trial a line. Each trial becomes one line of standard
+output. The process ends with its input.
 """
 
 import json

@@ -16,11 +16,13 @@ from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import xgrammar as xgr
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
@@ -81,12 +83,13 @@ class GrammarTrials:
         if (refusal := self._verdicts[digest]) is not None:
             raise VLLMValidationError(refusal, parameter="structured_outputs")
 
-    def close(self) -> None:
-        """End the process, and by an exception whatever waits for it."""
-        if self._process is not None and self._process.returncode is None:
+    async def close(self) -> None:
+        """End the process. What waits for it is refused."""
+        if self._process is None or self._reader is None:
+            return
+        if self._process.returncode is None:
             self._process.kill()
-        if self._reader is not None:
-            self._reader.cancel()
+        await self._reader
 
     def _remember(self, digest: bytes, refusal: str | None) -> None:
         self._verdicts[digest] = refusal
@@ -100,9 +103,12 @@ class GrammarTrials:
             case "time":
                 return f"The grammar of the answer takes more than {limits.compile_s} s to compile, which is the limit; {way_out}"
             case "memory":
-                return f"The grammar of the answer takes more than {limits.memory_bytes >> 20} MiB to compile, which is the limit; {way_out}"
+                limit = f"{limits.memory_bytes >> 20} MiB"
+                return f"The grammar of the answer takes more than {limit} to compile, which is the limit; {way_out}"
             case "depth":
-                return "The grammar of the answer ends its compiler, most likely by recursion that reads no character; remove that"
+                return (
+                    "The grammar of the answer ends its compiler, most likely by recursion that reads no character; remove that"
+                )
             case "compile":
                 return f"The grammar of the answer cannot be compiled: {result['said']}"
         for name, what in (("read_s", "to read"), ("mask_s", "for one token")):
@@ -142,11 +148,37 @@ class GrammarTrials:
             result = json.loads(line)
             if (answer := self._answers.get(result["id"])) is not None and not answer.done():
                 answer.set_result(result)
+        assert process.stdin is not None
+        process.stdin.close()
         await process.wait()
-        logger.error("the process that tries grammars ended with status %s; the next grammar starts another", process.returncode)
+        logger.warning(
+            "the process that tries grammars ended with status %s; the next grammar starts another", process.returncode
+        )
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_result({"step": "depth", "said": "", "read_s": 0.0, "mask_s": 0.0})
+
+
+def try_grammars(engine: Any, vllm_config: Any) -> GrammarTrials | None:
+    """Let ``engine``, vLLM's `AsyncLLM`, try the grammar of each request before it takes the request.
+
+    Returns:
+        None, and tries nothing, where another compiler than xgrammar is configured, and for the tokenizers of Mistral's own library.
+    """
+    config, tokenizer = vllm_config.structured_outputs_config, engine.renderer.tokenizer
+    if config.backend not in ("auto", "xgrammar") or tokenizer is None or is_mistral_tokenizer(tokenizer):
+        return None
+    describe = partial(tokenizer_description, tokenizer, vllm_config.model_config.get_vocab_size())
+    trials = GrammarTrials(describe, any_whitespace=not config.disable_any_whitespace)
+    add = engine.add_request
+
+    async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if (structured := getattr(params, "structured_outputs", None)) is not None:
+            await trials.check(structured)
+        return await add(request_id, prompt, params, *args, **kwargs)
+
+    engine.add_request = add_request
+    return trials
 
 
 def tokenizer_description(tokenizer: Any, vocab_size: int) -> str:
