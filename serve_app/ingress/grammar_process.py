@@ -12,7 +12,6 @@ import os
 import resource
 import select
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -153,4 +152,4 @@ def _report_killed(children: dict[int, int]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the ingress decides
-    sys.exit(serve())
+    serve()

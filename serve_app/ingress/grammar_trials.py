@@ -120,13 +120,14 @@ class GrammarTrials:
         process = await self._running()
         assert process.stdin is not None
         self._num += 1
-        trial = {"id": self._num, "kind": kind, "spec": spec, "any_whitespace": self._any_whitespace}
-        answer = self._answers[self._num] = asyncio.get_running_loop().create_future()
+        trial_id = self._num
+        trial = {"id": trial_id, "kind": kind, "spec": spec, "any_whitespace": self._any_whitespace}
+        answer = self._answers[trial_id] = asyncio.get_running_loop().create_future()
         process.stdin.write(json.dumps(trial).encode() + b"\n")
         try:
             return await answer
         finally:
-            self._answers.pop(trial["id"], None)
+            self._answers.pop(trial_id, None)
 
     async def _running(self) -> Process:
         async with self._starting:
