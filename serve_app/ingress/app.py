@@ -30,7 +30,14 @@ from serve_app.errors import (
 )
 from serve_app.ingress.accounting import Accounting
 from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.body_fields import RESPONSES_STATE, BodyFields, check_request_id, parse_fields, refuse_stored_responses
+from serve_app.ingress.body_fields import (
+    RESPONSES_STATE,
+    BodyFields,
+    check_num_values,
+    check_request_id,
+    parse_fields,
+    refuse_stored_responses,
+)
 from serve_app.ingress.canary import SHARED_ROUTES, Canary
 from serve_app.ingress.connection import CROWDED, STALLED
 from serve_app.ingress.error_answers import answer_of, method_not_allowed, not_found
@@ -254,6 +261,7 @@ class IngressApp:
             if not limit.expired():
                 raise
             raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
+        check_num_values(body, max(front.engine.model_config.max_model_len for front in self._front_ends.values()))
         fields = parse_fields(body)
         if verdict.account is not None:
             verdict.account.asked(fields)

@@ -7,8 +7,10 @@ share its lists and its ``SamplingParams``.
 import copy
 import hashlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from vllm.v1.engine import FinishReason
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
 from serve_app.errors import BadRequest, RequestTooLarge, SendFailed, ServingError
@@ -65,6 +67,27 @@ def drop_what_belongs_to_swallowed(deliver: DeliverOutputs) -> None:
             output.new_logprobs = output.new_logprobs.slice_request(count, num_left)
         if output.new_sampling_mask is not None:
             output.new_sampling_mask = output.new_sampling_mask.slice_request(count, num_left)
+
+
+def refused_grammars(outputs: Iterable[Any], requests: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, BadRequest]:
+    """Return by id the requests that ended because an engine could not compile what constrains their answer.
+
+    vLLM ends such a request as failed before its first token and says no more, and its front end would answer 500.
+
+    Args:
+        requests: What was asked of the engine, by id.
+        states: What vLLM's output processor keeps of each request, by id.
+    """
+    problem = "the engine cannot compile the grammar of the answer; simplify it, or leave out rare keywords of a schema"
+    return {
+        output.request_id: BadRequest("structured_outputs", problem)
+        for output in outputs
+        if output.finish_reason == FinishReason.ERROR
+        and (params := requests[output.request_id].sampling_params) is not None
+        and params.structured_outputs is not None
+        and (state := states.get(output.request_id)) is not None
+        and state.is_prefilling
+    }
 
 
 def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]) -> ServingError:

@@ -19,6 +19,12 @@ from serve_app.errors import BodyTooSlow, InvalidApiKey, ModelNotFound, ServingE
 
 logger = logging.getLogger(__name__)
 
+MAX_ERROR_BYTES = 8 << 10
+"""Errors of vLLM's that are no longer than this go out as they are."""
+
+MAX_TEXT_CHARS = 2048
+"""Of a text in a longer error, and of the message of an error of ours."""
+
 _TYPES_OF_VLLM = {400: "BadRequestError", 404: "NotFoundError"}
 _INTERNAL = "the request failed inside the server, whose log has the cause"
 
@@ -76,7 +82,32 @@ def describe_error(error: BaseException) -> ErrorAnswer:
 
 
 def error_body(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    return {"error": {"message": _cut(message), "type": kind, "param": param, "code": status}}
+
+
+def shortened(body: bytes) -> bytes:
+    """Return an error of vLLM's, an answer's body or an event of a stream, with each text cut at `MAX_TEXT_CHARS`.
+
+    vLLM repeats the value that it refuses: a million `stop_token_ids` made an answer of 15.8 MB.
+    """
+    begin = body.find(b"{")
+    end = body.rfind(b"}") + 1
+    try:
+        told = json.loads(body[begin:end])
+    except (ValueError, RecursionError):
+        return body[:MAX_ERROR_BYTES]
+    return body[:begin] + json.dumps(_cut(told)).encode() + body[end:]
+
+
+def _cut(told: Any) -> Any:
+    match told:
+        case str() if len(told) > MAX_TEXT_CHARS:
+            return f"{told[:MAX_TEXT_CHARS]}... ({len(told)} characters in all)"
+        case dict():
+            return {name: _cut(value) for name, value in told.items()}
+        case list():
+            return [_cut(value) for value in told]
+    return told
 
 
 def not_found(path: str) -> Response:

@@ -48,6 +48,7 @@ from serve_app.ingress.arrivals import arrival_of
 from serve_app.ingress.attempts import (
     attempt_request,
     drop_what_belongs_to_swallowed,
+    refused_grammars,
     why_unsendable,
 )
 from serve_app.ingress.calls import PendingCalls
@@ -203,7 +204,9 @@ class FleetClient(EngineCoreClient):
         if instructions and isinstance(deliver := instructions[0], DeliverOutputs):
             del instructions[0]
             drop_what_belongs_to_swallowed(deliver)
-            frame.outputs = self.streams.take(deliver.outputs, now)
+            refused = refused_grammars(deliver.outputs, self._requests, self._output_processor.request_states)
+            instructions += [FailRequest(request_id, error) for request_id, error in refused.items()]
+            frame.outputs = self.streams.take([o for o in deliver.outputs if o.request_id not in refused], now)
             self._forget_finished(frame.outputs)
         if frame.scheduler_stats is not None:
             self._gauges.show(frame.scheduler_stats)

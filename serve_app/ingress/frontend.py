@@ -27,6 +27,7 @@ from serve_app.ingress.adapters import adapters_of
 from serve_app.ingress.direct import DirectRoute, direct_routes
 from serve_app.ingress.first_errors import stop_at_first_errors
 from serve_app.ingress.fleet_client import FleetClient
+from serve_app.ingress.grammar_trials import GrammarTrials, try_grammars
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
 from serve_app.ingress.tokenizing import tokenize_directly
 from serve_app.vllm_start import inspect_models_here
@@ -58,6 +59,7 @@ class FrontEnd:
         """By path: what is answered without vLLM's app."""
         self.adapters = adapters_of(model)
         """By the name that requests ask for."""
+        self.grammars: GrammarTrials | None = None
         self._args = args
         self._tasks: tuple[str, ...] = ()
         self._app: FastAPI | None = None
@@ -132,6 +134,7 @@ async def _build(model: ModelSettings, engine_args: dict[str, Any], client: Flee
         if isinstance(stat_logger, SharedPrometheusStatLogger):
             stat_logger.streams = client.streams
     front = FrontEnd(model, client, engine, args)
+    front.grammars = try_grammars(engine, vllm_config)
     await front.app()  # what it cannot be built of is said now
     return front
 

@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import NamedTuple, Protocol
 
 from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.errors import ServingError
-from serve_app.ingress.error_answers import answer_of, responses_event, stream_event, stream_line
+from serve_app.ingress.error_answers import MAX_ERROR_BYTES, answer_of, responses_event, shortened, stream_event, stream_line
 from serve_app.ingress.outcomes import Answer
 from serve_app.ingress.verdict import Verdict
 
@@ -118,7 +119,10 @@ class HeldAnswer:
         if error is not None and not self._begun:
             await self._refuse()
             return
-        if body.startswith(ERRORS):
+        is_event = body.startswith(ERRORS)
+        if len(body) > MAX_ERROR_BYTES and (is_event or self.head.get("status", 200) >= HTTPStatus.BAD_REQUEST):
+            message = self._shorten(message)
+        if is_event:
             self._told_error = True
         if error is not None and body.startswith(_ERROR_OF_VLLM):
             message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
@@ -186,6 +190,14 @@ class HeldAnswer:
             self._held = [message]
             media_type = dict(message.get("headers", ())).get(b"content-type", b"")
             self._form = _FORMS.get(media_type.partition(b";")[0])
+
+    def _shorten(self, message: Message) -> Message:
+        """Return the error with its texts cut, and give a head that has not gone out the new length."""
+        body = shortened(message["body"])
+        if self._held and self.head is self._held[0]:
+            headers = [(name, value) for name, value in self.head["headers"] if name != b"content-length"]
+            self.head = self._held[0] = {**self.head, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
+        return {**message, "body": body}
 
     async def _refuse(self) -> None:
         error = self._verdict.error

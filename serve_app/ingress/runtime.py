@@ -103,6 +103,9 @@ class IngressRuntime:
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
         await giving_up
+        for front in self.front_ends.values():
+            if front.grammars is not None:
+                await front.grammars.close()
         if self.app.accounting is not None:
             await asyncio.to_thread(self.app.accounting.close)
 

@@ -86,6 +86,11 @@ class FakeEngine:
         for slot, outputs in by_slot.items():
             self._emit(self._frame(slot, outputs))
 
+    def fail(self, attempt_id: str) -> None:
+        """End the attempt as vLLM does whose grammar cannot be compiled: it says only that."""
+        slot, _, _ = self.running.pop(attempt_id)
+        self._emit(self._frame(slot, [EngineCoreOutput(attempt_id, [], finish_reason=FinishReason.ERROR)]))
+
     def emit_outputs(self, slot: int, buffers: list[bytes], finished: Sequence[str] = ()) -> None:
         """Send any bytes as a step's outputs."""
         frame = encode_frame(encode_message(Outputs(buffers)))

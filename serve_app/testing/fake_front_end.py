@@ -30,6 +30,10 @@ class Stream:
     def queue(self) -> "Stream":
         return self
 
+    @property
+    def is_prefilling(self) -> bool:
+        return not self.token_ids
+
     def put(self, error: Exception) -> None:
         """vLLM's ``RequestOutputCollector.put`` takes an exception too, which ends the request."""
         self.error = error

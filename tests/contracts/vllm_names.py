@@ -44,7 +44,12 @@ CALLED = {
         maybe_register_config_serialize_by_value()""",
     "vllm.utils": "random_uuid()",
     "vllm.utils.async_utils": "make_async(func, executor=)",
+    "vllm.utils.mistral": "is_mistral_tokenizer(obj)",
+    "vllm.v1.structured_output.request": "get_structured_output_key(params)",
+    "vllm.v1.structured_output.utils": "choice_as_grammar(choice) grammar_is_likely_lark(grammar_str)",
     "vllm.v1.engine.async_llm": """
+        AsyncLLM.add_request(self, request_id, prompt, params, arrival_time=, lora_request=, tokenization_kwargs=, trace_headers=,
+            priority=, data_parallel_rank=, session_id=, prompt_text=, reasoning_ended=, reasoning_parser_kwargs=, kv_hints=)
         AsyncLLM.from_vllm_config(cls, vllm_config, start_engine_loop=, usage_context=, stat_loggers=, enable_log_requests=,
             aggregate_engine_logging=, disable_log_stats=, client_addresses=, client_count=, client_index=)""",
     "vllm.v1.engine.core": """
@@ -126,6 +131,7 @@ USED = {
         "RetryableRequestError": "",
         "VLLMClientError": "",
         "VLLMServerError": "",
+        "VLLMValidationError": "parameter",
     },
     "vllm.inputs": {"TextPrompt": "prompt", "TokensPrompt": "prompt_token_ids"},
     "vllm.logprobs": {"Logprob": "logprob"},
@@ -137,6 +143,7 @@ USED = {
     "vllm.sampling_params": {
         "RequestOutputKind": "CUMULATIVE DELTA FINAL_ONLY",
         "SamplingParams": "all_stop_token_ids eos_token_id num_logprobs",
+        "StructuredOutputsParams": "all_constraints_none",
     },
     "vllm.tokenizers.hf": {"ThreadSafeHFTokenizerMixin": ""},
     "vllm.usage.usage_lib": {"UsageContext": "OPENAI_API_SERVER"},

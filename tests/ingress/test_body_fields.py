@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.ingress.body_fields import BodyFields, parse_fields
+from serve_app.errors import BadRequest
+from serve_app.ingress import body_fields
+from serve_app.ingress.app import AppLimits, IngressApp
+from serve_app.ingress.body_fields import MAX_VALUES, BodyFields, check_num_values, parse_fields
 from tests.ingress.test_app import error, front, ingress, name_of_big, post
 
 TOO_LONG = ("x" * 129, "has 129 characters, limit 128")
@@ -87,3 +90,24 @@ def test_a_request_id_that_no_log_could_hold_is_refused_in_the_body(path: str, r
 def test_a_request_id_of_the_longest_length_is_taken() -> None:
     body = json.dumps({"request_id": "x" * 128})
     assert post(ingress(), content=body, headers={"X-Request-Id": "x" * 128}).status_code == 200
+
+
+@pytest.mark.parametrize("value", [b"1", b'"a"', b'"\\""', b"[]"])
+def test_more_values_than_any_context_has_room_for_are_refused_unparsed(value: bytes) -> None:
+    body = b'{"prompt": [' + b",".join([value] * (MAX_VALUES + 2)) + b"]}"
+    with pytest.raises(BadRequest, match=f"limit {MAX_VALUES}; divide it"):
+        check_num_values(body, max_model_len=MAX_VALUES // 4)
+
+
+def test_as_many_values_as_allowed_and_any_number_of_commas_in_texts_pass() -> None:
+    check_num_values(b'{"prompt": [' + b",".join([b"1"] * MAX_VALUES) + b"]}", max_model_len=2048)
+    check_num_values(b'{"prompt": [' + b",".join([b"1"] * MAX_VALUES * 2) + b"]}", max_model_len=MAX_VALUES)
+    check_num_values(b'{"prompt": "' + b'a\\",' * (MAX_VALUES * 2) + b'"}', max_model_len=2048)
+
+
+def test_a_route_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_fields, "MAX_VALUES", 4)
+    app = IngressApp({"tiny": front("tiny")}, AppLimits(1 << 20), version={})
+    response = post(app, content=b'{"prompt": [' + b"1," * 5000 + b"1]}")
+    expected = error("body: holds 5000 values, limit 4096; divide it", "BadRequestError", 400, "body")
+    assert (response.status_code, response.json()) == (400, expected)

@@ -1,5 +1,6 @@
 """Which status, headers and body an error of vLLM's front end, or of ours, becomes."""
 
+import json
 from http import HTTPStatus
 from typing import Any
 
@@ -8,7 +9,14 @@ from vllm.exceptions import GenerationError, GracefulHTTPError, RetryableRequest
 from vllm.v1.engine.exceptions import EngineGenerateError
 
 from serve_app.errors import BadRequest, BodyTooSlow, ModelNotFound, NoReplica, QueueFull, RequestTooLarge, ServingError
-from serve_app.ingress.error_answers import FleetError, answer_of, describe_error
+from serve_app.ingress.error_answers import (
+    MAX_ERROR_BYTES,
+    MAX_TEXT_CHARS,
+    FleetError,
+    answer_of,
+    describe_error,
+    shortened,
+)
 
 FULL = QueueFull(waiting=8, limit=8, retry_after_s=1.25)
 
@@ -97,3 +105,21 @@ def test_an_error_that_vllm_has_wrapped_is_told_by_its_cause(cause: Exception, a
 def test_a_body_that_quotes_half_a_character_can_be_sent() -> None:
     response = answer_of(BadRequest("stop", "has \ud800")).response()
     assert b"stop: has \\ud800" in response.body
+
+
+@pytest.mark.parametrize(("before", "after"), [(b"", b""), (b"data: ", b"\n\n"), (b"event: error\ndata: ", b"\n\n")])
+def test_a_long_text_of_an_error_is_cut_and_says_so(before: bytes, after: bytes) -> None:
+    long = json.dumps(body("a" * 1_000_000, "BadRequestError", 400, "stop")).encode()
+    told = shortened(before + long + after)
+    cut = "a" * MAX_TEXT_CHARS + "... (1000000 characters in all)"
+    assert (told[: len(before)], told[len(told) - len(after) :]) == (before, after)
+    assert json.loads(told[len(before) : len(told) - len(after)]) == body(cut, "BadRequestError", 400, "stop")
+
+
+def test_what_is_no_json_is_cut_at_the_limit() -> None:
+    assert shortened(b"a" * (MAX_ERROR_BYTES * 2)) == b"a" * MAX_ERROR_BYTES
+
+
+def test_our_own_errors_repeat_no_more() -> None:
+    message = answer_of(ModelNotFound("a" * 1_000_000, ("b",))).body["error"]["message"]
+    assert len(message) < MAX_TEXT_CHARS + 50

@@ -129,3 +129,16 @@ def test_a_refusal_of_one_request_is_not_seen_by_the_next() -> None:
     assert post(app, content=b'{"model": "refused"}').status_code == 503
     assert post(app, content=b'{"model": "tiny"}').status_code == 200
     assert current_verdict.get() is None
+
+
+def test_a_long_refusal_goes_out_with_its_new_length() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = json.dumps(error("a" * 100_000, "BadRequestError", 400)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 400, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    response = post(ingress(front("tiny", app)), content=b"{}")
+    assert response.status_code == 400
+    assert int(response.headers["content-length"]) == len(response.content) < 5000
+    assert response.json()["error"]["message"].endswith("aaa... (100000 characters in all)")

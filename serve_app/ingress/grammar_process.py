@@ -1,0 +1,155 @@
+"""A process that compiles grammars on trial, each in a child of its own with a limit on CPU time and memory.
+
+xgrammar's compiler has no limit of time, and a thread in it cannot be stopped; the kernel stops a child. This process stays small and has
+one thread, so that a fork of it is cheap and safe: it imports xgrammar and nothing of vLLM.
+
+Each line of standard input is JSON: first the limits and the tokenizer, then one trial a line. Each trial becomes one line of standard
+output. The process ends with its input.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import xgrammar as xgr
+
+_LOOK_S = 0.05
+"""Seconds between two looks for children that were killed; one that ends by itself writes its line before."""
+
+_SAID_CHARS = 500
+"""With so much of an error's text a line stays below the 4,096 bytes that a pipe writes in one piece."""
+
+_CAUSES = {signal.SIGXCPU: "time", signal.SIGKILL: "time", signal.SIGABRT: "memory", signal.SIGSEGV: "depth"}
+
+
+def serve() -> None:
+    """Run the trials that standard input asks for, all at once, until it ends."""
+    children: dict[int, int] = {}
+    waiting, compiler, limits = b"", None, {}
+    while True:
+        readable, _, _ = select.select([0], [], [], _LOOK_S if children else None)
+        if readable:
+            if not (data := os.read(0, 1 << 20)):
+                break
+            *lines, waiting = (waiting + data).split(b"\n")
+            for line in map(json.loads, lines):
+                if compiler is None:
+                    limits, compiler = line["limits"], _compiler(line["tokenizer"])
+                else:
+                    children[_begin(compiler, line, limits)] = line["id"]
+        _report_killed(children)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _compiler(tokenizer: str) -> Any:
+    # One thread: a child's CPU time is then its time. No cache: a child compiles once.
+    return xgr.GrammarCompiler(xgr.TokenizerInfo.deserialize_json(tokenizer), max_threads=1, cache_enabled=False)
+
+
+def _begin(compiler: Any, trial: Mapping[str, Any], limits: Mapping[str, Any]) -> int:
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        os.nice(10)  # the ingress's event loop and streams go first
+        _limit(limits["compile_s"], limits["memory_bytes"])
+        os.write(1, json.dumps({"id": trial["id"], **_try(compiler, trial)}).encode() + b"\n")
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _limit(cpu_s: int, more_bytes: int) -> None:
+    with open("/proc/self/statm") as file:
+        has_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (has_bytes + more_bytes,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _try(compiler: Any, trial: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the step that failed and what it said, if any, and the CPU seconds of what vLLM does in loops that others wait for.
+
+    These are `read_s`, the reading, in the ingress's event loop, and `mask_s`, finding the tokens that may come first, in an engine step.
+    """
+    kind, spec = trial["kind"], trial["spec"]
+    step, said, cost, began = "read", "", {"read_s": 0.0, "mask_s": 0.0}, time.process_time()
+    try:
+        _read(kind, spec)
+        cost["read_s"], step = time.process_time() - began, "compile"
+        grammar = _compile(compiler, kind, spec, any_whitespace=trial["any_whitespace"])
+        began = time.process_time()
+        xgr.GrammarMatcher(grammar).fill_next_token_bitmask(xgr.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size))
+        cost["mask_s"], step = time.process_time() - began, "done"
+    except MemoryError:
+        step = "memory"
+    except Exception as exc:  # of whatever kind xgrammar raises
+        said = str(exc)[:_SAID_CHARS]
+        step = "memory" if "bad_alloc" in said else step
+    if step == "read":
+        cost["read_s"] = time.process_time() - began
+    return {"step": step, "said": said, **cost}
+
+
+def _read(kind: str, spec: str) -> None:
+    """Do what vLLM's validation does in the event loop."""
+    if kind == "json":
+        xgr.Grammar.from_json_schema(spec)
+    elif kind == "regex":
+        xgr.Grammar.from_regex(spec)
+    elif kind == "structural_tag":
+        xgr.Grammar.from_structural_tag(*_tag(spec))
+    elif kind == "lark":
+        xgr.Grammar.from_lark(spec)
+    else:
+        xgr.Grammar.from_ebnf(spec)
+
+
+def _compile(compiler: Any, kind: str, spec: str, *, any_whitespace: bool) -> Any:
+    """Do what vLLM's backend does in the engine core."""
+    match kind:
+        case "json":
+            separators = None if any_whitespace else (",", ":")
+            return compiler.compile_json_schema(spec, any_whitespace=any_whitespace, separators=separators)
+        case "regex":
+            return compiler.compile_regex(spec)
+        case "structural_tag":
+            return compiler.compile_structural_tag(*_tag(spec))
+        case "lark":
+            return compiler.compile_lark(spec)
+    return compiler.compile_grammar(spec)
+
+
+def _tag(spec: str) -> tuple[Any, ...]:
+    """Return xgrammar's arguments for a structural tag of the new form, or of the old one with `structures`."""
+    tag = json.loads(spec)
+    if "structures" not in tag:
+        return (spec,)
+    items = [xgr.StructuralTagItem(begin=s["begin"], schema=json.dumps(s["schema"]), end=s["end"]) for s in tag["structures"]]
+    return items, tag["triggers"]
+
+
+def _report_killed(children: dict[int, int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        trial_id = children.pop(pid)
+        if os.WIFSIGNALED(status):
+            step = _CAUSES.get(signal.Signals(os.WTERMSIG(status)), "depth")
+        elif os.WEXITSTATUS(status):
+            step = "memory"  # it could not even write its line
+        else:
+            continue
+        os.write(1, json.dumps({"id": trial_id, "step": step, "said": "", "read_s": 0.0, "mask_s": 0.0}).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the ingress decides
+    serve()

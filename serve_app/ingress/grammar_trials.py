@@ -1,0 +1,203 @@
+"""Grammars that a request's answer must keep to, tried before the event loop reads them and an engine compiles them.
+
+Within 64 KiB a schema, regular expression or grammar may keep xgrammar's compiler busy for minutes: in the engine core, whose few compiler
+threads every constrained request needs, also after its client has left. Nothing can stop a thread in there. So each new grammar is compiled
+once in a process of the ingress (`grammar_process.py`), which the kernel ends at a limit, and only what passes goes on. The engine compiles
+it again: its result is larger than the text by a factor of a thousand, and slower to send than to make.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import xgrammar as xgr
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.utils.mistral import is_mistral_tokenizer
+from vllm.v1.structured_output.request import get_structured_output_key
+from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = min(4, os.cpu_count() or 1)
+_REMEMBERED = 1024
+
+_IN_LOOP_S = 0.25
+"""CPU seconds that reading may take, which vLLM does in the event loop, and finding the tokens that may come first, which the engine does
+in a step. A schema of 16 kB with 100 properties takes 0.005 s to read."""
+
+
+@dataclass(frozen=True)
+class TrialLimits:
+    """What compiling one grammar may cost."""
+
+    compile_s: int = 5
+    """CPU seconds. A schema of 16 kB with 100 properties takes 0.15 s with a vocabulary of 49,152 tokens."""
+    memory_bytes: int = 1 << 30
+
+
+class GrammarTrials:
+    """The trials of one model. The process starts with the first trial and ends with this process or `close`.
+
+    Args:
+        tokenizer: Returns xgrammar's serialized description of the tokenizer; called once, in a thread.
+        any_whitespace: Whether schemas allow any white space between the values, as vLLM's setting says.
+        limits: Default: those of the service.
+    """
+
+    def __init__(self, tokenizer: Callable[[], str], *, any_whitespace: bool = True, limits: TrialLimits | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._any_whitespace = any_whitespace
+        self._limits = limits or TrialLimits()
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._starting = asyncio.Lock()
+        self._process: Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._num = 0
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+
+    async def check(self, params: StructuredOutputsParams) -> None:
+        """Return if vLLM and an engine may have it. What xgrammar cannot read is left to vLLM, which knows other compilers.
+
+        Raises:
+            VLLMValidationError: Compiling it fails, or exceeds a limit.
+        """
+        if (kind_and_spec := _kind_and_spec(params)) is None:
+            return
+        digest = hashlib.sha256("\0".join(kind_and_spec).encode("utf-8", "surrogatepass")).digest()
+        if digest not in self._verdicts:
+            async with self._places:
+                if digest not in self._verdicts:  # it may have been tried while this one waited
+                    self._remember(digest, self._refusal(await self._try(*kind_and_spec)))
+        self._verdicts.move_to_end(digest)
+        if (refusal := self._verdicts[digest]) is not None:
+            raise VLLMValidationError(refusal, parameter="structured_outputs")
+
+    async def close(self) -> None:
+        """End the process. What waits for it is refused."""
+        if self._process is None or self._reader is None:
+            return
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._reader
+
+    def _remember(self, digest: bytes, refusal: str | None) -> None:
+        self._verdicts[digest] = refusal
+        if len(self._verdicts) > _REMEMBERED:
+            self._verdicts.popitem(last=False)
+
+    def _refusal(self, result: dict[str, Any]) -> str | None:
+        """Return what is said to the client; None if the grammar passes."""
+        limits, way_out = self._limits, "simplify it: fewer alternatives, repetitions or properties"
+        match result["step"]:
+            case "time":
+                return f"The grammar of the answer takes more than {limits.compile_s} s to compile, which is the limit; {way_out}"
+            case "memory":
+                limit = f"{limits.memory_bytes >> 20} MiB"
+                return f"The grammar of the answer takes more than {limit} to compile, which is the limit; {way_out}"
+            case "depth":
+                return (
+                    "The grammar of the answer ends its compiler, most likely by recursion that reads no character; remove that"
+                )
+            case "compile":
+                return f"The grammar of the answer cannot be compiled: {result['said']}"
+        for name, what in (("read_s", "to read"), ("mask_s", "for one token")):
+            if result[name] > _IN_LOOP_S:
+                return f"The grammar of the answer takes {result[name]:.2f} s {what}, limit {_IN_LOOP_S} s; {way_out}"
+        return None
+
+    async def _try(self, kind: str, spec: str) -> dict[str, Any]:
+        process = await self._running()
+        assert process.stdin is not None
+        self._num += 1
+        trial_id = self._num
+        trial = {"id": trial_id, "kind": kind, "spec": spec, "any_whitespace": self._any_whitespace}
+        answer = self._answers[trial_id] = asyncio.get_running_loop().create_future()
+        process.stdin.write(json.dumps(trial).encode() + b"\n")
+        try:
+            return await answer
+        finally:
+            self._answers.pop(trial_id, None)
+
+    async def _running(self) -> Process:
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return self._process
+            tokenizer = await asyncio.to_thread(self._tokenizer)
+            command = (sys.executable, "-m", "serve_app.ingress.grammar_process")
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
+            self._reader = asyncio.create_task(self._read(self._process), name="grammar-trials")
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"tokenizer": tokenizer, "limits": asdict(self._limits)}).encode() + b"\n")
+            return self._process
+
+    async def _read(self, process: Process) -> None:
+        """Pass on results until the process ends. What it has not answered then counts as having ended it."""
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            result = json.loads(line)
+            if (answer := self._answers.get(result["id"])) is not None and not answer.done():
+                answer.set_result(result)
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+        logger.warning(
+            "the process that tries grammars ended with status %s; the next grammar starts another", process.returncode
+        )
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result({"step": "depth", "said": "", "read_s": 0.0, "mask_s": 0.0})
+
+
+def try_grammars(engine: Any, vllm_config: Any) -> GrammarTrials | None:
+    """Let ``engine``, vLLM's `AsyncLLM`, try the grammar of each request before it takes the request.
+
+    Returns:
+        None, and tries nothing, where another compiler than xgrammar is configured, and for the tokenizers of Mistral's own library.
+    """
+    config, tokenizer = vllm_config.structured_outputs_config, engine.renderer.tokenizer
+    if config.backend not in ("auto", "xgrammar") or tokenizer is None or is_mistral_tokenizer(tokenizer):
+        return None
+    describe = partial(tokenizer_description, tokenizer, vllm_config.model_config.get_vocab_size())
+    trials = GrammarTrials(describe, any_whitespace=not config.disable_any_whitespace)
+    add = engine.add_request
+
+    async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if (structured := getattr(params, "structured_outputs", None)) is not None:
+            await trials.check(structured)
+        return await add(request_id, prompt, params, *args, **kwargs)
+
+    engine.add_request = add_request
+    return trials
+
+
+def tokenizer_description(tokenizer: Any, vocab_size: int) -> str:
+    """Return xgrammar's serialized description of a tokenizer of Transformers'; takes 0.1 to 1 s of CPU time."""
+    return str(xgr.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size).serialize_json())
+
+
+def _kind_and_spec(params: StructuredOutputsParams) -> tuple[str, str] | None:
+    """Return what xgrammar will be given; None where that is always the same, or vLLM will refuse it anyway."""
+    if params.json_object or params.all_constraints_none():
+        return None
+    try:
+        if params.choice is not None:
+            return "ebnf", choice_as_grammar(params.choice)
+        kind, spec = get_structured_output_key(params)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    name = kind.name.lower()
+    if name == "grammar":
+        return ("lark" if grammar_is_likely_lark(spec) else "ebnf"), spec
+    return name, spec

@@ -1,0 +1,61 @@
+"""An ingress with vLLM's own front end over a fake engine, which tells what it was asked for."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from serve_app.config import parse_settings
+from serve_app.fingerprint import model_fingerprint
+from serve_app.ingress.app import AppLimits, IngressApp
+from serve_app.ingress.fleet_client import FleetClient
+from serve_app.ingress.frontend import build_front_end
+from serve_app.testing.fake_engine import FakeEngine
+from serve_app.testing.fleet import MODEL, start_replica, until
+
+
+@contextlib.asynccontextmanager
+async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine, dict[str, int]]]:
+    """Yield a client, the engine behind it, and the numbers of the adapters.
+
+    Args:
+        stepping: Whether the engine computes; else it does what a test tells it.
+    """
+    tiny = {
+        "model": str(model),
+        "simulated": {"profile": "a10g-llama-8b"},
+        "engine_args": {"max_model_len": 512},
+        "adapters": {name: {"path": f"/adapters/{name}"} for name in ("pirate", "lawyer")},
+    }
+    values = parse_settings({"models": {MODEL: tiny}, "protocol": {"heartbeat_timeout_s": 100.0}})
+    settings = values.models[MODEL]
+    client = FleetClient(values, settings, ingress_id="ingress-1", token=b"", tls=None)
+    front = await build_front_end(settings, str(model), client)
+    engine = FakeEngine(fingerprint=model_fingerprint(front.engine.model_config))
+    replica = await start_replica(values, "r", engine=engine)
+    client.set_members([replace(replica.lease, adapters=tuple(a.number(name) for name, a in settings.adapters.items()))])
+    await until(lambda: client.fleet.replicas)
+
+    async def step() -> None:
+        while True:
+            if stepping:
+                engine.step()
+            await asyncio.sleep(0.005)
+
+    tasks = [asyncio.create_task(client.run()), asyncio.create_task(step())]
+    app = IngressApp({MODEL: front}, AppLimits(10 << 20), version={})
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress") as http:
+            yield http, engine, {name: adapter.number(name) for name, adapter in settings.adapters.items()}
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        client.set_members([])
+        await replica.close()
+        if front.grammars is not None:
+            await front.grammars.close()
+        front.engine.shutdown()

@@ -1,0 +1,128 @@
+"""Grammars are compiled on trial by a real process, with a real tokenizer and limits that a test can reach."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+
+from serve_app.checkpoints import make_tiny_llama
+from serve_app.ingress import grammar_trials
+from serve_app.ingress.grammar_trials import GrammarTrials, TrialLimits, tokenizer_description
+from serve_app.testing.fleet import MODEL, in_loop, until
+from tests.ingress.serving import serving
+
+pytestmark = pytest.mark.engine
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]}
+TREE = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+LARGE = {"type": "object", "properties": {f"property_{n}": {"type": "string", "description": "a" * 250} for n in range(100)}}
+SLOW = {
+    "json": {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": "^[a-z]{1,5000}$"} for n in range(4000)}}
+}
+"""Ten times as many properties as take 5 s with a vocabulary of 49,152 tokens."""
+GOOD: list[dict[str, Any]] = [
+    {"json": PERSON},
+    {"json": TREE},
+    {"json": LARGE},
+    {"regex": "[a-z]{1,20}@[a-z]{1,20}"},
+    {"choice": ["yes", "no"]},
+    {"grammar": 'root ::= "a" | "b" root'},
+    {"grammar": 'start: "a" | "b"'},
+    {"structural_tag": '{"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f>"]}'},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@asynccontextmanager
+async def trials_of(model: Path, **limits: int) -> AsyncIterator[GrammarTrials]:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    trials = GrammarTrials(lambda: tokenizer_description(tokenizer, len(tokenizer)), limits=TrialLimits(**limits))
+    try:
+        yield trials
+    finally:
+        await trials.close()
+
+
+async def refusal(trials: GrammarTrials, **constraint: Any) -> str:
+    with pytest.raises(VLLMValidationError) as refused:
+        await trials.check(StructuredOutputsParams(**constraint))
+    assert refused.value.parameter == "structured_outputs"
+    return str(refused.value)
+
+
+@in_loop
+async def test_what_compiles_within_the_limits_passes(tmp_path: Path) -> None:
+    async with trials_of(make_tiny_llama(tmp_path / "tiny")) as trials:
+        for constraint in GOOD:
+            await trials.check(StructuredOutputsParams(**constraint))
+
+
+@in_loop
+async def test_what_takes_longer_is_refused_by_one_sentence_and_the_next_passes(tmp_path: Path) -> None:
+    async with trials_of(make_tiny_llama(tmp_path / "tiny"), compile_s=1) as trials:
+        slow = "takes more than 1 s to compile, which is the limit; simplify it: fewer alternatives, repetitions or properties"
+        assert slow in await refusal(trials, **SLOW)
+        await trials.check(StructuredOutputsParams(json=PERSON))
+
+
+@in_loop
+async def test_what_takes_more_memory_is_refused(tmp_path: Path) -> None:
+    async with trials_of(make_tiny_llama(tmp_path / "tiny"), memory_bytes=1 << 20) as trials:
+        assert "takes more than 1 MiB to compile" in await refusal(trials, **SLOW)
+
+
+@in_loop
+async def test_what_xgrammar_cannot_read_is_left_to_vllm(tmp_path: Path) -> None:
+    async with trials_of(make_tiny_llama(tmp_path / "tiny")) as trials:
+        await trials.check(StructuredOutputsParams(json={"$ref": "#/$defs/nowhere"}))
+
+
+@in_loop
+async def test_a_process_that_is_gone_is_started_again(tmp_path: Path) -> None:
+    async with trials_of(make_tiny_llama(tmp_path / "tiny")) as trials:
+        await trials.check(StructuredOutputsParams(json=PERSON))
+        await trials.close()
+        await trials.check(StructuredOutputsParams(json=TREE))
+
+
+def test_routes_answer_400_with_the_sentence_and_the_engine_never_sees_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_trials, "_IN_LOOP_S", 0.0)
+
+    @in_loop
+    async def ask() -> None:
+        async with serving(model) as (http, engine, _):
+            constraint = {"structured_outputs": {"json": PERSON}, "max_tokens": 2}
+            asked: list[tuple[str, dict[str, Any]]] = [
+                ("/v1/completions", {"prompt": "a", **constraint}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], **constraint}),
+                ("/generate", {"prompt": "a", **constraint}),
+            ]
+            for path, fields in asked:
+                answer = await http.post(path, json={"model": MODEL, **fields})
+                assert answer.status_code == 400, answer.text
+                assert "s to read, limit 0.0 s" in answer.json()["error"]["message"]
+            assert engine.added == []
+
+    ask()
+
+
+@in_loop
+async def test_a_grammar_that_only_the_engine_refuses_is_the_client_s_mistake(model: Path) -> None:
+    async with serving(model, stepping=False) as (http, engine, _):
+        async with asyncio.TaskGroup() as tasks:
+            body = {"model": MODEL, "prompt": "a", "structured_outputs": {"json": PERSON}}
+            answer = tasks.create_task(http.post("/v1/completions", json=body))
+            await until(lambda: engine.running)
+            engine.fail(next(iter(engine.running)))
+        assert answer.result().status_code == 400, answer.result().text
+        assert "the engine cannot compile the grammar of the answer" in answer.result().json()["error"]["message"]
