@@ -41,3 +41,7 @@ class BatchService:
     async def stop(self) -> None:
         """Give up the requests under way; answers are kept, and the next process goes on with the batches. The routes still answer."""
         await self._worker.stop()
+
+    def close(self) -> None:
+        """Close the database and remove the scratch folder, if there is one; after `stop`, when no route is asked any more."""
+        self._storage.close()

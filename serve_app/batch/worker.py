@@ -168,7 +168,6 @@ class Worker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._storage.claims.close()
-        self._storage.close()
 
 
 async def _run(job: Job, claim: Claim) -> None:

@@ -100,6 +100,8 @@ class IngressRuntime:
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
         await giving_up
+        if self.batches is not None:
+            await asyncio.to_thread(self.batches.close)
         if self.app.accounting is not None:
             await asyncio.to_thread(self.app.accounting.close)
 

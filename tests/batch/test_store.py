@@ -15,7 +15,7 @@ import pytest
 from serve_app.batch.folder import Folder
 from serve_app.batch.records import Batch, File
 from serve_app.batch.sqlite_database import SqliteDatabase
-from serve_app.batch.storage import in_folder
+from serve_app.batch.storage import Storage, in_folder
 from serve_app.batch.store import Store
 from serve_app.batch.worker import Worker
 from serve_app.config import BatchSettings
@@ -32,6 +32,11 @@ def folder(tmp_path: Path) -> Folder:
 @pytest.fixture
 def store(folder: Folder) -> Store:
     return Store(SqliteDatabase(folder.database))
+
+
+@pytest.fixture
+def storage(folder: Folder) -> Storage:
+    return in_folder(folder.root)
 
 
 def add(store: Store, folder: Folder, file_id: str, *, expires_in_s: float = 1000.0) -> File:
@@ -160,10 +165,10 @@ def test_a_folder_without_locks_is_refused_and_a_lock_that_fails_keeps_no_descri
 
 
 def test_an_error_that_comes_with_each_look_is_logged_once(
-    folder: Folder, store: Store, flocked: list[int], caplog: pytest.LogCaptureFixture
+    folder: Folder, storage: Storage, flocked: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def look() -> None:
-        worker = Worker(BatchSettings(dir=folder.root), in_folder(folder.root))
+        worker = Worker(BatchSettings(dir=folder.root), storage)
         worker.start(never, ["tiny"])
         while len(flocked) < 4:
             worker.wake()
