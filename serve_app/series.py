@@ -128,7 +128,12 @@ TABLE = (
     ),
     Series("batches", "gauge", ("status",), "Batches that are kept, by their status. Of the ingress that runs them."),
     Series("batch_lines", "counter", ("outcome",), "Lines of batches by what became of them."),
-    Series("batch_free_bytes", "gauge", (), "Room on the disk of ingress.batch.dir; 0 where no batches are served."),
+    Series(
+        "batch_free_bytes",
+        "gauge",
+        (),
+        "Room on the disk of ingress.batch.dir, or of the scratch folder; 0 where no batches are served.",
+    ),
 )
 
 _BY_NAME = {series.name: series for series in TABLE}

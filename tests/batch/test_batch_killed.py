@@ -27,8 +27,8 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def started(folder: Path, port: int, settings: str = "") -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "tests.batch.small_ingress", str(folder), str(port), str(DELAY_S), settings]
+def started(folder: Path, port: int, settings: str = "", *, delay_s: float = DELAY_S) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "tests.batch.small_ingress", str(folder), str(port), str(delay_s), settings]
     return subprocess.Popen(command)
 
 
