@@ -132,7 +132,7 @@ TABLE = (
         "batch_free_bytes",
         "gauge",
         (),
-        "Room on the disk of ingress.batch.dir, or of the scratch folder; 0 where no batches are served.",
+        "Room on the disk of ingress.batch.dir or of the scratch folder; 0 without batches.",
     ),
 )
 

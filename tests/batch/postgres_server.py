@@ -51,7 +51,7 @@ class PostgresServer:
             "shared_buffers": "16MB",
         }
         options = [f"-c{name}={value}" for name, value in settings.items()]
-        command = [PROGRAMS / "postgres", "-D", self._data, *options]
+        command = [str(PROGRAMS / "postgres"), "-D", str(self._data), *options]
         self._process = subprocess.Popen(command, user=self._user, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(300):
             try:
@@ -75,7 +75,7 @@ class PostgresServer:
             return found.fetchall() if found.description else []
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = [PROGRAMS / program, "-D", self._data, *arguments]
+        command = [str(PROGRAMS / program), "-D", str(self._data), *arguments]
         subprocess.run(command, user=self._user, cwd="/", check=True, capture_output=True)
 
 
