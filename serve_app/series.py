@@ -126,7 +126,12 @@ TABLE = (
     Series(
         "free_disk_bytes", "gauge", (), "Room on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets."
     ),
-    Series("batches", "gauge", ("status",), "Batches that are kept, by their status. Of the ingress that runs them."),
+    Series(
+        "batches",
+        "gauge",
+        ("status",),
+        "Batches that are kept, by status. Of the ingress that runs them; of each with shared storage.",
+    ),
     Series("batch_lines", "counter", ("outcome",), "Lines of batches by what became of them."),
     Series(
         "batch_free_bytes",

@@ -52,6 +52,10 @@ class Claims(Protocol):
         """Keep the claims on these batches; return those that still hold. None: this process may run no batch now."""
         ...
 
+    def taken(self) -> Collection[str]:
+        """Return batches that some process has a claim on, so that `take` is not tried in vain for each."""
+        ...
+
     def take(self, batch_id: str) -> Claim | None:
         """Return the claim, or None while another process has it."""
         ...
@@ -74,6 +78,10 @@ class FolderClaims:
         if self._lock is None:
             self._lock = self._folder.try_lock()
         return None if self._lock is None else running
+
+    def taken(self) -> Collection[str]:
+        """Return nothing: who holds the lock may run all."""
+        return ()
 
     def take(self, batch_id: str) -> "FolderClaim":
         return FolderClaim(self._folder, batch_id)

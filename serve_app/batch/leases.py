@@ -49,6 +49,9 @@ class Leases:
 
         return self._db.change(renew)
 
+    def taken(self) -> Collection[str]:
+        return {batch for (batch,) in self._db.read("SELECT batch FROM leases WHERE ends_at >= now()")}
+
     def take(self, batch_id: str) -> "Lease | None":
         def take(db: Transaction) -> int | None:
             db.lock(batch_id)

@@ -4,7 +4,6 @@ Nothing is asked of the database before the first call, so an ingress starts and
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -45,7 +44,7 @@ _NUM_CONNECTIONS = 8
 _WAIT_S = 3.0
 """Longest time, in seconds, for which a call waits for a connection."""
 _STATEMENT_S = 10
-_CONNECTION = {
+_CONNECTION: dict[str, Any] = {
     "connect_timeout": 3,
     "application_name": "serve-app batches",
     # A server that vanished without a word is noticed within about 10 s, waiting for its answer included.
@@ -73,11 +72,11 @@ class PostgresDatabase:
             reconnect_timeout=0.1,
             check=ConnectionPool.check_connection,
             configure=_configure,
-            open=False,
+            open=True,  # with min_size 0 this connects nothing
             name="batches",
         )
-        self._preparing = threading.Lock()
-        self._is_open = self._is_prepared = self._is_away = False
+        self._url = url
+        self._is_prepared = self._is_away = False
 
     def read(self, sql: str, *values: object) -> list[Any]:
         with self._connection() as db:
@@ -99,7 +98,11 @@ class PostgresDatabase:
             StorageFailed: In place of its other errors.
         """
         try:
-            self._prepare()
+            if self._is_away:
+                # A refusal is told at once; the pool would wait for its own time limit.
+                psycopg.connect(self._url, **_CONNECTION).close()
+            if not self._is_prepared:
+                self._prepare()
             with self._pool.connection() as db:
                 yield db
         except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
@@ -115,23 +118,15 @@ class PostgresDatabase:
         self._is_away = False
 
     def _prepare(self) -> None:
-        """Make the tables, once for this process; several processes may come at the same time."""
-        if self._is_prepared:
-            return
-        with self._preparing:
-            if not self._is_open:
-                self._pool.open()
-                self._is_open = True
-            if self._is_prepared:
-                return
-            with self._pool.connection() as db:
-                _Transaction(db).lock("schema")
-                db.execute(_SCHEMA.format(format=_FORMAT).encode())
-                found = db.execute("SELECT max(format) FROM serve_app_format").fetchone()
-            if found != (_FORMAT,):
-                logger.error("the database of batches is of format %s, not %d: use the serve-app that made it", found, _FORMAT)
-                raise StorageFailed
-            self._is_prepared = True
+        """Make the tables; several threads and processes may come at the same time."""
+        with self._pool.connection() as db:
+            _Transaction(db).lock("schema")
+            db.execute(_SCHEMA.format(format=_FORMAT).encode())
+            found = db.execute("SELECT max(format) FROM serve_app_format").fetchone()
+        if found != (_FORMAT,):
+            logger.error("the database of batches is of format %s, not %d: use the serve-app that made it", found, _FORMAT)
+            raise StorageFailed
+        self._is_prepared = True
 
 
 class _Transaction:

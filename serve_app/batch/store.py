@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from serve_app.batch.database import Database, Transaction
-from serve_app.batch.records import OPEN, STATUSES, Batch, File, is_id
+from serve_app.batch.records import OPEN, PURPOSES, STATUSES, Batch, File, is_id
 from serve_app.errors import BadRequest, NotStored, StorageFull, TooManyBatches
 
 OPEN_SQL = ", ".join(f"'{status}'" for status in OPEN)
@@ -78,9 +78,10 @@ class Store:
         Raises:
             BadRequest: ``after`` is no file of the owner's.
         """
-        where, values = ("", ()) if purpose is None else (" AND purpose = ?", (purpose,))
-        where = f"expires_at > ?{where}"
-        return self._page("files", File, owner, after, limit, oldest_first, where, (time.time(), *values))
+        where, values = "expires_at > ?", (time.time(),)
+        if purpose is not None:
+            where += f" AND purpose = '{purpose}'" if purpose in PURPOSES else " AND FALSE"
+        return self._page("files", File, owner, after, limit, oldest_first, where, values)
 
     def delete_file(self, file_id: str, owner: str) -> None:
         """Forget the owner's file.

@@ -112,16 +112,22 @@ class Worker:
                 return
             for batch_id in self._running.keys() - held:
                 self._running[batch_id][1].cancel("its lease is over")
-            for batch in await asyncio.to_thread(self._storage.store.open_batches):
-                if self._may_begin(batch) and (claim := await asyncio.to_thread(self._storage.claims.take, batch.id)) is not None:
-                    task = asyncio.create_task(_run(job(batch, claim), claim), name=f"job {batch.id}")
-                    self._running[batch.id] = batch, task
+            await self._begin(job)
             await asyncio.to_thread(self._keep_house)
             self._told = ""
         except Exception as exc:  # whatever SQLite or the file system raises: chats go on, and so does the next look
             if (said := repr(exc)) != self._told:  # once, and not each second
                 logger.exception("the batches in %s cannot be read", self._storage.name)
             self._told = said
+
+    async def _begin(self, job: Callable[[Batch, Claim], Job]) -> None:
+        claims, store = self._storage.claims, self._storage.store
+        batches, taken = await asyncio.to_thread(lambda: (store.open_batches(), claims.taken()))
+        for batch in batches:
+            if batch.id in taken or not self._may_begin(batch):
+                continue
+            if (claim := await asyncio.to_thread(claims.take, batch.id)) is not None:
+                self._running[batch.id] = batch, asyncio.create_task(_run(job(batch, claim), claim), name=f"job {batch.id}")
 
     def _may_begin(self, batch: Batch) -> bool:
         if batch.id in self._running or self._not_before.get(batch.id, 0.0) > time.monotonic():
