@@ -16,6 +16,7 @@ Longer than a module should be: one file, so that one table shows each code and 
       TooManyBatches             429  too_many_batches
       TooManyUploads             429  too_many_uploads
       StorageFailed              500  storage_failed          of files and batches
+        StorageAway              503  storage_away            the shared database or object store does not answer now
         StorageFull              507  storage_full
       QueueFull                  503  queue_full
       NoFreePlace                503  no_free_place           a batch's request, which may only have places that nobody wants
@@ -42,6 +43,7 @@ Longer than a module should be: one file, so that one table shows each code and 
       BatchError                 500  batch_error             never over HTTP: a batch cannot begin or go on
         KeyRefused               500  key_refused             no key can be read, or the service that it asks refuses it
         JournalBroken            500  journal_broken          the file that holds its answers is no journal, or damaged
+        LeaseLost                500  lease_lost              another ingress has taken the batch over
         ServiceAway              500  service_away            the service that it asks has answered nothing for too long
       ClusterFailed              500  cluster_failed          the command line's dealings with Ray
         ClusterSilent            500  cluster_silent          Ray gives no answer; it may yet
@@ -289,6 +291,18 @@ class StorageFailed(ServingError):
 
     def __str__(self) -> str:
         return "the storage of files and batches failed; the server's log has the cause"
+
+
+@dataclass(eq=False)
+class StorageAway(StorageFailed):
+    """The database or the object store that ingresses share does not answer now. The cause is in the log: it names hosts."""
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "storage_away"
+    retry_after_s: float = field()
+
+    def __str__(self) -> str:
+        return f"the storage of files and batches does not answer; nothing is lost; retry in {self.retry_after_s:g} s"
 
 
 @dataclass(eq=False)
@@ -572,6 +586,13 @@ class KeyRefused(BatchError):
     """The batch has no API key that the service accepts. The command line ends with exit status 2: another try fails, too."""
 
     code: ClassVar[str] = "key_refused"
+
+
+@dataclass(eq=False)
+class LeaseLost(BatchError):
+    """The lease of this ingress on a batch is over, and another ingress has taken the batch over."""
+
+    code: ClassVar[str] = "lease_lost"
 
 
 @dataclass(eq=False)

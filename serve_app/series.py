@@ -126,9 +126,19 @@ TABLE = (
     Series(
         "free_disk_bytes", "gauge", (), "Room on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets."
     ),
-    Series("batches", "gauge", ("status",), "Batches that are kept, by their status. Of the ingress that runs them."),
+    Series(
+        "batches",
+        "gauge",
+        ("status",),
+        "Batches that are kept, by status. Of the ingress that runs them; of each with shared storage.",
+    ),
     Series("batch_lines", "counter", ("outcome",), "Lines of batches by what became of them."),
-    Series("batch_free_bytes", "gauge", (), "Room on the disk of ingress.batch.dir; 0 where no batches are served."),
+    Series(
+        "batch_free_bytes",
+        "gauge",
+        (),
+        "Room on the disk of ingress.batch.dir or of the scratch folder; 0 without batches.",
+    ),
 )
 
 _BY_NAME = {series.name: series for series in TABLE}

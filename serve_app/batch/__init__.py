@@ -6,7 +6,8 @@
 docs/adr/0015 and 0018.
 
 OpenAI's Files and Batches API is the same parts inside an ingress (docs/adr/0017-batches-run-in-the-ingress.md): ``service`` puts it
-together, ``files_api`` and ``batches_api`` are the routes, ``store`` and ``folder`` keep records and bytes, ``worker`` and ``job`` run the
-batches, and ``in_process`` asks the ingress's own application. The package knows that application as an ASGI callable, and nothing else of
-the ingress.
+together, and ``files_api`` and ``batches_api`` are the routes. ``storage`` has records (``store`` over ``sqlite_database`` or
+``postgres``), bytes (``folder`` or ``bucket``) and claims on batches (``claims``, ``leases``). ``worker`` and ``job`` run the batches,
+and ``in_process`` asks the ingress's own application. The package knows that application as an ASGI callable, and nothing else of the
+ingress.
 """

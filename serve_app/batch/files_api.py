@@ -6,17 +6,18 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from serve_app.batch.disk_threads import DiskThreads
-from serve_app.batch.folder import Folder
 from serve_app.batch.records import File, kept_for_s
-from serve_app.batch.store import Store
+from serve_app.batch.storage import Storage
 from serve_app.batch.upload import UploadForm
 from serve_app.config import BatchSettings
 from serve_app.errors import BadRequest, BodyTooSlow, NotStored, RequestTooLarge, TooManyUploads
@@ -40,8 +41,9 @@ _FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
 class FilesApi:
     """``methods`` tells who answers which path."""
 
-    def __init__(self, settings: BatchSettings, folder: Folder, store: Store, disk: DiskThreads) -> None:
-        self._settings, self._folder, self._store, self._disk = settings, folder, store, disk
+    def __init__(self, settings: BatchSettings, storage: Storage, disk: DiskThreads) -> None:
+        self._settings, self._disk = settings, disk
+        self._scratch, self._contents, self._store = storage.scratch, storage.contents, storage.store
         self._coming_bytes = 0
         """What the uploads under way may bring: the length that is announced, else the largest that is allowed."""
         self._uploads: Counter[str] = Counter()
@@ -72,21 +74,26 @@ class FilesApi:
 
     async def _content(self, request: Request, owner: str) -> Response:
         file = await self._file(request, owner)
-        found = await self._disk.run(partial(self._stat, file))
-        headers, kind = {"x-content-type-options": "nosniff"}, "application/octet-stream"
-        path = self._folder.path(file.id)
-        return FileResponse(path, media_type=kind, filename=file.name, headers=headers, stat_result=found)
-
-    def _stat(self, file: File) -> os.stat_result:
+        held = ExitStack()
         try:
-            return self._folder.path(file.id).stat()
+            path, found = await self._disk.run(partial(self._lent, file, held))
+        except BaseException:
+            await asyncio.shield(self._disk.run(held.close))
+            raise
+        headers, kind = {"x-content-type-options": "nosniff"}, "application/octet-stream"
+        return _Lent(held, path, media_type=kind, filename=file.name, headers=headers, stat_result=found)
+
+    def _lent(self, file: File, held: ExitStack) -> tuple[Path, os.stat_result]:
+        try:
+            path = held.enter_context(self._contents.on_disk(file.id))
+            return path, path.stat()
         except FileNotFoundError:  # deleted since its record was read
             raise NotStored(kind="File", id=file.id) from None
 
     async def _delete(self, request: Request, owner: str) -> Response:
         file = await self._file(request, owner)
         await self._disk.run_when_full(partial(self._store.delete_file, file.id, owner))
-        await self._disk.run(partial(self._folder.remove, [file.id]))
+        await self._disk.run(partial(self._contents.remove, [file.id]))
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
     async def _file(self, request: Request, owner: str) -> File:
@@ -101,7 +108,7 @@ class FilesApi:
         form = UploadForm(request.headers.get("content-type", ""), max_bytes=limit_bytes)
         if self._uploads[owner] >= _MAX_UPLOADS:
             raise TooManyUploads(_MAX_UPLOADS, retry_after_s=_RETRY_AFTER_S)
-        part = self._folder.part()
+        part = self._scratch.part()
         self._coming_bytes += num_bytes
         self._uploads[owner] += 1
         try:
@@ -150,12 +157,24 @@ class FilesApi:
 
     def _keep(self, part: Path, file: File) -> None:
         """Make the part a file; without its record it would be nobody's."""
-        self._folder.keep(part, file.id)
+        self._contents.keep(part, file.id)
         try:
             self._store.add_file(file, limit=self._settings.max_stored_bytes)
         except BaseException:
-            self._folder.remove([file.id])
+            self._contents.remove([file.id])
             raise
+
+
+class _Lent(FileResponse):
+    """A file that is lent until it is sent, or its client is gone."""
+
+    def __init__(self, held: ExitStack, path: Path, **options: Any) -> None:
+        super().__init__(path, **options)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
 
 
 async def _next(stream: Any, limit_s: float) -> bytes | None:

@@ -11,14 +11,15 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from serve_app.batch.output import put_in_place
 from serve_app.errors import ConfigError, StorageFailed, StorageFull
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_LEFTOVER_S = 3600.0
+LEFTOVER_S = 3600.0
 """What is no file of the database and was not written to for so long belongs to a process that was killed."""
 
 
@@ -102,21 +103,27 @@ class Folder:
         """Return where the file is. ``file_id`` is one of the database's."""
         return self._files / file_id
 
-    def journal(self, batch_id: str) -> Path:
-        return self._work / f"{batch_id}.journal"
+    @contextmanager
+    def on_disk(self, file_id: str) -> Iterator[Path]:
+        """Lend the file on this machine's disk. Opening it raises `FileNotFoundError` if it is not there."""
+        yield self.path(file_id)
+
+    def journal(self, batch_id: str, fence: int = 0) -> Path:
+        """Return where the batch's answers are kept by its runner with that fence; 0 where a lock stands in for fences."""
+        return self._work / (f"{batch_id}.journal-{fence}" if fence else f"{batch_id}.journal")
 
     def remove(self, file_ids: Iterable[str]) -> None:
         for file_id in file_ids:
             self.path(file_id).unlink(missing_ok=True)
 
-    def remove_journal(self, batch_id: str) -> None:
-        journal = self.journal(batch_id)
+    def remove_journal(self, batch_id: str, fence: int = 0) -> None:
+        journal = self.journal(batch_id, fence)
         for suffix in ("", "-wal", "-shm"):
             journal.with_name(journal.name + suffix).unlink(missing_ok=True)
 
     def sweep(self, file_ids: Collection[str], open_batches: Collection[str]) -> None:
         """Remove what processes that were killed have left: all but these files, and the journals of these batches."""
-        oldest = time.time() - _LEFTOVER_S
+        oldest = time.time() - LEFTOVER_S
         for path in [*self._files.iterdir(), *self._work.iterdir()]:
             if path.name in file_ids or path.name.partition(".journal")[0] in open_batches:
                 continue

@@ -8,22 +8,24 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
 from serve_app.batch.checks import check_input
+from serve_app.batch.claims import Claim
 from serve_app.batch.client import Limits
-from serve_app.batch.folder import Folder
 from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.output import output_line, write_lines
 from serve_app.batch.records import Batch, File, LineError, Status
 from serve_app.batch.requests import Defaults, Request, request_of
 from serve_app.batch.rows import rows
 from serve_app.batch.runner import Progress, Runner
-from serve_app.batch.store import Store
+from serve_app.batch.storage import Storage
 from serve_app.config import BatchSettings
-from serve_app.errors import BatchError, JournalBroken
+from serve_app.errors import BatchError, JournalBroken, StorageAway
 from serve_app.series import counter
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,10 @@ logger = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 900.0
 _LOOK_S = 1.0
 """How late a cancelled or expired batch may stop, and how old its counts may be."""
+
+_PUBLISHED_LINES = 500
+"""Lines that are published at once, in one row of the shared database: some megabytes of long answers."""
+T = TypeVar("T")
 
 LINES = counter("batch_lines")
 for _outcome in ("answered", "failed"):
@@ -51,14 +57,14 @@ class Job:
         self,
         batch: Batch,
         settings: BatchSettings,
-        folder: Folder,
-        store: Store,
+        storage: Storage,
+        claim: Claim,
         *,
         models: Collection[str],
         transport: Callable[[str], httpx.AsyncBaseTransport],
     ) -> None:
         self.batch = batch
-        self._settings, self._folder, self._store = settings, folder, store
+        self._settings, self._storage, self._claim = settings, storage, claim
         self._models, self._transport = models, transport
         self._counted = Progress()
 
@@ -66,7 +72,8 @@ class Job:
         """Look whether the input can be asked, or else bring the batch to its end.
 
         Raises:
-            BatchError, OSError, sqlite3.Error: The disk failed, or the requests were cancelled; another run goes on.
+            BatchError, OSError, sqlite3.Error, StorageAway: The storage failed, or the requests were cancelled; another run goes on.
+            LeaseLost: Another ingress runs the batch.
         """
         try:
             await self._go_on()
@@ -84,8 +91,8 @@ class Job:
         def end(batch: Batch) -> Batch:
             return batch.moved("cancelled" if batch.status == "cancelling" else "failed", now=time.time(), errors=(error,))
 
-        self.batch = self._store.change(self.batch, end)
-        self._folder.remove_journal(self.batch.id)
+        self._change(end)
+        self._claim.forget_journal()
 
     async def _go_on(self) -> None:
         if self.batch.status == "validating":
@@ -100,7 +107,7 @@ class Job:
         return time.time() >= self.batch.expires_at
 
     def _validate(self) -> None:
-        with self._folder.path(self.batch.input_file_id).open("rb") as file:
+        with self._storage.contents.on_disk(self.batch.input_file_id) as path, path.open("rb") as file:
             lines = rows(file, "jsonl")
             found = check_input(lines, endpoint=self.batch.endpoint, models=self._models, max_lines=self._settings.max_lines)
         status: Status = "failed" if found.errors else "in_progress"
@@ -112,32 +119,50 @@ class Job:
         def move(batch: Batch) -> Batch:
             return batch.moved(status, now=time.time(), **changes) if batch.status == expected else batch
 
-        self.batch = self._store.change(self.batch, move)
+        self._change(move)
+
+    def _change(self, change: Callable[[Batch], Batch], files: tuple[File, ...] = ()) -> None:
+        self.batch = self._storage.store.change(self.batch, change, files, guard=self._claim.check)
 
     async def _ask(self) -> None:
         """Ask what the journal has no answer of, until all is answered, the window is over or somebody cancels."""
-        path, limits = (
-            self._folder.journal(self.batch.id),
-            Limits(concurrency=self._settings.concurrency, patience_s=float("inf"), timeout_s=REQUEST_TIMEOUT_S),
-        )
-        with Journal(path) as journal, closing(self._requests()) as requests:
+        limits = Limits(concurrency=self._settings.concurrency, patience_s=float("inf"), timeout_s=REQUEST_TIMEOUT_S)
+        with ExitStack() as held:
+            path = await _in_thread(held.enter_context, self._storage.contents.on_disk(self.batch.input_file_id))
+            # Entered in the thread: so the journal is closed also when this job is cancelled meanwhile.
+            journal = await _in_thread(lambda: held.enter_context(self._claim.open_journal()))
+            requests = held.enter_context(closing(_requests(path)))
             async with httpx.AsyncClient(transport=self._transport(self.batch.owner), base_url="http://ingress") as http:
                 runner = Runner(http, journal, limits)
                 running = asyncio.create_task(runner.run(requests), name=f"batch {self.batch.id}")
                 try:
                     while not running.done() and self.batch.status != "cancelling" and not self._is_over():
                         await asyncio.wait([running], timeout=_LOOK_S)
-                        await self._tell(runner.progress, journal.counts())
+                        await self._keep_up(runner.progress, journal)
                 finally:
                     running.cancel()
                     # Not `await running`: its CancelledError could be this job's own, which has to end the job.
                     await asyncio.gather(running, return_exceptions=True)
                     self._count(runner.progress)
+                    await self._keep_up(runner.progress, journal)
+            while not await self._keep_up(runner.progress, journal):
+                await asyncio.sleep(_LOOK_S)
         if not running.cancelled():
             running.result()
             await asyncio.to_thread(self._move, "in_progress", "finalizing")
         elif self.batch.status != "cancelling" and not self._is_over():
             raise BatchError(f"the requests of {self.batch.id} were cancelled, and its window is not over", "it is tried again")
+
+    async def _keep_up(self, progress: Progress, journal: Journal) -> bool:
+        """Publish what was answered and tell the counts; return False while the storage is away, for which the requests do not wait."""
+        try:
+            while lines := journal.recorded(_PUBLISHED_LINES):
+                await asyncio.to_thread(self._claim.publish, lines)
+                journal.forget_recorded(len(lines))
+            await self._tell(progress, journal.counts())
+        except StorageAway:
+            return False
+        return True
 
     async def _tell(self, progress: Progress, counts: Counts) -> None:
         """Note the counts where clients see them, and see whether somebody has cancelled it."""
@@ -147,7 +172,7 @@ class Job:
             # After a crash the lines are counted anew; what was told is never taken back.
             return batch.counted(max(batch.completed, counts.answered), max(batch.failed, counts.failed))
 
-        self.batch = await asyncio.to_thread(self._store.change, self.batch, count)
+        await asyncio.to_thread(self._change, count)
 
     def _count(self, progress: Progress) -> None:
         LINES.labels("answered").inc(progress.answered - self._counted.answered)
@@ -160,8 +185,8 @@ class Job:
             self._move("cancelling", "cancelled")
             return
         ends_as, code, message = _REST[self.batch.status]
-        with Journal(self._folder.journal(self.batch.id)) as journal:
-            with closing(self._requests()) as requests:
+        with self._claim.open_journal() as journal:
+            with self._storage.contents.on_disk(self.batch.input_file_id) as path, closing(_requests(path)) as requests:
                 for request in requests:
                     if journal.see(request.key, request.digest, again=False) == "new":
                         line = output_line(request.key, request.key, None, {"code": code, "message": message})
@@ -171,8 +196,7 @@ class Job:
             counts = journal.counts()
             output = self._write("output", journal.results(failed=False)) if counts.answered else None
             errors = self._write("errors", journal.results(failed=True)) if counts.failed else None
-        self.batch = self._store.change(
-            self.batch,
+        self._change(
             lambda batch: batch.moved(
                 _REST[batch.status][0],  # somebody may have cancelled it meanwhile
                 now=time.time(),
@@ -183,26 +207,34 @@ class Job:
             ),
             tuple(file for file in (output, errors) if file is not None),
         )
-        self._folder.remove_journal(self.batch.id)
+        self._claim.forget_journal()
 
     def _write(self, kind: str, lines: Iterator[str]) -> File:
-        # The same id again after a crash, so that no file is left behind. Who knows the batch's id may know its files'.
-        file_id = f"file-{hashlib.sha256(f'{self.batch.id} {kind}'.encode()).hexdigest()[:32]}"
-        num_bytes = write_lines(self._folder.path(file_id), lines)
+        # The same id again after a crash, so that no file is left behind; another one for each fence, so that a runner that has lost its
+        # lease writes into no file of its successor. Who knows the batch's id may know its files'.
+        name = f"{self.batch.id} {kind}" + (f" {self._claim.fence}" if self._claim.fence else "")
+        file_id = f"file-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+        part = self._storage.scratch.part()
+        try:
+            num_bytes = write_lines(part, lines)
+            self._storage.contents.keep(part, file_id)
+        finally:
+            part.unlink(missing_ok=True)
         now = int(time.time())
         name = f"{self.batch.id}_{kind}.jsonl"
         return File(file_id, self.batch.owner, name, "batch_output", num_bytes, now, now + self.batch.keep_output_s)
 
-    def _requests(self) -> Generator[Request, None, None]:
-        with self._folder.path(self.batch.input_file_id).open("rb") as file:
-            yield from (request_of(row, Defaults("")) for row in rows(file, "jsonl"))
+
+def _requests(path: Path) -> Generator[Request, None, None]:
+    with path.open("rb") as file:
+        yield from (request_of(row, Defaults("")) for row in rows(file, "jsonl"))
 
 
-async def _in_thread(call: Callable[..., None], *args: object) -> None:
-    """Call it in a thread. A job that is cancelled meanwhile ends after the call, because the folder's lock has to outlive the call."""
+async def _in_thread(call: Callable[..., T], *args: object) -> T:
+    """Call it in a thread. A job that is cancelled meanwhile ends after the call, because the claim has to outlive the call."""
     called = asyncio.create_task(asyncio.to_thread(call, *args))
     try:
-        await asyncio.shield(called)
+        return await asyncio.shield(called)
     except asyncio.CancelledError:
         await asyncio.wait([called])
         raise

@@ -5,11 +5,11 @@ process that was killed leaves nothing to wait for. The output is made of the jo
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from serve_app.errors import BatchError, JournalBroken
 
@@ -26,6 +26,15 @@ INSERT INTO runs (format) VALUES ({_FORMAT});
 """
 
 Standing = Literal["new", "done", "twice"]
+
+
+class Line(NamedTuple):
+    """A line that has its result, as one journal tells it to another one."""
+
+    key: str
+    digest: str
+    failed: bool
+    result: str
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,10 @@ class Journal:
         """
         self.path = path
         self._num_seen = 0
+        self._recorded: list[str] = []
+        """Keys of lines whose result was recorded and which `forget_recorded` has not dropped."""
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=2.0)
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=2.0, check_same_thread=False)
             try:
                 # With this locking mode, WAL needs no memory that processes share, which network file systems do not have.
                 self._db.executescript(
@@ -76,7 +87,11 @@ class Journal:
             if kind is None:
                 raise
         finally:
-            self._db.close()
+            self.close()
+
+    def close(self) -> None:
+        """Drop what was noted since the last commit."""
+        self._db.close()
 
     def see(self, key: str, digest: str, *, again: bool) -> Standing:
         """Take in the next line of the input and return whether it has to be asked.
@@ -98,7 +113,26 @@ class Journal:
     def record(self, key: str, result: str, *, failed: bool) -> None:
         """Note the line's one result, which the next commit keeps. A line that has one keeps it."""
         change = "UPDATE lines SET state = ?, result = ? WHERE key = ? AND run = ? AND state = ?"
-        self._do(change, _FAILED if failed else _ANSWERED, result, key, self._run, _PENDING)
+        if self._do(change, _FAILED if failed else _ANSWERED, result, key, self._run, _PENDING).rowcount:
+            self._recorded.append(key)
+
+    def recorded(self, limit: int) -> list[Line]:
+        """Return up to ``limit`` lines that were recorded here and that `forget_recorded` has not dropped yet, the oldest first."""
+        found = (
+            self._do("SELECT key, digest, state = ?, result FROM lines WHERE key = ?", _FAILED, key).fetchone()
+            for key in self._recorded[:limit]
+        )
+        return [Line(key, digest, bool(failed), result) for key, digest, failed, result in found]
+
+    def forget_recorded(self, num: int) -> None:
+        """Let `recorded` leave out the first ``num`` lines from now on."""
+        del self._recorded[:num]
+
+    def restore(self, lines: Iterable[Line]) -> None:
+        """Take in lines of an earlier journal of the same batch. Of two with one key the later one counts."""
+        values = "INSERT OR REPLACE INTO lines VALUES (?, ?, 0, 0, ?, ?)"
+        for line in lines:
+            self._do(values, line.key, line.digest, _FAILED if line.failed else _ANSWERED, line.result)
 
     def commit(self) -> None:
         """Keep what was noted through the end of this process, whatever ends it. A power cut may lose the last commits.

@@ -31,9 +31,13 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_PAIRS, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
 
 
+PURPOSES = ("batch", "batch_output")
+"""Of files: the input of a batch, or what it has written."""
+
+
 @dataclass(frozen=True, slots=True)
 class File:
-    """``owner`` names the API key, "" where none is asked for. ``purpose`` is batch or batch_output."""
+    """``owner`` names the API key, "" where none is asked for. ``purpose`` is one of `PURPOSES`."""
 
     id: str
     owner: str

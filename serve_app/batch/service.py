@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batches API over one folder: routes, records and the worker, put together."""
+"""OpenAI's Files and Batches API over one storage: routes, records and the worker, put together."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol
@@ -6,9 +6,8 @@ from typing import Protocol
 from serve_app.batch.batches_api import BatchesApi
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.files_api import FilesApi, Handler
-from serve_app.batch.folder import Folder
 from serve_app.batch.in_process import Answer
-from serve_app.batch.store import Store
+from serve_app.batch.storage import open_storage
 from serve_app.batch.worker import Worker
 from serve_app.config import BatchSettings
 
@@ -25,15 +24,15 @@ class BatchService:
     """Build it, give the ingress its ``routes``, then ``start`` it.
 
     Raises:
-        ConfigError: The folder cannot be used.
+        ConfigError: The storage cannot be used.
     """
 
     def __init__(self, settings: BatchSettings) -> None:
-        folder = Folder(settings.dir)
-        store, disk = Store(folder.database), DiskThreads(folder.free_reserve)
-        self._worker = Worker(settings, folder, store)
-        self.files: Routes = FilesApi(settings, folder, store, disk)
-        self.batches: Routes = BatchesApi(settings, store, disk, self._worker.wake)
+        self._storage = open_storage(settings)
+        disk = DiskThreads(self._storage.scratch.free_reserve)
+        self._worker = Worker(settings, self._storage)
+        self.files: Routes = FilesApi(settings, self._storage, disk)
+        self.batches: Routes = BatchesApi(settings, self._storage.store, disk, self._worker.wake)
 
     def start(self, answer: Answer, models: Collection[str]) -> None:
         """Run batches by ``answer``, which is the ingress's own; ``models`` are the names that their lines may ask for."""
@@ -42,3 +41,7 @@ class BatchService:
     async def stop(self) -> None:
         """Give up the requests under way; answers are kept, and the next process goes on with the batches. The routes still answer."""
         await self._worker.stop()
+
+    def close(self) -> None:
+        """Close the database and remove the scratch folder, if there is one; after `stop`, when no route is asked any more."""
+        self._storage.close()

@@ -1,25 +1,25 @@
-"""Runs the batches of a folder: a thread with an event loop of its own, so that its waits for the disk delay no stream of the ingress.
+"""Runs batches: a thread with an event loop of its own, so that its waits for the storage delay no stream of the ingress.
 
-Of the processes that share a folder, the one that holds its lock runs them; another one looks each second whether the lock is free. What to
+A batch runs under a claim (claims.py), so that of several processes one runs it. Each process looks each second what it may claim. What to
 do is read from the database each time: batches that an earlier process has left begin like new ones.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection
 
 import httpx
 
-from serve_app.batch.folder import Folder
+from serve_app.batch.claims import Claim
 from serve_app.batch.in_process import Answer, InProcess
 from serve_app.batch.job import REQUEST_TIMEOUT_S, Job
 from serve_app.batch.records import Batch
-from serve_app.batch.store import Store
+from serve_app.batch.storage import Storage
 from serve_app.config import BatchSettings
+from serve_app.errors import LeaseLost, StorageAway
 from serve_app.series import gauge
 
 logger = logging.getLogger(__name__)
@@ -40,11 +40,10 @@ FREE_BYTES = gauge("batch_free_bytes")
 class Worker:
     """``start`` it in the event loop of ``answer``. ``models`` are the names that a line may ask for."""
 
-    def __init__(self, settings: BatchSettings, folder: Folder, store: Store) -> None:
-        self._settings, self._folder, self._store = settings, folder, store
+    def __init__(self, settings: BatchSettings, storage: Storage) -> None:
+        self._settings, self._storage = settings, storage
         self._running: dict[str, tuple[Batch, asyncio.Task[None]]] = {}
         self._not_before: dict[str, float] = {}
-        self._lock: int | None = None
         self._cleaned_at = -_CLEAN_S
         self._told = ""
         """The error of the last look, "" when it had none."""
@@ -85,8 +84,8 @@ class Worker:
         def transport(owner: str) -> httpx.AsyncBaseTransport:
             return InProcess(answer, ingress, owner=owner, places=places, timeout_s=REQUEST_TIMEOUT_S)
 
-        def job(batch: Batch) -> Job:
-            return Job(batch, self._settings, self._folder, self._store, models=models, transport=transport)
+        def job(batch: Batch, claim: Claim) -> Job:
+            return Job(batch, self._settings, self._storage, claim, models=models, transport=transport)
 
         try:
             while not self._stopping:
@@ -104,23 +103,31 @@ class Worker:
         finally:
             woken.cancel()
 
-    async def _look(self, job: Callable[[Batch], Job]) -> None:
-        """Begin what can begin; an error of the disk is logged, and the next look tries again."""
+    async def _look(self, job: Callable[[Batch, Claim], Job]) -> None:
+        """Begin what can begin; an error of the storage is logged, and the next look tries again."""
         try:
-            self._lock = self._folder.try_lock() if self._lock is None else self._lock
-            if self._lock is None:
-                return
             self._forget_ended()
-            for batch in await asyncio.to_thread(self._store.open_batches):
-                if self._may_begin(batch):
-                    task = asyncio.create_task(job(batch).run(), name=f"job {batch.id}")
-                    self._running[batch.id] = batch, task
+            held = await asyncio.to_thread(self._storage.claims.renew, list(self._running))
+            if held is None:
+                return
+            for batch_id in self._running.keys() - held:
+                self._running[batch_id][1].cancel("its lease is over")
+            await self._begin(job)
             await asyncio.to_thread(self._keep_house)
             self._told = ""
         except Exception as exc:  # whatever SQLite or the file system raises: chats go on, and so does the next look
             if (said := repr(exc)) != self._told:  # once, and not each second
-                logger.exception("the batches in %s cannot be read", self._folder.root)
+                logger.exception("the batches in %s cannot be read", self._storage.name)
             self._told = said
+
+    async def _begin(self, job: Callable[[Batch, Claim], Job]) -> None:
+        claims, store = self._storage.claims, self._storage.store
+        batches, taken = await asyncio.to_thread(lambda: (store.open_batches(), claims.taken()))
+        for batch in batches:
+            if batch.id in taken or not self._may_begin(batch):
+                continue
+            if (claim := await asyncio.to_thread(claims.take, batch.id)) is not None:
+                self._running[batch.id] = batch, asyncio.create_task(_run(job(batch, claim), claim), name=f"job {batch.id}")
 
     def _may_begin(self, batch: Batch) -> bool:
         if batch.id in self._running or self._not_before.get(batch.id, 0.0) > time.monotonic():
@@ -142,26 +149,37 @@ class Worker:
             if task.cancelled():
                 self._not_before[batch_id] = time.monotonic() + _AGAIN_S
                 logger.error("%s was cancelled; it is tried again in %g s", batch_id, _AGAIN_S)
-            elif (error := task.exception()) is not None:
+            elif isinstance(error := task.exception(), LeaseLost):
+                logger.warning("%s goes on elsewhere: %s", batch_id, error)
+            elif error is not None:
                 self._not_before[batch_id] = time.monotonic() + _AGAIN_S
                 logger.error("%s could not go on; it is tried again in %g s", batch_id, _AGAIN_S, exc_info=error)
 
     def _keep_house(self) -> None:
-        FREE_BYTES.set(self._folder.free_bytes())
-        self._folder.keep_reserve()
-        for status, count in self._store.count_batches().items():
+        FREE_BYTES.set(self._storage.scratch.free_bytes())
+        self._storage.scratch.keep_reserve()
+        for status, count in self._storage.store.count_batches().items():
             BATCHES.labels(status).set(count)
         if time.monotonic() - self._cleaned_at < _CLEAN_S:
             return
         self._cleaned_at = time.monotonic()
-        files = self._store.forget_old(ended_before=time.time() - self._settings.keep_s)
-        self._folder.sweep(files, {batch.id for batch in self._store.open_batches()})
+        files = self._storage.store.forget_old(ended_before=time.time() - self._settings.keep_s)
+        self._storage.claims.clean()
+        self._storage.contents.sweep(files, {batch.id for batch in self._storage.store.open_batches()})
 
     async def _give_up(self) -> None:
-        """End the jobs, and then give the lock back. When a job ends too late for `_STOP_S`, the lock goes with the process."""
+        """End the jobs, and then give the claims back. When a job ends too late for `_STOP_S`, its claim goes with the process."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._lock is not None:
-            os.close(self._lock)
+        self._storage.claims.close()
+
+
+async def _run(job: Job, claim: Claim) -> None:
+    """Run the job, and give its claim back, whatever ends it."""
+    try:
+        await job.run()
+    finally:
+        with contextlib.suppress(StorageAway):  # the lease ends by itself
+            await asyncio.shield(asyncio.to_thread(claim.close))

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from serve_app.config.base import AbsolutePath, Int, Real, Section
+from serve_app.config.batch_urls import checked_database, checked_files, read_database_url
 from serve_app.config.checks import checked_resources, refuse, refuse_port_of_ray, wrong
 from serve_app.config.model import Bounds
 
@@ -39,10 +40,21 @@ class LedgerSettings(Section):
 
 
 class BatchSettings(Section):
-    """OpenAI's Files and Batches API on the ingress. Its storage is a folder of one machine: for one ingress replica."""
+    """OpenAI's Files and Batches API on the ingress. Its storage is a folder, `dir`, for one ingress replica; or `database` or
+    `database_file`, and `files`, which several ingress replicas share."""
 
-    dir: AbsolutePath
+    dir: AbsolutePath | None = None
     """Folder on the ingress's node for files, answers and the database. It is made when it is missing, and must outlive the ingress."""
+    database: Annotated[str, AfterValidator(checked_database)] | None = None
+    """URL of a PostgreSQL database of its own, without a password: `postgresql://USER@HOST/DATABASE`. Each ingress takes the password
+    from its environment, as libpq does (`PGPASSWORD`, `PGPASSFILE`)."""
+    database_file: AbsolutePath | None = None
+    """File on the ingress's node with that URL, which may have a password. In place of `database`."""
+    files: Annotated[str, AfterValidator(checked_files)] | None = None
+    """URL under which files are kept: `s3://BUCKET/PREFIX?region=REGION`, `gs://BUCKET/PREFIX`, or `file:///FOLDER` on a volume that all
+    ingresses mount. Credentials are those of the environment, and never part of the URL."""
+    lease_s: Real = Field(default=30.0, ge=5, le=3600)
+    """Seconds after which another ingress takes over the batches of one that has died or has lost the database. Of shared storage."""
     max_file_bytes: Int = Field(default=200 << 20, ge=1)
     """Largest file that may be uploaded; a larger one is answered with 413. Stands in for max_body_bytes there."""
     max_stored_bytes: Int = Field(default=20 << 30, ge=1)
@@ -64,6 +76,25 @@ class BatchSettings(Section):
             problem = f"is {self.max_stored_bytes} and max_file_bytes is {self.max_file_bytes}: the largest file would never fit"
             refuse([wrong("max_stored_bytes", problem, f"set it to {self.max_file_bytes} or more, or lower max_file_bytes")])
         return self
+
+    @model_validator(mode="after")
+    def _has_one_storage(self) -> Self:
+        given = {name for name in ("dir", "database", "database_file", "files") if getattr(self, name) is not None}
+        if given not in ({"dir"}, {"database", "files"}, {"database_file", "files"}):
+            problem = f"names {', '.join(sorted(given)) or 'no storage'}"
+            refuse([wrong("", problem, "give dir for one ingress; or files and one of database and database_file for several")])
+        return self
+
+    def database_url(self) -> str:
+        """Return the URL of the shared database. It may have a password: show it to nobody.
+
+        Raises:
+            ConfigError: The file of the URL cannot be read, or has no such URL in it.
+        """
+        if self.database is not None:
+            return self.database
+        assert self.database_file is not None
+        return read_database_url(self.database_file)
 
 
 class IngressSettings(Section):
@@ -119,8 +150,11 @@ class IngressSettings(Section):
         return refuse_port_of_ray(port, way_out="choose another, for example 8010")
 
     @model_validator(mode="after")
-    def _batches_have_one_ingress(self) -> Self:
-        if self.batch is not None and self.replicas.max > 1:
-            problem = f"is local storage, and replicas.max is {self.replicas.max}: each ingress would know only its own files"
-            refuse([wrong("batch", problem, "set ingress.replicas: {min: 1, max: 1}, or remove ingress.batch")])
+    def _a_folder_of_batches_has_one_ingress(self) -> Self:
+        if self.batch is not None and self.batch.dir is not None and self.replicas.max > 1:
+            problem = (
+                f"is {str(self.batch.dir)!r}, and replicas.max is {self.replicas.max}: each ingress would know only its own files"
+            )
+            hint = "set batch.database and batch.files, which ingresses share, in place of batch.dir, or set replicas.max: 1"
+            refuse([wrong("batch.dir", problem, hint)])
         return self

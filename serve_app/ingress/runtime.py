@@ -106,6 +106,8 @@ class IngressRuntime:
         for front in self.front_ends.values():
             if front.grammars is not None:
                 await front.grammars.close()
+        if self.batches is not None:
+            await asyncio.to_thread(self.batches.close)
         if self.app.accounting is not None:
             await asyncio.to_thread(self.app.accounting.close)
 

@@ -1,6 +1,7 @@
 """A process with the Files and Batches API in front of a model that answers in capitals. It needs no vLLM, so it starts in two seconds.
 
-Run as ``python -m tests.batch.small_ingress FOLDER PORT DELAY_S``. Each prompt that is asked becomes a line of ``FOLDER/asked``.
+Run as ``python -m tests.batch.small_ingress FOLDER PORT DELAY_S [SETTINGS]``; the settings are those of `ingress.batch` as JSON, else a
+folder below FOLDER. Each prompt that is asked becomes a line of ``FOLDER/asked``.
 """
 
 import asyncio
@@ -47,8 +48,8 @@ class SmallIngress:
         await JSONResponse(answer)(scope, receive, send)
 
 
-async def main(folder: Path, port: int, delay_s: float) -> None:
-    service = BatchService(BatchSettings(dir=folder / "store", concurrency=8))
+async def main(folder: Path, port: int, delay_s: float, given: dict[str, Any]) -> None:
+    service = BatchService(BatchSettings(**(given or {"dir": folder / "store"}), concurrency=8))
     app = SmallIngress(service, folder / "asked", delay_s)
     listener = Listener(app, IngressSettings(port=port))
     await listener.start()
@@ -59,4 +60,4 @@ async def main(folder: Path, port: int, delay_s: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), json.loads("".join(sys.argv[4:]) or "{}")))

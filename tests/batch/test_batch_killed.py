@@ -27,8 +27,8 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def started(folder: Path, port: int) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "tests.batch.small_ingress", str(folder), str(port), str(DELAY_S)]
+def started(folder: Path, port: int, settings: str = "", *, delay_s: float = DELAY_S) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "tests.batch.small_ingress", str(folder), str(port), str(delay_s), settings]
     return subprocess.Popen(command)
 
 
@@ -44,12 +44,7 @@ def eventually(call: Callable[[], T], process: "subprocess.Popen[bytes]") -> T:
     raise AssertionError(f"the ingress ended with {process.returncode}")
 
 
-def was_asked(asked: Path, num: int) -> bool:
-    return asked.exists() and asked.read_text().count("\n") > num
-
-
-def test_a_batch_whose_ingress_is_killed_again_and_again_has_one_answer_for_each_line(tmp_path: Path) -> None:
-    chance, port, asked = random.Random(1), free_port(), tmp_path / "asked"
+def write_input(path: Path, num_lines: int) -> None:
     lines = [
         {
             "custom_id": f"id-{i}",
@@ -57,9 +52,23 @@ def test_a_batch_whose_ingress_is_killed_again_and_again_has_one_answer_for_each
             "url": "/v1/chat/completions",
             "body": {"model": "tiny", "messages": [{"role": "user", "content": f"prompt {i}"}]},
         }
-        for i in range(NUM_LINES)
+        for i in range(num_lines)
     ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def answers_in(output: str) -> list[tuple[str, str]]:
+    found = [json.loads(line) for line in output.splitlines()]
+    return [(line["custom_id"], line["response"]["body"]["choices"][0]["message"]["content"]) for line in found]
+
+
+def was_asked(asked: Path, num: int) -> bool:
+    return asked.exists() and asked.read_text().count("\n") > num
+
+
+def test_a_batch_whose_ingress_is_killed_again_and_again_has_one_answer_for_each_line(tmp_path: Path) -> None:
+    chance, port, asked = random.Random(1), free_port(), tmp_path / "asked"
+    write_input(tmp_path / "in.jsonl", NUM_LINES)
     process = started(tmp_path, port)
     try:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
@@ -76,14 +85,13 @@ def test_a_batch_whose_ingress_is_killed_again_and_again_has_one_answer_for_each
         eventually(lambda: client.batches.retrieve(batch.id).status == "completed", process)
         ended = client.batches.retrieve(batch.id)
         assert ended.output_file_id is not None
-        output = [json.loads(line) for line in client.files.content(ended.output_file_id).text.splitlines()]
+        answers = answers_in(client.files.content(ended.output_file_id).text)
     finally:
         process.kill()
         process.wait()
     assert ended.request_counts is not None
     assert ended.request_counts.to_dict() == {"total": NUM_LINES, "completed": NUM_LINES, "failed": 0}
     assert ended.error_file_id is None
-    answers = [(line["custom_id"], line["response"]["body"]["choices"][0]["message"]["content"]) for line in output]
     assert answers == [(f"id-{i}", f"PROMPT {i}") for i in range(NUM_LINES)], "each line once, in the order of the input"
     asked_twice = Counter(asked.read_text().splitlines())
     # What was under way, and what a commit each 5 ms had not reached.

@@ -16,6 +16,8 @@ import pytest
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.folder import Folder
 from serve_app.batch.records import Batch, File
+from serve_app.batch.sqlite_database import SqliteDatabase
+from serve_app.batch.storage import in_folder
 from serve_app.batch.store import Store
 from serve_app.batch.worker import FREE_BYTES, Worker
 from serve_app.config import BatchSettings
@@ -46,7 +48,7 @@ def told_bytes() -> float:
 def test_what_makes_room_goes_on_with_the_reserve_and_what_needs_room_is_refused(disk: Path) -> None:
     folder = Folder(disk / "store")
     folder.keep_reserve()
-    store, threads = Store(folder.database), DiskThreads(folder.free_reserve)
+    store, threads = Store(SqliteDatabase(folder.database)), DiskThreads(folder.free_reserve)
     for number in range(3):
         folder.path(f"file-{number}").write_text("prompt")
         store.add_file(file_of(number), limit=1 << 20)
@@ -76,7 +78,7 @@ def test_what_makes_room_goes_on_with_the_reserve_and_what_needs_room_is_refused
 
 def test_the_reserve_is_taken_again_once_there_is_room_and_the_room_is_told(disk: Path) -> None:
     folder = Folder(disk / "store")
-    worker = Worker(BatchSettings(dir=folder.root), folder, Store(folder.database))
+    worker = Worker(BatchSettings(dir=folder.root), in_folder(folder.root))
     with full(disk):
         worker._keep_house()
         assert told_bytes() == 0

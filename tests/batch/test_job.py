@@ -15,11 +15,10 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from serve_app.batch import job, worker
-from serve_app.batch.folder import Folder
 from serve_app.batch.job import Job
 from serve_app.batch.output import write_lines
 from serve_app.batch.records import Batch, File
-from serve_app.batch.store import Store
+from serve_app.batch.storage import in_folder
 from serve_app.batch.worker import Worker
 from serve_app.config import BatchSettings
 from serve_app.errors import BatchError
@@ -32,8 +31,8 @@ class Stored:
 
     def __init__(self, root: Path) -> None:
         self.settings = BatchSettings(dir=root)
-        self.folder = Folder(root)
-        self.store = Store(self.folder.database)
+        self.storage = in_folder(root)
+        self.folder, self.store = self.storage.scratch, self.storage.store
         body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
         lines = [{"custom_id": f"id-{i}", "method": "POST", "url": CHAT, "body": body} for i in range(2)]
         self.folder.path("file-1").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -53,7 +52,9 @@ class Stored:
         def transport(owner: str) -> httpx.AsyncBaseTransport:
             return httpx.MockTransport(answer)
 
-        return Job(self.batch, self.settings, self.folder, self.store, models=["tiny"], transport=transport)
+        claim = self.storage.claims.take("batch_1")
+        assert claim is not None
+        return Job(self.batch, self.settings, self.storage, claim, models=["tiny"], transport=transport)
 
 
 def answered(_: httpx.Request) -> httpx.Response:
@@ -163,7 +164,7 @@ def test_a_job_that_was_cancelled_is_run_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(worker, "_AGAIN_S", 0.0)
 
     async def work() -> None:
-        working = Worker(stored.settings, stored.folder, stored.store)
+        working = Worker(stored.settings, stored.storage)
         working.start(answer, ["tiny"])
         while stored.batch.is_open and runs[0] < 5:
             await asyncio.sleep(0.05)
@@ -186,5 +187,5 @@ def test_an_output_is_durable_before_the_journal_is_removed(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "fsync", note)
     asyncio.run(stored.job(answered).run())
-    assert synced == [(".part", True), ("files", True)]
+    assert synced == [(".part", True), ("work", True), (".part", True), ("files", True)]
     assert not stored.folder.journal("batch_1").exists()

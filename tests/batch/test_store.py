@@ -14,6 +14,8 @@ import pytest
 
 from serve_app.batch.folder import Folder
 from serve_app.batch.records import Batch, File
+from serve_app.batch.sqlite_database import SqliteDatabase
+from serve_app.batch.storage import Storage, in_folder
 from serve_app.batch.store import Store
 from serve_app.batch.worker import Worker
 from serve_app.config import BatchSettings
@@ -29,7 +31,12 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def store(folder: Folder) -> Store:
-    return Store(folder.database)
+    return Store(SqliteDatabase(folder.database))
+
+
+@pytest.fixture
+def storage(folder: Folder) -> Storage:
+    return in_folder(folder.root)
 
 
 def add(store: Store, folder: Folder, file_id: str, *, expires_in_s: float = 1000.0) -> File:
@@ -119,7 +126,7 @@ def test_a_change_that_fails_changes_nothing(store: Store, folder: Folder) -> No
 
 def test_a_batch_is_changed_as_it_is_now_and_not_as_the_caller_knew_it(store: Store, folder: Folder) -> None:
     known = new_batch(store, "batch_1", add(store, folder, "file-1"))
-    other_process = Store(folder.database)
+    other_process = Store(SqliteDatabase(folder.database))
     other_process.change(known, lambda batch: batch.moved("cancelling", now=5.0))
     assert store.change(known, lambda batch: batch).status == "cancelling"
 
@@ -130,7 +137,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path) ->
         Folder(tmp_path / "file" / "store")
     (tmp_path / "batches.sqlite").write_text("no database" * 100)
     with pytest.raises(ConfigError, match=r"^ingress\.batch\.dir: .*batches\.sqlite cannot be used"):
-        Store(tmp_path / "batches.sqlite")
+        SqliteDatabase(tmp_path / "batches.sqlite")
 
 
 @pytest.fixture
@@ -158,10 +165,10 @@ def test_a_folder_without_locks_is_refused_and_a_lock_that_fails_keeps_no_descri
 
 
 def test_an_error_that_comes_with_each_look_is_logged_once(
-    folder: Folder, store: Store, flocked: list[int], caplog: pytest.LogCaptureFixture
+    folder: Folder, storage: Storage, flocked: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def look() -> None:
-        worker = Worker(BatchSettings(dir=folder.root), folder, store)
+        worker = Worker(BatchSettings(dir=folder.root), storage)
         worker.start(never, ["tiny"])
         while len(flocked) < 4:
             worker.wake()

@@ -321,6 +321,13 @@ EFFECT: list[Check] = [
         )
         for path, value, other, shown, context in (
             ("gcsFaultTolerance.address", "redis://r", "gcsFaultTolerance.enabled", "false", {"gcsFaultTolerance": REDIS}),
+            (
+                "batches.databaseSecret",
+                "s",
+                "config.ingress.batch.files",
+                "empty",
+                {"config": {"ingress": {"batch": {"files": "s3://b/p"}}}},
+            ),
             ("gcsFaultTolerance.existingSecret", "s", "gcsFaultTolerance.enabled", "false", {"gcsFaultTolerance": REDIS}),
             ("gcsFaultTolerance.username", "u", "gcsFaultTolerance.address", "empty", {"gcsFaultTolerance": REDIS}),
             ("weights.existingClaim", "c", "weights.enabled", "false", at("weights.enabled", True)),

@@ -121,11 +121,6 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ),
         ({"ingress": {"batch": {"dir": "/a\0b"}}}, "ingress.batch.dir: is '/a\\x00b', and no path has a NUL in it; remove it"),
         (
-            {"ingress": {"batch": {"dir": "/b"}, "replicas": {"max": 3}}},
-            "ingress.batch: is local storage, and replicas.max is 3: each ingress would know only its own files; "
-            "set ingress.replicas: {min: 1, max: 1}, or remove ingress.batch",
-        ),
-        (
             {"ingress": {"batch": {"dir": "/b", "max_stored_bytes": 5}}},
             "ingress.batch.max_stored_bytes: is 5 and max_file_bytes is 209715200: the largest file would never fit; "
             "set it to 209715200 or more, or lower max_file_bytes",

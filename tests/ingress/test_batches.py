@@ -92,7 +92,8 @@ class Served:
 async def serving(folder: Path, *, keys: bool = False, model: Model | None = None, **limits: Any) -> AsyncIterator[Served]:
     model = model or Model()
     (folder / "keys").write_text("\n".join(KEYS))
-    service = BatchService(BatchSettings(dir=folder / "store", **limits))
+    storage = {} if "database_file" in limits else {"dir": folder / "store"}
+    service = BatchService(BatchSettings(**storage, **limits))
     known = ApiKeys(folder / "keys") if keys else None
     app = IngressApp({"tiny": front("tiny", model)}, AppLimits(4000), version={}, keys=known, batches=service)
     settings = IngressSettings(port=free_port())
@@ -107,6 +108,7 @@ async def serving(folder: Path, *, keys: bool = False, model: Model | None = Non
             await client.close()
         await service.stop()
         await listener.stop()
+        service.close()
 
 
 @contextlib.contextmanager

@@ -249,7 +249,7 @@ BATCH = Board(
             (
                 Panel(
                     "Batches",
-                    {"{{status}}": f"sum by (status) (serve_app_batches{{{JOB}}})"},
+                    {"{{status}}": f"max by (status) (serve_app_batches{{{JOB}}})"},
                     "short",
                     "Those that are kept.",
                     quiet=True,

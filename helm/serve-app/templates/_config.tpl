@@ -8,6 +8,10 @@
 {{- if .Values.apiKeys.enabled -}}
 {{- $_ := set $ingress "api_keys_file" "/etc/serve-app/api-keys/keys" -}}
 {{- end -}}
+{{- if .Values.batches.databaseSecret -}}
+{{- $batch := dict "database_file" "/etc/serve-app/batch-database/url" -}}
+{{- $_ := set $ingress "batch" (merge $batch ($ingress.batch | default dict)) -}}
+{{- end -}}
 {{- $_ := set $config "ingress" $ingress -}}
 {{- $token := dict "host" "0.0.0.0" "cluster_token_file" "/etc/serve-app/cluster-token/token" -}}
 {{- $_ := set $config "protocol" (merge $token ($config.protocol | default dict)) -}}

@@ -80,6 +80,11 @@ maxReplicas: 10000
 {{- $volumes = append $volumes (dict "name" "api-keys"
     "secret" (dict "secretName" (include "serve-app.apiKeysSecret" .) "defaultMode" 288)) -}}
 {{- end -}}
+{{- if .Values.batches.databaseSecret -}}
+{{- $mounts = append $mounts (dict "name" "batch-database" "mountPath" "/etc/serve-app/batch-database" "readOnly" true) -}}
+{{- $volumes = append $volumes (dict "name" "batch-database"
+    "secret" (dict "secretName" .Values.batches.databaseSecret "defaultMode" 288)) -}}
+{{- end -}}
 {{- $_ := set $args "mounts" $mounts -}}
 {{- $_ := set $args "volumes" $volumes -}}
 {{- if .Values.weights.enabled -}}

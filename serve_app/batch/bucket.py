@@ -1,0 +1,118 @@
+"""The bytes of files in an object store, or in a folder that several machines mount. A file is there whole or not at all.
+
+Files are written in a scratch folder of this machine first, and read from a copy there. Needs the extra `serve-app[shared-batches]`.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
+
+from serve_app.batch.folder import LEFTOVER_S, Folder
+from serve_app.errors import StorageAway
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 5.0
+_COPY_BYTES = 1 << 20
+
+
+class Bucket:
+    """What is below ``url``, such as ``s3://BUCKET/PREFIX?region=eu-central-1``. Credentials are those that its client finds by itself.
+
+    Any thread may call it; each call waits for the network, and becomes `StorageAway` when that fails. Nothing is asked before the first
+    call.
+    """
+
+    def __init__(self, url: str, scratch: Folder) -> None:
+        self._url, self._scratch, self._lock = url, scratch, Lock()
+        self._found: tuple[FileSystem, str] | None = None
+
+    def keep(self, part: Path, file_id: str) -> None:
+        """Store a whole part under the id, and remove the part."""
+        with _away_on_error():
+            files, root = self._root()
+            with part.open("rb") as source, files.open_output_stream(f"{root}/{file_id}") as stored:
+                shutil.copyfileobj(source, stored, _COPY_BYTES)
+            if isinstance(files, LocalFileSystem):
+                _sync(Path(root, file_id))
+        part.unlink(missing_ok=True)
+
+    @contextmanager
+    def on_disk(self, file_id: str) -> Iterator[Path]:
+        """Lend a copy on this machine's disk.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        part = self._scratch.part()
+        try:
+            with _away_on_error():
+                files, root = self._root()
+                with files.open_input_stream(f"{root}/{file_id}") as stored, part.open("xb") as copy:
+                    shutil.copyfileobj(stored, copy, _COPY_BYTES)
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+
+    def remove(self, file_ids: Iterable[str]) -> None:
+        for file_id in file_ids:
+            with contextlib.suppress(FileNotFoundError), _away_on_error():
+                files, root = self._root()
+                files.delete_file(f"{root}/{file_id}")
+
+    def sweep(self, file_ids: Collection[str], open_batches: Collection[str]) -> None:
+        """Remove what ingresses that were killed have left: all files but these, unless they are young."""
+        self._scratch.sweep((), open_batches)
+        with _away_on_error():
+            files, root = self._root()
+            for found in files.get_file_info(FileSelector(root, allow_not_found=True)):
+                is_old = (
+                    found.type == FileType.File and found.mtime_ns is not None and found.mtime_ns / 1e9 < time.time() - LEFTOVER_S
+                )
+                if is_old and found.base_name not in file_ids:
+                    with contextlib.suppress(FileNotFoundError):
+                        files.delete_file(found.path)
+
+    def _root(self) -> tuple[FileSystem, str]:
+        with self._lock:
+            if self._found is None:
+                files, root = FileSystem.from_uri(self._url)
+                if isinstance(files, LocalFileSystem):
+                    files.create_dir(root, recursive=True)
+                self._found = files, root.rstrip("/")
+            return self._found
+
+
+def _sync(path: Path) -> None:
+    """Let the file and its name outlive a power cut."""
+    for name in (path, path.parent):
+        descriptor = os.open(name, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _away_on_error() -> Iterator[None]:
+    """Map the errors of pyarrow, which are all of the type OSError.
+
+    Raises:
+        FileNotFoundError: The file is not there.
+        StorageAway: In place of all others.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        logger.warning("the object store of batches failed: %s", exc)
+        raise StorageAway(retry_after_s=_RETRY_AFTER_S) from exc

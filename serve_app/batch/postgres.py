@@ -1,0 +1,150 @@
+"""The records of several ingresses' files and batches: a PostgreSQL database. Needs the extra `serve-app[shared-batches]`.
+
+Nothing is asked of the database before the first call, so an ingress starts and serves chats while the database is away.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg_pool import ConnectionPool
+
+from serve_app.batch.database import Rows, Transaction
+from serve_app.errors import StorageAway, StorageFailed
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_FORMAT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS serve_app_format (format bigint NOT NULL);
+INSERT INTO serve_app_format SELECT {format} WHERE NOT EXISTS (SELECT 1 FROM serve_app_format);
+CREATE TABLE IF NOT EXISTS files (
+  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text NOT NULL UNIQUE, owner text NOT NULL, purpose text NOT NULL,
+  num_bytes bigint NOT NULL, expires_at bigint NOT NULL, record bytea NOT NULL
+);
+CREATE INDEX IF NOT EXISTS files_of ON files (owner, number);
+CREATE TABLE IF NOT EXISTS batches (
+  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text NOT NULL UNIQUE, owner text NOT NULL, status text NOT NULL,
+  input text NOT NULL, ended_at bigint, record bytea NOT NULL
+);
+CREATE INDEX IF NOT EXISTS batches_of ON batches (owner, number);
+CREATE INDEX IF NOT EXISTS batches_in ON batches (status, number);
+CREATE TABLE IF NOT EXISTS leases (
+  batch text PRIMARY KEY, holder text NOT NULL, fence bigint NOT NULL, ends_at timestamptz NOT NULL
+);
+CREATE TABLE IF NOT EXISTS answers (
+  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, batch text NOT NULL, lines bytea NOT NULL
+);
+CREATE INDEX IF NOT EXISTS answers_of ON answers (batch, number);
+"""
+_NUM_CONNECTIONS = 8
+_WAIT_S = 3.0
+"""Longest time, in seconds, for which a call waits for a connection."""
+_STATEMENT_S = 10
+_CONNECTION: dict[str, Any] = {
+    "connect_timeout": 3,
+    "application_name": "serve-app batches",
+    # A server that vanished without a word is noticed within about 10 s, waiting for its answer included.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # ms
+    "prepare_threshold": None,  # a pooler between, such as PgBouncer, may give each transaction another server process
+}
+_RETRY_AFTER_S = 5.0
+
+
+class PostgresDatabase:
+    """The database at ``url``, or at the URL and with the password that libpq's variables complete (`PGPASSWORD`, `PGPASSFILE`, ...)."""
+
+    def __init__(self, url: str) -> None:
+        self._pool = ConnectionPool(
+            url,
+            kwargs=_CONNECTION,
+            min_size=0,
+            max_size=_NUM_CONNECTIONS,
+            timeout=_WAIT_S,
+            # One try to connect for each call that finds no connection. With more the pool would pause ever longer between tries, and
+            # would not notice for that long that the server is back.
+            reconnect_timeout=0.1,
+            check=ConnectionPool.check_connection,
+            configure=_configure,
+            open=True,  # with min_size 0 this connects nothing
+            name="batches",
+        )
+        self._url = url
+        self._is_prepared = self._is_away = False
+
+    def read(self, sql: str, *values: object) -> list[Any]:
+        with self._connection() as db:
+            return db.execute(_postgres(sql), values).fetchall()
+
+    def change(self, change: Callable[[Transaction], T]) -> T:
+        with self._connection() as db:
+            return change(_Transaction(db))
+
+    def close(self) -> None:
+        self._pool.close()
+
+    @contextmanager
+    def _connection(self) -> "Iterator[psycopg.Connection[Any]]":
+        """Lend a connection with a transaction, which is kept at the end, or undone by an exception.
+
+        Raises:
+            StorageAway: In place of psycopg's errors of connections, of time limits and of a server that is full.
+            StorageFailed: In place of its other errors.
+        """
+        try:
+            if self._is_away:
+                # A refusal is told at once; the pool would wait for its own time limit.
+                psycopg.connect(self._url, **_CONNECTION).close()
+            if not self._is_prepared:
+                self._prepare()
+            with self._pool.connection() as db:
+                yield db
+        except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
+            if not self._is_away:
+                logger.warning("the database of batches does not answer: %s", exc)
+            self._is_away = True
+            raise StorageAway(retry_after_s=_RETRY_AFTER_S) from exc
+        except psycopg.Error as exc:
+            logger.error("the database of batches refused a statement: %s", exc)
+            raise StorageFailed from exc
+        if self._is_away:
+            logger.info("the database of batches answers again")
+        self._is_away = False
+
+    def _prepare(self) -> None:
+        """Make the tables; several threads and processes may come at the same time."""
+        with self._pool.connection() as db:
+            _Transaction(db).lock("schema")
+            db.execute(_SCHEMA.format(format=_FORMAT).encode())
+            found = db.execute("SELECT max(format) FROM serve_app_format").fetchone()
+        if found != (_FORMAT,):
+            logger.error("the database of batches is of format %s, not %d: use the serve-app that made it", found, _FORMAT)
+            raise StorageFailed
+        self._is_prepared = True
+
+
+class _Transaction:
+    def __init__(self, db: "psycopg.Connection[Any]") -> None:
+        self._db = db
+
+    def execute(self, sql: str, values: Sequence[object], /) -> Rows:
+        return self._db.execute(_postgres(sql), values)
+
+    def lock(self, name: str) -> None:
+        self._db.execute(b"SELECT pg_advisory_xact_lock(hashtextextended('serve-app ' || %s, 0))", (name,))
+
+
+def _configure(db: "psycopg.Connection[Any]") -> None:
+    db.execute(f"SET statement_timeout = '{_STATEMENT_S}s'".encode())
+    db.commit()
+
+
+def _postgres(sql: str) -> bytes:
+    """Return the statement with the placeholders of psycopg. As bytes, because its type of texts takes only literals."""
+    return sql.replace("?", "%s").encode()

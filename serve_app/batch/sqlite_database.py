@@ -1,0 +1,99 @@
+"""The records of one ingress's files and batches: a SQLite file in its folder. An ingress and its successor may have it open together."""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from serve_app.batch.database import Transaction
+from serve_app.errors import ConfigError
+
+_FORMAT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, purpose TEXT NOT NULL,
+  num_bytes INTEGER NOT NULL, expires_at INTEGER NOT NULL, record BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS files_of ON files (owner, number);
+CREATE TABLE IF NOT EXISTS batches (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, status TEXT NOT NULL,
+  input TEXT NOT NULL, ended_at INTEGER, record BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS batches_of ON batches (owner, number);
+CREATE INDEX IF NOT EXISTS batches_in ON batches (status, number);
+"""
+T = TypeVar("T")
+
+
+class SqliteDatabase:
+    """The database at ``path``; it is made when it is missing.
+
+    Raises:
+        ConfigError: The database cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock, self._path = threading.Lock(), path
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
+            self._db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; {_SCHEMA}")
+            (found,) = self._db.execute("PRAGMA user_version").fetchone()
+            if found not in (0, _FORMAT):
+                problem = f"{path} is of format {found}, not {_FORMAT}"
+                raise ConfigError("ingress.batch.dir", problem, "use the version of serve-app that wrote it, or another folder")
+            self._db.execute(f"PRAGMA user_version={_FORMAT}")
+            self._opened = path.stat()
+        except sqlite3.Error as exc:
+            raise ConfigError(
+                "ingress.batch.dir", f"{path} cannot be used: {exc}", "remove it, or choose another folder"
+            ) from exc
+
+    def read(self, sql: str, *values: object) -> list[Any]:
+        self._require_file()
+        with self._lock, closing(self._db.execute(sql, values)) as found:
+            return found.fetchall()
+
+    def change(self, change: Callable[[Transaction], T]) -> T:
+        self._require_file()
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                result = change(_Transaction(self._db))
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+            return result
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def _require_file(self) -> None:
+        """SQLite writes on into a file that has no name any more, and the next process would find nothing of it.
+
+        Raises:
+            sqlite3.OperationalError: The database was removed, or another one is in its place. A FileNotFoundError would tell a job
+                that its input is lost.
+        """
+        try:
+            is_there = os.path.samestat(self._opened, self._path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise sqlite3.OperationalError(f"{self._path} was removed while it was in use; restart the ingress")
+
+
+class _Transaction:
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def execute(self, sql: str, values: Sequence[object], /) -> sqlite3.Cursor:
+        return self._db.execute(sql, values)
+
+    def lock(self, name: str) -> None:
+        """Nothing to do: BEGIN IMMEDIATE lets one transaction change the database at a time."""

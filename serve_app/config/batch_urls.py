@@ -1,0 +1,77 @@
+"""The URLs of storage that several ingresses share for batches: what is wrong with one is told without its password."""
+
+import re
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from serve_app.config.checks import refuse, wrong
+from serve_app.errors import ConfigError
+
+_DATABASES = ("postgresql", "postgres")
+_PLACES = ("s3", "gs", "file")
+_SECRETS = ("password", "secret", "access_key", "token")
+_DATABASE_HINT = "write postgresql://USER@HOST:5432/DATABASE"
+_FILES_HINT = "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER"
+_MASK = "***"
+
+
+def masked(url: str) -> str:
+    """Return the URL without what may be a password, whether or not it is a URL."""
+    url = re.sub(r"(?s)((?:://|^)[^:@/]*:)(?!//).*@", rf"\1{_MASK}@", url)
+    return re.sub(rf"(?i)\b([a-z_]*(?:{'|'.join(_SECRETS)})[a-z_]*)\s*=\s*('[^']*'|[^&\s]*)", rf"\1={_MASK}", url)
+
+
+def checked_database(url: str) -> str:
+    """Return the URL; a password in it is refused, because Ray shows the configuration of an application to all who see its dashboard."""
+    if problem := _database_problem(url):
+        refuse([wrong("", f"is {masked(url)!r}, {problem}", _DATABASE_HINT)])
+    if masked(url) != url or urlsplit(url).password is not None:
+        hint = "set PGPASSWORD in the environment of the ingress, or write the URL into a file and name it in database_file"
+        refuse([wrong("", f"is {masked(url)!r}, with a password, which Ray's dashboard would show", hint)])
+    return url
+
+
+def checked_files(url: str) -> str:
+    """Return the URL."""
+    parts = _split(url)
+    if parts is None or parts.scheme not in _PLACES or not (parts.path if parts.scheme == "file" else parts.netloc):
+        refuse([wrong("", f"is {masked(url)!r}, no place that ingresses can share", _FILES_HINT)])
+    elif "@" in parts.netloc or masked(url) != url:
+        hint = "give the ingress an identity, such as IRSA on EKS, or the variables of the environment that its client reads"
+        refuse([wrong("", f"is {masked(url)!r}, with a credential, which Ray's dashboard would show", hint)])
+    return url
+
+
+def read_database_url(path: Path) -> str:
+    """Return the URL in the file, which may have a password.
+
+    Raises:
+        ConfigError: The file cannot be read, or has no such URL in it.
+    """
+    key = "ingress.batch.database_file"
+    try:
+        url = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        problem = exc.strerror if isinstance(exc, OSError) else "no UTF-8"
+        raise ConfigError(key, f"{path} cannot be read: {problem}", "mount the Secret with the URL there") from exc
+    if problem := _database_problem(url):
+        raise ConfigError(key, f"{path} holds {masked(url)!r}, {problem}", _DATABASE_HINT)
+    return url
+
+
+def _database_problem(url: str) -> str:
+    parts = _split(url)
+    if parts is None or parts.scheme not in _DATABASES:
+        return "no URL of PostgreSQL"
+    if not parts.path.strip("/") and "dbname" not in dict(parse_qsl(parts.query)):
+        return "which names no database"
+    return ""
+
+
+def _split(url: str) -> SplitResult | None:
+    """Return the parts of the URL, None if its host or port is none."""
+    try:
+        parts = urlsplit(url)
+        return parts if parts.port is None or parts.port > 0 else None
+    except ValueError:
+        return None

@@ -1,0 +1,77 @@
+"""Files of several ingresses, in a server that speaks S3 and in a folder."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from serve_app.batch import bucket as bucket_module
+from serve_app.batch.bucket import Bucket
+from serve_app.batch.folder import Folder
+from serve_app.errors import StorageAway
+from tests.batch.s3_server import s3_url
+
+__all__ = ["s3_url"]
+
+
+@pytest.fixture(params=["s3", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(request.getfixturevalue("s3_url")) if request.param == "s3" else f"file://{tmp_path}/shared"
+
+
+def put(bucket: Bucket, scratch: Folder, file_id: str, content: bytes) -> None:
+    part = scratch.part()
+    part.write_bytes(content)
+    bucket.keep(part, file_id)
+    assert not part.exists()
+
+
+def content_of(bucket: Bucket, file_id: str) -> bytes:
+    with bucket.on_disk(file_id) as path:
+        content = path.read_bytes()
+    return content
+
+
+def test_a_file_is_read_by_another_ingress_until_it_is_removed(url: str, tmp_path: Path) -> None:
+    one, other = Folder(tmp_path / "one"), Folder(tmp_path / "other")
+    content = os.urandom(3 << 20)
+    put(Bucket(url, one), one, "file-1", content)
+    reader = Bucket(url, other)
+    assert content_of(reader, "file-1") == content
+    reader.remove(["file-1", "file-2"])
+    for bucket in (reader, Bucket(url, one)):
+        with pytest.raises(FileNotFoundError):
+            content_of(bucket, "file-1")
+    assert [list((folder.root / "work").iterdir()) for folder in (one, other)] == [[], []], "no copy is left"
+
+
+def test_old_files_without_a_record_are_swept_and_young_ones_are_not(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = Folder(tmp_path / "scratch")
+    bucket = Bucket(url, scratch)
+    bucket.sweep((), ())  # of nothing
+    for file_id in ("file-known", "file-lost"):
+        put(bucket, scratch, file_id, b"x")
+    bucket.sweep({"file-known"}, ())
+    assert content_of(bucket, "file-lost") == b"x"
+    monkeypatch.setattr(bucket_module, "LEFTOVER_S", -10.0)
+    bucket.sweep({"file-known"}, ())
+    assert content_of(bucket, "file-known") == b"x"
+    with pytest.raises(FileNotFoundError):
+        content_of(bucket, "file-lost")
+    bucket.remove(["file-known"])
+
+
+def test_a_server_that_is_away_is_told_and_no_copy_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scratch = Folder(tmp_path / "scratch")
+    bucket = Bucket(f"file://{tmp_path}/shared", scratch)
+    put(bucket, scratch, "file-1", b"x")
+    (tmp_path / "shared" / "file-1").unlink()
+    (tmp_path / "shared" / "file-1").mkdir()
+    caplog.set_level(logging.WARNING)
+    with pytest.raises(StorageAway, match="does not answer; nothing is lost; retry in 5 s"):
+        content_of(bucket, "file-1")
+    assert "the object store of batches failed" in caplog.text
+    assert list((scratch.root / "work").iterdir()) == []

@@ -1,0 +1,21 @@
+"""The Secret with the URL of the database that ingresses share for batches."""
+
+from tests.chart.render import render
+
+FILES = "s3://bucket/batches?region=eu-central-1"
+VALUES = {
+    "batches": {"databaseSecret": "batch-database"},
+    "config": {"ingress": {"replicas": {"min": 2, "max": 4}, "batch": {"files": FILES, "lease_s": 20}}},
+}
+
+
+def test_ingress_pods_get_the_database_s_url_by_a_file_and_no_other_pod_does() -> None:
+    rendered = render(VALUES)
+    path = "/etc/serve-app/batch-database"
+    assert rendered.config["ingress"]["batch"] == {"database_file": f"{path}/url", "files": FILES, "lease_s": 20}
+    pod = rendered.group("ingress")["template"]["spec"]
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts["batch-database"] == {"name": "batch-database", "mountPath": path, "readOnly": True}
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "batch-database"]
+    assert volume["secret"] == {"secretName": "batch-database", "defaultMode": 0o440}
+    assert rendered.text.count("secretName: batch-database") == 1
