@@ -21,6 +21,9 @@ import xgrammar as xgr
 _LOOK_S = 0.05
 """Seconds between two looks for children that were killed; one that ends by itself writes its line before."""
 
+_AGAIN_S = 0.1
+"""Seconds of a reading above which it is measured once more."""
+
 _SAID_CHARS = 500
 """With so much of an error's text a line stays below the 4,096 bytes that a pipe writes in one piece."""
 
@@ -82,7 +85,12 @@ def _try(compiler: Any, trial: Mapping[str, Any]) -> dict[str, Any]:
     step, said, cost, began = "read", "", {"read_s": 0.0, "mask_s": 0.0}, time.process_time()
     try:
         _read(kind, spec)
-        cost["read_s"], step = time.process_time() - began, "compile"
+        cost["read_s"] = time.process_time() - began
+        if cost["read_s"] > _AGAIN_S:  # a good grammar must not be refused for one bad moment of the machine
+            began = time.process_time()
+            _read(kind, spec)
+            cost["read_s"] = min(cost["read_s"], time.process_time() - began)
+        step = "compile"
         grammar = _compile(compiler, kind, spec, any_whitespace=trial["any_whitespace"])
         began = time.process_time()
         xgr.GrammarMatcher(grammar).fill_next_token_bitmask(xgr.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size))

@@ -96,7 +96,7 @@ async def test_a_process_that_is_gone_is_started_again(tmp_path: Path) -> None:
 
 
 def test_routes_answer_400_with_the_sentence_and_the_engine_never_sees_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_trials, "_IN_LOOP_S", 0.0)
+    monkeypatch.setattr(grammar_trials, "_IN_LOOP_S", -1.0)
 
     @in_loop
     async def ask() -> None:
@@ -110,7 +110,7 @@ def test_routes_answer_400_with_the_sentence_and_the_engine_never_sees_it(model:
             for path, fields in asked:
                 answer = await http.post(path, json={"model": MODEL, **fields})
                 assert answer.status_code == 400, answer.text
-                assert "s to read, limit 0.0 s" in answer.json()["error"]["message"]
+                assert "s to read, limit -1.0 s" in answer.json()["error"]["message"]
             assert engine.added == []
 
     ask()
