@@ -106,6 +106,12 @@ class ModelAutoscaler:
     _history: History = field(default_factory=History)
     _costs: StepCosts = field(default_factory=StepCosts)
     _output_tokens: Mean = field(default_factory=Mean)
+    """Of an answer; see `_learn_lengths`."""
+    _squared_tokens: Mean = field(default_factory=Mean)
+    """The square of the output tokens of answers that ended."""
+    _finished_tokens: Mean = field(default_factory=Mean)
+    _computed_share: Mean = field(default_factory=Mean)
+    """The share of a prompt's tokens that engines compute: the prefix cache saves the others."""
     _kv_per_request: Mean = field(default_factory=Mean)
     _orders: Orders = field(default_factory=Orders)
     _needs: Needs = field(default_factory=Needs)
@@ -185,11 +191,27 @@ class ModelAutoscaler:
                 output_tokens=load.output_tokens,
                 prefilled_tokens=load.prefilled_tokens,
             )
-        self._output_tokens.add(load.finished_tokens, load.finished)
+        self._learn_lengths(load)
         if load.finished and self._answered_at is None:
             self._answered_at = at
         if load.running and seen.running:
             self._kv_per_request.add(load.kv_usage * seen.running, load.running)
+
+    def _learn_lengths(self, load: Load) -> None:
+        """Learn how long answers are, also from those that still run, and which share of prompts the prefix cache saves.
+
+        Short answers end first, so that the mean of those that ended falls while the load rises. If a request is as likely to end at
+        each of its tokens (exponential lengths), all tokens made over all ends is the mean, whatever runs. If all answers are equally
+        long, the mean of those that ended is. The squared variation of the lengths, 1 and 0 in these cases, weighs the two.
+        """
+        self._squared_tokens.add(load.finished_tokens_squared, load.finished)
+        self._finished_tokens.add(load.finished_tokens, load.finished)
+        square, mean = self._squared_tokens.value, self._finished_tokens.value
+        variation = min(1.0, max(0.0, square / mean**2 - 1)) if square and mean else 0.0
+        still_run = variation * (load.output_tokens - load.finished_tokens)
+        self._output_tokens.add(load.finished_tokens + still_run, load.finished)
+        if prompts := load.prefilled_tokens + load.cached_tokens:
+            self._computed_share.add(load.first_tokens * load.prefilled_tokens / prompts, load.first_tokens)
 
     def _wishes(self, seen: Observation, at: float) -> _Wishes:
         load, times = seen.load, self._costs.times()

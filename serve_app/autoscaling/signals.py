@@ -30,9 +30,11 @@ class Load:
     prompt_tokens: float = 0.0
     rejected: float = 0.0
     prefilled_tokens: float = 0.0
+    cached_tokens: float = 0.0
     output_tokens: float = 0.0
     finished: float = 0.0
     finished_tokens: float = 0.0
+    finished_tokens_squared: float = 0.0
     first_tokens: float = 0.0
     late_first_tokens: float = 0.0
     steps: float = 0.0
