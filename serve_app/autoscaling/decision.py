@@ -261,6 +261,7 @@ class ModelAutoscaler:
             | {
                 "batch_limit": capacity.batch_limit()[0],
                 "work_per_request_s": work_s,
+                "work_error_s": capacity.work_error_s,
                 "demand": demand,
                 "growth": growth(self._history, at) * (self._cold_start_s + come.lag_s) * work_s,
                 "queue_s": self._queue_s(seen, at, capacity, demand),
@@ -295,7 +296,8 @@ class ModelAutoscaler:
             self._mix = Mix(prompt_tokens=prompt_tokens, output_tokens=self._output_tokens.value)
         kv = self._kv_per_request.value
         held = KV_GUARD / kv if kv else MANY
-        capacity = Capacity(times=times, mix=self._mix, max_batch=min(held, max_num_seqs or MANY), slo=self.rule.slo)
+        most, error_s = min(held, max_num_seqs or MANY), self._costs.work_error_s(self._mix)
+        capacity = Capacity(times=times, mix=self._mix, max_batch=most, slo=self.rule.slo, work_error_s=error_s)
         # At the edge the last digits of a fit must not decide between one replica and thirty.
         batches = capacity.slo_batches().items()
         self._left_out = frozenset(n for n, batch in batches if batch < (RETURN_BATCH if n in self._left_out else LEAST_BATCH))
