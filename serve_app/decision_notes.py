@@ -1,14 +1,16 @@
-"""Tells the lease board what the autoscaler decided, so that `/fleet` can show it.
+"""The autoscaler and the lease board: what was decided, for people who watch `/fleet`, and what is known, for the next controller.
 
-The policy runs in Serve's controller and must never wait, so a thread speaks to the board. A note that the board does not take is lost:
-autoscaling/decision_log.py keeps every decision, and these notes are for people who watch.
+The policy runs in Serve's controller and must never wait, so threads speak to the board. A note that the board does not take is lost:
+autoscaling/decision_log.py keeps every decision. What is known is lost with the board, that is with the head node.
 """
 
 import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Full, Queue
+from typing import Any
 
 import ray
 
@@ -57,3 +59,45 @@ def board_of(name: str) -> Callable[[ScalingNote], None]:
             ray.get(ray.get_actor(board_name(name), namespace=name).note.remote(note), timeout=LIMIT_S)
 
     return put
+
+
+class BoardKeeper:
+    """Keeps what one application's autoscaler knows (`autoscaling/memory.py`). ``put`` and ``get`` may wait, and fail as Ray's calls do."""
+
+    def __init__(self, put: Callable[[bytes], object], get: Callable[[], bytes]) -> None:
+        self._put, self._get = put, get
+        self._thread = ThreadPoolExecutor(1, "autoscaler's knowledge")
+        self._reading: Future[bytes] | None = None
+        self._writing: Future[object] | None = None
+
+    def kept(self) -> bytes | None:
+        """Return what was kept last, nothing where there is nothing or the board does not say; None while it has not answered yet."""
+        self._reading = self._reading or self._thread.submit(self._get)
+        if not self._reading.done():
+            return None
+        if (exc := self._reading.exception()) is not None:
+            logger.info("no earlier controller's knowledge is there: %s: %s", type(exc).__name__, exc)
+            return b""
+        return self._reading.result()
+
+    def keep(self, data: bytes) -> None:
+        """Hand over what is known now. While the one before is still under way, this one is left out."""
+        if self._writing is None or self._writing.done():
+            self._writing = self._thread.submit(self._put, data)
+
+
+def board_keeper(name: str) -> BoardKeeper | None:
+    """Return what keeps the knowledge on the lease board of the application ``name``. Outside Ray there is none."""
+    if not ray.is_initialized():
+        return None
+
+    def board() -> Any:
+        return ray.get_actor(board_name(name), namespace=name)
+
+    def put(data: bytes) -> None:
+        ray.get(board().keep.remote(data), timeout=LIMIT_S)
+
+    def get() -> bytes:
+        return bytes(ray.get(board().kept.remote(), timeout=LIMIT_S))
+
+    return BoardKeeper(put, get)

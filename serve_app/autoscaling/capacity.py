@@ -65,6 +65,7 @@ class Mix:
     """The mean request of the present load."""
 
     prompt_tokens: float = 0.0
+    """That engines compute: those that the prefix cache saves are no work."""
     output_tokens: float = 0.0
 
     def work_s(self, times: StepTimes) -> float:
@@ -96,6 +97,11 @@ class StepCosts:
     def start_from(self, measured: MeasuredCosts | None) -> None:
         """Take what the replicas that there are measured at their start; None of them: what is known of earlier ones stays."""
         self._measured = measured or self._measured
+
+    def weigh(self, weight: float) -> None:
+        """Let all windows so far count ``weight`` times as much, 0..1; what replicas measured at their start counts as before."""
+        self._gram = [[weight * value for value in row] for row in self._gram]
+        self._moment = [weight * value for value in self._moment]
 
     def add(self, interval_s: float, *, steps: float, busy_s: float, output_tokens: float, prefilled_tokens: float) -> None:
         """Take in what all replicas did in an interval."""

@@ -104,6 +104,7 @@ class _Member:
         return increments
 
 
+@dataclass(slots=True)
 class Meter:
     """The increments of cumulative counters since they were last taken.
 
@@ -111,9 +112,8 @@ class Meter:
     was: neither blindness nor its end may look like a change of the load.
     """
 
-    def __init__(self) -> None:
-        self._members: dict[str, _Member] = {}
-        self._taken_at = 0.0
+    _members: dict[str, _Member] = field(default_factory=dict)
+    _taken_at: float = 0.0
 
     def take(self, reports: Mapping[str, tuple[float, Mapping[str, float]]], *, now: float) -> dict[str, float]:
         """Return the sum of the increments of each counter.
