@@ -7,21 +7,25 @@ autoscaling/decision_log.py keeps every decision. What is known is lost with the
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from queue import Full, Queue
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
 from serve_app.membership import ScalingNote, board_name
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 QUEUED = 100
 """Notes that wait for the board; more are dropped."""
 LIMIT_S = 5.0
-"""How long the thread waits for the board to take a note."""
+"""How long a thread waits for the board to take a note, or to keep what is known."""
+READ_S = 10.0
+"""How long a new controller leaves every target as it is while it asks what the one before knew."""
 
 
 class DecisionNotes:
@@ -64,17 +68,20 @@ def board_of(name: str) -> Callable[[ScalingNote], None]:
 class BoardKeeper:
     """Keeps what one application's autoscaler knows (`autoscaling/memory.py`). ``put`` and ``get`` may wait, and fail as Ray's calls do."""
 
-    def __init__(self, put: Callable[[bytes], object], get: Callable[[], bytes]) -> None:
-        self._put, self._get = put, get
-        self._thread = ThreadPoolExecutor(1, "autoscaler's knowledge")
+    def __init__(
+        self, put: Callable[[bytes], object], get: Callable[[], bytes], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._put, self._get, self._now = put, get, now
         self._reading: Future[bytes] | None = None
+        self._reads_until = 0.0
         self._writing: Future[object] | None = None
 
     def kept(self) -> bytes | None:
-        """Return what was kept last, nothing where there is nothing or the board does not say; None while it has not answered yet."""
-        self._reading = self._reading or self._thread.submit(self._get)
+        """Return what was kept last; nothing where there is nothing or the board does not say so within `READ_S`; until then None."""
+        if self._reading is None:
+            self._reading, self._reads_until = _in_thread(self._get), self._now() + READ_S
         if not self._reading.done():
-            return None
+            return None if self._now() < self._reads_until else b""
         if (exc := self._reading.exception()) is not None:
             logger.info("no earlier controller's knowledge is there: %s: %s", type(exc).__name__, exc)
             return b""
@@ -83,7 +90,24 @@ class BoardKeeper:
     def keep(self, data: bytes) -> None:
         """Hand over what is known now. While the one before is still under way, this one is left out."""
         if self._writing is None or self._writing.done():
-            self._writing = self._thread.submit(self._put, data)
+            self._writing = _in_thread(lambda: self._put(data))
+
+
+def _in_thread(call: Callable[[], T]) -> Future[T]:
+    """Start the call in a thread that nobody waits for at the end of the process; return what will have its result."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as exc:  # the root of a thread: Ray is away, or the board is of another version
+            future.set_exception(exc)
+
+    try:
+        threading.Thread(target=run, name="autoscaler's knowledge", daemon=True).start()
+    except RuntimeError as exc:  # no thread can be started now
+        future.set_exception(exc)
+    return future
 
 
 def board_keeper(name: str) -> BoardKeeper | None:

@@ -2,7 +2,7 @@
 
 import threading
 
-from serve_app.decision_notes import QUEUED, BoardKeeper, DecisionNotes, board_keeper
+from serve_app.decision_notes import QUEUED, READ_S, BoardKeeper, DecisionNotes, board_keeper
 from serve_app.membership import LeaseBoard, ScalingNote
 
 LIMIT_S = 30.0  # only ends a test that hangs
@@ -91,6 +91,15 @@ def test_a_board_that_does_not_answer_holds_nobody_up_and_one_that_fails_knows_n
     assert keeper.kept() is None
     answers.set()
     assert answer_of(keeper) == b""
+
+
+def test_a_board_that_never_answers_is_not_waited_for_longer_than_a_limit() -> None:
+    answers, now = threading.Event(), [0.0]
+    keeper = BoardKeeper(lambda data: None, lambda: b"" if answers.wait(LIMIT_S) else b"late", lambda: now[0])
+    assert keeper.kept() is None
+    now[0] = READ_S
+    assert keeper.kept() == b""
+    answers.set()
 
 
 def test_while_a_copy_is_under_way_later_ones_are_left_out() -> None:
