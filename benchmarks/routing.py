@@ -222,7 +222,7 @@ def measure(
     assert all(ask.first_at is not None for ask in counted)
     ttft_s = sorted((ask.first_at or 0.0) - ask.due_at for ask in counted)
     return Figures(
-        hit_rate=sum(ask.hit_tokens for ask in counted) / sum(ask.prompt_tokens for ask in counted),
+        hit_rate=sum(ask.cached_tokens for ask in counted) / sum(ask.prompt_tokens for ask in counted),
         ttft_p50_s=ttft_s[len(ttft_s) // 2],
         ttft_p99_s=ttft_s[int(0.99 * len(ttft_s))],
         busiest=max(fleet.placed.values()) * NUM_REPLICAS / len(asks),

@@ -33,7 +33,6 @@ class Ask(Job):
     blocks_after: Sequence[int]
     prefix: Prefix
     """As the ingress sees it."""
-    hit_tokens: int = 0
 
 
 class BlockCache:
@@ -69,9 +68,9 @@ class CachingReplica(Replica):
 
     def begin(self, job: Job) -> int:
         assert isinstance(job, Ask)
-        job.hit_tokens = self.cache.hit_tokens(job)
+        cached_tokens = self.cache.hit_tokens(job)
         self.cache.add(job.blocks)
-        return job.hit_tokens
+        return cached_tokens
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.autoscaling import MAX_ANSWER, SLO, hardware
-from benchmarks.scaling_policies import Ours
+from benchmarks.scaling_policies import Ours, Restarted
 from serve_app.autoscaling.decision import Rule
 from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
 from serve_app.autoscaling.simulated_replica import Job
@@ -46,6 +46,14 @@ class Case:
     """Mean of the exponential lengths of answers at a time."""
     even_until: float = 0.0
     """Until then arrivals come at equal distances."""
+    cached_share: float = 0.0
+    """Share of each prompt that the prefix cache saves."""
+    away: tuple[float, float] | None = None
+    """From when to when no controller runs; None where the same one runs all the time."""
+    keeps: bool = True
+    """Whether the controller after that gets what the one before knew."""
+    requests: str = ""
+    """Name of the case whose requests these are; empty for its own."""
 
 
 def step(before: float, after: float, at: float) -> Rate:
@@ -110,6 +118,34 @@ CASES = [
         answer=lambda t: 64.0 if t < 600 else 256.0,
     ),
     *(
+        Case(
+            name=f"restart from {began:g} to {began + 10:g} s, {'kept' if keeps else 'anew'}, step x1.5 from 8 replicas",
+            rate=step(32.8, 49.2, 120),
+            duration_s=300,
+            initial=8,
+            needed=_needed(49.2),
+            changes_at=120,
+            away=(began, began + 10),
+            keeps=keeps,
+            requests="step x1.5 from 8 replicas",
+        )
+        for began in (105.0, 130.0)
+        for keeps in (True, False)
+    ),
+    *(
+        Case(
+            name=f"cache saves {share:.0%} of prompts of 1,500 to 2,500, 4 to 6/s",
+            rate=step(4, 6, 300),
+            duration_s=600,
+            initial=4,
+            needed=needed,
+            changes_at=300,
+            prompt=lambda _: (1500, 2500),
+            cached_share=share,
+        )
+        for share, needed in ((0.0, 8), (0.8, 3))
+    ),
+    *(
         Case(name=f"constant {rate}/s", rate=step(rate, rate, 0), duration_s=3600, initial=_needed(rate), needed=_needed(rate))
         for rate in (4.3, 8.6, 13.0)
     ),
@@ -118,7 +154,7 @@ CASES = [
 
 def jobs_of(case: Case, seed: int) -> Iterator[Job]:
     """Yield the requests of a case, by their due times."""
-    rng = random.Random(f"{case.name}/{seed}")
+    rng = random.Random(f"{case.requests or case.name}/{seed}")
     at, number = 0.0, 0
     while True:
         gap_s = 1 / case.rate(at) if at < case.even_until else rng.expovariate(case.rate(at))
@@ -135,8 +171,11 @@ def jobs_of(case: Case, seed: int) -> Iterator[Job]:
 
 def row_of(case: Case, seed: int) -> list[float]:
     """Return most / needed, the share in time, replica-seconds, changes after the load's, and seconds to the first of them."""
-    world = World(hardware=hardware(), initial=case.initial, maximum=4000, cold_starts_s=case.cold_starts_s, ttft_s=SLO.ttft_s)
-    outcome = SimulatedFleet(world).run(jobs_of(case, seed), case.duration_s, Ours(Rule(slo=SLO)))
+    machine = replace(hardware(), cached_share=case.cached_share)
+    world = World(hardware=machine, initial=case.initial, maximum=4000, cold_starts_s=case.cold_starts_s, ttft_s=SLO.ttft_s)
+    rule = Rule(slo=SLO)
+    ours = Ours(rule) if case.away is None else Restarted(rule, case.away, keeps=case.keeps)
+    outcome = SimulatedFleet(world).run(jobs_of(case, seed), case.duration_s, ours)
     after = [change for change in outcome.changes if change.at >= case.changes_at]
     most = max(wanted for at, wanted, _, _ in outcome.timeline if at >= case.changes_at)
     ups = [change.at - case.changes_at for change in after if change.after > change.before]

@@ -6,10 +6,12 @@ Each is written from the documents of its system and takes the same observations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serve_app.autoscaling.decision import Observation, Rule
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
+from serve_app.autoscaling.memory import Memory, pack, unpack
+from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, Load
 
 MODEL = "model"
 
@@ -22,6 +24,42 @@ class Ours:
 
     def __call__(self, at: float, seen: Observation) -> int:
         return self._scaler.observe(FleetObservation(at=at, models={MODEL: seen}))[MODEL].desired
+
+
+class Restarted(Ours):
+    """The product's, whose controller is away for some seconds: the targets stay meanwhile, and the members' counters go on.
+
+    Args:
+        rule: See `Ours`.
+        away: From when to when, in seconds.
+        keeps: Whether the new controller gets what the old one knew; else it begins anew.
+    """
+
+    def __init__(self, rule: Rule, away: tuple[float, float], *, keeps: bool) -> None:
+        super().__init__(rule)
+        self._rule, self._away, self._keeps = rule, away, keeps
+        self._missed: list[Load] = []
+
+    def __call__(self, at: float, seen: Observation) -> int:
+        if self._away[0] <= at < self._away[1]:
+            self._missed.append(seen.load)
+            return seen.target
+        if self._missed:
+            self._scaler = self._new(at)
+            loads, self._missed = [*self._missed, seen.load], []
+            # A new controller without the old one's counts of each member sees increments from its own first look on.
+            names = ("interval_s", *INCREMENTS, *REPLICA_INCREMENTS) if self._keeps else ()
+            seen = replace(seen, load=replace(seen.load, **{n: sum(getattr(load, n) for load in loads) for n in names}))
+        return super().__call__(at, seen)
+
+    def _new(self, at: float) -> FleetScaler:
+        if not self._keeps:
+            return FleetScaler(Rules(models={MODEL: self._rule}))
+        began = self._away[0]
+        data = pack(Memory(self._scaler, began, models={MODEL: ""}), time=began)
+        memory = unpack(data or b"", time=at, models={MODEL: ""}, clock_s=at)
+        assert memory is not None
+        return memory.scaler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,25 +1,31 @@
-"""Tells the lease board what the autoscaler decided, so that `/fleet` can show it.
+"""The autoscaler and the lease board: what was decided, for people who watch `/fleet`, and what is known, for the next controller.
 
-The policy runs in Serve's controller and must never wait, so a thread speaks to the board. A note that the board does not take is lost:
-autoscaling/decision_log.py keeps every decision, and these notes are for people who watch.
+The policy runs in Serve's controller and must never wait, so threads speak to the board. A note that the board does not take is lost:
+autoscaling/decision_log.py keeps every decision. What is known is lost with the board, that is with the head node.
 """
 
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import Full, Queue
+from typing import Any, TypeVar
 
 import ray
 
 from serve_app.membership import ScalingNote, board_name
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 QUEUED = 100
 """Notes that wait for the board; more are dropped."""
 LIMIT_S = 5.0
-"""How long the thread waits for the board to take a note."""
+"""How long a thread waits for the board to take a note, or to keep what is known."""
+READ_S = 10.0
+"""How long a new controller leaves every target as it is while it asks what the one before knew."""
 
 
 class DecisionNotes:
@@ -57,3 +63,65 @@ def board_of(name: str) -> Callable[[ScalingNote], None]:
             ray.get(ray.get_actor(board_name(name), namespace=name).note.remote(note), timeout=LIMIT_S)
 
     return put
+
+
+class BoardKeeper:
+    """Keeps what one application's autoscaler knows (`autoscaling/memory.py`). ``put`` and ``get`` may wait, and fail as Ray's calls do."""
+
+    def __init__(
+        self, put: Callable[[bytes], object], get: Callable[[], bytes], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._put, self._get, self._now = put, get, now
+        self._reading: Future[bytes] | None = None
+        self._reads_until = 0.0
+        self._writing: Future[object] | None = None
+
+    def kept(self) -> bytes | None:
+        """Return what was kept last; nothing where there is nothing or the board does not say so within `READ_S`; until then None."""
+        if self._reading is None:
+            self._reading, self._reads_until = _in_thread(self._get), self._now() + READ_S
+        if not self._reading.done():
+            return None if self._now() < self._reads_until else b""
+        if (exc := self._reading.exception()) is not None:
+            logger.info("no earlier controller's knowledge is there: %s: %s", type(exc).__name__, exc)
+            return b""
+        return self._reading.result()
+
+    def keep(self, data: bytes) -> None:
+        """Hand over what is known now. While the one before is still under way, this one is left out."""
+        if self._writing is None or self._writing.done():
+            self._writing = _in_thread(lambda: self._put(data))
+
+
+def _in_thread(call: Callable[[], T]) -> Future[T]:
+    """Start the call in a thread that nobody waits for at the end of the process; return what will have its result."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as exc:  # the root of a thread: Ray is away, or the board is of another version
+            future.set_exception(exc)
+
+    try:
+        threading.Thread(target=run, name="autoscaler's knowledge", daemon=True).start()
+    except RuntimeError as exc:  # no thread can be started now
+        future.set_exception(exc)
+    return future
+
+
+def board_keeper(name: str) -> BoardKeeper | None:
+    """Return what keeps the knowledge on the lease board of the application ``name``. Outside Ray there is none."""
+    if not ray.is_initialized():
+        return None
+
+    def board() -> Any:
+        return ray.get_actor(board_name(name), namespace=name)
+
+    def put(data: bytes) -> None:
+        ray.get(board().keep.remote(data), timeout=LIMIT_S)
+
+    def get() -> bytes:
+        return bytes(ray.get(board().kept.remote(), timeout=LIMIT_S))
+
+    return BoardKeeper(put, get)

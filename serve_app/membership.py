@@ -88,6 +88,7 @@ class LeaseBoard:
         self._now = now
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._notes: deque[ScalingNote] = deque(maxlen=MAX_NOTES)
+        self._kept = b""
         self._version = 1
         self._changed = asyncio.Event()
         # A caller's version of an earlier incarnation must never look current.
@@ -113,6 +114,14 @@ class LeaseBoard:
     def note(self, note: ScalingNote) -> None:
         """Keep what the autoscaler decided; nobody is woken."""
         self._notes.append(note)
+
+    def keep(self, data: bytes) -> None:
+        """Keep what the autoscaler knows, for the next controller (`autoscaling/memory.py`)."""
+        self._kept = data
+
+    def kept(self) -> bytes:
+        """Return what was kept last; nothing where nothing was."""
+        return self._kept
 
     def report(self) -> dict[str, Any]:
         """Return members and scaling notes as plain data: what people are shown of the fleet. Notes are in order of time."""

@@ -65,6 +65,7 @@ class Mix:
     """The mean request of the present load."""
 
     prompt_tokens: float = 0.0
+    """That engines compute: those that the prefix cache saves are no work."""
     output_tokens: float = 0.0
 
     def work_s(self, times: StepTimes) -> float:
@@ -96,6 +97,11 @@ class StepCosts:
     def start_from(self, measured: MeasuredCosts | None) -> None:
         """Take what the replicas that there are measured at their start; None of them: what is known of earlier ones stays."""
         self._measured = measured or self._measured
+
+    def weigh(self, weight: float) -> None:
+        """Let all windows so far count ``weight`` times as much, 0..1; what replicas measured at their start counts as before."""
+        self._gram = [[weight * value for value in row] for row in self._gram]
+        self._moment = [weight * value for value in self._moment]
 
     def add(self, interval_s: float, *, steps: float, busy_s: float, output_tokens: float, prefilled_tokens: float) -> None:
         """Take in what all replicas did in an interval."""
@@ -156,6 +162,17 @@ class StepCosts:
             return StepTimes(measured.step_s, measured.output_token_s, measured.prompt_token_s)
         return self._times
 
+    def work_error_s(self, mix: Mix) -> float:
+        """Return the standard deviation of the work that a request of ``mix`` costs, in seconds; 0 where no replica has measured itself.
+
+        It shrinks as the load confirms or corrects what replicas measured of themselves.
+        """
+        if self._measured is None:
+            return 0.0
+        prior, _ = _belief(self._measured)
+        tokens = np.array([0.0, mix.output_tokens, mix.prompt_tokens])
+        return NOISE * float(tokens @ np.linalg.solve(np.array(self._gram) + prior, tokens)) ** 0.5
+
     def taught(self) -> tuple[float, float, float] | None:
         """Return what share of each cost's variance the load has removed since replicas measured it, 0..1; None if none has measured.
 
@@ -206,12 +223,14 @@ class Capacity:
     slo: Slo
     left_out: frozenset[str] = frozenset()
     """Limits of the SLO, itl or ttft, that do not count although a request alone may keep them."""
+    work_error_s: float = 0.0
+    """By so much more than fitted a request is taken to cost, until the load has confirmed what replicas measured."""
 
     @property
     def work_s(self) -> float:
         """Seconds of a replica for one request; never nothing, however little of a step the fit gives to tokens."""
         least_s = self.times.step_s / (100 * self.max_batch) * max(1.0, self.mix.output_tokens)
-        return max(least_s, self.mix.work_s(self.times), 1e-9)
+        return max(least_s, self.mix.work_s(self.times) + self.work_error_s, 1e-9)
 
     def slo_batches(self) -> dict[str, float]:
         """Return limit of the SLO -> the largest batch that keeps it; below 1 where even a request alone does not."""

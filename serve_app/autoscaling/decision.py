@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 
 from serve_app.autoscaling.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
 from serve_app.autoscaling.demand import WINDOWS_S, Arrivals, arrivals, growth, weights_of
-from serve_app.autoscaling.history import GUARD_S, History, Mean
+from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
 from serve_app.autoscaling.needs import Needs, keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
-from serve_app.autoscaling.signals import LEAST, Load
+from serve_app.autoscaling.signals import LEAST, STALE_S, Load
 
 RECOVER_S, RECOVER_STARTS = 15.0, 0.5
 """Seconds, and cold starts if that is longer, in which replicas that do nothing but work are to have emptied a queue once they serve."""
@@ -35,6 +35,8 @@ LENGTHS_S = 15.0
 """For so long after the first answer has ended nothing is said of how long answers are: the short ones end first."""
 TAUGHT = ("taught_step", "taught_output_token", "taught_prompt_token")
 """Of each cost, the share that the load has taught since replicas measured it; among a decision's inputs where one has."""
+UNSEEN_HALF_S = 3600.0
+"""What is known weighs half as much after so long without a controller."""
 LEARN_SILENT = 0.1
 """Share of silent members above which steps and tokens do not belong together well enough to learn from them."""
 
@@ -106,6 +108,12 @@ class ModelAutoscaler:
     _history: History = field(default_factory=History)
     _costs: StepCosts = field(default_factory=StepCosts)
     _output_tokens: Mean = field(default_factory=Mean)
+    """Of an answer; see `_learn_lengths`."""
+    _squared_tokens: Mean = field(default_factory=Mean)
+    """The square of the output tokens of answers that ended."""
+    _finished_tokens: Mean = field(default_factory=Mean)
+    _computed_share: Mean = field(default_factory=Mean)
+    """The share of a prompt's tokens that engines compute: the prefix cache saves the others."""
     _kv_per_request: Mean = field(default_factory=Mean)
     _orders: Orders = field(default_factory=Orders)
     _needs: Needs = field(default_factory=Needs)
@@ -115,6 +123,8 @@ class ModelAutoscaler:
     """Limits of the SLO that no number of replicas keeps."""
     _cold_start_s: float = DEFAULT_COLD_START_S
     _unproven: int = 0
+    _unseen_s: float | None = None
+    """How old the knowledge was when this controller took it over from the one before; None where it did not."""
     _answered_at: float | None = None
     """When an answer was first seen to end."""
 
@@ -132,6 +142,24 @@ class ModelAutoscaler:
     def step_costs(self) -> StepCosts:
         """What is known of the model's steps."""
         return self._costs
+
+    def pass_unseen(self, span_s: float) -> None:
+        """Take in that no controller saw the model for ``span_s`` seconds: what is known of it weighs less the longer that was."""
+        weight = 0.5 ** (span_s / UNSEEN_HALF_S)
+        self._costs.weigh(weight)
+        for mean in (
+            self._output_tokens,
+            self._squared_tokens,
+            self._finished_tokens,
+            self._kv_per_request,
+            self._computed_share,
+        ):
+            mean.weigh(weight)
+        if span_s > STALE_S:
+            self._guard_since.clear()  # nobody knows whether the signs went on
+        if span_s > HISTORY_S:
+            self._history = History()
+        self._unseen_s = span_s
 
     def observe(self, seen: Observation, *, at: float) -> Decision:
         """Take in one observation and decide. ``at``: seconds, never less than before."""
@@ -185,15 +213,36 @@ class ModelAutoscaler:
                 output_tokens=load.output_tokens,
                 prefilled_tokens=load.prefilled_tokens,
             )
-        self._output_tokens.add(load.finished_tokens, load.finished)
+        self._learn_lengths(load)
         if load.finished and self._answered_at is None:
             self._answered_at = at
         if load.running and seen.running:
             self._kv_per_request.add(load.kv_usage * seen.running, load.running)
 
+    def _learn_lengths(self, load: Load) -> None:
+        """Learn how long answers are, also from those that still run, and which share of prompts the prefix cache saves.
+
+        Short answers end first, so that the mean of those that ended falls while the load rises. If a request is as likely to end at
+        each of its tokens (exponential lengths), all tokens made over all ends is the mean, whatever runs. If all answers are equally
+        long, the mean of those that ended is. The squared variation of the lengths, 1 and 0 in these cases, weighs the two.
+        """
+        self._squared_tokens.add(load.finished_tokens_squared, load.finished)
+        self._finished_tokens.add(load.finished_tokens, load.finished)
+        square, mean = self._squared_tokens.value, self._finished_tokens.value
+        variation = min(1.0, max(0.0, square / mean**2 - 1)) if square and mean else 0.0
+        still_run = variation * (load.output_tokens - load.finished_tokens)
+        self._output_tokens.add(load.finished_tokens + still_run, load.finished)
+        if prompts := load.prefilled_tokens + load.cached_tokens:
+            self._computed_share.add(load.first_tokens * load.prefilled_tokens / prompts, load.first_tokens)
+
+    def _computed(self) -> float:
+        """Return the share of the prompts' tokens that engines compute; all of them until the first token of a request has told."""
+        share = self._computed_share.value
+        return 1.0 if share is None else share
+
     def _wishes(self, seen: Observation, at: float) -> _Wishes:
         load, times = seen.load, self._costs.times()
-        come = arrivals(self._history, at, weights_of(times, self._output_tokens.value))
+        come = arrivals(self._history, at, weights_of(times, self._output_tokens.value, self._computed()))
         holds = load.waiting or load.queued or load.running
         asked: dict[str, int] = {}
         if holds or self._history.sums(at, WINDOWS_S[-1]).requests:
@@ -205,6 +254,8 @@ class ModelAutoscaler:
             "keep_s": keep_s(self._cold_start_s),
             "requests_per_s": come.requests_per_s,
         }
+        if self._unseen_s is not None:
+            inputs["taken_over_s"] = self._unseen_s
         capacity = self._capacity(come.prompt_tokens, load.max_num_seqs, at)
         if capacity is None:
             asked |= {"unmeasured": seen.target} if holds else {}
@@ -239,6 +290,8 @@ class ModelAutoscaler:
             | {
                 "batch_limit": capacity.batch_limit()[0],
                 "work_per_request_s": work_s,
+                "work_error_s": capacity.work_error_s,
+                "cached_share": 1 - self._computed(),
                 "demand": demand,
                 "growth": growth(self._history, at) * (self._cold_start_s + come.lag_s) * work_s,
                 "queue_s": self._queue_s(seen, at, capacity, demand),
@@ -270,10 +323,11 @@ class ModelAutoscaler:
         if times is None or self._output_tokens.value is None or not is_answered:
             return None
         if prompt_tokens:
-            self._mix = Mix(prompt_tokens=prompt_tokens, output_tokens=self._output_tokens.value)
+            self._mix = Mix(prompt_tokens=prompt_tokens * self._computed(), output_tokens=self._output_tokens.value)
         kv = self._kv_per_request.value
         held = KV_GUARD / kv if kv else MANY
-        capacity = Capacity(times=times, mix=self._mix, max_batch=min(held, max_num_seqs or MANY), slo=self.rule.slo)
+        most, error_s = min(held, max_num_seqs or MANY), self._costs.work_error_s(self._mix)
+        capacity = Capacity(times=times, mix=self._mix, max_batch=most, slo=self.rule.slo, work_error_s=error_s)
         # At the edge the last digits of a fit must not decide between one replica and thirty.
         batches = capacity.slo_batches().items()
         self._left_out = frozenset(n for n, batch in batches if batch < (RETURN_BATCH if n in self._left_out else LEAST_BATCH))

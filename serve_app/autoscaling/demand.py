@@ -38,11 +38,18 @@ REQUESTS = Weights()
 """While nothing is known of costs."""
 
 
-def weights_of(times: StepTimes | None, output_tokens: float | None) -> Weights:
-    """Return the seconds of a replica that requests and their prompts cost, for answers of ``output_tokens``."""
-    if times is None or output_tokens is None or not (cost_s := output_tokens * times.output_token_s) + times.prompt_token_s:
+def weights_of(times: StepTimes | None, output_tokens: float | None, computed_share: float) -> Weights:
+    """Return the seconds of a replica that requests and the tokens of their prompts cost.
+
+    Args:
+        times: None while step times are not known.
+        output_tokens: Mean of an answer; None while none has ended.
+        computed_share: Share of the prompts' tokens that engines compute, 0..1; the prefix cache saves the others.
+    """
+    if times is None or output_tokens is None:
         return REQUESTS
-    return Weights(cost_s, times.prompt_token_s)
+    weights = Weights(output_tokens * times.output_token_s, computed_share * times.prompt_token_s)
+    return weights if weights.request or weights.prompt_token else REQUESTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

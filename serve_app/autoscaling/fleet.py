@@ -5,7 +5,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from serve_app.autoscaling.capacity import StepCosts
@@ -71,6 +71,12 @@ class FleetScaler:
         self._models = {name: model for name, model in self._models.items() if name in rules.models}
         for name, model in self._models.items():
             model.rule = rules.models[name]
+
+    def pass_unseen(self, span_s: float, *, only: Set[str]) -> None:
+        """Take in that no controller ran for ``span_s`` seconds, and forget all models but ``only`` these."""
+        self._models = {name: model for name, model in self._models.items() if name in only}
+        for model in self._models.values():
+            model.pass_unseen(span_s)
 
     def cold_start_s(self, model: str) -> float:
         """Return what a start of the model took when one was measured last, else a guess."""

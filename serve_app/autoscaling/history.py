@@ -131,6 +131,10 @@ class Mean:
     def value(self) -> float | None:
         return self._total / self._weight if self._weight else None
 
+    def weigh(self, weight: float) -> None:
+        """Let all items so far count ``weight`` times as much, 0..1."""
+        self._total, self._weight = weight * self._total, weight * self._weight
+
     def add(self, total: float, weight: float) -> None:
         """Add ``weight`` items whose values sum to ``total``."""
         keep = math.exp(-weight / MEAN_REQUESTS)

@@ -3,25 +3,27 @@
 Serve's own request counts are blind here, because requests do not go through Serve handles; ingresses and replicas report what they
 have seen through ``record_autoscaling_stats``, about every second. Serve builds the class in its controller and calls it every 0.1 s.
 It must never raise and never wait: an exception there ends the controller's update of all applications for that tick. What it
-remembers is in the policy state that it returns; a new controller begins anew, with the targets that there are.
+remembers is in the policy state that it returns, which Serve holds in the controller's memory alone. So the lease board keeps a copy
+(`KEEP_S`), from which a new controller goes on.
 """
 
+import hashlib
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.autoscaling.decision import Decision, Observation
+from serve_app.autoscaling.decision import Observation
 from serve_app.autoscaling.decision_log import DecisionLog, log_path
 from serve_app.autoscaling.fleet import INGRESSES, FleetObservation, FleetScaler, IngressObservation
+from serve_app.autoscaling.memory import Keeper, Memory, id_of, members, pack, unpack
 from serve_app.autoscaling.series import Gauges
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, STALE_S, Load, Meter
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.schedule import bounds_at
 from serve_app.core.step_costs import MeasuredCosts, combined
-from serve_app.decision_notes import DecisionNotes, board_of
+from serve_app.decision_notes import DecisionNotes, board_keeper, board_of
 from serve_app.deployments import INGRESS, replica_deployment, rules_of, scaled_models
 from serve_app.errors import ConfigError
 from serve_app.membership import ScalingNote
@@ -29,37 +31,9 @@ from serve_app.membership import ScalingNote
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
 
 OBSERVE_S = 1.0
+KEEP_S = 5.0
+"""Between two copies of what is known to the lease board."""
 Reports = dict[str, tuple[float, dict[str, float]]]
-
-
-@dataclass
-class Memory:
-    """What is remembered between two ticks."""
-
-    scaler: FleetScaler
-    observed_at: float
-    ingresses: Meter = field(default_factory=Meter)
-    replicas: dict[str, Meter] = field(default_factory=dict)
-    targets: dict[str, int] = field(default_factory=dict)
-    decided: dict[str, Decision] = field(default_factory=dict)
-    present: dict[str, set[str]] = field(default_factory=dict)
-    """Deployment -> its members at the last look."""
-    warned: set[str] = field(default_factory=set)
-    """Models of which was said that their ITL limit cannot be kept."""
-    left_at: dict[str, float] = field(default_factory=dict)
-    """Deployment -> when a member was last seen to go: it drains, and reports no more."""
-
-    def note_departures(self, contexts: Mapping[str, Any], at: float) -> None:
-        """Remember when a deployment last lost a member."""
-        for name, context in contexts.items():
-            present = set(members(context))
-            if self.present.get(name, set()) - present:
-                self.left_at[name] = at
-            self.present[name] = present
-
-    def left_within(self, deployment: str, span_s: float, at: float) -> bool:
-        """Return whether a member of the deployment has gone in the last ``span_s`` seconds."""
-        return at - self.left_at.get(deployment, -math.inf) < span_s
 
 
 class DemandPolicy:
@@ -70,6 +44,7 @@ class DemandPolicy:
         now: Seconds of a monotonic clock.
         wall: Seconds since the epoch, for the schedule and the log.
         tell: Gets a note of each change of a target, and must not wait. None: the lease board is told, by a thread.
+        keeper: Keeps what is known for the next controller. None: the lease board does, by a thread.
     """
 
     def __init__(
@@ -78,6 +53,7 @@ class DemandPolicy:
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         tell: Callable[[ScalingNote], None] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self._settings: Settings | None = None
         self._wall = wall
@@ -89,21 +65,46 @@ class DemandPolicy:
         except ConfigError as exc:
             logger.error("autoscaling policy without effect: %s", exc)
         self._now = now
+        self._keeper = keeper
+        self._kept_at = -math.inf
 
     def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
         ingress = next((d for d in contexts if d.name == INGRESS), None)
         if self._settings is None or ingress is None:
             return {}, {}
-        at = self._now()
-        memory = contexts[ingress].policy_state.get("memory") or Memory(FleetScaler(rules_of(self._settings)), at)
+        memory: Memory | None = None
         try:
+            memory = contexts[ingress].policy_state.get("memory") or self._begin(self._settings)
+            if memory is None:
+                return {}, {}
+            at = self._now() + memory.clock_s
             if at - memory.observed_at >= OBSERVE_S:
                 self._observe({d.name: context for d, context in contexts.items()}, memory, at)
+                self._keep(memory, at)
             targets = {d: memory.targets[d.name] for d in contexts if d.name in memory.targets}
         except Exception:
             logger.exception("autoscaling policy failed; every deployment keeps its target")
             targets = {}
-        return targets, {ingress: {"memory": memory}}
+        return targets, {ingress: {"memory": memory}} if memory is not None else {}
+
+    def _begin(self, settings: Settings) -> Memory | None:
+        """Return the memory of the controller before, or a new one; None while the keeper has not answered yet."""
+        self._keeper = self._keeper or board_keeper(settings.name)
+        if (data := b"" if self._keeper is None else self._keeper.kept()) is None:
+            return None
+        digests = {model.name: _digest(model) for model in settings.models.values()}
+        rules, clock_s = rules_of(settings), self._now()
+        memory = unpack(data, time=self._wall(), models=digests, clock_s=clock_s) if data else None
+        if memory is None:
+            return Memory(FleetScaler(rules), clock_s, models=digests)
+        memory.scaler.obey(rules)
+        return memory
+
+    def _keep(self, memory: Memory, at: float) -> None:
+        if at - self._kept_at >= KEEP_S and self._keeper is not None:
+            self._kept_at = at
+            if (data := pack(memory, time=self._wall())) is not None:
+                self._keeper.keep(data)
 
     def _observe(self, contexts: Mapping[str, Any], memory: Memory, at: float) -> None:
         assert self._settings is not None
@@ -190,6 +191,11 @@ class DemandPolicy:
         )
 
 
+def _digest(model: ModelSettings) -> str:
+    """Return what changes with the model's replicas: weights, engine and device, but not how many there may be."""
+    return hashlib.sha256(model.model_dump_json(exclude={"replicas", "required"}).encode()).hexdigest()[:16]
+
+
 def _open_log(name: str) -> DecisionLog:
     try:
         return DecisionLog(log_path(name))
@@ -198,18 +204,13 @@ def _open_log(name: str) -> DecisionLog:
         return DecisionLog(None)
 
 
-def members(context: Any) -> list[str]:
-    """Return the ids of the deployment's running replicas."""
-    return [_id(replica) for replica in context.running_replicas]
-
-
 def newest_reports(context: Any) -> Reports:
     """Return replica id -> time stamp and values of its newest report; only of running replicas, as Serve has it."""
     reports: Reports = {}
     for name, by_replica in (context.raw_metrics or {}).items():
         for replica, series in by_replica.items():
             if series:
-                _, values = reports.setdefault(_id(replica), (series[-1].timestamp, {}))
+                _, values = reports.setdefault(id_of(replica), (series[-1].timestamp, {}))
                 if math.isfinite(value := float(series[-1].value)):
                     values[name] = value
     return reports
@@ -239,7 +240,3 @@ def load_of_replicas(context: Any, meter: Meter, *, now: float) -> dict[str, Any
 
 def _total(reports: Reports, name: str) -> float:
     return sum(values.get(name, 0.0) for _, values in reports.values())
-
-
-def _id(replica: Any) -> str:
-    return str(getattr(replica, "unique_id", replica))

@@ -30,6 +30,8 @@ LONGEST = 10.0
 UNLIMITED = 1 << 20
 """Where the log says nothing of a limit."""
 
+MOST_CACHED = 0.99
+"""Of a prompt: an engine computes its last token at least."""
 MOST_PER_S = 1e5
 """Requests; more than that is no load but a damaged log."""
 
@@ -144,6 +146,7 @@ def _world(records: Sequence[Record], model: str) -> World:
         step_s=steps_of_times(times),
         kv_tokens=_kv_tokens(records, model),
         max_num_seqs=int(min((load.max_num_seqs for load in loads if load.max_num_seqs), default=UNLIMITED)),
+        cached_share=_cached_share(records, model),
     )
     return World(
         hardware=hardware,
@@ -162,16 +165,25 @@ def _step_times(records: Sequence[Record], model: str) -> StepTimes | None:
     return None
 
 
+def _cached_share(records: Sequence[Record], model: str) -> float:
+    """Return the share of the prompts' tokens that prefix caches saved, 0 <= x <= `MOST_CACHED`."""
+    loads = [record.seen.models[model].load for record in records]
+    cached, computed = sum(load.cached_tokens for load in loads), sum(load.prefilled_tokens for load in loads)
+    return min(MOST_CACHED, cached / (cached + computed)) if cached else 0.0
+
+
 def _kv_tokens(records: Sequence[Record], model: str) -> int:
     """Return a KV cache in which as many requests run at once as the log says that a replica's can hold.
 
     A simulated replica reserves the whole of a request. Of exponential answers those that run are the longer ones: 2 x the mean.
     """
     held = share = 0.0
+    computed = 1 - _cached_share(records, model)
     for record in records:
         seen, inputs = record.seen.models[model], record.decided[model].inputs
         if seen.load.running and seen.load.kv_usage and "output_tokens" in inputs:
-            held += seen.load.running / max(1, seen.running) * (inputs["prompt_tokens"] + 2 * inputs["output_tokens"])
+            tokens = inputs["prompt_tokens"] / computed + 2 * inputs["output_tokens"]
+            held += seen.load.running / max(1, seen.running) * tokens
             share += seen.load.kv_usage
     return int(held / share) if share else UNLIMITED
 

@@ -30,9 +30,11 @@ class Load:
     prompt_tokens: float = 0.0
     rejected: float = 0.0
     prefilled_tokens: float = 0.0
+    cached_tokens: float = 0.0
     output_tokens: float = 0.0
     finished: float = 0.0
     finished_tokens: float = 0.0
+    finished_tokens_squared: float = 0.0
     first_tokens: float = 0.0
     late_first_tokens: float = 0.0
     steps: float = 0.0
@@ -102,6 +104,7 @@ class _Member:
         return increments
 
 
+@dataclass(slots=True)
 class Meter:
     """The increments of cumulative counters since they were last taken.
 
@@ -109,9 +112,8 @@ class Meter:
     was: neither blindness nor its end may look like a change of the load.
     """
 
-    def __init__(self) -> None:
-        self._members: dict[str, _Member] = {}
-        self._taken_at = 0.0
+    _members: dict[str, _Member] = field(default_factory=dict)
+    _taken_at: float = 0.0
 
     def take(self, reports: Mapping[str, tuple[float, Mapping[str, float]]], *, now: float) -> dict[str, float]:
         """Return the sum of the increments of each counter.

@@ -83,6 +83,13 @@ class Outcome:
 
 
 @dataclass(slots=True)
+class _PrefillStats:
+    """The part of vLLM's that is read."""
+
+    num_cached_tokens: int
+
+
+@dataclass(slots=True)
 class _Output:
     """Of one attempt, as the engine would put it out."""
 
@@ -235,7 +242,8 @@ class SimulatedFleet:
         outputs: list[EngineOutput] = []
         for job, attempt_id, ended in happened:
             tokens = (job.output_tokens if ended else 1) - member.reported[attempt_id]
-            outputs.append(_Output(attempt_id, [0] * tokens, "length" if ended else None))
+            stats = _PrefillStats(job.cached_tokens)
+            outputs.append(_Output(attempt_id, [0] * tokens, "length" if ended else None, prefill_stats=stats))
             if ended:
                 del member.reported[attempt_id], self._jobs[job.request_id]
             else:

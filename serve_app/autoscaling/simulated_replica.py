@@ -54,6 +54,8 @@ class Hardware:
     kv_tokens: int
     max_num_seqs: int
     max_batched_tokens: int = 2048
+    cached_share: float = 0.0
+    """Share of each prompt's tokens that its prefix cache has, 0 <= x < 1."""
 
     def measured(self) -> MeasuredCosts | None:
         """Return what such a replica would measure at its start; None where its limits leave no batches to tell the costs apart."""
@@ -66,7 +68,10 @@ class Hardware:
 
 @dataclass(slots=True)
 class Job:
-    """One request. ``first_at`` and ``done_at`` are None until then; ``refused`` has the error's name."""
+    """One request. ``first_at`` and ``done_at`` are None until then; ``refused`` has the error's name.
+
+    ``cached_tokens`` of its prompt were in the prefix cache of the replica that took it up last.
+    """
 
     request_id: str
     due_at: float
@@ -75,6 +80,7 @@ class Job:
     first_at: float | None = None
     done_at: float | None = None
     refused: str = ""
+    cached_tokens: int = 0
 
 
 class Replica:
@@ -146,13 +152,13 @@ class Replica:
                 return
             self.waiting.popleft()
             self.reserved += need
-            cached = self.begin(job)
-            self.context += cached
-            self.prefilling.append((job, attempt_id, job.prompt_tokens - cached))
+            job.cached_tokens = self.begin(job)
+            self.context += job.cached_tokens
+            self.prefilling.append((job, attempt_id, job.prompt_tokens - job.cached_tokens))
 
     def begin(self, job: Job) -> int:
         """Note that a job leaves the queue; return how many tokens of its prompt need not be computed, fewer than all of them."""
-        return 0
+        return int(self.hardware.cached_share * job.prompt_tokens)
 
     def _num_decodes(self) -> int:
         """Return the steps until a request ends, or until the one is over during which the first that waits has come."""

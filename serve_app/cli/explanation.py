@@ -96,9 +96,14 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     rate, work = of["requests_per_s"], of["work_per_request_s"]
     yield f"  demand    {rate:.2f} requests/s x {work:.3f} s of a replica = {of['demand']:.2f} replicas that are busy all the time"
     per_token = f"{1000 * of['output_token_s']:.3f} ms an output token + {1000 * of['prompt_token_s']:.3f} ms a prompt token"
-    yield f"  measured  {of['prompt_tokens']:.0f} prompt + {of['output_tokens']:.0f} output tokens a request; a step takes"
+    cached = f" (without the {share:.0%} that were cached)" if (share := of.get("cached_share", 0.0)) else ""
+    yield f"  measured  {of['prompt_tokens']:.0f} prompt{cached} + {of['output_tokens']:.0f} output tokens a request; a step takes"
     yield f"            {1000 * of['step_s']:.1f} ms + {per_token}"
     yield from _source(load.measured, of)
+    if (unseen_s := of.get("taken_over_s")) is not None:
+        yield f"            what an earlier controller knew was taken over when it was {unseen_s:.0f} s old"
+    if error_s := of.get("work_error_s", 0.0):
+        yield f"  caution   {1000 * error_s:.0f} ms of a request's work are one standard deviation that the load has not confirmed yet"
     most = f"above, more than {of['batch_limit']:.0f} requests would run at once too often: {LIMITS.get(decision.limit, decision.limit)}"
     yield f"  replica   may be busy {of['utilization']:.0%} of the time; {most}"
     if of["growth"]:

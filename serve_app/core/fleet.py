@@ -271,7 +271,7 @@ class FleetState:
             if output.new_token_ids:
                 if not request.emitted_ids:
                     request.weights = replica.weights
-                    self.tally.first_token(request, late=now - request.arrived_at > self.settings.ttft_s)
+                    self.tally.first_token(request, output, late=now - request.arrived_at > self.settings.ttft_s)
                 self._count_emitted(replica, request, output.new_token_ids)
                 request.trail.delivered(output, now)
             if output.finish_reason is not None:

@@ -1,6 +1,7 @@
 """What one ingress counts of one model, for the autoscaler. Pure; `FleetState` counts."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from serve_app.core.request import RequestState
 
@@ -16,19 +17,26 @@ class Tally:
     rejected: int = 0
     """Requests refused because the queue was full or no replica came in time."""
     prefilled_tokens: int = 0
-    """Prompt tokens of requests whose first output has come."""
+    """Prompt tokens that engines computed for requests whose first output has come: without those of ``cached_tokens``."""
+    cached_tokens: int = 0
+    """Prompt tokens of those requests that an engine had in its prefix cache: they were no work."""
     output_tokens: int = 0
     finished: int = 0
     """Requests whose answer ended, by itself or because its client left in its midst."""
     finished_tokens: int = 0
     """Output tokens of those."""
+    finished_tokens_squared: int = 0
+    """Sum of the squares of their output tokens: it tells how much the lengths of answers differ."""
     first_tokens: int = 0
     late_first_tokens: int = 0
     """First tokens that came later after the arrival than the SLO allows."""
 
-    def first_token(self, request: RequestState, *, late: bool) -> None:
-        """Count the first token of a request."""
-        self.prefilled_tokens += request.prompt_tokens
+    def first_token(self, request: RequestState, output: Any, *, late: bool) -> None:
+        """Count the first token of a request. ``output``: the ``EngineOutput`` that has it, which also tells of cached tokens."""
+        stats = output.prefill_stats
+        cached = 0 if stats is None else min(request.prompt_tokens, stats.num_cached_tokens)
+        self.cached_tokens += cached
+        self.prefilled_tokens += request.prompt_tokens - cached
         self.first_tokens += 1
         self.late_first_tokens += late
 
@@ -36,5 +44,6 @@ class Tally:
         """Count an answer that has ended."""
         self.finished += 1
         self.finished_tokens += len(request.emitted_ids)
+        self.finished_tokens_squared += len(request.emitted_ids) ** 2
         if not request.emitted_ids:  # pooling: its one output is its first
             self.prefilled_tokens += request.prompt_tokens

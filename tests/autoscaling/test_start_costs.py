@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from serve_app.autoscaling.capacity import StepCosts, StepTimes
+from serve_app.autoscaling.capacity import Mix, StepCosts, StepTimes
 from serve_app.core.step_costs import MeasuredCosts
 from tests.autoscaling.plant import ANSWER, PROMPT, TIMES
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
@@ -108,3 +108,15 @@ def test_replicas_that_report_nothing_are_scaled_as_before() -> None:
     told = replace(plant, measured=measured_of(TIMES))
     told.run(rate_of(2), 60)
     assert told.decisions[-1].inputs["taught_step"] > 0.5
+
+
+def test_a_request_is_taken_to_cost_more_until_the_load_has_confirmed_what_was_measured() -> None:
+    mix = Mix(prompt_tokens=PROMPT, output_tokens=ANSWER)
+    assert StepCosts().work_error_s(mix) == 0.0, "what nobody has measured is a guess without an error"
+    costs = started(measured_of(DEAR))
+    at_first = costs.work_error_s(mix)
+    assert 0.1 * work_of(DEAR) < at_first < 0.3 * work_of(DEAR)
+    trickled(costs, DEAR, 500)
+    assert costs.work_error_s(mix) > 0.5 * at_first, "a trickle confirms little"
+    fitted(DEAR, seconds=600, costs=costs)
+    assert costs.work_error_s(mix) < 0.25 * at_first

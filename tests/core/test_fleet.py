@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from vllm.v1.engine import FinishReason
@@ -328,17 +329,20 @@ def test_the_tally_counts_demand_work_and_first_tokens() -> None:
     fleet = fleet_of("a", ttft_s=2.0, max_waiting_requests=0)
     run(fleet, arrived("r0", prompt_tokens=10), arrived("r1", prompt_tokens=30), arrived("r2", Resume.RESTART, prompt_tokens=5))
     run(fleet, outputs("a", Output("r0@0", [1])), now=1.0)
-    run(fleet, outputs("a", Output("r0@0", [2], finish_reason="stop"), Output("r1@0", [1, 2])), now=2.5)
+    cached = SimpleNamespace(num_cached_tokens=16)
+    run(fleet, outputs("a", Output("r0@0", [2], finish_reason="stop"), Output("r1@0", [1, 2], prefill_stats=cached)), now=2.5)
     run(fleet, outputs("a", Output("r2@0", [], finish_reason="stop")), LinkLost("a", LinkEnd.BROKE_OFF), now=3.0)
     run(fleet, arrived("r3", prompt_tokens=100))
     assert fleet.tally == Tally(
         requests=4,
         prompt_tokens=145,
         rejected=1,
-        prefilled_tokens=45,
+        prefilled_tokens=29,
+        cached_tokens=16,
         output_tokens=4,
         finished=2,
         finished_tokens=2,
+        finished_tokens_squared=4,
         first_tokens=2,
         late_first_tokens=1,
     )

@@ -1,0 +1,157 @@
+"""What the policy remembers between two ticks, and how a new controller takes it over. Pure.
+
+The clock of a memory goes on while no controller runs: a new process reads its own monotonic clock, and `Memory.clock_s` is added to it.
+So what is remembered ages by itself: arrivals of more than five minutes ago are no demand, and a start in progress is as old as it is.
+What has no time of its own (the fit, mean lengths) loses weight by the length of the pause (`FleetScaler.pass_unseen`).
+"""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from serve_app.autoscaling.decision import Decision
+from serve_app.autoscaling.fleet import FleetScaler
+from serve_app.autoscaling.signals import Meter
+
+logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
+
+MAX_BYTES = 8 << 20
+"""A memory of one model has some 100 KB: ten minutes of arrivals, a line a second."""
+MAX_AGE_S = 86_400.0
+"""Older knowledge is of another load."""
+
+
+class Keeper(Protocol):
+    """Keeps what one application's autoscaler knows beyond its process. Neither method waits or raises."""
+
+    def kept(self) -> bytes | None:
+        """Return what was kept last, nothing where nothing was; None while that is not known yet."""
+        ...
+
+    def keep(self, data: bytes) -> None:
+        """Keep this in place of what was kept before. It may be lost."""
+        ...
+
+
+@dataclass
+class Memory:
+    """What is remembered between two ticks. Times in seconds of the memory's clock."""
+
+    scaler: FleetScaler
+    observed_at: float
+    clock_s: float = 0.0
+    """The memory's clock less the monotonic clock of this process."""
+    models: dict[str, str] = field(default_factory=dict)
+    """Model -> digest of what makes its replicas what they are: knowledge of other weights or other limits is none."""
+    ingresses: Meter = field(default_factory=Meter)
+    replicas: dict[str, Meter] = field(default_factory=dict)
+    targets: dict[str, int] = field(default_factory=dict)
+    decided: dict[str, Decision] = field(default_factory=dict)
+    present: dict[str, set[str]] = field(default_factory=dict)
+    """Deployment -> its members at the last look."""
+    warned: set[str] = field(default_factory=set)
+    """Models of which was said that their ITL limit cannot be kept."""
+    left_at: dict[str, float] = field(default_factory=dict)
+    """Deployment -> when a member was last seen to go: it drains, and reports no more."""
+
+    def note_departures(self, contexts: Mapping[str, Any], at: float) -> None:
+        """Remember when a deployment last lost a member."""
+        for name, context in contexts.items():
+            present = set(members(context))
+            if self.present.get(name, set()) - present:
+                self.left_at[name] = at
+            self.present[name] = present
+
+    def left_within(self, deployment: str, span_s: float, at: float) -> bool:
+        """Return whether a member of the deployment has gone in the last ``span_s`` seconds."""
+        return at - self.left_at.get(deployment, -math.inf) < span_s
+
+
+def members(context: Any) -> list[str]:
+    """Return the ids of the deployment's running replicas."""
+    return [id_of(replica) for replica in context.running_replicas]
+
+
+def id_of(replica: Any) -> str:
+    """Return the id of one of Serve's replicas, which may be given as its text."""
+    return str(getattr(replica, "unique_id", replica))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    version: str
+    time: float
+    """Seconds since the epoch, at ``memory.observed_at``."""
+    memory: Memory
+
+
+_KEPT, _HEAD = TypeAdapter(_Kept), TypeAdapter(dict[str, Any])
+
+
+@cache
+def version() -> str:
+    """Return what changes with every field of a memory: what code with other fields has kept, this code does not read."""
+    return hashlib.sha256(json.dumps(_KEPT.json_schema(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def pack(memory: Memory, *, time: float) -> bytes | None:
+    """Return the memory as JSON; None if it is larger than `MAX_BYTES`, which is logged.
+
+    Args:
+        memory: As it is after an observation.
+        time: Seconds since the epoch of that observation.
+    """
+    data = _KEPT.dump_json(_Kept(version=version(), time=time, memory=memory))
+    return data if _is_small(data) else None
+
+
+def unpack(data: bytes, *, time: float, models: Mapping[str, str], clock_s: float) -> Memory | None:
+    """Return what an earlier controller kept, aged by the time since; None where it is of no use, with one line in the log.
+
+    Args:
+        data: What `pack` has returned. Broken data, of another version, too large, of the future or too old is ignored.
+        time: Seconds since the epoch.
+        models: Model -> digest, as in `Memory.models`. What was known of models with other digests is left out.
+        clock_s: Seconds of this process's monotonic clock.
+    """
+    if not _is_small(data):
+        return None
+    try:
+        found = _HEAD.validate_json(data).get("version")
+        if found != version():
+            logger.warning(
+                "what an earlier controller knew of the load is ignored: it is of version %.40r, not %r", found, version()
+            )
+            return None
+        kept = _KEPT.validate_json(data)
+    except ValidationError as exc:
+        logger.warning("what an earlier controller knew of the load is ignored: it is broken: %.200r", str(exc))
+        return None
+    age_s = time - kept.time
+    if not 0 <= age_s <= MAX_AGE_S:
+        logger.warning("what an earlier controller knew of the load is ignored: it is %.0f s old, %.0f at most", age_s, MAX_AGE_S)
+        return None
+    return _taken_over(kept.memory, age_s, models, clock_s)
+
+
+def _taken_over(memory: Memory, age_s: float, models: Mapping[str, str], clock_s: float) -> Memory:
+    same = {name for name, digest in models.items() if memory.models.get(name) == digest}
+    memory.scaler.pass_unseen(age_s, only=same)
+    memory.clock_s = memory.observed_at + age_s - clock_s
+    memory.models, memory.targets, memory.decided = dict(models), {}, {}
+    return memory
+
+
+def _is_small(data: bytes) -> bool:
+    if len(data) > MAX_BYTES:
+        logger.warning(
+            "what is known of the load has %d bytes, %d at most: a new controller will not get it", len(data), MAX_BYTES
+        )
+    return len(data) <= MAX_BYTES

@@ -1,0 +1,91 @@
+"""What is learnt of answers and prompts from the requests that run, and from those that ended."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.autoscaling.decision import ModelAutoscaler
+from serve_app.autoscaling.signals import Load
+from tests.autoscaling.plant import ANSWER, RULE
+from tests.autoscaling.queue_plant import QueuePlant, rate_of
+
+TOKENS_PER_S = 20.0
+RISE_AT, RISE_S = 120, 10
+
+
+def answers(shape: int | None, rate: float, factor: float, seed: int) -> Iterator[tuple[Load, float]]:
+    """Yield (load, mean tokens of the answers that ended) for each second; the rate rises by ``factor`` at `RISE_AT`.
+
+    Args:
+        shape: Of the gamma law of the lengths, whose mean is `ANSWER`; 1 is exponential, None is all alike.
+        rate: Requests per second.
+        factor: See above.
+        seed: Of all chance.
+    """
+    rng = random.Random(seed)
+    running: list[list[float]] = []  # tokens made, and of the whole answer
+    for second in range(RISE_AT + RISE_S):
+        arrived = rate * (factor if second >= RISE_AT else 1.0)
+        for _ in range(int(arrived) + (rng.random() < arrived % 1)):
+            running.append([0.0, ANSWER if shape is None else rng.gammavariate(shape, ANSWER / shape)])
+        made = 0.0
+        for answer in running:
+            new = min(TOKENS_PER_S, answer[1] - answer[0])
+            answer[0] += new
+            made += new
+        ended = [whole for so_far, whole in running if so_far >= whole]
+        running = [answer for answer in running if answer[0] < answer[1]]
+        load = Load(
+            interval_s=1.0,
+            output_tokens=made,
+            finished=len(ended),
+            finished_tokens=sum(ended),
+            finished_tokens_squared=sum(whole**2 for whole in ended),
+        )
+        yield load, fmean(ended) if ended else ANSWER
+
+
+def learnt(shape: int | None, seed: int) -> tuple[float, float]:
+    """Return the mean length as learnt, and as the answers that ended have it, over the seconds after a threefold rise."""
+    scaler, found, plain = ModelAutoscaler(RULE), [], []
+    for second, (load, ended) in enumerate(answers(shape, 20.0, 3.0, seed)):
+        scaler._learn_lengths(load)
+        if second >= RISE_AT:
+            found.append(scaler._output_tokens.value or 0.0)
+            plain.append(ended)
+    return fmean(found), fmean(plain)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from([1, 2, None]), st.integers(0, 1000))
+def test_a_rise_does_not_make_answers_look_shorter(shape: int | None, seed: int) -> None:
+    """Exponential lengths, less scattered ones, and all alike. The chance of some 300 answers is 6 %."""
+    assert learnt(shape, seed)[0] == pytest.approx(ANSWER, rel=0.2)
+
+
+def test_by_those_that_ended_alone_answers_would_look_shorter() -> None:
+    """Else the test above would prove nothing."""
+    assert fmean(learnt(1, seed)[1] for seed in range(10)) < 0.85 * ANSWER
+    assert fmean(learnt(1, seed)[0] for seed in range(10)) == pytest.approx(ANSWER, rel=0.05)
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.sampled_from([0.0, 0.3, 0.8]), st.integers(0, 1000))
+def test_prompt_tokens_that_the_prefix_cache_saves_are_no_demand(cached: float, seed: int) -> None:
+    """The plant's replicas compute the rest of the prompts only, so the demand is that of prompts that are shorter by as much."""
+    plant = QueuePlant(running=4, cold_start_s=40.0, seed=seed, prompt_factor=1 - cached)
+    for _ in range(120):
+        load = plant.load(rate_of(4))
+        saved = load.prefilled_tokens * cached / (1 - cached)
+        plant.tick(replace(load, prompt_tokens=load.prompt_tokens / (1 - cached), cached_tokens=saved))
+    other = QueuePlant(running=4, cold_start_s=40.0, seed=seed, prompt_factor=1 - cached)
+    other.run(rate_of(4), 120)
+    mine, same = plant.decisions[-1], other.decisions[-1]
+    assert mine.inputs["cached_share"] == pytest.approx(cached)
+    assert mine.inputs["demand"] == pytest.approx(same.inputs["demand"], rel=1e-6)
+    assert mine.desired == same.desired
