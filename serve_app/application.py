@@ -56,6 +56,16 @@ def _scaling(minimum: int, maximum: int, initial: int | None = None, *, reports:
     }
 
 
+def other_bounds(model: ModelSettings, *, minimum: int, initial: int | None = None) -> dict[str, Any]:
+    """Return an entry of ``deployments`` in Serve's config: the model's deployment with another least number of replicas.
+
+    Such an entry changes no replica that runs, and Serve keeps it in its checkpoint. ``initial``: how many replicas Serve sets as the
+    target when it gets the entry, if the entry differs from the one before; None leaves the target as it is, within the bounds.
+    """
+    entry = _scaling(minimum, model.replicas.max, reports=True)["autoscaling_config"]
+    return {"name": replica_deployment(model), "autoscaling_config": {**entry, "initial_replicas": initial}}
+
+
 def _replica(settings: Settings, model: ModelSettings) -> Any:
     options = _common(settings, model.num_cpus, PROCESS_ENVIRONMENT)
     options["ray_actor_options"]["resources"] = dict(model.resources)

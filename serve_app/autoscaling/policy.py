@@ -49,6 +49,10 @@ class Memory:
     left_at: dict[str, float] = field(default_factory=dict)
     """Deployment -> when a member was last seen to go: it drains, and reports no more."""
 
+    def leave_to_others(self, targets: Mapping[str, int]) -> None:
+        """Forget decisions that somebody else has changed since, as `serve-app models unload` does: else the next tick undoes the change."""
+        self.targets = {name: target for name, target in self.targets.items() if targets.get(name, target) == target}
+
     def note_departures(self, contexts: Mapping[str, Any], at: float) -> None:
         """Remember when a deployment last lost a member."""
         for name, context in contexts.items():
@@ -97,6 +101,7 @@ class DemandPolicy:
         at = self._now()
         memory = contexts[ingress].policy_state.get("memory") or Memory(FleetScaler(rules_of(self._settings)), at)
         try:
+            memory.leave_to_others({d.name: context.target_num_replicas for d, context in contexts.items()})
             if at - memory.observed_at >= OBSERVE_S:
                 self._observe({d.name: context for d, context in contexts.items()}, memory, at)
             targets = {d: memory.targets[d.name] for d in contexts if d.name in memory.targets}
@@ -168,6 +173,10 @@ class DemandPolicy:
         replicas = model.replicas
         bounds = replicas.min, replicas.max
         minimum, maximum = bounds_at(replicas.schedule, bounds, time=self._wall(), cold_start_s=cold_start_s)
+        if (
+            operated := context.config
+        ) is not None and operated.min_replicas != replicas.min:  # `serve-app models` has changed it
+            minimum = max(minimum, operated.min_replicas) if operated.min_replicas else 0
         running, target = len(members(context)), context.target_num_replicas
         return Observation(running=running, target=target, minimum=minimum, maximum=maximum, load=load)
 

@@ -20,6 +20,7 @@ from serve_app.cli.settings_file import read_settings
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.cli.ui import pages
 from serve_app.config import Settings
+from serve_app.deployments import INGRESS
 from serve_app.errors import ClusterFailed, ClusterSilent
 
 _POLL_S = 0.5
@@ -49,18 +50,35 @@ def _watch(settings: Settings, stop: threading.Event) -> None:
     """Return when ``stop`` is set. A control plane that does not answer is waited for: the fleet serves without it.
 
     Raises:
-        ClusterFailed: Serve gave the application up, or this process's own Ray is dead.
+        ClusterFailed: Serve gave the application up and no ingress runs, or this process's own Ray is dead.
     """
-    silent = False
+    silent, failure = False, ""
     while not stop.wait(_WATCH_S):
         try:
-            _check_application(settings)
+            failed = _failure_beside_what_serves(settings)
+            if failed and failed != failure:
+                console.print(f"an update has failed, and what served before goes on: {failed}")
+            failure = failed
+            if not failed:
+                _check_application(settings)
         except ClusterSilent as exc:
             if not silent:
                 console.print(f"{exc.problem}: what runs goes on, and nothing is replaced until it answers")
             silent = True
         else:
             silent = False
+
+
+def _failure_beside_what_serves(settings: Settings) -> str:
+    """Return why Serve gave an update up, as by `serve-app models update`, while an ingress still runs; "" where nothing is wrong."""
+    refuse_dead_ray()
+    status = application_status(settings.name)
+    if status is None or status.status != "DEPLOY_FAILED":
+        return ""
+    ingresses = status.deployments.get(INGRESS)
+    if ingresses is None or not ingresses.replica_states.get("RUNNING"):
+        return ""
+    return "; ".join(f"{name}: {own_words(d.message)}" for name, d in status.deployments.items() if d.message) or status.message
 
 
 def _interrupted(stop: threading.Event, cut: threading.Event) -> None:

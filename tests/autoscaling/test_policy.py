@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from ray.serve.config import AutoscalingConfig
 
 from serve_app.autoscaling.capacity import StepTimes
 from serve_app.autoscaling.decision import Decision
@@ -41,6 +42,8 @@ class Context:
     running_replicas: tuple[str, ...] = ()
     raw_metrics: Mapping[str, Mapping[str, list[Point]]] | None = None
     policy_state: Mapping[str, Any] = field(default_factory=dict)
+    config: AutoscalingConfig | None = None
+    """None: bounds as in the settings."""
 
 
 INGRESS, TINY, BIG, FIXED = (Deployment(n) for n in ("ingress", "replica-tiny", "replica-big", "replica-fixed"))
