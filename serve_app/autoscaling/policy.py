@@ -50,7 +50,7 @@ class Memory:
     """Deployment -> when a member was last seen to go: it drains, and reports no more."""
 
     def leave_to_others(self, targets: Mapping[str, int]) -> None:
-        """Forget decisions that somebody else has changed since, as `serve-app models unload` does: else the next tick undoes the change."""
+        """Forget decisions that somebody else has changed since, as `serve-app models unload` does; the next tick would undo it."""
         self.targets = {name: target for name, target in self.targets.items() if targets.get(name, target) == target}
 
     def note_departures(self, contexts: Mapping[str, Any], at: float) -> None:

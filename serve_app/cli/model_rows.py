@@ -97,12 +97,14 @@ def state_of(replica_states: Mapping[str, int], target: int, status: str, rollou
         status: Serve's word for the deployment.
         rollout: What Serve is about, of `status.target`.
     """
+    if not status:  # Serve builds the application anew, and shows no deployment until it has
+        return "updating"
     count = {name: number for name, number in replica_states.items() if number}
     if status in ("UNHEALTHY", "DEPLOY_FAILED"):
         return "failed"
-    if "config" in rollout and count.keys() - {"RUNNING"}:
-        return "updating"
     if count.get("RUNNING"):
+        if "config" in rollout and len(count) > 1:
+            return "updating"
         return "loaded" if target else "unloading"
     if count.get("STARTING") or count.get("PENDING_MIGRATION") or target:
         return "loading"

@@ -175,9 +175,9 @@ def _scaled(now: Running, name: str, always: str) -> ModelSettings:
 
 
 def _entry(model: ModelSettings, minimum: int, initial: int | None = None) -> Mapping[str, Any]:
-    from serve_app.application import other_bounds
+    from serve_app.application import bounds_entry
 
-    return other_bounds(model, minimum=minimum, initial=initial)
+    return bounds_entry(model, minimum=minimum, initial=initial)
 
 
 def _set_bounds(now: Running, model: ModelSettings, minimum: int) -> None:

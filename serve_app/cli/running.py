@@ -59,12 +59,12 @@ class Running:
 
     def with_settings(self, settings: Settings) -> "Running":
         """Return the same under another configuration. Every number of replicas stays as it is, and so does what is pinned."""
-        from serve_app.application import other_bounds, serve_config
+        from serve_app.application import bounds_entry, serve_config
         from serve_app.deployments import scaled_models
 
         (application,) = serve_config(settings)["applications"]
         minimums = {m.name: self.minimum(m) for m in self.settings.models.values() if self.minimum(m) != m.replicas.min}
-        entries = [other_bounds(m, minimum=minimums.get(m.name, m.replicas.min)) for m in scaled_models(settings)]
+        entries = [bounds_entry(m, minimum=minimums.get(m.name, m.replicas.min)) for m in scaled_models(settings)]
         changed = self._with({**application, **({"deployments": entries} if entries else {})})
         return Running(self.url, settings, changed.serve)
 
