@@ -115,9 +115,7 @@ class FleetScaler:
                 alternatives = {**decided[name].alternatives, decided[name].rule: decided[name].desired}
                 ready_at = decided[name].ready_at if granted > seen.models[name].target else None
                 rule = "another model's turn" if seen.models[name].target and not granted else "GPUs are short"
-                decided[name] = replace(
-                    decided[name], desired=granted, rule=rule, alternatives=alternatives, ready_at=ready_at
-                )
+                decided[name] = replace(decided[name], desired=granted, rule=rule, alternatives=alternatives, ready_at=ready_at)
 
     def _observe_ingress(self, seen: IngressObservation, at: float) -> Decision:
         self._cpu.append((seen.cpu_s, seen.interval_s))

@@ -5,7 +5,8 @@ A model without a replica asks when requests wait for one. A model with replicas
 - when it has had no request for `IDLE_S`, or
 - when it has served for its stay, however busy it is. The stay is two cold starts, from 60 s to 900 s (`needs.keep_s`).
 
-So of n models that share one place, a request waits for at most n - 1 turns: each a start, a stay, and the end of streams (`timeouts.drain_s`).
+So of n models that share one place, a request waits for at most n - 1 turns: each a start, a stay, and the end of streams
+(`timeouts.drain_s`).
 Who has waited longest goes first. `autoscaling/fleet.py` asks for `Turns.order` only among models of one priority.
 """
 

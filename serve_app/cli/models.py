@@ -210,6 +210,7 @@ def _follow(now: Running, model: str, is_done: Callable[[Row], bool], timeout_s:
                 f"{model!r} is {row.state} after {timeout_s:g} s", "what was begun goes on: serve-app models list"
             )
         line = f"{model}: {row.state}, {row.ready} of {row.target} replicas, {row.running} requests run, {row.waiting} wait"
+        line += f"; {own_words(row.message)}" if row.message else ""
         if line != said:
             console.print(f"  {line}")
             said = line

@@ -55,30 +55,27 @@ def _watch(settings: Settings, stop: threading.Event) -> None:
     silent, failure = False, ""
     while not stop.wait(_WATCH_S):
         try:
-            failed = _failure_beside_what_serves(settings)
-            if failed and failed != failure:
-                console.print(f"an update has failed, and what served before goes on: {failed}")
-            failure = failed
-            if not failed:
-                _check_application(settings)
+            _check_application(settings)
         except ClusterSilent as exc:
             if not silent:
                 console.print(f"{exc.problem}: what runs goes on, and nothing is replaced until it answers")
             silent = True
+        except ClusterFailed as exc:
+            if not _has_ingress(settings):
+                raise
+            if exc.hint != failure:
+                console.print(f"an update has failed, and what served before goes on:\n{exc.hint}")
+            silent, failure = False, exc.hint
         else:
-            silent = False
+            silent, failure = False, ""
 
 
-def _failure_beside_what_serves(settings: Settings) -> str:
-    """Return why Serve gave an update up, as by `serve-app models update`, while an ingress still runs; "" where nothing is wrong."""
+def _has_ingress(settings: Settings) -> bool:
+    """Return whether an ingress runs, though Serve gave the application up: an update has failed, as by `serve-app models update`."""
     refuse_dead_ray()
     status = application_status(settings.name)
-    if status is None or status.status != "DEPLOY_FAILED":
-        return ""
-    ingresses = status.deployments.get(INGRESS)
-    if ingresses is None or not ingresses.replica_states.get("RUNNING"):
-        return ""
-    return "; ".join(f"{name}: {own_words(d.message)}" for name, d in status.deployments.items() if d.message) or status.message
+    ingresses = None if status is None else status.deployments.get(INGRESS)
+    return ingresses is not None and bool(ingresses.replica_states.get("RUNNING"))
 
 
 def _interrupted(stop: threading.Event, cut: threading.Event) -> None:

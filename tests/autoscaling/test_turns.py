@@ -80,7 +80,9 @@ def test_a_pinned_model_is_never_taken_away() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 4), st.integers(1, 3))
-def test_busy_models_take_turns_none_shorter_than_its_stay_and_none_waits_longer_than_the_others_turns(num: int, gpus: int) -> None:
+def test_busy_models_take_turns_none_shorter_than_its_stay_and_none_waits_longer_than_the_others_turns(
+    num: int, gpus: int
+) -> None:
     names = "abcd"[:num]
     shared = Shared(names, gpus)
     waits, turn = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
