@@ -48,9 +48,12 @@ def assert_same(answers: list[Answer], undisturbed: list[Answer]) -> None:
 
 
 def test_a_model_is_unloaded_under_a_stream_that_loses_nothing_and_loaded_again(operated: Fleet) -> None:
+    def unload() -> None:
+        models(operated, "unload", MODEL)
+
     undisturbed = play(operated.url, STREAMS)
     ingresses = {m["pid"] for m in operated.members("ingress")}
-    assert_same(play(operated.url, STREAMS, lambda: models(operated, "unload", MODEL)), undisturbed)
+    assert_same(play(operated.url, STREAMS, unload), undisturbed)
     assert (row(operated)["state"], row(operated)["target"]) == ("unloaded", 0)
     models(operated, "load", MODEL)
     assert row(operated)["state"] == "loaded"
