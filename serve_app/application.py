@@ -7,7 +7,7 @@ from ray import serve
 
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.config.timeouts import serve_shutdown_s
-from serve_app.deployments import INGRESS, is_scaled, replica_deployment
+from serve_app.deployments import INGRESS, is_scaled, replica_deployment, scaled_models
 from serve_app.engine_args import INGRESS_ENVIRONMENT, PROCESS_ENVIRONMENT
 from serve_app.ingress.deployment import Ingress
 from serve_app.replica.deployment import Replica
@@ -54,6 +54,29 @@ def _scaling(minimum: int, maximum: int, initial: int | None = None, *, reports:
             "look_back_period_s": 2,
         }
     }
+
+
+def bounds_entry(model: ModelSettings, *, minimum: int, initial: int | None = None) -> dict[str, Any]:
+    """Return the entry of a scaled model's deployment among ``deployments`` of Serve's config: its least and most replicas.
+
+    Each scaled model has one from the beginning. A changed entry changes no replica that runs, and Serve keeps it in its checkpoint; a new
+    one replaces all replicas of the application, because Serve counts entries in the application's version.
+
+    Args:
+        initial: How many replicas Serve sets as the target when it gets the entry, if the deployment is new or the entry differs from the
+            one before. None leaves the target as it is, within the bounds.
+    """
+    bounds = _scaling(minimum, model.replicas.max, minimum, reports=True)["autoscaling_config"]
+    return {"name": replica_deployment(model), "autoscaling_config": {**bounds, "initial_replicas": initial}}
+
+
+def first_entries(settings: Settings) -> list[dict[str, Any]]:
+    """Return the entries of all scaled models as the configuration has them."""
+    return [bounds_entry(m, minimum=m.replicas.min, initial=_initial(m)) for m in scaled_models(settings)]
+
+
+def _initial(model: ModelSettings) -> int:
+    return model.replicas.min if model.replicas.initial is None else model.replicas.initial
 
 
 def _replica(settings: Settings, model: ModelSettings) -> Any:
@@ -105,4 +128,6 @@ def serve_config(settings: Settings) -> dict[str, Any]:
     }
     if (policy := autoscaling_policy(settings)) is not None:
         application["autoscaling_policy"] = policy
+    if entries := first_entries(settings):
+        application["deployments"] = entries
     return {"proxy_location": "Disabled", "applications": [application]}

@@ -165,6 +165,10 @@ class ModelAutoscaler:
         """Take in one observation and decide. ``at``: seconds, never less than before."""
         self._learn(seen, at)
         wishes = self._wishes(seen, at)
+        if not (seen.target or seen.load.waiting):
+            # Who asks a model without replicas waits for one. Without anybody who waits, what came before the last replica went, as by
+            # `serve-app models unload`, must not start another one.
+            wishes = replace(wishes, asked={})
         rule = max(wishes.asked, key=wishes.asked.__getitem__, default="idle")
         up, kept = wishes.asked.get(rule, 0), self._kept(seen, wishes)
         silent = self._unproven

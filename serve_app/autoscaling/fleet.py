@@ -12,6 +12,7 @@ from serve_app.autoscaling.capacity import StepCosts
 from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, Rule
 from serve_app.autoscaling.history import Recent
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
+from serve_app.autoscaling.turns import Turns
 
 TARGET_CPU = 0.7
 """Cores per ingress: one process streams on one core, and above this its tokens queue."""
@@ -64,6 +65,7 @@ class FleetScaler:
     _models: dict[str, ModelAutoscaler] = field(default_factory=dict)
     _cpu: deque[tuple[float, float]] = field(default_factory=deque)
     _ingresses: Recent = field(default_factory=Recent)
+    _turns: Turns = field(default_factory=Turns)
 
     def obey(self, rules: Rules) -> None:
         """Go on under other rules with all that was measured."""
@@ -100,6 +102,7 @@ class FleetScaler:
         return decided
 
     def _share(self, seen: FleetObservation, decided: dict[str, Decision]) -> None:
+        self._turns.observe(seen.models, {name: self.cold_start_s(name) for name in seen.models}, at=seen.at)
         wants = [
             Want(
                 model=name,
@@ -109,6 +112,7 @@ class FleetScaler:
                 target=seen.models[name].target,
                 gpus_per_replica=self.rules.models[name].gpus_per_replica,
                 priority=self.rules.models[name].priority,
+                turn=self._turns.order(name),
             )
             for name, decision in decided.items()
         ]
@@ -116,9 +120,8 @@ class FleetScaler:
             if granted < decided[name].desired:
                 alternatives = {**decided[name].alternatives, decided[name].rule: decided[name].desired}
                 ready_at = decided[name].ready_at if granted > seen.models[name].target else None
-                decided[name] = replace(
-                    decided[name], desired=granted, rule="GPUs are short", alternatives=alternatives, ready_at=ready_at
-                )
+                rule = "another model's turn" if seen.models[name].target and not granted else "GPUs are short"
+                decided[name] = replace(decided[name], desired=granted, rule=rule, alternatives=alternatives, ready_at=ready_at)
 
     def _observe_ingress(self, seen: IngressObservation, at: float) -> Decision:
         self._cpu.append((seen.cpu_s, seen.interval_s))
@@ -151,6 +154,8 @@ class Want:
     """Replicas that it has, or that were asked for."""
     gpus_per_replica: float
     priority: int = 0
+    turn: tuple[int, float] = (0, 0.0)
+    """Where it stands among those that want a first replica (`Turns.order`)."""
 
 
 def share_gpus(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
@@ -169,7 +174,7 @@ def fair_shares(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]
     """Return model -> replicas by who has which right to the GPUs.
 
     Everyone's minimum comes first, then higher priorities; among equals one replica at a time goes to whoever has the smallest
-    share of what it wants. Models without GPUs get what they want.
+    share of what it wants, and first replicas go by turns (`turns.py`). Models without GPUs get what they want.
     """
     if max_gpus is None:
         return {w.model: w.desired for w in wants}
@@ -178,7 +183,7 @@ def fair_shares(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]
         left = max_gpus - sum(granted[w.model] * w.gpus_per_replica for w in wants)
         hungry = [w for w in wants if granted[w.model] < limits[w.model]]
         while hungry:
-            want = min(hungry, key=lambda w: (-w.priority, granted[w.model] / w.desired, w.model))
+            want = min(hungry, key=lambda w: (-w.priority, granted[w.model] / w.desired, w.turn, w.model))
             if want.gpus_per_replica <= left + 1e-9:
                 granted[want.model] += 1
                 left -= want.gpus_per_replica

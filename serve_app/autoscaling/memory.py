@@ -61,6 +61,10 @@ class Memory:
     left_at: dict[str, float] = field(default_factory=dict)
     """Deployment -> when a member was last seen to go: it drains, and reports no more."""
 
+    def leave_to_others(self, targets: Mapping[str, int]) -> None:
+        """Forget decisions that somebody else has changed since, as `serve-app models unload` does; the next tick would undo it."""
+        self.targets = {name: target for name, target in self.targets.items() if targets.get(name, target) == target}
+
     def note_departures(self, contexts: Mapping[str, Any], at: float) -> None:
         """Remember when a deployment last lost a member."""
         for name, context in contexts.items():

@@ -78,6 +78,7 @@ class DemandPolicy:
             if memory is None:
                 return {}, {}
             at = self._now() + memory.clock_s
+            memory.leave_to_others({d.name: context.target_num_replicas for d, context in contexts.items()})
             if at - memory.observed_at >= OBSERVE_S:
                 self._observe({d.name: context for d, context in contexts.items()}, memory, at)
                 self._keep(memory, at)
@@ -169,6 +170,10 @@ class DemandPolicy:
         replicas = model.replicas
         bounds = replicas.min, replicas.max
         minimum, maximum = bounds_at(replicas.schedule, bounds, time=self._wall(), cold_start_s=cold_start_s)
+        if (
+            operated := context.config
+        ) is not None and operated.min_replicas != replicas.min:  # `serve-app models` has changed it
+            minimum = max(minimum, operated.min_replicas) if operated.min_replicas else 0
         running, target = len(members(context)), context.target_num_replicas
         return Observation(running=running, target=target, minimum=minimum, maximum=maximum, load=load)
 

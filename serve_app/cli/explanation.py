@@ -26,6 +26,7 @@ REASONS: Mapping[str, str] = {
     "minimum": "the least that the configuration allows",
     "maximum": "the most that the configuration allows",
     "GPUs are short": "the models together want more GPUs than autoscaling.max_gpus",
+    "another model's turn": "requests wait for another model, the GPUs do for one of them, and this one is idle or has had its turn",
     "streams": "that is what the open streams need",
     "cpu": "that is what the CPU of the ingresses needs",
 }

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli import autoscale, batch, ledger, model
+from serve_app.cli import autoscale, batch, ledger, model, models
 from serve_app.cli.commands import check, demo, doctor, rollout, top, ui, up
 from serve_app.cli.status import down, status
 from serve_app.errors import KeyRefused, ServingError
@@ -38,6 +38,7 @@ def options(
 config_app = typer.Typer(help="The configuration file.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(model.app, name="model")
+app.add_typer(models.app, name="models")
 app.add_typer(autoscale.app, name="autoscale")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(batch.app, name="batch")

@@ -134,7 +134,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         bounds = f"{d['min']}..{d['max']}" if "min" in d else ""
         wanted = str(d.get("target", ""))
         rows.append((name, d["status"], states or "0", wanted, bounds, d.get("rollout", ""), own_words(d["message"])))
-    _print_table(console, "", ("deployment", "status", "replicas", "target", "bounds", "rollout", "message"), rows)
+    print_table(console, "", ("deployment", "status", "replicas", "target", "bounds", "rollout", "message"), rows)
     by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for lease in sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"])):
         by_model[lease["model"]].append(lease)
@@ -145,14 +145,14 @@ def show(report: Mapping[str, Any], console: Console) -> None:
 def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, Any]]) -> None:
     if not model:
         rows = [(*_common(lease), *_ingress_load(lease["load"])) for lease in leases]
-        _print_table(console, "", ("ingress", "state", "address", "pid", "streams", "waiting"), rows)
+        print_table(console, "", ("ingress", "state", "address", "pid", "streams", "waiting"), rows)
         canaries = [row for lease in leases for row in _canary_rows(lease)]
-        _print_table(console, "", ("canary", "of", "ingress", "state", "requests", "reason"), canaries)
+        print_table(console, "", ("canary", "of", "ingress", "state", "requests", "reason"), canaries)
         return
     rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]
-    _print_table(console, model, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
+    print_table(console, model, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
     starts = [{"whole": load["start_s"], **load["cold_start"]} for lease in leases if "start_s" in (load := lease["load"])]
-    _print_table(console, "", ("start (s)", *_START), _start_rows(starts))
+    print_table(console, "", ("start (s)", *_START), _start_rows(starts))
 
 
 _START = ("whole", "scheduled", "process", "import", "download", "load", "warm_up")
@@ -188,7 +188,7 @@ def _replica_load(load: Mapping[str, Any]) -> tuple[str, ...]:
     return str(load["running"]), str(load["waiting"]), f"{load['kv_usage']:.0%}", str(load["links"])
 
 
-def _print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print without borders. Columns that are empty in every row are left out; long cells are folded, never cut."""
     kept = list(rows)
     if not kept:
@@ -223,20 +223,20 @@ def show_release(service: RayService, pods: Sequence[Pod], console: Console) -> 
     verdict = judge(service, pods)
     console.print(f"rollout {verdict.kind}: {verdict.line}")
     rows = [(kind, state.status, state.message) for kind, state in service.conditions.items()]
-    _print_table(console, "", ("condition", "status", "message"), rows)
+    print_table(console, "", ("condition", "status", "message"), rows)
     for role, cluster in (("active", service.active), ("pending", service.pending)):
         if cluster is None:
             continue
         states = [*cluster.applications.items(), *cluster.deployments.items()]
         rows = [(name, state.status, own_words(state.message)) for name, state in states]
         console.print(f"\n{role} cluster {cluster.name}")
-        _print_table(console, "", ("application", "status", "message"), rows)
+        print_table(console, "", ("application", "status", "message"), rows)
         mine = [_pod_row(p) for p in pods if p.cluster == cluster.name]
-        _print_table(console, "", _POD_COLUMNS, mine)
+        print_table(console, "", _POD_COLUMNS, mine)
     if service.redis_address:
         own = [_pod_row(p) for p in pods if p.group == REDIS]
         console.print(f"\nRedis at {service.redis_address}" + ("" if own else ": no pod of this release"))
-        _print_table(console, "", _POD_COLUMNS, own)
+        print_table(console, "", _POD_COLUMNS, own)
 
 
 _POD_COLUMNS = ("pod", "phase", "ready", "restarts", "node", "reason")

@@ -20,6 +20,7 @@ from serve_app.cli.settings_file import read_settings
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.cli.ui import pages
 from serve_app.config import Settings
+from serve_app.deployments import INGRESS
 from serve_app.errors import ClusterFailed, ClusterSilent
 
 _POLL_S = 0.5
@@ -49,9 +50,9 @@ def _watch(settings: Settings, stop: threading.Event) -> None:
     """Return when ``stop`` is set. A control plane that does not answer is waited for: the fleet serves without it.
 
     Raises:
-        ClusterFailed: Serve gave the application up, or this process's own Ray is dead.
+        ClusterFailed: Serve gave the application up and no ingress runs, or this process's own Ray is dead.
     """
-    silent = False
+    silent, failure = False, ""
     while not stop.wait(_WATCH_S):
         try:
             _check_application(settings)
@@ -59,8 +60,22 @@ def _watch(settings: Settings, stop: threading.Event) -> None:
             if not silent:
                 console.print(f"{exc.problem}: what runs goes on, and nothing is replaced until it answers")
             silent = True
+        except ClusterFailed as exc:
+            if not _has_ingress(settings):
+                raise
+            if exc.hint != failure:
+                console.print(f"an update has failed, and what served before goes on:\n{exc.hint}")
+            silent, failure = False, exc.hint
         else:
-            silent = False
+            silent, failure = False, ""
+
+
+def _has_ingress(settings: Settings) -> bool:
+    """Return whether an ingress runs, though Serve gave the application up: an update has failed, as by `serve-app models update`."""
+    refuse_dead_ray()
+    status = application_status(settings.name)
+    ingresses = None if status is None else status.deployments.get(INGRESS)
+    return ingresses is not None and bool(ingresses.replica_states.get("RUNNING"))
 
 
 def _interrupted(stop: threading.Event, cut: threading.Event) -> None:

@@ -116,6 +116,7 @@ def test_short_gpus_do_not_go_to_and_fro_and_none_is_taken_while_a_member_is_sil
         seen = {}
         for name, plant in plants.items():
             load = replace(plant.load(rates[name]), silent=silent)
+            load = load if plant.running else replace(load, waiting=load.requests)
             seen[name] = Observation(running=plant.running, target=plant.running, minimum=0, maximum=9, load=load)
         decisions = scaler.observe(FleetObservation(at=at, models=seen))
         for name, decision in decisions.items():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from ray.serve.config import AutoscalingConfig
 
 from serve_app.autoscaling.capacity import StepTimes
 from serve_app.autoscaling.decision import Decision
@@ -41,6 +42,8 @@ class Context:
     running_replicas: tuple[str, ...] = ()
     raw_metrics: Mapping[str, Mapping[str, list[Point]]] | None = None
     policy_state: Mapping[str, Any] = field(default_factory=dict)
+    config: AutoscalingConfig | None = None
+    """None: bounds as in the settings."""
 
 
 INGRESS, TINY, BIG, FIXED = (Deployment(n) for n in ("ingress", "replica-tiny", "replica-big", "replica-fixed"))
@@ -66,6 +69,7 @@ class Controller:
         self.policy = DemandPolicy(settings, now=lambda: self.at, wall=lambda: MONDAY + self.at, tell=self.notes.append)
         self.targets = {INGRESS: 1, TINY: 0, BIG: 1}
         self.state: dict[Any, Any] = {}
+        self.configs: dict[Deployment, AutoscalingConfig] = {}
         self.reports: dict[Deployment, dict[str, dict[str, float]]] = {INGRESS: {"i1": {}}, TINY: {}, BIG: {"b1": {}}}
 
     def report(self, deployment: Deployment, member: str, **values: float) -> None:
@@ -78,7 +82,8 @@ class Controller:
             for member, values in self.reports[deployment].items():
                 for name, value in values.items():
                     series.setdefault(name, {})[member] = [Point(self.at - 9, -1.0), Point(self.at, value)]
-            found[deployment] = Context(target, tuple(self.reports[deployment]), series, self.state.get(deployment, {}))
+            state, config = self.state.get(deployment, {}), self.configs.get(deployment)
+            found[deployment] = Context(target, tuple(self.reports[deployment]), series, state, config)
         return found
 
     def tick(self, seconds: float = OBSERVE_S) -> dict[Any, int]:
@@ -105,7 +110,7 @@ def test_the_first_request_starts_a_model_from_zero(controller: Controller) -> N
 
 
 def test_between_two_observations_the_decision_stands(controller: Controller) -> None:
-    controller.report(INGRESS, "i1", requests__tiny=1.0)
+    controller.report(INGRESS, "i1", requests__tiny=1.0, waiting__tiny=1.0)
     controller.tick()
     controller.report(INGRESS, "i1", streams=35.0)
     assert controller.tick(0.1) == {INGRESS: 1, TINY: 1, BIG: 1}
@@ -113,7 +118,7 @@ def test_between_two_observations_the_decision_stands(controller: Controller) ->
 
 
 def test_ingresses_are_summed_and_each_models_numbers_are_its_own(controller: Controller) -> None:
-    controller.report(INGRESS, "i1", streams=11.0, requests__tiny=5.0)
+    controller.report(INGRESS, "i1", streams=11.0, requests__tiny=5.0, waiting__tiny=1.0)
     controller.report(INGRESS, "i2", streams=12.0, requests__tiny=900.0)
     assert controller.tick() == {INGRESS: 3, TINY: 1, BIG: 1}
     (memory,) = (state["memory"] for state in controller.state.values())
@@ -199,7 +204,7 @@ def test_a_new_controller_goes_on_with_the_targets_that_there_are(controller: Co
 
 
 def test_what_is_logged_says_why(controller: Controller, caplog: pytest.LogCaptureFixture) -> None:
-    controller.report(INGRESS, "i1", requests__tiny=1.0)
+    controller.report(INGRESS, "i1", requests__tiny=1.0, waiting__tiny=1.0)
     with caplog.at_level(logging.INFO, logger="ray.serve"):
         controller.tick()
     (line,) = (r.getMessage() for r in caplog.records)
@@ -207,7 +212,7 @@ def test_what_is_logged_says_why(controller: Controller, caplog: pytest.LogCaptu
 
 
 def test_each_change_of_a_target_is_told_once(controller: Controller) -> None:
-    controller.report(INGRESS, "i1", requests__tiny=1.0)
+    controller.report(INGRESS, "i1", requests__tiny=1.0, waiting__tiny=1.0)
     controller.tick()
     controller.tick()
     assert controller.notes == [ScalingNote(MONDAY + controller.at - OBSERVE_S, "tiny", 0, 1, "first")]
@@ -376,3 +381,34 @@ def test_an_itl_limit_that_no_number_of_replicas_keeps_is_said_once(
             controller.tick()
     (line,) = (record.getMessage() for record in caplog.records)
     assert re.match(r"tiny: a step takes 0\.1\d\d s even for few requests and replicas\.itl_slo_s is 0\.1: no number of", line)
+
+
+def operated(minimum: int) -> AutoscalingConfig:
+    """Return the bounds of tiny in Serve's config after `serve-app models` has changed them."""
+    return AutoscalingConfig(min_replicas=minimum, max_replicas=8)
+
+
+def test_a_pinned_model_keeps_a_replica_and_an_unloaded_one_none_until_somebody_waits(controller: Controller) -> None:
+    controller.configs[TINY] = operated(1)
+    assert controller.tick()[TINY] == 1
+    controller.report(TINY, "t1", steps=0.0)
+    for _ in range(400):
+        assert controller.tick()[TINY] == 1  # idle for long, and pinned
+    controller.configs[TINY] = operated(0)
+    controller.targets[TINY] = 0  # `unload`: Serve sets the target to the entry's initial_replicas
+    del controller.reports[TINY]["t1"]
+    controller.report(INGRESS, "i1", requests__tiny=3.0)  # they were on the replica that drains
+    assert controller.tick(0.1).get(TINY, 0) == 0  # between two observations the older decision must not come back
+    assert controller.tick()[TINY] == 0
+    controller.report(INGRESS, "i1", waiting__tiny=1.0)
+    assert controller.tick()[TINY] == 1
+
+
+def test_the_minimum_of_the_configuration_does_not_load_an_unloaded_model(controller: Controller) -> None:
+    controller.configs[BIG] = operated(0)
+    controller.targets[BIG] = 0
+    del controller.reports[BIG]["b1"]
+    for _ in range(100):
+        assert controller.tick()[BIG] == 0
+    controller.configs[BIG] = operated(1)  # `load`
+    assert controller.tick()[BIG] == 1

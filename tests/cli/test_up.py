@@ -53,6 +53,16 @@ def test_a_control_plane_that_does_not_answer_ends_nothing_and_is_told_once_each
     assert " ".join(capsys.readouterr().err.split()) == f"{said} {said}"
 
 
+def test_an_update_that_serve_gave_up_ends_nothing_while_an_ingress_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ingress = SimpleNamespace(message="", replica_states={"RUNNING": 1})
+    model = SimpleNamespace(message="no memory", replica_states={"RUNNING": 1})
+    failed = Status("DEPLOY_FAILED", "", {"ingress": ingress, "replica-a": model})
+    watch(monkeypatch, Status(), *[failed] * 4, Status())  # each look at a failed one asks twice
+    assert capsys.readouterr().err == "an update has failed, and what served before goes on:\nreplica-a: no memory\n"
+
+
 def test_an_application_that_serve_gave_up_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClusterFailed, match="did not come up; serve-app: no memory"):
         watch(monkeypatch, Status(), Status("DEPLOY_FAILED", "no memory"))

@@ -41,8 +41,13 @@ def scale(settings: Settings, model: str, count: str) -> None:
 
     from serve_app.application import serve_config
 
-    config = serve_config(settings)
-    config["applications"][0]["deployments"] = [{"name": replica_deployment(settings.models[model]), "num_replicas": int(count)}]
+    config, name, number = serve_config(settings), replica_deployment(settings.models[model]), int(count)
+    (application,) = config["applications"]
+    entries = {entry["name"]: entry for entry in application.get("deployments", [])}
+    if name in entries:  # it is scaled: to remove the entry would replace every replica
+        entries[name]["autoscaling_config"] |= {"min_replicas": number, "max_replicas": number, "initial_replicas": None}
+    else:
+        application["deployments"] = [*entries.values(), {"name": name, "num_replicas": number}]
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=False)
 
 

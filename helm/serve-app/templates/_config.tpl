@@ -34,12 +34,30 @@
 {{ $scales }}
 {{- end }}
 
+{{- /* Of each model with min != max, the entry of its deployment, as serve_app.application.first_entries makes it. A JSON list. */}}
+{{- define "serve-app.boundsEntries" -}}
+{{- $entries := list -}}
+{{- range $name, $model := . -}}
+{{- $least := int (dig "replicas" "min" 1 $model) -}}
+{{- $most := int (dig "replicas" "max" 1 $model) -}}
+{{- if ne $least $most -}}
+{{- $plain := regexReplaceAll "[^A-Za-z0-9_-]" $name "-" -}}
+{{- if ne $plain $name -}}{{- $plain = printf "%s-%s" $plain (sha256sum $name | trunc 6) -}}{{- end -}}
+{{- $bounds := dict "min_replicas" $least "max_replicas" $most "initial_replicas" (int (dig "replicas" "initial" $least $model)) -}}
+{{- $delays := dict "upscale_delay_s" 0 "downscale_delay_s" 0 "metrics_interval_s" 1 "look_back_period_s" 2 -}}
+{{- $entries = append $entries (dict "name" (printf "replica-%s" $plain) "autoscaling_config" (merge $bounds $delays)) -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $entries }}
+{{- end }}
+
 {{- define "serve-app.serveConfig" -}}
 {{- $config := include "serve-app.config" . | fromYaml -}}
 {{- $application := dict "name" (include "serve-app.fullname" .) "route_prefix" nil "import_path" "serve_app.application:build" "args" $config -}}
 {{- if eq (include "serve-app.scales" .) "true" -}}
 {{- $policy := dict "policy_function" "serve_app.autoscaling.policy:DemandPolicy" "policy_kwargs" (dict "settings" $config) -}}
 {{- $_ := set $application "autoscaling_policy" $policy -}}
+{{- with include "serve-app.boundsEntries" $config.models | fromJsonArray -}}{{- $_ := set $application "deployments" . -}}{{- end -}}
 {{- end -}}
 {{ toYaml (dict "proxy_location" "Disabled" "applications" (list $application)) }}
 {{- end }}

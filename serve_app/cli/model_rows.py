@@ -1,0 +1,111 @@
+"""What `serve-app models list` says of each model. Pure: the report of `status.collect` and the running configuration in, rows out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from serve_app.cli.running import Running
+from serve_app.config import ModelSettings
+from serve_app.deployments import replica_deployment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One model."""
+
+    model: str
+    loads: str
+    """What its engines load, with the revision where one is set."""
+    release: str
+    """Digest of the settings that its replicas are to work by."""
+    state: str
+    """`loaded`, `loading`, `unloading`, `unloaded`, `updating` or `failed`."""
+    pinned: bool
+    """Whether it is never without a replica: by `replicas.min`, or by `serve-app models pin`."""
+    ready: int
+    target: int
+    min: int
+    max: int
+    adapters: tuple[str, ...]
+    running: int
+    """Requests in its engines."""
+    waiting: int
+    """Requests in queues of its engines, and at the ingresses."""
+    cold_start_s: float | None
+    """What a start of its replicas takes, the 90th percentile that an ingress has measured. None: none was measured."""
+    message: str
+    """Why it is not as it should be, in our own words."""
+
+    def cells(self) -> tuple[str, ...]:
+        """Return what the table shows of it, in the order of `COLUMNS`."""
+        state = f"{self.state}, pinned" if self.pinned else self.state
+        start = "" if self.cold_start_s is None else f"{self.cold_start_s:.1f} s"
+        numbers = f"{self.ready}/{self.target}", f"{self.min}..{self.max}", f"{self.running}+{self.waiting}", start
+        return self.model, state, *numbers, self.loads, self.release[:8], ", ".join(self.adapters), self.message
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+COLUMNS = ("model", "state", "ready", "bounds", "requests", "start", "loads", "release", "adapters", "message")
+
+
+def rows(running: Running, report: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield a row for each configured model, in the order of the configuration."""
+    for model in running.settings.models.values():
+        deployment = report["deployments"].get(replica_deployment(model), {})
+        leases = [lease for lease in report["members"] if lease["model"] == model.name]
+        ingresses = [lease["load"].get("models", {}).get(model.name, {}) for lease in report["members"] if not lease["model"]]
+        yield _row(model, running.minimum(model), deployment, leases, ingresses)
+
+
+def _row(
+    model: ModelSettings,
+    minimum: int,
+    deployment: Mapping[str, Any],
+    leases: Sequence[Mapping[str, Any]],
+    ingresses: Sequence[Mapping[str, Any]],
+) -> Row:
+    states = deployment.get("replica_states", {})
+    loads, revision = model.model, model.engine_args.get("revision")
+    starts = [told["cold_start_s"] for told in ingresses if told.get("cold_start_s") is not None]
+    state = state_of(states, deployment.get("target", 0), deployment.get("status", ""), deployment.get("rollout", ""))
+    return Row(
+        model=model.name,
+        loads=f"{loads}@{revision}" if revision else loads,
+        release=model.release(),
+        state=state,
+        pinned=minimum > 0,
+        ready=states.get("RUNNING", 0),
+        target=deployment.get("target", 0),
+        min=minimum,
+        max=model.replicas.max,
+        adapters=tuple(model.adapters),
+        running=sum(lease["load"].get("running", 0) for lease in leases),
+        waiting=sum(lease["load"].get("waiting", 0) for lease in leases) + sum(told.get("waiting", 0) for told in ingresses),
+        cold_start_s=max(starts, default=None),
+        message=deployment.get("message", ""),
+    )
+
+
+def state_of(replica_states: Mapping[str, int], target: int, status: str, rollout: str) -> str:
+    """Return one word for a model.
+
+    Args:
+        replica_states: Serve's words for states of replicas, and how many are in each.
+        target: Replicas that are wanted.
+        status: Serve's word for the deployment.
+        rollout: What Serve is about, of `status.target`.
+    """
+    if not status:  # Serve builds the application anew, and shows no deployment until it has
+        return "updating"
+    count = {name: number for name, number in replica_states.items() if number}
+    if status in ("UNHEALTHY", "DEPLOY_FAILED"):
+        return "failed"
+    if count.get("RUNNING"):
+        if "config" in rollout and len(count) > 1:
+            return "updating"
+        return "loaded" if target else "unloading"
+    if count.get("STARTING") or count.get("PENDING_MIGRATION") or target:
+        return "loading"
+    return "unloading" if count else "unloaded"

@@ -1,0 +1,74 @@
+"""What `serve-app models update` changes: the running configuration, or the values of a Helm release. Pure but for the file it reads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from serve_app.cli.model_rows import Row
+from serve_app.cli.running import Running
+from serve_app.config import Settings, parse_settings
+from serve_app.errors import ClusterFailed
+
+
+def changed(settings: Settings, model: str, to: str, revision: str, file: Path | None) -> Settings:
+    """Return the configuration with one model changed: to what ``file`` says of it, then by ``to`` and ``revision`` where they are not "".
+
+    Raises:
+        ConfigError: The result, or the file, is wrong.
+        ClusterFailed: The file has no such model.
+    """
+    values = settings.model_dump(mode="json")
+    if file is not None:
+        values["models"][model] = _in_file(file, model)
+    one: dict[str, Any] = values["models"][model]
+    if to:
+        one["model"] = to
+    if to and not revision:  # a revision of other weights means nothing for these
+        one["engine_args"].pop("revision", None)
+    if revision:
+        one["engine_args"]["revision"] = revision
+    return parse_settings(values)
+
+
+def _in_file(file: Path, model: str) -> dict[str, Any]:
+    from serve_app.cli.settings_file import read_settings
+
+    models = read_settings(file).models
+    if model not in models:
+        raise ClusterFailed(f"{file} has no model {model!r}", f"its models: {', '.join(models)}")
+    return models[model].model_dump(mode="json")
+
+
+def released(wanted: Running, row: Row) -> bool:
+    """Return whether every replica of the model that is there works by the wanted settings."""
+    from serve_app.cli.cluster import members
+
+    releases = [
+        lease["release"] for lease in members(wanted.settings.name) if lease["model"] == row.model and lease["state"] == "ready"
+    ]
+    is_complete = row.state in ("loaded", "unloaded") and len(releases) >= row.target
+    return is_complete and set(releases) <= {row.release}
+
+
+def kubernetes_commands(
+    name: str, model: str, to: str, revision: str, *, context: str | None, namespace: str | None
+) -> Iterator[str]:
+    """Yield the commands that change the values of the Helm release behind the RayService ``name`` and watch the change.
+
+    Raises:
+        ClusterFailed: The cluster does not answer, or Helm has not made the RayService.
+    """
+    from serve_app.cli import kube
+
+    cluster = kube.connect(context, namespace)
+    release = cluster.ray_service(name).helm_release
+    if not release:
+        raise ClusterFailed(
+            f"Helm has not made the RayService {name!r}", "change serveConfigV2 in its manifest: serve-app rollout NAME -f FILE"
+        )
+    key = "config.models." + model.replace(".", r"\.")
+    values = {"model": to, "engine_args.revision": revision}
+    options = " ".join(f"--set-string {quote(f'{key}.{path}={value}')}" for path, value in values.items() if value)
+    yield f"helm upgrade {release} CHART {cluster.helm_options()} --reset-then-reuse-values {options}"
+    yield f"serve-app rollout {name} {cluster.kubectl_options()}"

@@ -1,0 +1,218 @@
+"""``serve-app models``: which models are loaded in a fleet that runs, and `load`, `unload`, `pin` and `update` for one of them."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from serve_app.cli.model_rows import COLUMNS, Row, rows
+from serve_app.cli.running import Running, hand_over, look, running
+from serve_app.config import ModelSettings
+from serve_app.errors import ClusterFailed
+
+app = typer.Typer(help="Which models are loaded in a fleet that runs; load, unload, pin and update one.", no_args_is_help=True)
+
+POLL_S = 0.5
+SETTLE_S = 1.0
+"""Between two entries of which Serve has to take in the first by itself: its controller looks every 0.1 s."""
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Model = Annotated[str, typer.Argument(help="Name of the model, as requests name it.", show_default=False)]
+Name = Annotated[str, typer.Option(help="Name of the application; on Kubernetes, of the release.")]
+Address = Annotated[
+    str, typer.Option(help="Ray cluster to ask, `auto` on a node of it; empty: the one `serve-app up` started here.")
+]
+TimeoutS = Annotated[float, typer.Option(help="After which the command gives up waiting; what it began goes on.", min=1)]
+
+
+@app.command(name="list")
+def list_models(
+    name: Name = "serve-app", address: Address = "", as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """Show each configured model: its state, replicas ready of those wanted, bounds, requests (running+waiting), and what a start takes."""
+    from serve_app.cli.status import print_table
+
+    found = list(_rows(running(name, address)).values())
+    if as_json:
+        typer.echo(json.dumps([row.json() for row in found], indent=2))
+        return
+    print_table(Console(highlight=False), "", COLUMNS, [row.cells() for row in found])
+
+
+@app.command()
+def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_s: TimeoutS = 1800.0) -> None:
+    """Start a replica of a model that has none, and wait until it takes requests.
+
+    From then on the model is scaled as always: `replicas.min` holds again after an `unload`, and a model with `replicas.min: 0` goes again
+    when nobody asks for it, unless it is pinned.
+    """
+    now = running(name, address)
+    settings = _scaled(now, model, "it is always loaded")
+    least = max(now.minimum(settings) if now.is_pinned(settings) else 0, settings.replicas.min)
+    try:
+        _set_bounds(now, settings, max(1, least))
+        row = _follow(now, model, lambda row: row.ready > 0 and row.state == "loaded", timeout_s)
+    finally:
+        if not least:
+            _set_bounds(now, settings, 0)
+    typer.echo(f"{model} is loaded: {row.ready} of {row.target} replicas")
+
+
+@app.command()
+def unload(model: Model, name: Name = "serve-app", address: Address = "", timeout_s: TimeoutS = 1800.0) -> None:
+    """Let all replicas of a model go, and wait until they have. Running streams end first; no token is lost.
+
+    The next request loads the model again, and so does `load`. Until `load`, it may be without a replica whatever `replicas.min` says.
+    """
+    now = running(name, address)
+    settings = _scaled(now, model, "it cannot be unloaded")
+    if now.is_pinned(settings):
+        raise ClusterFailed(f"{model!r} is pinned", f"first: serve-app models pin {model} --off")
+    if settings.required:
+        problem = f"{model!r} is required, so without a replica no ingress would be ready, for no model"
+        raise ClusterFailed(problem, f"set models.{model}.required: false")
+    order = _entry(settings, 0, initial=0)
+    if now.entries().get(order["name"]) == order:  # of an `unload` that was killed: Serve acts on what differs alone
+        _set_bounds(now, settings, 0)
+        time.sleep(SETTLE_S)
+    hand_over(look(now.settings.name).with_entry(order))
+    try:
+        row = _follow(now, model, lambda row: row.state == "unloaded" or row.target > 0, timeout_s, began=SETTLE_S)
+    finally:
+        _set_bounds(now, settings, 0)
+    if row.target:
+        raise ClusterFailed(f"a request has loaded {model!r} again", "keep requests away from it, or unload it again")
+    typer.echo(f"{model} is unloaded; the next request loads it again")
+
+
+@app.command()
+def pin(
+    model: Model,
+    off: Annotated[bool, typer.Option("--off", help="Undo it: from now on `replicas.min` holds again.")] = False,
+    name: Name = "serve-app",
+    address: Address = "",
+    timeout_s: TimeoutS = 1800.0,
+) -> None:
+    """Keep at least one replica of a model: it is never scaled to zero, and never taken away for another model's turn."""
+    now = running(name, address)
+    settings = _scaled(now, model, "it always has as many")
+    if off:
+        _set_bounds(now, settings, settings.replicas.min)
+        kept = f", and has {settings.replicas.min} replicas at least, by replicas.min" if settings.replicas.min else ""
+        typer.echo(f"{model} is not pinned{kept}")
+        return
+    _set_bounds(now, settings, max(1, settings.replicas.min))
+    _follow(now, model, lambda row: row.ready > 0 and row.state == "loaded", timeout_s)
+    typer.echo(f"{model} is pinned")
+
+
+@app.command()
+def update(
+    model: Model,
+    to: Annotated[
+        str, typer.Option("--model", help="What to load: `embedded:NAME`, an absolute path, or a Hugging Face id.")
+    ] = "",
+    revision: Annotated[str, typer.Option(help="Revision at the hub: engine_args.revision.")] = "",
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="A configuration file: the model becomes what this file says of it.")
+    ] = None,
+    name: Name = "serve-app",
+    address: Address = "",
+    context: Annotated[str | None, typer.Option(help="Kubernetes: a context of the kubeconfig.")] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Kubernetes: the release's namespace.")] = None,
+    timeout_s: TimeoutS = 1800.0,
+) -> None:
+    """Give a model other weights, another revision or other settings, replica by replica, and wait until all replicas have them.
+
+    On Kubernetes the release holds the configuration: with --namespace or --context this prints the commands that change it there.
+    """
+    from serve_app.cli.model_update import changed, kubernetes_commands, released
+
+    if not (to or revision or file):
+        raise typer.BadParameter("say what changes: --model, --revision or --file")
+    if context is not None or namespace is not None:
+        if file is not None:
+            raise typer.BadParameter(
+                "on Kubernetes change the values and upgrade: only --model and --revision are printed as commands"
+            )
+        for line in kubernetes_commands(name, model, to, revision, context=context, namespace=namespace):
+            typer.echo(line)
+        return
+    now = running(name, address)
+    before = now.model(model)
+    wanted = now.with_settings(changed(now.settings, model, to, revision, file))
+    after = wanted.model(model)
+    if before == after:
+        typer.echo(f"{model} is that already; nothing was changed")
+        return
+    hand_over(wanted)
+    try:
+        _follow(wanted, model, lambda row: released(wanted, row), timeout_s, began=SETTLE_S)
+    except ClusterFailed as exc:
+        back = f"serve-app models update {model} --model {before.model}"
+        raise ClusterFailed(exc.problem, f"{exc.hint}\nreplicas of before that serve go on; the way back: {back}") from exc
+    typer.echo(f"{model} is updated; the file that the fleet was started with still says what it said")
+
+
+def _scaled(now: Running, name: str, always: str) -> ModelSettings:
+    """Return the model's settings.
+
+    Raises:
+        ClusterFailed: There is no such model, or its number of replicas is fixed.
+    """
+    model = now.model(name)
+    if not model.replicas.is_scaled:
+        problem = f"{name!r} has a fixed number of replicas (replicas.min and max are {model.replicas.max}): {always}"
+        raise ClusterFailed(
+            problem, f"to change that set models.{name}: {{required: false, replicas: {{min: 0, max: {model.replicas.max}}}}}"
+        )
+    return model
+
+
+def _entry(model: ModelSettings, minimum: int, initial: int | None = None) -> Mapping[str, Any]:
+    from serve_app.application import bounds_entry
+
+    return bounds_entry(model, minimum=minimum, initial=initial)
+
+
+def _set_bounds(now: Running, model: ModelSettings, minimum: int) -> None:
+    """Change the least number of replicas, in the config as it is at this moment."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    hand_over(look(now.settings.name).with_entry(_entry(model, minimum)))
+
+
+def _rows(now: Running) -> dict[str, Row]:
+    from serve_app.cli.status import collect
+
+    return {row.model: row for row in rows(now, collect(now.settings.name, now.url))}
+
+
+def _follow(now: Running, model: str, is_done: Callable[[Row], bool], timeout_s: float, *, began: float = 0.0) -> Row:
+    """Print what happens until ``is_done`` and return the last row. ``began``: seconds in which the state of before may still be shown.
+
+    Raises:
+        ClusterFailed: The model's replicas fail, or ``timeout_s`` have passed.
+    """
+    from serve_app.cli.rayservice import own_words
+
+    deadline, said = time.monotonic() + timeout_s, ""
+    time.sleep(began)
+    while not is_done(row := _rows(now)[model]):
+        if row.state == "failed":
+            raise ClusterFailed(f"{model!r} has failed", own_words(row.message))
+        if time.monotonic() >= deadline:
+            raise ClusterFailed(
+                f"{model!r} is {row.state} after {timeout_s:g} s", "what was begun goes on: serve-app models list"
+            )
+        line = f"{model}: {row.state}, {row.ready} of {row.target} replicas, {row.running} requests run, {row.waiting} wait"
+        line += f"; {own_words(row.message)}" if row.message else ""
+        if line != said:
+            console.print(f"  {line}")
+            said = line
+        time.sleep(POLL_S)
+    return row

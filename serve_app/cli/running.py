@@ -1,0 +1,114 @@
+"""The application that runs, as Ray Serve keeps it: its configuration, and the numbers of replicas that `serve-app models` has changed.
+
+Serve keeps both in its checkpoint, so that they survive its controller. A bound is changed by an entry of ``deployments`` in Serve's
+config, which touches no replica that runs.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.cli.cluster import RAY_LIMIT_S, connect, find_run, within
+from serve_app.config import ModelSettings, Settings, parse_settings
+from serve_app.deployments import replica_deployment
+from serve_app.errors import ClusterFailed
+
+
+@dataclass(frozen=True)
+class Running:
+    """One application of a cluster. ``url`` is known where `serve-app up` started it here."""
+
+    url: str
+    settings: Settings
+    serve: Mapping[str, Any]
+    """Serve's config of the whole cluster: of its other applications, too."""
+
+    @property
+    def application(self) -> Mapping[str, Any]:
+        """Serve's config of this application."""
+        return next(a for a in self.serve["applications"] if a["name"] == self.settings.name)
+
+    def model(self, name: str) -> ModelSettings:
+        """Return the settings of a model.
+
+        Raises:
+            ClusterFailed: There is no such model.
+        """
+        known = self.settings.models
+        if name not in known:
+            raise ClusterFailed(f"{self.settings.name!r} has no model {name!r}", f"its models: {', '.join(known)}")
+        return known[name]
+
+    def minimum(self, model: ModelSettings) -> int:
+        """Return the replicas of the model that are always there: `replicas.min`, or what `serve-app models` has put in its place."""
+        entry = self.entries().get(replica_deployment(model), {})
+        return int((entry.get("autoscaling_config") or {}).get("min_replicas", model.replicas.min))
+
+    def is_pinned(self, model: ModelSettings) -> bool:
+        """Return whether `serve-app models pin` keeps a replica that the configuration does not."""
+        return self.minimum(model) > model.replicas.min
+
+    def entries(self) -> dict[str, Mapping[str, Any]]:
+        """Return the entries of ``deployments`` by deployment."""
+        return {entry["name"]: entry for entry in self.application.get("deployments", ())}
+
+    def with_entry(self, entry: Mapping[str, Any]) -> "Running":
+        """Return the same with this entry of ``deployments`` in place of the deployment's own."""
+        return self._with({**self.application, "deployments": [*(self.entries() | {entry["name"]: entry}).values()]})
+
+    def with_settings(self, settings: Settings) -> "Running":
+        """Return the same under another configuration. Every number of replicas stays as it is, and so does what is pinned."""
+        from serve_app.application import bounds_entry, serve_config
+        from serve_app.deployments import scaled_models
+
+        (application,) = serve_config(settings)["applications"]
+        minimums = {m.name: self.minimum(m) for m in self.settings.models.values() if self.minimum(m) != m.replicas.min}
+        entries = [bounds_entry(m, minimum=minimums.get(m.name, m.replicas.min)) for m in scaled_models(settings)]
+        changed = self._with({**application, **({"deployments": entries} if entries else {})})
+        return Running(self.url, settings, changed.serve)
+
+    def _with(self, application: Mapping[str, Any]) -> "Running":
+        applications = [application if a["name"] == self.settings.name else a for a in self.serve["applications"]]
+        return Running(self.url, self.settings, {**self.serve, "applications": applications})
+
+
+def running(name: str, address: str) -> Running:
+    """Connect to the cluster and return the application that runs there.
+
+    Raises:
+        ClusterFailed: No cluster answers, or it has no such application, or one that this command has not started.
+    """
+    url = token = ""
+    if not address:
+        state = find_run(name)
+        address, url, token = state.ray_address, state.url, state.ray_token
+    connect(address, name, token)
+    return look(name, url)
+
+
+def look(name: str, url: str = "") -> Running:
+    """Return what the connected cluster runs under that name.
+
+    Raises:
+        ClusterFailed: It runs nothing of that name, or nothing that serve-app has configured.
+    """
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    details = {"applications": {}} if client is None else within(RAY_LIMIT_S, client.get_serve_details)
+    configs = {key: a["deployed_app_config"] for key, a in details["applications"].items() if a.get("deployed_app_config")}
+    if name not in configs:
+        others = f"it has: {', '.join(configs)}; name one by --name" if configs else "start it with: serve-app up -f FILE"
+        raise ClusterFailed(f"no application named {name!r} runs in this cluster", others)
+    serve = {"proxy_location": details.get("proxy_location", "Disabled"), "applications": copy.deepcopy([*configs.values()])}
+    return Running(url, parse_settings(configs[name]["args"]), serve)
+
+
+def hand_over(wanted: Running) -> None:
+    """Give Serve the config; returns at once."""
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    config = ServeDeploySchema.model_validate(wanted.serve)
+    within(RAY_LIMIT_S, lambda: _get_global_client().deploy_apps(config, _blocking=False))
