@@ -14,6 +14,8 @@ from tests.e2e_fleet.streams import Answer, completion, play
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(1500)]
 
+STEP_LIMIT_S = 400.0
+"""A command waits for a start, or for the end of a stream."""
 STREAMS = [completion(MODEL, max_tokens=600)]
 
 
@@ -33,7 +35,7 @@ def operated(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def models(operated: Fleet, *arguments: str) -> str:
-    done = operated.command("models", *arguments, "--name", operated.name)
+    done = operated.command("models", *arguments, "--name", operated.name, limit_s=STEP_LIMIT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
