@@ -21,6 +21,7 @@ Longer than a module should be: one file, so that one table shows each code and 
       QueueFull                  503  queue_full
       NoFreePlace                503  no_free_place           a batch's request, which may only have places that nobody wants
       TooManyConnections         503  too_many_connections    an ingress has nearly no file descriptors left
+      GrammarsBusy               503  grammars_busy           a grammar was not compiled in time, because the ingress is busy
       IngressOverloaded          503  ingress_overloaded      the event loop of an ingress is far behind
       LeaseBoardSilent           503  lease_board_silent      who is in the fleet cannot be told now; requests do not need it
       ServerStopping             503  server_stopping         an ingress ends; another one, or the next, takes the request
@@ -329,6 +330,22 @@ class TooManyConnections(ServingError):
     def __str__(self) -> str:
         return (
             f"too many connections: nearly all of {self.limit} file descriptors are in use; retry in {self.retry_after_s:.1f} s"
+        )
+
+
+@dataclass(eq=False)
+class GrammarsBusy(ServingError):
+    """The grammar of a request was not tried in ``limit_s``; others came before it, or the machine is slow."""
+
+    http_status: ClassVar[int] = 503
+    code: ClassVar[str] = "grammars_busy"
+    limit_s: float
+    retry_after_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"the grammar of the answer was not compiled within {self.limit_s:g} s, because this ingress is busy; "
+            f"retry in {self.retry_after_s:.1f} s"
         )
 
 

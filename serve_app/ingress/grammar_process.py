@@ -3,8 +3,8 @@
 xgrammar's compiler has no limit of time, and a thread in it cannot be stopped; the kernel stops a child. This process stays small and has
 one thread, so that a fork of it is cheap and safe: it imports xgrammar and nothing of vLLM.
 
-Each line of standard input is JSON: first the limits and the tokenizer, then one trial a line. Each trial becomes one line of standard
-output. The process ends with its input.
+Each line of standard input is JSON: first the limits and the tokenizer, then one trial a line. An empty object on standard
+output says that the process is ready, then each trial becomes one line. The process ends with its input.
 """
 
 import json
@@ -27,7 +27,13 @@ _AGAIN_S = 0.1
 _SAID_CHARS = 500
 """With so much of an error's text a line stays below the 4,096 bytes that a pipe writes in one piece."""
 
-_CAUSES = {signal.SIGXCPU: "time", signal.SIGKILL: "time", signal.SIGABRT: "memory", signal.SIGSEGV: "depth"}
+_CAUSES = {
+    signal.SIGALRM: "late",
+    signal.SIGXCPU: "time",
+    signal.SIGKILL: "time",
+    signal.SIGABRT: "memory",
+    signal.SIGSEGV: "depth",
+}
 
 
 def serve() -> None:
@@ -43,6 +49,7 @@ def serve() -> None:
             for line in map(json.loads, lines):
                 if compiler is None:
                     limits, compiler = line["limits"], _compiler(line["tokenizer"])
+                    os.write(1, b"{}\n")
                 else:
                     children[_begin(compiler, line, limits)] = line["id"]
         _report_killed(children)
@@ -62,6 +69,7 @@ def _begin(compiler: Any, trial: Mapping[str, Any], limits: Mapping[str, Any]) -
     try:
         os.nice(10)  # the ingress's event loop and streams go first
         _limit(limits["compile_s"], limits["memory_bytes"])
+        signal.setitimer(signal.ITIMER_REAL, limits["run_s"])  # its signal ends a process that waits for anything, too
         os.write(1, json.dumps({"id": trial["id"], **_try(compiler, trial)}).encode() + b"\n")
         status = 0
     finally:

@@ -26,10 +26,15 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
+from serve_app.errors import GrammarsBusy
+from serve_app.ingress.verdict import current_verdict
+
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = min(4, os.cpu_count() or 1)
 _REMEMBERED = 1024
+_SPARE_S = 5.0
+_RETRY_AFTER_S = 1.0
 
 _IN_LOOP_S = 0.25
 """CPU seconds that reading may take, which vLLM does in the event loop, and finding the tokens that may come first, which the engine does
@@ -43,6 +48,10 @@ class TrialLimits:
     compile_s: int = 5
     """CPU seconds. A schema of 16 kB with 100 properties takes 0.15 s with a vocabulary of 49,152 tokens."""
     memory_bytes: int = 1 << 30
+    run_s: float = 20.0
+    """Seconds that a trial may take, however busy the machine is."""
+    wait_s: float = 30.0
+    """Seconds that a request waits for its verdict, other grammars before it and the start of the process included."""
 
 
 class GrammarTrials:
@@ -61,6 +70,8 @@ class GrammarTrials:
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._starting = asyncio.Lock()
         self._process: Process | None = None
+        self._ready = asyncio.Event()
+        """The process takes trials, or has ended."""
         self._reader: asyncio.Task[None] | None = None
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._num = 0
@@ -70,26 +81,46 @@ class GrammarTrials:
         """Return if vLLM and an engine may have it. What xgrammar cannot read is left to vLLM, which knows other compilers.
 
         Raises:
-            VLLMValidationError: Compiling it fails, or exceeds a limit.
+            VLLMValidationError: Compiling it fails, or exceeds a limit. Or there is no verdict in time: the answer is then `GrammarsBusy`.
         """
         if (kind_and_spec := _kind_and_spec(params)) is None:
             return
         digest = hashlib.sha256("\0".join(kind_and_spec).encode("utf-8", "surrogatepass")).digest()
-        if digest not in self._verdicts:
-            async with self._places:
-                if digest not in self._verdicts:  # it may have been tried while this one waited
-                    self._remember(digest, self._refusal(await self._try(*kind_and_spec)))
+        try:
+            async with asyncio.timeout(self._limits.wait_s):
+                await self._judge(digest, *kind_and_spec)
+        except TimeoutError:
+            busy = GrammarsBusy(limit_s=self._limits.wait_s, retry_after_s=_RETRY_AFTER_S)
+            if (verdict := current_verdict.get()) is not None:
+                verdict.error = busy  # vLLM's answer to the exception would be its own
+            raise VLLMValidationError(str(busy), parameter="structured_outputs") from None
         self._verdicts.move_to_end(digest)
         if (refusal := self._verdicts[digest]) is not None:
             raise VLLMValidationError(refusal, parameter="structured_outputs")
 
     async def close(self) -> None:
-        """End the process. What waits for it is refused."""
+        """End the process. What waits for it has no verdict."""
         if self._process is None or self._reader is None:
             return
         if self._process.returncode is None:
             self._process.kill()
         await self._reader
+
+    async def _judge(self, digest: bytes, kind: str, spec: str) -> None:
+        """Try it unless there is a verdict.
+
+        Raises:
+            TimeoutError: The trial has none.
+        """
+        if digest in self._verdicts:
+            return
+        async with self._places:
+            if digest in self._verdicts:  # it was tried while this one waited
+                return
+            result = await self._try(kind, spec)
+            if result["step"] == "late":
+                raise TimeoutError
+            self._remember(digest, self._refusal(result))
 
     def _remember(self, digest: bytes, refusal: str | None) -> None:
         self._verdicts[digest] = refusal
@@ -125,7 +156,12 @@ class GrammarTrials:
         answer = self._answers[trial_id] = asyncio.get_running_loop().create_future()
         process.stdin.write(json.dumps(trial).encode() + b"\n")
         try:
-            return await answer
+            await self._ready.wait()
+            async with asyncio.timeout(self._limits.run_s + _SPARE_S):
+                return await answer
+        except TimeoutError:
+            await self.close()  # each trial ends by itself before that: the process does not answer
+            raise
         finally:
             self._answers.pop(trial_id, None)
 
@@ -134,6 +170,7 @@ class GrammarTrials:
             if self._process is not None and self._process.returncode is None:
                 return self._process
             tokenizer = await asyncio.to_thread(self._tokenizer)
+            self._ready.clear()
             command = (sys.executable, "-m", "serve_app.ingress.grammar_process")
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
@@ -143,11 +180,12 @@ class GrammarTrials:
             return self._process
 
     async def _read(self, process: Process) -> None:
-        """Pass on results until the process ends. What it has not answered then counts as having ended it."""
+        """Pass on results until the process ends. What it has not answered then has no verdict."""
         assert process.stdout is not None
         while line := await process.stdout.readline():
-            result = json.loads(line)
-            if (answer := self._answers.get(result["id"])) is not None and not answer.done():
+            if not (result := json.loads(line)):
+                self._ready.set()
+            elif (answer := self._answers.get(result["id"])) is not None and not answer.done():
                 answer.set_result(result)
         assert process.stdin is not None
         process.stdin.close()
@@ -155,9 +193,10 @@ class GrammarTrials:
         logger.warning(
             "the process that tries grammars ended with status %s; the next grammar starts another", process.returncode
         )
+        self._ready.set()
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_result({"step": "depth", "said": "", "read_s": 0.0, "mask_s": 0.0})
+                answer.set_result({"step": "late", "said": "", "read_s": 0.0, "mask_s": 0.0})
 
 
 def try_grammars(engine: Any, vllm_config: Any) -> GrammarTrials | None:

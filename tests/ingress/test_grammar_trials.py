@@ -6,14 +6,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from transformers import AutoTokenizer
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.errors import GrammarsBusy
 from serve_app.ingress import grammar_trials
 from serve_app.ingress.grammar_trials import GrammarTrials, TrialLimits, tokenizer_description
+from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.testing.fleet import MODEL, in_loop, until
 from tests.ingress.serving import serving
 
@@ -44,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def trials_of(model: Path, **limits: int) -> AsyncIterator[GrammarTrials]:
+async def trials_of(model: Path, **limits: Any) -> AsyncIterator[GrammarTrials]:
     tokenizer = AutoTokenizer.from_pretrained(model)
     trials = GrammarTrials(lambda: tokenizer_description(tokenizer, len(tokenizer)), limits=TrialLimits(**limits))
     try:
@@ -79,6 +82,32 @@ async def test_what_takes_longer_is_refused_by_one_sentence_and_the_next_passes(
 async def test_what_takes_more_memory_is_refused(tmp_path: Path) -> None:
     async with trials_of(make_tiny_llama(tmp_path / "tiny"), memory_bytes=1 << 20) as trials:
         assert "takes more than 1 MiB to compile" in await refusal(trials, **SLOW)
+
+
+@in_loop
+async def test_without_a_verdict_in_time_the_client_may_come_again_and_no_verdict_is_kept(tmp_path: Path) -> None:
+    async with trials_of(make_tiny_llama(tmp_path / "tiny"), compile_s=60, run_s=0.5) as trials:
+        verdict = Verdict()
+        token = current_verdict.set(verdict)
+        assert "retry in 1.0 s" in await refusal(trials, **SLOW)
+        current_verdict.reset(token)
+        assert isinstance(verdict.error, GrammarsBusy)
+        assert "retry in 1.0 s" in await refusal(trials, **SLOW)
+
+
+@in_loop
+async def test_a_process_that_does_not_answer_is_ended_and_the_next_grammar_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_trials, "_SPARE_S", 0.0)
+    async with trials_of(make_tiny_llama(tmp_path / "tiny")) as trials:
+        await trials.check(StructuredOutputsParams(json=PERSON))
+        (process,) = psutil.Process().children()
+        process.suspend()
+        monkeypatch.setattr(trials, "_limits", TrialLimits(run_s=0.5))
+        assert "retry in 1.0 s" in await refusal(trials, json=TREE)
+        monkeypatch.setattr(trials, "_limits", TrialLimits())
+        await trials.check(StructuredOutputsParams(json=LARGE))
 
 
 @in_loop
