@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from vllm import version
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -69,6 +69,7 @@ class FrontEnd:
         tasks = await self.client.get_supported_tasks_async()
         if self._app is None or tasks != self._tasks:
             app = build_app(self._args, tasks, self.engine.model_config)
+            _refuse_what_is_too_deep(app)
             stop_at_first_errors(app)
             await init_app_state(self.engine, app.state, self._args, tasks)
             # Not by vLLM's own way in, which asks an engine to load each: replicas have loaded them before they take requests.
@@ -99,6 +100,17 @@ def _error_in_our_keys(create: Callable[..., Any], name: str, message: Any, *arg
             message = message.replace(flag, key)
         message += f" in {dotted(('models', name, 'frontend_args'))} of this server's configuration"
     return create(message, *args, **kwargs)
+
+
+def _refuse_what_is_too_deep(app: FastAPI) -> None:
+    """Let JSON inside the JSON, like the arguments of a tool call, end in 400 where Python's parser gives up; vLLM says 500."""
+    refuse: Any = app.exception_handlers[ValueError]
+
+    async def refuse_depth(request: Request, _: Exception) -> Response:
+        said = "Some JSON text in the request, like the arguments of a tool call, is nested too deeply"
+        return cast(Response, await refuse(request, ValueError(said)))
+
+    app.add_exception_handler(RecursionError, refuse_depth)
 
 
 def serves(app: FastAPI, path: str) -> bool:

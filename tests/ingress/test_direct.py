@@ -243,6 +243,9 @@ async def test_what_vllm_refuses_is_refused_alike(model: Path, monkeypatch: pyte
                 await both.alike(path, json.dumps(plain(path) | fields).encode())
             for content in BODIES:
                 await both.alike(path, content)
+        deep = {"type": "function", "id": "a", "function": {"name": "f", "arguments": "[" * 5000}}
+        called = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [deep]}]}
+        assert (await both.post(CHAT, json.dumps(plain(CHAT) | called).encode(), JSON))[0] == 400  # 500 by vLLM's app
 
 
 @in_loop
