@@ -343,12 +343,13 @@ class ModelAutoscaler:
         Where more replicas do not help, the signs must not go on for ever.
         """
         recent = self._history.sums(at, WINDOWS_S[0])
-        late = recent.late_first_tokens > max(1.0, LATE_GUARD * recent.first_tokens)
+        is_recent = recent.interval_s <= 2 * WINDOWS_S[0]  # else nobody looked for long, and the signs may be old
+        late = is_recent and recent.late_first_tokens > max(1.0, LATE_GUARD * recent.first_tokens)
         signs = {
             # With a queue both are its doing, and that has its own rule.
             "kv cache full": seen.load.kv_usage > KV_GUARD and not recent.queued,
             "late first tokens": late and not recent.queued and (capacity is None or capacity.can_keep_ttft()),
-            "rejected": recent.rejected >= LEAST,
+            "rejected": is_recent and recent.rejected >= LEAST,
             "queue without measure": seen.load.queued > 0 and capacity is None,
         }
         held = [name for name, is_on in signs.items() if self._held_for(name, is_on, at)]

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from serve_app.autoscaling.decision import Decision
 from serve_app.autoscaling.fleet import FleetScaler
+from serve_app.autoscaling.history import HISTORY_S
 from serve_app.autoscaling.signals import Meter
 
 logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its log is where people look
@@ -149,6 +150,9 @@ def _taken_over(memory: Memory, age_s: float, models: Mapping[str, str], clock_s
     same = {name for name, digest in models.items() if memory.models.get(name) == digest}
     memory.scaler.pass_unseen(age_s, only=same)
     memory.clock_s = memory.observed_at + age_s - clock_s
+    if age_s > HISTORY_S:  # what came meanwhile is no load of now
+        memory.ingresses, memory.replicas = Meter(), {}
+        memory.observed_at += age_s
     memory.models, memory.targets, memory.decided = dict(models), {}, {}
     return memory
 

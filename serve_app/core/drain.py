@@ -105,7 +105,7 @@ def takes_moved(replica: ReplicaState, max_unanswered: int) -> bool:
 
 
 def _most_urgent(requests: Iterable[RequestState]) -> list[RequestState]:
-    """Return the most urgent one for each release and adapter, the most urgent first: if it finds no replica, others like it find none."""
+    """Return the most urgent request of each release and adapter, the most urgent first. The others of it fit the same replicas."""
     found: dict[tuple[str | None, int | None], RequestState] = {}
     for request in requests:
         need = request.weights, request.adapter

@@ -24,16 +24,11 @@ _LOOK_S = 0.05
 _AGAIN_S = 0.1
 """Seconds of a reading above which it is measured once more."""
 
-_SAID_CHARS = 500
-"""With so much of an error's text a line stays below the 4,096 bytes that a pipe writes in one piece."""
+_SAID_CHARS = 300
+"""Each is 12 bytes of JSON at most, so that a line stays below the 4,096 bytes that a pipe writes in one piece."""
 
-_CAUSES = {
-    signal.SIGALRM: "late",
-    signal.SIGXCPU: "time",
-    signal.SIGKILL: "time",
-    signal.SIGABRT: "memory",
-    signal.SIGSEGV: "depth",
-}
+_CAUSES = {signal.SIGXCPU: "time", signal.SIGABRT: "memory", signal.SIGSEGV: "depth"}
+"""Other signals, like the kernel's SIGKILL for want of memory, say nothing of the grammar."""
 
 
 def serve() -> None:
@@ -77,6 +72,8 @@ def _begin(compiler: Any, trial: Mapping[str, Any], limits: Mapping[str, Any]) -
 
 
 def _limit(cpu_s: int, more_bytes: int) -> None:
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # before the ingress, and before anything else
     with open("/proc/self/statm") as file:
         has_bytes = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
@@ -158,7 +155,7 @@ def _report_killed(children: dict[int, int]) -> None:
             return
         trial_id = children.pop(pid)
         if os.WIFSIGNALED(status):
-            step = _CAUSES.get(signal.Signals(os.WTERMSIG(status)), "depth")
+            step = _CAUSES.get(signal.Signals(os.WTERMSIG(status)), "late")
         elif os.WEXITSTATUS(status):
             step = "memory"  # it could not even write its line
         else:

@@ -11,13 +11,15 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import xgrammar as xgr
 from vllm.exceptions import VLLMValidationError
@@ -26,7 +28,7 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
-from serve_app.errors import GrammarsBusy
+from serve_app.errors import BadRequest, GrammarsBusy
 from serve_app.ingress.verdict import current_verdict
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = min(4, os.cpu_count() or 1)
 _REMEMBERED = 1024
 _SPARE_S = 5.0
+_LATE: dict[str, Any] = {"step": "late"}
 _RETRY_AFTER_S = 1.0
 
 _IN_LOOP_S = 0.25
@@ -54,73 +57,166 @@ class TrialLimits:
     """Seconds that a request waits for its verdict, other grammars before it and the start of the process included."""
 
 
+class _Compiler:
+    """One process that tries grammars, and the trials that it has not answered."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._killed = False
+        self._ready = asyncio.Event()
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reader = asyncio.create_task(self._read(), name="grammar-trials")
+
+    @classmethod
+    async def start(cls, tokenizer: str, limits: TrialLimits) -> Self:
+        command = (sys.executable, "-m", "serve_app.ingress.grammar_process")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # A session of its own, so that `kill` reaches the children, too.
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True)
+        compiler = cls(process)
+        compiler._send({"tokenizer": tokenizer, "limits": asdict(limits)})
+        return compiler
+
+    @property
+    def has_ended(self) -> bool:
+        return self._killed or self._reader.done()
+
+    def kill(self) -> None:
+        """End it, and its children. What it has not answered has no verdict."""
+        self._killed = True
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def answer_to(self, trial: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Return what `grammar_process` says of the trial; the step "late" where it has said nothing in ``limit_s``."""
+        answer = self._answers[trial["id"]] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(trial)
+            await self._ready.wait()
+            async with asyncio.timeout(limit_s):
+                return await answer
+        except TimeoutError:
+            self.kill()  # each trial ends by itself before that: the process does not answer
+            return _LATE
+        finally:
+            del self._answers[trial["id"]]
+
+    def _send(self, line: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    async def _read(self) -> None:
+        """Pass on results until the process ends, or says what is no result."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            while line := await self._process.stdout.readline():
+                if not (result := json.loads(line)):
+                    self._ready.set()
+                elif (answer := self._answers.get(result["id"])) is not None and not answer.done():
+                    answer.set_result(result)
+        except ValueError:
+            logger.exception("the process that tries grammars said what is no result")
+        self.kill()
+        self._process.stdin.close()
+        status = await self._process.wait()
+        logger.warning("the process that tries grammars ended with status %s; the next grammar starts another", status)
+        self._ready.set()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result(_LATE)
+
+
+@dataclass
+class _Trial:
+    """A grammar that is tried, for ``num_waiting`` requests."""
+
+    task: asyncio.Task[None]
+    num_waiting: int = 0
+    begun: bool = False
+
+
 class GrammarTrials:
     """The trials of one model. The process starts with the first trial and ends with this process or `close`.
 
     Args:
-        tokenizer: Returns xgrammar's serialized description of the tokenizer; called once, in a thread.
+        tokenizer: Returns xgrammar's serialized description of the tokenizer; called in a thread, until it has returned once.
+            Requests with a grammar fail by what it raises.
         any_whitespace: Whether schemas allow any white space between the values, as vLLM's setting says.
         limits: Default: those of the service.
     """
 
     def __init__(self, tokenizer: Callable[[], str], *, any_whitespace: bool = True, limits: TrialLimits | None = None) -> None:
-        self._tokenizer = tokenizer
+        self._describe = tokenizer
+        self._tokenizer: str | None = None
         self._any_whitespace = any_whitespace
         self._limits = limits or TrialLimits()
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._starting = asyncio.Lock()
-        self._process: Process | None = None
-        self._ready = asyncio.Event()
-        """The process takes trials, or has ended."""
-        self._reader: asyncio.Task[None] | None = None
-        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._compiler: _Compiler | None = None
+        self._trials: dict[bytes, _Trial] = {}
         self._num = 0
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def check(self, params: StructuredOutputsParams) -> None:
-        """Return if vLLM and an engine may have it. What xgrammar cannot read is left to vLLM, which knows other compilers.
+        """Return if the grammar of ``params`` may go on to vLLM and an engine.
+
+        What xgrammar cannot read is left to vLLM, which knows other compilers.
 
         Raises:
-            VLLMValidationError: Compiling it fails, or exceeds a limit. Or there is no verdict in time: the answer is then `GrammarsBusy`.
+            VLLMValidationError: Compiling it fails, or exceeds a limit, or there is no verdict in time. The HTTP request's own verdict
+                has the error, so that a stream is refused before it begins.
         """
         if (kind_and_spec := _kind_and_spec(params)) is None:
             return
         digest = hashlib.sha256("\0".join(kind_and_spec).encode("utf-8", "surrogatepass")).digest()
-        try:
-            async with asyncio.timeout(self._limits.wait_s):
-                await self._judge(digest, *kind_and_spec)
-        except TimeoutError:
-            busy = GrammarsBusy(limit_s=self._limits.wait_s, retry_after_s=_RETRY_AFTER_S)
-            if (verdict := current_verdict.get()) is not None:
-                verdict.error = busy  # vLLM's answer to the exception would be its own
-            raise VLLMValidationError(str(busy), parameter="structured_outputs") from None
+        if digest not in self._verdicts:
+            await self._wait_for_verdict(digest, *kind_and_spec)
+        if digest not in self._verdicts:
+            _refuse(GrammarsBusy(limit_s=self._limits.wait_s, retry_after_s=_RETRY_AFTER_S))
         self._verdicts.move_to_end(digest)
         if (refusal := self._verdicts[digest]) is not None:
-            raise VLLMValidationError(refusal, parameter="structured_outputs")
+            _refuse(BadRequest("structured_outputs", refusal))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End the process. What waits for it has no verdict."""
-        if self._process is None or self._reader is None:
+        if self._compiler is not None:
+            self._compiler.kill()
+
+    async def _wait_for_verdict(self, digest: bytes, kind: str, spec: str) -> None:
+        """Return when there is one, or none in time. A trial that has begun goes on without the requests that wanted it."""
+        if (trial := self._trials.get(digest)) is None:
+            task = asyncio.create_task(self._judge(digest, kind, spec), name="grammar-trial")
+            trial = self._trials[digest] = _Trial(task)
+            task.add_done_callback(lambda _: self._trials.pop(digest))
+        trial.num_waiting += 1
+        try:
+            async with asyncio.timeout(self._limits.wait_s):
+                await asyncio.shield(trial.task)
+        except TimeoutError:
             return
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._reader
+        finally:
+            trial.num_waiting -= 1
+            if not (trial.num_waiting or trial.begun):
+                trial.task.cancel()
 
     async def _judge(self, digest: bytes, kind: str, spec: str) -> None:
-        """Try it unless there is a verdict.
-
-        Raises:
-            TimeoutError: The trial has none.
-        """
-        if digest in self._verdicts:
-            return
         async with self._places:
-            if digest in self._verdicts:  # it was tried while this one waited
-                return
-            result = await self._try(kind, spec)
-            if result["step"] == "late":
-                raise TimeoutError
-            self._remember(digest, self._refusal(result))
+            self._trials[digest].begun = True
+            compiler = await self._running()
+            self._num += 1
+            trial = {"id": self._num, "kind": kind, "spec": spec, "any_whitespace": self._any_whitespace}
+            result = await compiler.answer_to(trial, self._limits.run_s + _SPARE_S)
+            if result["step"] != "late":
+                self._remember(digest, self._refusal(result))
+
+    async def _running(self) -> _Compiler:
+        async with self._starting:
+            if self._tokenizer is None:
+                self._tokenizer = await asyncio.to_thread(self._describe)
+            if self._compiler is None or self._compiler.has_ended:
+                self._compiler = await _Compiler.start(self._tokenizer, self._limits)
+            return self._compiler
 
     def _remember(self, digest: bytes, refusal: str | None) -> None:
         self._verdicts[digest] = refusal
@@ -147,56 +243,11 @@ class GrammarTrials:
                 return f"The grammar of the answer takes {result[name]:.2f} s {what}, limit {_IN_LOOP_S} s; {way_out}"
         return None
 
-    async def _try(self, kind: str, spec: str) -> dict[str, Any]:
-        process = await self._running()
-        assert process.stdin is not None
-        self._num += 1
-        trial_id = self._num
-        trial = {"id": trial_id, "kind": kind, "spec": spec, "any_whitespace": self._any_whitespace}
-        answer = self._answers[trial_id] = asyncio.get_running_loop().create_future()
-        process.stdin.write(json.dumps(trial).encode() + b"\n")
-        try:
-            await self._ready.wait()
-            async with asyncio.timeout(self._limits.run_s + _SPARE_S):
-                return await answer
-        except TimeoutError:
-            await self.close()  # each trial ends by itself before that: the process does not answer
-            raise
-        finally:
-            self._answers.pop(trial_id, None)
 
-    async def _running(self) -> Process:
-        async with self._starting:
-            if self._process is not None and self._process.returncode is None:
-                return self._process
-            tokenizer = await asyncio.to_thread(self._tokenizer)
-            self._ready.clear()
-            command = (sys.executable, "-m", "serve_app.ingress.grammar_process")
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
-            self._reader = asyncio.create_task(self._read(self._process), name="grammar-trials")
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps({"tokenizer": tokenizer, "limits": asdict(self._limits)}).encode() + b"\n")
-            return self._process
-
-    async def _read(self, process: Process) -> None:
-        """Pass on results until the process ends. What it has not answered then has no verdict."""
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            if not (result := json.loads(line)):
-                self._ready.set()
-            elif (answer := self._answers.get(result["id"])) is not None and not answer.done():
-                answer.set_result(result)
-        assert process.stdin is not None
-        process.stdin.close()
-        await process.wait()
-        logger.warning(
-            "the process that tries grammars ended with status %s; the next grammar starts another", process.returncode
-        )
-        self._ready.set()
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_result({"step": "late", "said": "", "read_s": 0.0, "mask_s": 0.0})
+def _refuse(error: GrammarsBusy | BadRequest) -> NoReturn:
+    if (verdict := current_verdict.get()) is not None:
+        verdict.error = error  # vLLM says errors of a stream only after its head
+    raise VLLMValidationError(str(error), parameter="structured_outputs")
 
 
 def try_grammars(engine: Any, vllm_config: Any) -> GrammarTrials | None:

@@ -194,7 +194,8 @@ class HeldAnswer:
     def _shorten(self, message: Message) -> Message:
         """Return the error with its texts cut, and give a head that has not gone out the new length."""
         body = shortened(message["body"])
-        if self._held and self.head is self._held[0]:
+        is_told = any(name == b"content-length" for name, _ in self.head.get("headers", ()))  # a stream has none
+        if self._held and self.head is self._held[0] and is_told:
             headers = [(name, value) for name, value in self.head["headers"] if name != b"content-length"]
             self.head = self._held[0] = {**self.head, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
         return {**message, "body": body}

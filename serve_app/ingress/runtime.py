@@ -105,7 +105,7 @@ class IngressRuntime:
         await giving_up
         for front in self.front_ends.values():
             if front.grammars is not None:
-                await front.grammars.close()
+                front.grammars.close()
         if self.batches is not None:
             await asyncio.to_thread(self.batches.close)
         if self.app.accounting is not None:

@@ -53,7 +53,7 @@ async def trials_of(model: Path, **limits: Any) -> AsyncIterator[GrammarTrials]:
     try:
         yield trials
     finally:
-        await trials.close()
+        trials.close()
 
 
 async def refusal(trials: GrammarTrials, **constraint: Any) -> str:
@@ -64,29 +64,29 @@ async def refusal(trials: GrammarTrials, **constraint: Any) -> str:
 
 
 @in_loop
-async def test_what_compiles_within_the_limits_passes(tmp_path: Path) -> None:
-    async with trials_of(make_tiny_llama(tmp_path / "tiny")) as trials:
+async def test_what_compiles_within_the_limits_passes(model: Path) -> None:
+    async with trials_of(model) as trials:
         for constraint in GOOD:
             await trials.check(StructuredOutputsParams(**constraint))
 
 
 @in_loop
-async def test_what_takes_longer_is_refused_by_one_sentence_and_the_next_passes(tmp_path: Path) -> None:
-    async with trials_of(make_tiny_llama(tmp_path / "tiny"), compile_s=1) as trials:
+async def test_what_takes_longer_is_refused_by_one_sentence_and_the_next_passes(model: Path) -> None:
+    async with trials_of(model, compile_s=1) as trials:
         slow = "takes more than 1 s to compile, which is the limit; simplify it: fewer alternatives, repetitions or properties"
         assert slow in await refusal(trials, **SLOW)
         await trials.check(StructuredOutputsParams(json=PERSON))
 
 
 @in_loop
-async def test_what_takes_more_memory_is_refused(tmp_path: Path) -> None:
-    async with trials_of(make_tiny_llama(tmp_path / "tiny"), memory_bytes=1 << 20) as trials:
+async def test_what_takes_more_memory_is_refused(model: Path) -> None:
+    async with trials_of(model, memory_bytes=1 << 20) as trials:
         assert "takes more than 1 MiB to compile" in await refusal(trials, **SLOW)
 
 
 @in_loop
-async def test_without_a_verdict_in_time_the_client_may_come_again_and_no_verdict_is_kept(tmp_path: Path) -> None:
-    async with trials_of(make_tiny_llama(tmp_path / "tiny"), compile_s=60, run_s=0.5) as trials:
+async def test_without_a_verdict_in_time_the_client_may_come_again_and_no_verdict_is_kept(model: Path) -> None:
+    async with trials_of(model, compile_s=60, run_s=0.5) as trials:
         verdict = Verdict()
         token = current_verdict.set(verdict)
         assert "retry in 1.0 s" in await refusal(trials, **SLOW)
@@ -97,10 +97,10 @@ async def test_without_a_verdict_in_time_the_client_may_come_again_and_no_verdic
 
 @in_loop
 async def test_a_process_that_does_not_answer_is_ended_and_the_next_grammar_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_trials, "_SPARE_S", 0.0)
-    async with trials_of(make_tiny_llama(tmp_path / "tiny")) as trials:
+    async with trials_of(model) as trials:
         await trials.check(StructuredOutputsParams(json=PERSON))
         (process,) = psutil.Process().children()
         process.suspend()
@@ -111,16 +111,30 @@ async def test_a_process_that_does_not_answer_is_ended_and_the_next_grammar_pass
 
 
 @in_loop
-async def test_what_xgrammar_cannot_read_is_left_to_vllm(tmp_path: Path) -> None:
-    async with trials_of(make_tiny_llama(tmp_path / "tiny")) as trials:
+async def test_a_client_that_goes_frees_no_place_and_a_grammar_that_nobody_wants_any_more_is_not_tried(model: Path) -> None:
+    async with trials_of(model, compile_s=60, run_s=5.0) as trials:
+        wanted = [SLOW["json"] | {"title": str(n)} for n in range(grammar_trials._AT_ONCE + 2)]
+        clients = [asyncio.create_task(trials.check(StructuredOutputsParams(json=schema))) for schema in wanted]
+        await until(lambda: sum(trial.begun for trial in trials._trials.values()) == grammar_trials._AT_ONCE)
+        for client in clients:
+            client.cancel()
+        await asyncio.wait(clients)
+        assert trials._places.locked()
+        await until(lambda: len(trials._trials) == grammar_trials._AT_ONCE)
+        assert all(trial.begun for trial in trials._trials.values())
+
+
+@in_loop
+async def test_what_xgrammar_cannot_read_is_left_to_vllm(model: Path) -> None:
+    async with trials_of(model) as trials:
         await trials.check(StructuredOutputsParams(json={"$ref": "#/$defs/nowhere"}))
 
 
 @in_loop
-async def test_a_process_that_is_gone_is_started_again(tmp_path: Path) -> None:
-    async with trials_of(make_tiny_llama(tmp_path / "tiny")) as trials:
+async def test_a_process_that_is_gone_is_started_again(model: Path) -> None:
+    async with trials_of(model) as trials:
         await trials.check(StructuredOutputsParams(json=PERSON))
-        await trials.close()
+        trials.close()
         await trials.check(StructuredOutputsParams(json=TREE))
 
 
