@@ -70,5 +70,7 @@ def kubernetes_commands(
     key = "config.models." + model.replace(".", r"\.")
     values = {"model": to, "engine_args.revision": revision}
     options = " ".join(f"--set-string {quote(f'{key}.{path}={value}')}" for path, value in values.items() if value)
+    if to and not revision:  # as `changed` does
+        options += f" --set {quote(f'{key}.engine_args.revision=null')}"
     yield f"helm upgrade {release} CHART {cluster.helm_options()} --reset-then-reuse-values {options}"
     yield f"serve-app rollout {name} {cluster.kubectl_options()}"

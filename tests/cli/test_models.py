@@ -172,5 +172,7 @@ def test_on_kubernetes_the_commands_that_change_the_release_are_printed(kubernet
         " --set-string 'config.models.a\\.b.engine_args.revision=v 2'"
     )
     assert rollout.startswith("serve-app rollout demo ")
+    upgrade, _ = CliRunner().invoke(app, ["models", "update", "chat", "--model", "org/x", "--name", "demo", "-n", "llm"]).output.splitlines()
+    assert upgrade.endswith("=org/x --set config.models.chat.engine_args.revision=null"), "a revision of other weights"
     kubernetes.services["demo"] = [rayservice()]
     assert "Helm has not made the RayService 'demo'" in str(CliRunner().invoke(app, command).exception)
