@@ -131,17 +131,12 @@ def update(
 
     On Kubernetes the release holds the configuration: with --namespace or --context this prints the commands that change it there.
     """
-    from serve_app.cli.model_update import changed, kubernetes_commands, released
+    from serve_app.cli.model_update import changed, released, way_back
 
     if not (to or revision or file):
         raise typer.BadParameter("say what changes: --model, --revision or --file")
     if context is not None or namespace is not None:
-        if file is not None:
-            raise typer.BadParameter(
-                "on Kubernetes change the values and upgrade: only --model and --revision are printed as commands"
-            )
-        for line in kubernetes_commands(name, model, to, revision, context=context, namespace=namespace):
-            typer.echo(line)
+        _print_commands(name, model, to, revision, file, context=context, namespace=namespace)
         return
     now = running(name, address)
     before = now.model(model)
@@ -154,9 +149,23 @@ def update(
     try:
         _follow(wanted, model, lambda row: released(wanted, row), timeout_s, began=SETTLE_S)
     except ClusterFailed as exc:
-        back = f"serve-app models update {model} --model {before.model}"
-        raise ClusterFailed(exc.problem, f"{exc.hint}\nreplicas of before that serve go on; the way back: {back}") from exc
+        hint = f"{exc.hint}\nreplicas of before that serve go on; the way back: {way_back(before, file)}"
+        raise ClusterFailed(exc.problem, hint) from exc
     typer.echo(f"{model} is updated; the file that the fleet was started with still says what it said")
+
+
+def _print_commands(
+    name: str, model: str, to: str, revision: str, file: Path | None, *, context: str | None, namespace: str | None
+) -> None:
+    """Print what changes a Helm release."""
+    from serve_app.cli.model_update import kubernetes_commands
+
+    if file is not None:
+        raise typer.BadParameter(
+            "on Kubernetes change the values and upgrade: only --model and --revision are printed as commands"
+        )
+    for line in kubernetes_commands(name, model, to, revision, context=context, namespace=namespace):
+        typer.echo(line)
 
 
 def _scaled(now: Running, name: str, always: str) -> ModelSettings:

@@ -14,7 +14,7 @@ from serve_app.application import bounds_entry, serve_config
 from serve_app.cli import models
 from serve_app.cli.main import app
 from serve_app.cli.model_rows import rows, state_of
-from serve_app.cli.model_update import changed
+from serve_app.cli.model_update import changed, way_back
 from serve_app.cli.running import Running
 from serve_app.config import parse_settings
 from serve_app.errors import ClusterFailed, ConfigError, ServingError
@@ -87,6 +87,13 @@ def test_an_update_changes_one_model_and_drops_a_revision_of_other_weights(tmp_p
         changed(SETTINGS, "vital", "", "", file)
     with pytest.raises(ConfigError, match=r"models\.chat\.model: is 'v2', a relative path"):
         changed(SETTINGS, "chat", "./v2", "", None)
+
+
+def test_the_way_back_from_an_update_has_the_revision_of_before() -> None:
+    chat, code = SETTINGS.models["chat"], SETTINGS.models["org/code"]
+    assert way_back(chat, None) == "serve-app models update chat --model /chat --revision v1"
+    assert way_back(code, None) == "serve-app models update org/code --model /code"
+    assert way_back(chat, Path("fleet.yaml")) == "the same command with the file of before"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +179,11 @@ def test_on_kubernetes_the_commands_that_change_the_release_are_printed(kubernet
         " --set-string 'config.models.a\\.b.engine_args.revision=v 2'"
     )
     assert rollout.startswith("serve-app rollout demo ")
-    upgrade, _ = CliRunner().invoke(app, ["models", "update", "chat", "--model", "org/x", "--name", "demo", "-n", "llm"]).output.splitlines()
+    upgrade, _ = (
+        CliRunner()
+        .invoke(app, ["models", "update", "chat", "--model", "org/x", "--name", "demo", "-n", "llm"])
+        .output.splitlines()
+    )
     assert upgrade.endswith("=org/x --set config.models.chat.engine_args.revision=null"), "a revision of other weights"
     kubernetes.services["demo"] = [rayservice()]
     assert "Helm has not made the RayService 'demo'" in str(CliRunner().invoke(app, command).exception)
