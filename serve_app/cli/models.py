@@ -22,6 +22,11 @@ SETTLE_S = 1.0
 """Between two entries of which Serve has to take in the first by itself: its controller looks every 0.1 s."""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
+
+class _ModelFailed(ClusterFailed):
+    """Serve has given up starting the model's replicas."""
+
+
 Model = Annotated[str, typer.Argument(help="Name of the model, as requests name it.", show_default=False)]
 Name = Annotated[str, typer.Option(help="Name of the application; on Kubernetes, of the release.")]
 Address = Annotated[
@@ -54,12 +59,19 @@ def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_
     now = running(name, address)
     settings = _scaled(now, model, "it is always loaded")
     least = max(now.minimum(settings) if now.is_pinned(settings) else 0, settings.replicas.min)
+    _set_bounds(now, settings, max(1, least))
     try:
-        _set_bounds(now, settings, max(1, least))
         row = _follow(now, model, lambda row: row.ready > 0 and row.state == "loaded", timeout_s)
-    finally:
+    except _ModelFailed:
         if not least:
             _set_bounds(now, settings, 0)
+        raise
+    except (ClusterFailed, KeyboardInterrupt):
+        if not least:  # without the bound the start would be given up
+            console.print(f"{model} goes on loading, and stays pinned until: serve-app models pin {model} --off")
+        raise
+    if not least:
+        _set_bounds(now, settings, 0)
     typer.echo(f"{model} is loaded: {row.ready} of {row.target} replicas")
 
 
@@ -205,7 +217,8 @@ def _follow(now: Running, model: str, is_done: Callable[[Row], bool], timeout_s:
     """Print what happens until ``is_done`` and return the last row. ``began``: seconds in which the state of before may still be shown.
 
     Raises:
-        ClusterFailed: The model's replicas fail, or ``timeout_s`` have passed.
+        _ModelFailed: The model's replicas fail.
+        ClusterFailed: ``timeout_s`` have passed, or Ray does not answer.
     """
     from serve_app.cli.rayservice import own_words
 
@@ -213,7 +226,7 @@ def _follow(now: Running, model: str, is_done: Callable[[Row], bool], timeout_s:
     time.sleep(began)
     while not is_done(row := _rows(now)[model]):
         if row.state == "failed":
-            raise ClusterFailed(f"{model!r} has failed", own_words(row.message))
+            raise _ModelFailed(f"{model!r} has failed", own_words(row.message))
         if time.monotonic() >= deadline:
             raise ClusterFailed(
                 f"{model!r} is {row.state} after {timeout_s:g} s", "what was begun goes on: serve-app models list"

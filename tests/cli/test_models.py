@@ -1,6 +1,8 @@
 """`serve-app models`: what it changes in Serve's config, what it says of each model, and what it refuses."""
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 from serve_app.application import bounds_entry, serve_config
 from serve_app.cli import models
 from serve_app.cli.main import app
-from serve_app.cli.model_rows import rows, state_of
+from serve_app.cli.model_rows import Row, rows, state_of
 from serve_app.cli.model_update import changed, way_back
 from serve_app.cli.running import Running
 from serve_app.config import parse_settings
@@ -150,6 +152,38 @@ def test_what_cannot_be_done_is_refused_with_the_way_out(
     result = CliRunner().invoke(app, ["models", *command])
     assert isinstance(result.exception, ServingError)
     assert said in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("last", "minimums", "said"),
+    [
+        ("loaded", [1, 0], "org/code is loaded: 1 of 1 replicas"),
+        ("failed", [1, 0], ""),
+        ("loading", [1], "stays pinned until: serve-app models pin org/code --off"),
+        ("Ctrl-C", [1], "stays pinned until: serve-app models pin org/code --off"),
+    ],
+)
+def test_what_a_load_has_begun_goes_on_after_it(
+    last: str, minimums: list[int], said: str, now: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [now]
+
+    def shown(_: Running) -> dict[str, Row]:
+        if last == "Ctrl-C":
+            raise KeyboardInterrupt
+        report = {"deployments": {}, "members": []}
+        _, code, *_ = rows(given[-1], report)
+        return {"org/code": replace(code, state=last, ready=int(last == "loaded"), target=1)}
+
+    monkeypatch.setattr(models, "running", lambda *_: now)
+    monkeypatch.setattr(models, "look", lambda *_: given[-1])
+    monkeypatch.setattr(models, "hand_over", given.append)
+    monkeypatch.setattr(models, "_rows", shown)
+    monkeypatch.setattr(models, "POLL_S", 0.0)
+    with contextlib.suppress(ClusterFailed, KeyboardInterrupt):
+        models.load("org/code", timeout_s=0.01)
+    assert [running.minimum(SETTINGS.models["org/code"]) for running in given[1:]] == minimums
+    assert said in "".join(capsys.readouterr())
 
 
 def test_without_a_fleet_each_command_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
