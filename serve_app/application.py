@@ -46,7 +46,8 @@ def _scaling(minimum: int, maximum: int, initial: int | None = None, *, reports:
         "autoscaling_config": {
             "min_replicas": minimum,
             "max_replicas": maximum,
-            "initial_replicas": minimum if initial is None else initial,
+            # Serve makes a number its target with each deployment that differs from the one before: None keeps the replicas that run.
+            "initial_replicas": initial,
             # The policy has the only delay (autoscaling/decision.py): Serve would apply its own after it.
             "upscale_delay_s": 0,
             "downscale_delay_s": 0,
@@ -66,17 +67,12 @@ def bounds_entry(model: ModelSettings, *, minimum: int, initial: int | None = No
         initial: How many replicas Serve sets as the target when it gets the entry, if the deployment is new or the entry differs from the
             one before. None leaves the target as it is, within the bounds.
     """
-    bounds = _scaling(minimum, model.replicas.max, minimum, reports=True)["autoscaling_config"]
-    return {"name": replica_deployment(model), "autoscaling_config": {**bounds, "initial_replicas": initial}}
+    return {"name": replica_deployment(model), **_scaling(minimum, model.replicas.max, initial, reports=True)}
 
 
 def first_entries(settings: Settings) -> list[dict[str, Any]]:
     """Return the entries of all scaled models as the configuration has them."""
-    return [bounds_entry(m, minimum=m.replicas.min, initial=_initial(m)) for m in scaled_models(settings)]
-
-
-def _initial(model: ModelSettings) -> int:
-    return model.replicas.min if model.replicas.initial is None else model.replicas.initial
+    return [bounds_entry(m, minimum=m.replicas.min, initial=m.replicas.initial) for m in scaled_models(settings)]
 
 
 def _replica(settings: Settings, model: ModelSettings) -> Any:

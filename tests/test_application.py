@@ -2,7 +2,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.serve._private.deployment_state import DeploymentState
+from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.deployment_state import DeploymentState, DeploymentTargetState
 
 from serve_app.application import autoscaling_policy, build, serve_config
 from serve_app.autoscaling.policy import DemandPolicy
@@ -68,9 +70,37 @@ def test_only_what_may_scale_is_autoscaled_and_never_by_serves_own_delays() -> N
     fixed, scaled = built["replica-tiny"]._deployment_config, built["replica-big"]._deployment_config
     assert (fixed.num_replicas, fixed.autoscaling_config) == (2, None)
     scaling = scaled.autoscaling_config
-    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (0, 0, 4)
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (0, None, 4)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (0, 0)
     assert (scaling.metrics_interval_s, scaling.look_back_period_s) == (1, 2)
+
+
+def target(running: int, *versions: Any) -> int:
+    """Return Serve's target after these versions of a deployment, with so many replicas of the first when the others come."""
+    state = DeploymentAutoscalingState(DeploymentID("d", "app"))
+    number = state.register(versions[0], DeploymentTargetState.default().target_num_replicas)
+    for version in versions[1:]:
+        number = state.register(version, running)
+    return number
+
+
+@pytest.mark.parametrize("name", ["ingress", "replica-big"])
+def test_an_upgrade_keeps_the_replicas_that_run_and_a_first_deployment_has_the_minimum(name: str) -> None:
+    ingress = {"replicas": {"min": 2, "max": 8}}
+    model = {**SCALED, "replicas": {"min": 2, "max": 8}}
+    config = deployments({"models": {"big": model}, "ingress": ingress})[name]._deployment_config
+    first, second = (
+        SimpleNamespace(
+            deployment_config=config,
+            config_changed=lambda other: True,
+            target_capacity=None,
+            target_capacity_direction=None,
+            version=version,
+        )
+        for version in "12"
+    )
+    assert target(0, first) == 2
+    assert target(7, first, second) == 7
 
 
 def test_a_new_ingress_listens_before_an_old_one_stops_and_gpus_are_not_asked_for_twice() -> None:

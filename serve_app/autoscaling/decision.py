@@ -165,12 +165,14 @@ class ModelAutoscaler:
         """Take in one observation and decide. ``at``: seconds, never less than before."""
         self._learn(seen, at)
         wishes = self._wishes(seen, at)
-        if not (seen.target or seen.load.waiting):
+        rests = not (seen.target or seen.load.waiting)
+        if rests:
             # Who asks a model without replicas waits for one. Without anybody who waits, what came before the last replica went, as by
-            # `serve-app models unload`, must not start another one.
+            # `serve-app models unload`, must neither start another one nor keep a GPU free for it.
             wishes = replace(wishes, asked={})
         rule = max(wishes.asked, key=wishes.asked.__getitem__, default="idle")
         up, kept = wishes.asked.get(rule, 0), self._kept(seen, wishes)
+        kept = 0 if rests else kept
         silent = self._unproven
         desired = up
         if up <= seen.target:

@@ -7,7 +7,7 @@ from typing import Any
 
 from serve_app.cli.model_rows import Row
 from serve_app.cli.running import Running
-from serve_app.config import Settings, parse_settings
+from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.errors import ClusterFailed
 
 
@@ -29,6 +29,15 @@ def changed(settings: Settings, model: str, to: str, revision: str, file: Path |
     if revision:
         one["engine_args"]["revision"] = revision
     return parse_settings(values)
+
+
+def way_back(before: ModelSettings, file: Path | None) -> str:
+    """Return what undoes an update. ``file``: the file that the update took the model from."""
+    if file is not None:
+        return "the same command with the file of before"
+    command = f"serve-app models update {quote(before.name)} --model {quote(before.model)}"
+    revision = before.engine_args.get("revision")  # `--model` alone would remove it
+    return f"{command} --revision {quote(str(revision))}" if revision else command
 
 
 def _in_file(file: Path, model: str) -> dict[str, Any]:
@@ -70,5 +79,7 @@ def kubernetes_commands(
     key = "config.models." + model.replace(".", r"\.")
     values = {"model": to, "engine_args.revision": revision}
     options = " ".join(f"--set-string {quote(f'{key}.{path}={value}')}" for path, value in values.items() if value)
+    if to and not revision:  # as `changed` does
+        options += f" --set {quote(f'{key}.engine_args.revision=null')}"
     yield f"helm upgrade {release} CHART {cluster.helm_options()} --reset-then-reuse-values {options}"
     yield f"serve-app rollout {name} {cluster.kubectl_options()}"

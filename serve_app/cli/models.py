@@ -22,6 +22,11 @@ SETTLE_S = 1.0
 """Between two entries of which Serve has to take in the first by itself: its controller looks every 0.1 s."""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
+
+class _ModelFailed(ClusterFailed):
+    """Serve has given up starting the model's replicas."""
+
+
 Model = Annotated[str, typer.Argument(help="Name of the model, as requests name it.", show_default=False)]
 Name = Annotated[str, typer.Option(help="Name of the application; on Kubernetes, of the release.")]
 Address = Annotated[
@@ -54,12 +59,19 @@ def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_
     now = running(name, address)
     settings = _scaled(now, model, "it is always loaded")
     least = max(now.minimum(settings) if now.is_pinned(settings) else 0, settings.replicas.min)
+    _set_bounds(now, settings, max(1, least))
     try:
-        _set_bounds(now, settings, max(1, least))
         row = _follow(now, model, lambda row: row.ready > 0 and row.state == "loaded", timeout_s)
-    finally:
+    except _ModelFailed:
         if not least:
             _set_bounds(now, settings, 0)
+        raise
+    except (ClusterFailed, KeyboardInterrupt):
+        if not least:  # without the bound the start would be given up
+            console.print(f"{model} goes on loading, and stays pinned until: serve-app models pin {model} --off")
+        raise
+    if not least:
+        _set_bounds(now, settings, 0)
     typer.echo(f"{model} is loaded: {row.ready} of {row.target} replicas")
 
 
@@ -131,17 +143,12 @@ def update(
 
     On Kubernetes the release holds the configuration: with --namespace or --context this prints the commands that change it there.
     """
-    from serve_app.cli.model_update import changed, kubernetes_commands, released
+    from serve_app.cli.model_update import changed, released, way_back
 
     if not (to or revision or file):
         raise typer.BadParameter("say what changes: --model, --revision or --file")
     if context is not None or namespace is not None:
-        if file is not None:
-            raise typer.BadParameter(
-                "on Kubernetes change the values and upgrade: only --model and --revision are printed as commands"
-            )
-        for line in kubernetes_commands(name, model, to, revision, context=context, namespace=namespace):
-            typer.echo(line)
+        _print_commands(name, model, to, revision, file, context=context, namespace=namespace)
         return
     now = running(name, address)
     before = now.model(model)
@@ -154,9 +161,23 @@ def update(
     try:
         _follow(wanted, model, lambda row: released(wanted, row), timeout_s, began=SETTLE_S)
     except ClusterFailed as exc:
-        back = f"serve-app models update {model} --model {before.model}"
-        raise ClusterFailed(exc.problem, f"{exc.hint}\nreplicas of before that serve go on; the way back: {back}") from exc
+        hint = f"{exc.hint}\nreplicas of before that serve go on; the way back: {way_back(before, file)}"
+        raise ClusterFailed(exc.problem, hint) from exc
     typer.echo(f"{model} is updated; the file that the fleet was started with still says what it said")
+
+
+def _print_commands(
+    name: str, model: str, to: str, revision: str, file: Path | None, *, context: str | None, namespace: str | None
+) -> None:
+    """Print what changes a Helm release."""
+    from serve_app.cli.model_update import kubernetes_commands
+
+    if file is not None:
+        raise typer.BadParameter(
+            "on Kubernetes change the values and upgrade: only --model and --revision are printed as commands"
+        )
+    for line in kubernetes_commands(name, model, to, revision, context=context, namespace=namespace):
+        typer.echo(line)
 
 
 def _scaled(now: Running, name: str, always: str) -> ModelSettings:
@@ -196,7 +217,8 @@ def _follow(now: Running, model: str, is_done: Callable[[Row], bool], timeout_s:
     """Print what happens until ``is_done`` and return the last row. ``began``: seconds in which the state of before may still be shown.
 
     Raises:
-        ClusterFailed: The model's replicas fail, or ``timeout_s`` have passed.
+        _ModelFailed: The model's replicas fail.
+        ClusterFailed: ``timeout_s`` have passed, or Ray does not answer.
     """
     from serve_app.cli.rayservice import own_words
 
@@ -204,7 +226,7 @@ def _follow(now: Running, model: str, is_done: Callable[[Row], bool], timeout_s:
     time.sleep(began)
     while not is_done(row := _rows(now)[model]):
         if row.state == "failed":
-            raise ClusterFailed(f"{model!r} has failed", own_words(row.message))
+            raise _ModelFailed(f"{model!r} has failed", own_words(row.message))
         if time.monotonic() >= deadline:
             raise ClusterFailed(
                 f"{model!r} is {row.state} after {timeout_s:g} s", "what was begun goes on: serve-app models list"

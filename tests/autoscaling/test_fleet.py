@@ -99,6 +99,21 @@ def test_a_model_that_gets_fewer_gpus_than_it_wants_says_so() -> None:
     assert decision.alternatives["demand"] > 4
 
 
+def test_an_unloaded_model_keeps_no_gpu_from_another_one() -> None:
+    rule = replace(RULE, gpus_per_replica=1)
+    scaler = FleetScaler(Rules(models={"a": rule, "b": rule}, max_gpus=2))
+    plants = {"a": Plant(minimum=0), "b": Plant(minimum=0, seed=2)}
+
+    def tick() -> dict[str, int]:
+        models = {name: plant.see(plant.load(60.0 if plant.running else 0.0)) for name, plant in plants.items()}
+        decisions = scaler.observe(FleetObservation(at=plants["b"].at, models=models))
+        return {name: decision.desired for name, decision in decisions.items()}
+
+    assert [tick() for _ in range(60)][-1] == {"a": 1, "b": 1}, "both would like more"
+    plants["a"].running = 0  # `serve-app models unload a`
+    assert tick() == {"a": 0, "b": 2}
+
+
 def test_the_same_observations_give_the_same_decisions() -> None:
     rules = Rules(models={"m": RULE}, max_gpus=3)
     assert decided(rules) == decided(rules)

@@ -1,6 +1,6 @@
 """The Secret with the URL of the database that ingresses share for batches."""
 
-from tests.chart.render import render
+from tests.chart.render import at, render
 
 FILES = "s3://bucket/batches?region=eu-central-1"
 VALUES = {
@@ -19,3 +19,7 @@ def test_ingress_pods_get_the_database_s_url_by_a_file_and_no_other_pod_does() -
     (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "batch-database"]
     assert volume["secret"] == {"secretName": "batch-database", "defaultMode": 0o440}
     assert rendered.text.count("secretName: batch-database") == 1
+
+
+def test_batch_may_be_null_as_documented() -> None:
+    assert render(at("config.ingress.batch", None)).config["ingress"]["batch"] is None

@@ -1,6 +1,8 @@
 """`serve-app models`: what it changes in Serve's config, what it says of each model, and what it refuses."""
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from typer.testing import CliRunner
 from serve_app.application import bounds_entry, serve_config
 from serve_app.cli import models
 from serve_app.cli.main import app
-from serve_app.cli.model_rows import rows, state_of
-from serve_app.cli.model_update import changed
+from serve_app.cli.model_rows import Row, rows, state_of
+from serve_app.cli.model_update import changed, way_back
 from serve_app.cli.running import Running
 from serve_app.config import parse_settings
 from serve_app.errors import ClusterFailed, ConfigError, ServingError
@@ -89,6 +91,13 @@ def test_an_update_changes_one_model_and_drops_a_revision_of_other_weights(tmp_p
         changed(SETTINGS, "chat", "./v2", "", None)
 
 
+def test_the_way_back_from_an_update_has_the_revision_of_before() -> None:
+    chat, code = SETTINGS.models["chat"], SETTINGS.models["org/code"]
+    assert way_back(chat, None) == "serve-app models update chat --model /chat --revision v1"
+    assert way_back(code, None) == "serve-app models update org/code --model /code"
+    assert way_back(chat, Path("fleet.yaml")) == "the same command with the file of before"
+
+
 @pytest.mark.parametrize(
     ("states", "target", "status", "rollout", "state"),
     [
@@ -145,6 +154,38 @@ def test_what_cannot_be_done_is_refused_with_the_way_out(
     assert said in str(result.exception)
 
 
+@pytest.mark.parametrize(
+    ("last", "minimums", "said"),
+    [
+        ("loaded", [1, 0], "org/code is loaded: 1 of 1 replicas"),
+        ("failed", [1, 0], ""),
+        ("loading", [1], "stays pinned until: serve-app models pin org/code --off"),
+        ("Ctrl-C", [1], "stays pinned until: serve-app models pin org/code --off"),
+    ],
+)
+def test_what_a_load_has_begun_goes_on_after_it(
+    last: str, minimums: list[int], said: str, now: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [now]
+
+    def shown(_: Running) -> dict[str, Row]:
+        if last == "Ctrl-C":
+            raise KeyboardInterrupt
+        report = {"deployments": {}, "members": []}
+        _, code, *_ = rows(given[-1], report)
+        return {"org/code": replace(code, state=last, ready=int(last == "loaded"), target=1)}
+
+    monkeypatch.setattr(models, "running", lambda *_: now)
+    monkeypatch.setattr(models, "look", lambda *_: given[-1])
+    monkeypatch.setattr(models, "hand_over", given.append)
+    monkeypatch.setattr(models, "_rows", shown)
+    monkeypatch.setattr(models, "POLL_S", 0.0)
+    with contextlib.suppress(ClusterFailed, KeyboardInterrupt):
+        models.load("org/code", timeout_s=0.01)
+    assert [running.minimum(SETTINGS.models["org/code"]) for running in given[1:]] == minimums
+    assert said in "".join(capsys.readouterr())
+
+
 def test_without_a_fleet_each_command_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path))
     for command in (["list"], ["load", "a"], ["unload", "a"], ["pin", "a"], ["update", "a", "--model", "/b"]):
@@ -172,5 +213,11 @@ def test_on_kubernetes_the_commands_that_change_the_release_are_printed(kubernet
         " --set-string 'config.models.a\\.b.engine_args.revision=v 2'"
     )
     assert rollout.startswith("serve-app rollout demo ")
+    upgrade, _ = (
+        CliRunner()
+        .invoke(app, ["models", "update", "chat", "--model", "org/x", "--name", "demo", "-n", "llm"])
+        .output.splitlines()
+    )
+    assert upgrade.endswith("=org/x --set config.models.chat.engine_args.revision=null"), "a revision of other weights"
     kubernetes.services["demo"] = [rayservice()]
     assert "Helm has not made the RayService 'demo'" in str(CliRunner().invoke(app, command).exception)
