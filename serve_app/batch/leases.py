@@ -39,7 +39,7 @@ class Leases:
         self._holder = secrets.token_hex(8)
 
     def renew(self, running: Collection[str]) -> Collection[str]:
-        """Return the batches whose leases hold. A lease that is over and that nobody has taken holds again."""
+        """Return the batches whose leases hold. A lease whose time is over is renewed, too, if no other ingress has taken it."""
         if not running:
             return running
 
@@ -82,7 +82,10 @@ class Lease:
         self._is_restored = False
 
     def check(self, db: Transaction) -> None:
-        """The lock of the batch makes a new lease wait for this transaction, or this transaction for the new lease."""
+        """Raise LeaseLost unless this is still the batch's lease.
+
+        Call it after `db.lock(batch)`, so that no new lease begins before this transaction ends.
+        """
         if db.execute("SELECT 1 FROM leases WHERE batch = ? AND fence = ?", (self._batch_id, self.fence)).fetchone() is None:
             raise LeaseLost(f"the lease on {self._batch_id} is over", "another ingress goes on with it")
 
