@@ -44,8 +44,9 @@ class Leases:
             return running
 
         def renew(db: Transaction) -> Collection[str]:
-            sql = f"UPDATE leases SET ends_at = {_UNTIL} WHERE holder = ? RETURNING batch"
-            return {batch for (batch,) in db.execute(sql, (self._lease_s, self._holder))}
+            # Not all of this holder: a lease whose `close` did not reach the database would be renewed for ever, and its batch stand still.
+            sql = f"UPDATE leases SET ends_at = {_UNTIL} WHERE holder = ? AND batch = ANY(?) RETURNING batch"
+            return {batch for (batch,) in db.execute(sql, (self._lease_s, self._holder, list(running)))}
 
         return self._db.change(renew)
 
