@@ -6,6 +6,7 @@ Files are written in a scratch folder of this machine first, and read from a cop
 import contextlib
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 5.0
 _COPY_BYTES = 1 << 20
+_NAME = re.compile(r"file-[0-9a-f]{32}")
+"""Names of files that ingresses store. `sweep` removes no file of another name, whoever has put it there."""
 
 
 class Bucket:
@@ -69,7 +72,7 @@ class Bucket:
                 files.delete_file(f"{root}/{file_id}")
 
     def sweep(self, file_ids: Collection[str], open_batches: Collection[str]) -> None:
-        """Remove what ingresses that were killed have left: all files but these, unless they are young."""
+        """Remove what ingresses that were killed have left: all files with names like ours but these, unless they are young."""
         self._scratch.sweep((), open_batches)
         with _away_on_error():
             files, root = self._root()
@@ -77,7 +80,7 @@ class Bucket:
                 is_old = (
                     found.type == FileType.File and found.mtime_ns is not None and found.mtime_ns / 1e9 < time.time() - LEFTOVER_S
                 )
-                if is_old and found.base_name not in file_ids:
+                if is_old and _NAME.fullmatch(found.base_name) and found.base_name not in file_ids:
                     with contextlib.suppress(FileNotFoundError):
                         files.delete_file(found.path)
 

@@ -95,6 +95,10 @@ class Job:
         self._claim.forget_journal()
 
     async def _go_on(self) -> None:
+        # Read again: another ingress may have ended the batch between the read of its record and the claim on it.
+        self.batch = await _in_thread(self._storage.store.batch, self.batch.id, self.batch.owner)
+        if not self.batch.is_open:
+            return
         if self.batch.status == "validating":
             await _in_thread(self._validate)
             return
@@ -102,6 +106,9 @@ class Job:
             await self._ask()
         if self.batch.is_open:
             await _in_thread(self._finish)
+
+    def _may_ask(self) -> bool:
+        return self.batch.is_open and self.batch.status != "cancelling" and not self._is_over()
 
     def _is_over(self) -> bool:
         return time.time() >= self.batch.expires_at
@@ -136,7 +143,7 @@ class Job:
                 runner = Runner(http, journal, limits)
                 running = asyncio.create_task(runner.run(requests), name=f"batch {self.batch.id}")
                 try:
-                    while not running.done() and self.batch.status != "cancelling" and not self._is_over():
+                    while not running.done() and self._may_ask():
                         await asyncio.wait([running], timeout=_LOOK_S)
                         await self._keep_up(runner.progress, journal)
                 finally:
@@ -150,7 +157,7 @@ class Job:
         if not running.cancelled():
             running.result()
             await asyncio.to_thread(self._move, "in_progress", "finalizing")
-        elif self.batch.status != "cancelling" and not self._is_over():
+        elif self._may_ask():
             raise BatchError(f"the requests of {self.batch.id} were cancelled, and its window is not over", "it is tried again")
 
     async def _keep_up(self, progress: Progress, journal: Journal) -> bool:

@@ -39,13 +39,14 @@ class Leases:
         self._holder = secrets.token_hex(8)
 
     def renew(self, running: Collection[str]) -> Collection[str]:
-        """Return the batches whose leases hold. A lease that is over and that nobody has taken holds again."""
+        """Return the batches whose leases hold. A lease whose time is over is renewed, too, if no other ingress has taken it."""
         if not running:
             return running
 
         def renew(db: Transaction) -> Collection[str]:
-            sql = f"UPDATE leases SET ends_at = {_UNTIL} WHERE holder = ? RETURNING batch"
-            return {batch for (batch,) in db.execute(sql, (self._lease_s, self._holder))}
+            # Not all of this holder: a lease whose `close` did not reach the database would be renewed for ever, and its batch stand still.
+            sql = f"UPDATE leases SET ends_at = {_UNTIL} WHERE holder = ? AND batch = ANY(?) RETURNING batch"
+            return {batch for (batch,) in db.execute(sql, (self._lease_s, self._holder, list(running)))}
 
         return self._db.change(renew)
 
@@ -82,7 +83,10 @@ class Lease:
         self._is_restored = False
 
     def check(self, db: Transaction) -> None:
-        """The lock of the batch makes a new lease wait for this transaction, or this transaction for the new lease."""
+        """Raise LeaseLost unless this is still the batch's lease.
+
+        Call it after `db.lock(batch)`, so that no new lease begins before this transaction ends.
+        """
         if db.execute("SELECT 1 FROM leases WHERE batch = ? AND fence = ?", (self._batch_id, self.fence)).fetchone() is None:
             raise LeaseLost(f"the lease on {self._batch_id} is over", "another ingress goes on with it")
 

@@ -181,7 +181,7 @@ class Store:
                 _insert_file(db, file)
             ended_at = None if changed.is_open else int(time.time())
             row = (changed.status, ended_at, msgspec.json.encode(changed), batch.id)
-            db.execute("UPDATE batches SET status = ?, ended_at = ?, record = ? WHERE id = ?", row)
+            db.execute("UPDATE batches SET status = ?, ended_at = coalesce(ended_at, ?), record = ? WHERE id = ?", row)
             return changed
 
         return self._db.change(update)

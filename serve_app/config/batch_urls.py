@@ -39,6 +39,9 @@ def checked_files(url: str) -> str:
     elif "@" in parts.netloc or masked(url) != url:
         hint = "give the ingress an identity, such as IRSA on EKS, or the variables of the environment that its client reads"
         refuse([wrong("", f"is {masked(url)!r}, with a credential, which Ray's dashboard would show", hint)])
+    elif parts.scheme != "file" and not parts.path.strip("/"):
+        problem = f"is {url!r}, a bucket as a whole, and files that the database does not know are removed there"
+        refuse([wrong("", problem, f"add a prefix that only this database uses, such as {parts.scheme}://{parts.netloc}/batches")])
     return url
 
 

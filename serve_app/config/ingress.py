@@ -52,7 +52,8 @@ class BatchSettings(Section):
     """File on the ingress's node with that URL, which may have a password. In place of `database`."""
     files: Annotated[str, AfterValidator(checked_files)] | None = None
     """URL under which files are kept: `s3://BUCKET/PREFIX?region=REGION`, `gs://BUCKET/PREFIX`, or `file:///FOLDER` on a volume that all
-    ingresses mount. Credentials are those of the environment, and never part of the URL."""
+    ingresses mount. The prefix or folder belongs to this one database: files there that the database does not know are removed.
+    Credentials are those of the environment, and never part of the URL."""
     lease_s: Real = Field(default=30.0, ge=5, le=3600)
     """Seconds after which another ingress takes over the batches of one that has died or has lost the database. Of shared storage."""
     max_file_bytes: Int = Field(default=200 << 20, ge=1)

@@ -52,16 +52,17 @@ def test_old_files_without_a_record_are_swept_and_young_ones_are_not(
     scratch = Folder(tmp_path / "scratch")
     bucket = Bucket(url, scratch)
     bucket.sweep((), ())  # of nothing
-    for file_id in ("file-known", "file-lost"):
-        put(bucket, scratch, file_id, b"x")
-    bucket.sweep({"file-known"}, ())
-    assert content_of(bucket, "file-lost") == b"x"
+    known, lost, foreign = f"file-{'a' * 32}", f"file-{'b' * 32}", "report.parquet"
+    for name in (known, lost, foreign):
+        put(bucket, scratch, name, b"x")
+    bucket.sweep({known}, ())
+    assert content_of(bucket, lost) == b"x"
     monkeypatch.setattr(bucket_module, "LEFTOVER_S", -10.0)
-    bucket.sweep({"file-known"}, ())
-    assert content_of(bucket, "file-known") == b"x"
+    bucket.sweep({known}, ())
+    assert content_of(bucket, known) == content_of(bucket, foreign) == b"x"
     with pytest.raises(FileNotFoundError):
-        content_of(bucket, "file-lost")
-    bucket.remove(["file-known"])
+        content_of(bucket, lost)
+    bucket.remove([known, foreign])
 
 
 def test_a_server_that_is_away_is_told_and_no_copy_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

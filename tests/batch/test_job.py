@@ -99,6 +99,32 @@ def test_a_job_that_is_given_up_while_its_requests_end_does_not_go_on(tmp_path: 
     assert stored.batch.status == "cancelling"
 
 
+def test_a_batch_that_ended_before_its_claim_is_left_alone(tmp_path: Path) -> None:
+    stored, asked = Stored(tmp_path), [0]
+
+    def count(request: httpx.Request) -> httpx.Response:
+        asked[0] += 1
+        return answered(request)
+
+    late = stored.job(count)
+    asyncio.run(stored.job(answered).run())
+    ended = stored.batch
+    asyncio.run(late.run())
+    assert (asked, stored.batch) == ([0], ended)
+
+
+def test_a_batch_that_ends_elsewhere_is_asked_no_further(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+
+    async def never(_: httpx.Request) -> httpx.Response:
+        if stored.batch.is_open:
+            stored.store.change(stored.batch, lambda batch: batch.moved("failed", now=time.time()))
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    asyncio.run(asyncio.wait_for(stored.job(never).run(), 30.0))
+    assert stored.batch.status == "failed"
+
+
 def test_an_answer_with_half_a_surrogate_pair_is_an_answer_like_others(tmp_path: Path) -> None:
     stored = Stored(tmp_path)
     asyncio.run(stored.job(lambda _: httpx.Response(200, content=b'{"id": "\\ud800"}')).run())

@@ -109,6 +109,19 @@ def test_a_lease_holds_again_unless_another_ingress_has_it(ingresses: tuple[Stor
     assert other.claims.take("batch_1") is None, "it was renewed"
 
 
+def test_a_lease_that_runs_no_batch_is_not_renewed_for_the_others_sake(
+    ingresses: tuple[Storage, Storage], postgres: PostgresServer
+) -> None:
+    one, other = ingresses
+    add_batch(one)
+    add_batch(one, "batch_2")
+    for batch_id in ("batch_1", "batch_2"):
+        assert one.claims.take(batch_id) is not None
+    end_leases(postgres)
+    assert one.claims.renew(["batch_1"]) == {"batch_1"}
+    assert other.claims.take("batch_2") is not None
+
+
 def test_a_journal_has_what_was_published_of_a_line_last_and_failures_too(ingresses: tuple[Storage, Storage]) -> None:
     add_batch(ingresses[0])
     lease = ingresses[0].claims.take("batch_1")

@@ -54,6 +54,11 @@ def refusal(batch: dict[str, Any], *, max_ingresses: int = 1) -> str:
             "ingress.batch.files: is '/shared', no place that ingresses can share; "
             "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER",
         ),
+        (
+            {**SHARED, "files": "s3://bucket/?region=eu-central-1"},
+            "ingress.batch.files: is 's3://bucket/?region=eu-central-1', a bucket as a whole, and files that the database does not know "
+            "are removed there; add a prefix that only this database uses, such as s3://bucket/batches",
+        ),
     ],
 )
 def test_wrong_storage_is_refused_with_the_way_out(batch: dict[str, Any], said: str) -> None:
