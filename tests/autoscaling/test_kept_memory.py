@@ -77,6 +77,15 @@ def test_older_knowledge_weighs_less_and_an_old_load_is_no_demand() -> None:
     assert old.cold_start_s == young.cold_start_s == 40.0
 
 
+@pytest.mark.parametrize(("age_s", "counts"), [(10.0, True), (HISTORY_S + 1, False)])
+def test_what_came_in_a_long_pause_is_not_counted_as_a_load_of_now(age_s: float, counts: bool) -> None:
+    _, memory = loaded()
+    memory.ingresses.advance({"i1": (1.0, {"requests/m": 5.0})})
+    taken = again(packed(memory), age_s=age_s)
+    assert taken is not None
+    assert (taken.ingresses == memory.ingresses, taken.observed_at == memory.observed_at) == (counts, counts)
+
+
 def test_knowledge_of_a_model_whose_replicas_are_others_now_is_left_out() -> None:
     _, memory = loaded()
     taken = again(packed(memory), models={NAME: "other weights"})

@@ -56,27 +56,3 @@ def test_until_the_board_has_answered_every_deployment_keeps_its_target() -> Non
     shelf.answers = True
     assert controller.tick() == {}, "nothing to count from yet"
     assert controller.tick() == {INGRESS: 1, TINY: 0, BIG: 1}
-
-
-def test_requests_of_a_long_time_without_a_controller_are_no_load_of_now() -> None:
-    controller, shelf = Controller(), Shelf()
-    controller.policy = with_shelf(controller, shelf)
-    controller.targets[TINY] = 1
-
-    def tick(requests: float) -> None:
-        controller.reports[TINY] = {f"t{i}": {} for i in range(controller.targets[TINY])}
-        controller.report(INGRESS, "i1", requests__tiny=requests, prompt_tokens__tiny=100.0 * requests, rejected__tiny=requests)
-        for member in controller.reports[TINY]:
-            controller.report(TINY, member, steps=10.0 * controller.at, busy_s=0.9 * controller.at, cold_start_s=20.0)
-        controller.tick()
-
-    for second in range(60):
-        tick(3.0 * second)
-    controller.at += 3600.0
-    controller.state, controller.policy = {}, with_shelf(controller, shelf)
-    before = controller.targets[TINY]
-    for _ in range(8):
-        tick(36_000.0)
-        assert controller.targets[TINY] <= before
-    (known,) = (s["memory"] for s in controller.state.values())
-    assert known.decided["tiny"].inputs["demand"] == 0.0

@@ -1,12 +1,13 @@
 """Grammars are compiled on trial by a real process, with a real tokenizer and limits that a test can reach."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from transformers import AutoTokenizer
 from vllm.exceptions import VLLMValidationError
@@ -54,6 +55,8 @@ async def trials_of(model: Path, **limits: Any) -> AsyncIterator[GrammarTrials]:
         yield trials
     finally:
         trials.close()
+        if trials._compiler is not None:
+            await trials._compiler._reader
 
 
 async def refusal(trials: GrammarTrials, **constraint: Any) -> str:
@@ -102,8 +105,8 @@ async def test_a_process_that_does_not_answer_is_ended_and_the_next_grammar_pass
     monkeypatch.setattr(grammar_trials, "_SPARE_S", 0.0)
     async with trials_of(model) as trials:
         await trials.check(StructuredOutputsParams(json=PERSON))
-        (process,) = psutil.Process().children()
-        process.suspend()
+        assert trials._compiler is not None
+        os.kill(trials._compiler._process.pid, signal.SIGSTOP)
         monkeypatch.setattr(trials, "_limits", TrialLimits(run_s=0.5))
         assert "retry in 1.0 s" in await refusal(trials, json=TREE)
         monkeypatch.setattr(trials, "_limits", TrialLimits())
