@@ -129,7 +129,7 @@ def test_a_row_says_what_is_loaded_how_often_and_what_it_does(now: Running) -> N
     }
     report = {"deployments": {"replica-chat": deployment}, "members": [replica, replica, ingress]}
     chat, code, *_ = rows(now.with_entry(bounds_entry(SETTINGS.models["org/code"], minimum=1)), report)
-    assert chat.cells()[:7] == ("chat", "loaded, pinned", "2/3", "1..4", "6+4", "7.5 s", "/chat@v1")
+    assert chat.cells()[:7] == ("chat", "loaded", "2/3", "1..4", "6+4", "7.5 s", "/chat@v1")
     assert (code.model, code.pinned, code.min, code.cold_start_s) == ("org/code", True, 1, None)
     assert chat.json()["release"] == SETTINGS.models["chat"].release()
 
