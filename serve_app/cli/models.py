@@ -89,7 +89,7 @@ def unload(model: Model, name: Name = "serve-app", address: Address = "", timeou
         problem = f"{model!r} is required, so without a replica no ingress would be ready, for no model"
         raise ClusterFailed(problem, f"set models.{model}.required: false")
     order = _entry(settings, 0, initial=0)
-    if now.entries().get(order["name"]) == order:  # of an `unload` that was killed: Serve acts on what differs alone
+    if now.with_entry(order) == now:  # of an `unload` that was killed: Serve acts on what differs alone
         _set_bounds(now, settings, 0)
         time.sleep(SETTLE_S)
     hand_over(look(now.settings.name).with_entry(order))

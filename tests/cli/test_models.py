@@ -17,7 +17,7 @@ from serve_app.cli import models
 from serve_app.cli.main import app
 from serve_app.cli.model_rows import Row, rows, state_of
 from serve_app.cli.model_update import changed, way_back
-from serve_app.cli.running import Running
+from serve_app.cli.running import Running, _as_given
 from serve_app.config import parse_settings
 from serve_app.errors import ClusterFailed, ConfigError, ServingError
 from serve_app.testing.fake_kubernetes import FakeKubernetes, serving, write_kubeconfig
@@ -75,6 +75,28 @@ def test_what_was_pinned_and_unloaded_outlasts_an_update_and_no_target_moves(now
     assert {e["autoscaling_config"]["initial_replicas"] for e in updated.entries().values()} == {None}
     assert updated.settings.models["chat"].model == "/chat-v2"
     assert parse_settings(updated.application["args"]) == updated.settings
+
+
+def test_what_others_have_set_outlasts_an_update_and_a_changed_bound(now: Running) -> None:
+    router = {"name": "ingress", "max_ongoing_requests": 7}
+    entries = {**now.entries(), "replica-chat": {**now.entries()["replica-chat"], "health_check_timeout_s": 9}, "ingress": router}
+    others = {"runtime_env": {"env_vars": {"A": "b"}}, "external_scaler_enabled": False, "logging_config": {"log_level": "DEBUG"}}
+    (application,) = now.serve["applications"]
+    given = {**application, **others, "deployments": [*entries.values()]}
+    theirs = Running("", SETTINGS, _as_given({"target_capacity": 50.0}, [given]))
+    updated = theirs.with_settings(changed(SETTINGS, "chat", "/chat-v2", "", None))
+    for after in (updated, theirs.with_entry(bounds_entry(SETTINGS.models["chat"], minimum=0))):
+        assert after.serve["target_capacity"] == 50.0
+        assert {name: after.application[name] for name in others} == others
+        assert after.entries()["ingress"] == router
+        assert after.entries()["replica-chat"]["health_check_timeout_s"] == 9
+        assert ServeDeploySchema.model_validate(after.serve)
+    fixed = {name: {**MODELS[name], "replicas": {}} for name in MODELS}
+    assert theirs.with_settings(parse_settings({"models": fixed})).entries()["replica-chat"] == {
+        "name": "replica-chat",
+        "health_check_timeout_s": 9,
+    }
+    assert "autoscaling_policy" not in theirs.with_settings(parse_settings({"models": fixed})).application
 
 
 def test_an_update_changes_one_model_and_drops_a_revision_of_other_weights(tmp_path: Path) -> None:
