@@ -5,6 +5,7 @@ config, which touches no replica that runs.
 """
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,10 +127,11 @@ def _as_given(details: Mapping[str, Any], applications: Sequence[Mapping[str, An
     return {**whole, "applications": copy.deepcopy([*applications])}
 
 
-def hand_over(wanted: Running) -> None:
-    """Give Serve the config; returns at once."""
+def hand_over(serve: Mapping[str, Any]) -> None:
+    """Give Serve, which runs, the config of the whole cluster; returns at once."""
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    config = ServeDeploySchema.model_validate(wanted.serve)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # each command says itself what happens
+    config = ServeDeploySchema.model_validate(serve)
     within(RAY_LIMIT_S, lambda: _get_global_client().deploy_apps(config, _blocking=False))

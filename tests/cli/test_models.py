@@ -1,7 +1,7 @@
 """`serve-app models`: what it changes in Serve's config, what it says of each model, and what it refuses."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,6 +190,9 @@ def test_what_a_load_has_begun_goes_on_after_it(
 ) -> None:
     given = [now]
 
+    def take(serve: Mapping[str, Any]) -> None:
+        given.append(Running("", SETTINGS, serve))
+
     def shown(_: Running) -> dict[str, Row]:
         if last == "Ctrl-C":
             raise KeyboardInterrupt
@@ -199,7 +202,7 @@ def test_what_a_load_has_begun_goes_on_after_it(
 
     monkeypatch.setattr(models, "running", lambda *_: now)
     monkeypatch.setattr(models, "look", lambda *_: given[-1])
-    monkeypatch.setattr(models, "hand_over", given.append)
+    monkeypatch.setattr(models, "hand_over", take)
     monkeypatch.setattr(models, "_rows", shown)
     monkeypatch.setattr(models, "POLL_S", 0.0)
     with contextlib.suppress(ClusterFailed, KeyboardInterrupt):
