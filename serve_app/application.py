@@ -42,6 +42,10 @@ def _common(settings: Settings, num_cpus: float, environment: Mapping[str, str])
 def _scaling(minimum: int, maximum: int, initial: int | None = None, *, reports: bool = False) -> dict[str, Any]:
     if minimum == maximum and minimum > 0 and not reports:
         return {"num_replicas": minimum}
+    return _bounds(minimum, maximum, initial)
+
+
+def _bounds(minimum: int, maximum: int, initial: int | None) -> dict[str, Any]:
     return {
         "autoscaling_config": {
             "min_replicas": minimum,
@@ -67,7 +71,7 @@ def bounds_entry(model: ModelSettings, *, minimum: int, initial: int | None = No
         initial: How many replicas Serve sets as the target when it gets the entry, if the deployment is new or the entry differs from the
             one before. None leaves the target as it is, within the bounds.
     """
-    return {"name": replica_deployment(model), **_scaling(minimum, model.replicas.max, initial, reports=True)}
+    return {"name": replica_deployment(model), **_bounds(minimum, model.replicas.max, initial)}
 
 
 def first_entries(settings: Settings) -> list[dict[str, Any]]:

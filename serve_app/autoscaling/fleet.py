@@ -159,7 +159,10 @@ class Want:
 
 
 def share_gpus(wants: Sequence[Want], max_gpus: float | None) -> dict[str, int]:
-    """Return model -> replicas, such that all together hold at most ``max_gpus``. Who has about its share keeps what it has."""
+    """Return model -> replicas, such that all together hold at most ``max_gpus``.
+
+    If equals differ from their share by one replica each, nothing is moved.
+    """
     granted = fair_shares(wants, max_gpus)
     differing = [w for w in wants if w.gpus_per_replica and granted[w.model] != w.target]
     moved = sum((granted[w.model] - w.target) * w.gpus_per_replica for w in differing)

@@ -170,9 +170,9 @@ class DemandPolicy:
         replicas = model.replicas
         bounds = replicas.min, replicas.max
         minimum, maximum = bounds_at(replicas.schedule, bounds, time=self._wall(), cold_start_s=cold_start_s)
-        if (
-            operated := context.config
-        ) is not None and operated.min_replicas != replicas.min:  # `serve-app models` has changed it
+        operated = context.config
+        if operated is not None and operated.min_replicas != replicas.min:
+            # An operator has changed it; 0 is an unload, and wins over the schedule.
             minimum = max(minimum, operated.min_replicas) if operated.min_replicas else 0
         running, target = len(members(context)), context.target_num_replicas
         return Observation(running=running, target=target, minimum=minimum, maximum=maximum, load=load)

@@ -50,7 +50,8 @@ class Turns:
         load = seen.load
         if load.running or load.queued or load.waiting or load.requests:
             self._busy_at[name] = at
-        if not seen.running and name not in self._served_at:  # it starts; one that cannot must not be in the way for ever
+        if not seen.running and name not in self._served_at:
+            # A model whose replica never comes up gives its turn away after MAX_KEEP_S.
             return (IN_TURN if at - held_at < MAX_KEEP_S else YIELDS), held_at
         served_at = self._served_at.setdefault(name, at)
         idle_s = at - max(self._busy_at.get(name, served_at), served_at)

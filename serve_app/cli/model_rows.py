@@ -21,7 +21,7 @@ class Row:
     state: str
     """`loaded`, `loading`, `unloading`, `unloaded`, `updating` or `failed`."""
     pinned: bool
-    """Whether it is never without a replica: by `replicas.min`, or by `serve-app models pin`."""
+    """Whether `serve-app models pin` keeps a replica that `replicas.min` does not."""
     ready: int
     target: int
     min: int
@@ -56,12 +56,12 @@ def rows(running: Running, report: Mapping[str, Any]) -> Iterator[Row]:
         deployment = report["deployments"].get(replica_deployment(model), {})
         leases = [lease for lease in report["members"] if lease["model"] == model.name]
         ingresses = [lease["load"].get("models", {}).get(model.name, {}) for lease in report["members"] if not lease["model"]]
-        yield _row(model, running.minimum(model), deployment, leases, ingresses)
+        yield _row(model, running, deployment, leases, ingresses)
 
 
 def _row(
     model: ModelSettings,
-    minimum: int,
+    fleet: Running,
     deployment: Mapping[str, Any],
     leases: Sequence[Mapping[str, Any]],
     ingresses: Sequence[Mapping[str, Any]],
@@ -75,10 +75,10 @@ def _row(
         loads=f"{loads}@{revision}" if revision else loads,
         release=model.release(),
         state=state,
-        pinned=minimum > 0,
+        pinned=fleet.is_pinned(model),
         ready=states.get("RUNNING", 0),
         target=deployment.get("target", 0),
-        min=minimum,
+        min=fleet.minimum(model),
         max=model.replicas.max,
         adapters=tuple(model.adapters),
         running=sum(lease["load"].get("running", 0) for lease in leases),

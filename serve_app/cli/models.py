@@ -1,7 +1,6 @@
 """``serve-app models``: which models are loaded in a fleet that runs, and `load`, `unload`, `pin` and `update` for one of them."""
 
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -89,10 +88,10 @@ def unload(model: Model, name: Name = "serve-app", address: Address = "", timeou
         problem = f"{model!r} is required, so without a replica no ingress would be ready, for no model"
         raise ClusterFailed(problem, f"set models.{model}.required: false")
     order = _entry(settings, 0, initial=0)
-    if now.entries().get(order["name"]) == order:  # of an `unload` that was killed: Serve acts on what differs alone
+    if now.with_entry(order) == now:  # of an `unload` that was killed: Serve acts on what differs alone
         _set_bounds(now, settings, 0)
         time.sleep(SETTLE_S)
-    hand_over(look(now.settings.name).with_entry(order))
+    hand_over(look(now.settings.name).with_entry(order).serve)
     try:
         row = _follow(now, model, lambda row: row.state == "unloaded" or row.target > 0, timeout_s, began=SETTLE_S)
     finally:
@@ -157,7 +156,7 @@ def update(
     if before == after:
         typer.echo(f"{model} is that already; nothing was changed")
         return
-    hand_over(wanted)
+    hand_over(wanted.serve)
     try:
         _follow(wanted, model, lambda row: released(wanted, row), timeout_s, began=SETTLE_S)
     except ClusterFailed as exc:
@@ -203,8 +202,7 @@ def _entry(model: ModelSettings, minimum: int, initial: int | None = None) -> Ma
 
 def _set_bounds(now: Running, model: ModelSettings, minimum: int) -> None:
     """Change the least number of replicas, in the config as it is at this moment."""
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    hand_over(look(now.settings.name).with_entry(_entry(model, minimum)))
+    hand_over(look(now.settings.name).with_entry(_entry(model, minimum)).serve)
 
 
 def _rows(now: Running) -> dict[str, Row]:

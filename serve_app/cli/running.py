@@ -5,7 +5,8 @@ config, which touches no replica that runs.
 """
 
 import copy
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,23 +55,39 @@ class Running:
         return {entry["name"]: entry for entry in self.application.get("deployments", ())}
 
     def with_entry(self, entry: Mapping[str, Any]) -> "Running":
-        """Return the same with this entry of ``deployments`` in place of the deployment's own."""
-        return self._with({**self.application, "deployments": [*(self.entries() | {entry["name"]: entry}).values()]})
+        """Return the same with what this entry of ``deployments`` says. What else the deployment's own entry says stays."""
+        return self._with({**self.application, "deployments": _merged(self.entries(), [entry])})
 
     def with_settings(self, settings: Settings) -> "Running":
-        """Return the same under another configuration. Every number of replicas stays as it is, and so does what is pinned."""
+        """Return the same under another configuration. Every number of replicas stays as it is, and so do pins and what others set.
+
+        Others' are the application's keys that `serve_config` never sets, as ``runtime_env``, and in ``deployments`` all but our bounds.
+        """
         from serve_app.application import bounds_entry, serve_config
         from serve_app.deployments import scaled_models
 
         (application,) = serve_config(settings)["applications"]
         minimums = {m.name: self.minimum(m) for m in self.settings.models.values() if self.minimum(m) != m.replicas.min}
-        entries = [bounds_entry(m, minimum=minimums.get(m.name, m.replicas.min)) for m in scaled_models(settings)]
-        changed = self._with({**application, **({"deployments": entries} if entries else {})})
+        bounds = [bounds_entry(m, minimum=minimums.get(m.name, m.replicas.min)) for m in scaled_models(settings)]
+        ours = {replica_deployment(m) for m in scaled_models(self.settings)}  # one may have a fixed number from now on
+        others = {n: _without(entry, "autoscaling_config") if n in ours else entry for n, entry in self.entries().items()}
+        application |= {"deployments": _merged(others, bounds)}
+        changed = self._with({**_without(self.application, "autoscaling_policy"), **application})
         return Running(self.url, settings, changed.serve)
 
     def _with(self, application: Mapping[str, Any]) -> "Running":
         applications = [application if a["name"] == self.settings.name else a for a in self.serve["applications"]]
         return Running(self.url, self.settings, {**self.serve, "applications": applications})
+
+
+def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}
+
+
+def _merged(entries: Mapping[str, Mapping[str, Any]], changes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the entries of ``deployments`` with what the changes say of theirs."""
+    changed = {change["name"]: {**entries.get(change["name"], {}), **change} for change in changes}
+    return [*{**entries, **changed}.values()]
 
 
 def running(name: str, address: str) -> Running:
@@ -101,14 +118,20 @@ def look(name: str, url: str = "") -> Running:
     if name not in configs:
         others = f"it has: {', '.join(configs)}; name one by --name" if configs else "start it with: serve-app up -f FILE"
         raise ClusterFailed(f"no application named {name!r} runs in this cluster", others)
-    serve = {"proxy_location": details.get("proxy_location", "Disabled"), "applications": copy.deepcopy([*configs.values()])}
-    return Running(url, parse_settings(configs[name]["args"]), serve)
+    return Running(url, parse_settings(configs[name]["args"]), _as_given(details, [*configs.values()]))
 
 
-def hand_over(wanted: Running) -> None:
-    """Give Serve the config; returns at once."""
+def _as_given(details: Mapping[str, Any], applications: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return Serve's config of the cluster from what Serve says of it. A config without the target capacity would end that."""
+    whole = {"proxy_location": details.get("proxy_location", "Disabled"), "target_capacity": details.get("target_capacity")}
+    return {**whole, "applications": copy.deepcopy([*applications])}
+
+
+def hand_over(serve: Mapping[str, Any]) -> None:
+    """Give Serve, which runs, the config of the whole cluster; returns at once."""
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    config = ServeDeploySchema.model_validate(wanted.serve)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # each command says itself what happens
+    config = ServeDeploySchema.model_validate(serve)
     within(RAY_LIMIT_S, lambda: _get_global_client().deploy_apps(config, _blocking=False))

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
 from serve_app.cli.rayservice import own_words
+from serve_app.cli.running import hand_over
 from serve_app.cli.settings_file import read_settings
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
 from serve_app.cli.ui import pages
@@ -158,13 +159,12 @@ def running(
 def deploy(settings: Settings) -> None:
     """Hand the application to Serve on the connected cluster; returns at once."""
     from ray.serve._private.api import serve_start
-    from ray.serve.schema import ServeDeploySchema
 
     from serve_app.application import serve_config
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # what it does shows in the lines of _wait_ready
-    client = serve_start(proxy_location="Disabled")
-    client.deploy_apps(ServeDeploySchema.model_validate(serve_config(settings)), _blocking=False)
+    serve_start(proxy_location="Disabled")
+    hand_over(serve_config(settings))
 
 
 def remove(settings: Settings, cut: threading.Event) -> None:

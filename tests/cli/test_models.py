@@ -1,7 +1,7 @@
 """`serve-app models`: what it changes in Serve's config, what it says of each model, and what it refuses."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from serve_app.cli import models
 from serve_app.cli.main import app
 from serve_app.cli.model_rows import Row, rows, state_of
 from serve_app.cli.model_update import changed, way_back
-from serve_app.cli.running import Running
+from serve_app.cli.running import Running, _as_given
 from serve_app.config import parse_settings
 from serve_app.errors import ClusterFailed, ConfigError, ServingError
 from serve_app.testing.fake_kubernetes import FakeKubernetes, serving, write_kubeconfig
@@ -77,6 +77,28 @@ def test_what_was_pinned_and_unloaded_outlasts_an_update_and_no_target_moves(now
     assert parse_settings(updated.application["args"]) == updated.settings
 
 
+def test_what_others_have_set_outlasts_an_update_and_a_changed_bound(now: Running) -> None:
+    router = {"name": "ingress", "max_ongoing_requests": 7}
+    entries = {**now.entries(), "replica-chat": {**now.entries()["replica-chat"], "health_check_timeout_s": 9}, "ingress": router}
+    others = {"runtime_env": {"env_vars": {"A": "b"}}, "external_scaler_enabled": False, "logging_config": {"log_level": "DEBUG"}}
+    (application,) = now.serve["applications"]
+    given = {**application, **others, "deployments": [*entries.values()]}
+    theirs = Running("", SETTINGS, _as_given({"target_capacity": 50.0}, [given]))
+    updated = theirs.with_settings(changed(SETTINGS, "chat", "/chat-v2", "", None))
+    for after in (updated, theirs.with_entry(bounds_entry(SETTINGS.models["chat"], minimum=0))):
+        assert after.serve["target_capacity"] == 50.0
+        assert {name: after.application[name] for name in others} == others
+        assert after.entries()["ingress"] == router
+        assert after.entries()["replica-chat"]["health_check_timeout_s"] == 9
+        assert ServeDeploySchema.model_validate(after.serve)
+    fixed = {name: {**MODELS[name], "replicas": {}} for name in MODELS}
+    assert theirs.with_settings(parse_settings({"models": fixed})).entries()["replica-chat"] == {
+        "name": "replica-chat",
+        "health_check_timeout_s": 9,
+    }
+    assert "autoscaling_policy" not in theirs.with_settings(parse_settings({"models": fixed})).application
+
+
 def test_an_update_changes_one_model_and_drops_a_revision_of_other_weights(tmp_path: Path) -> None:
     to = changed(SETTINGS, "chat", "/chat-v2", "", None)
     assert {n for n, m in to.models.items() if m != SETTINGS.models[n]} == {"chat"}
@@ -129,7 +151,7 @@ def test_a_row_says_what_is_loaded_how_often_and_what_it_does(now: Running) -> N
     }
     report = {"deployments": {"replica-chat": deployment}, "members": [replica, replica, ingress]}
     chat, code, *_ = rows(now.with_entry(bounds_entry(SETTINGS.models["org/code"], minimum=1)), report)
-    assert chat.cells()[:7] == ("chat", "loaded, pinned", "2/3", "1..4", "6+4", "7.5 s", "/chat@v1")
+    assert chat.cells()[:7] == ("chat", "loaded", "2/3", "1..4", "6+4", "7.5 s", "/chat@v1")
     assert (code.model, code.pinned, code.min, code.cold_start_s) == ("org/code", True, 1, None)
     assert chat.json()["release"] == SETTINGS.models["chat"].release()
 
@@ -168,6 +190,9 @@ def test_what_a_load_has_begun_goes_on_after_it(
 ) -> None:
     given = [now]
 
+    def take(serve: Mapping[str, Any]) -> None:
+        given.append(Running("", SETTINGS, serve))
+
     def shown(_: Running) -> dict[str, Row]:
         if last == "Ctrl-C":
             raise KeyboardInterrupt
@@ -177,7 +202,7 @@ def test_what_a_load_has_begun_goes_on_after_it(
 
     monkeypatch.setattr(models, "running", lambda *_: now)
     monkeypatch.setattr(models, "look", lambda *_: given[-1])
-    monkeypatch.setattr(models, "hand_over", given.append)
+    monkeypatch.setattr(models, "hand_over", take)
     monkeypatch.setattr(models, "_rows", shown)
     monkeypatch.setattr(models, "POLL_S", 0.0)
     with contextlib.suppress(ClusterFailed, KeyboardInterrupt):
