@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,76 @@ def test_a_job_that_was_cancelled_is_run_again(tmp_path: Path, monkeypatch: pyte
 
     asyncio.run(asyncio.wait_for(work(), 30.0))
     assert stored.batch.status == "completed"
+
+
+def test_claims_are_renewed_while_the_house_is_kept_and_all_threads_of_jobs_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, may_end, renewed = Stored(tmp_path), threading.Event(), [0]
+    begun: list[str] = []
+    claims, working = stored.storage.claims, Worker(stored.settings, stored.storage)
+    renew = claims.renew
+
+    def count(running: Collection[str]) -> Collection[str] | None:
+        renewed[0] += 1
+        return renew(running)
+
+    async def wait_in_all_threads(job: Job) -> None:
+        await asyncio.gather(*(asyncio.to_thread(may_end.wait, 60.0) for _ in range(40)))
+
+    def keep_house() -> None:
+        begun.append("house-keeping")
+        may_end.wait(60.0)
+
+    monkeypatch.setattr(claims, "renew", count)
+    monkeypatch.setattr(worker, "_LOOK_S", 0.05)
+    monkeypatch.setattr(working, "_keep_house", keep_house)
+    monkeypatch.setattr(Job, "run", wait_in_all_threads)
+
+    async def work() -> None:
+        working.start(answer, ["tiny"])
+        while renewed[0] < 5:
+            await asyncio.sleep(0.02)
+        may_end.set()
+        await working.stop()
+
+    async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None: ...
+
+    asyncio.run(asyncio.wait_for(work(), 10.0))
+    assert len(begun) <= 2, "one after the other"
+
+
+def test_a_job_whose_lease_is_lost_is_cancelled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, looks, cancels = Stored(tmp_path), [0], [0]
+    claims, working = stored.storage.claims, Worker(stored.settings, stored.storage)
+
+    def lost(running: Collection[str]) -> Collection[str]:
+        looks[0] += 1
+        return ()
+
+    async def slow_to_end(job: Job) -> None:
+        while True:
+            try:
+                await asyncio.sleep(0.5 if cancels[0] else 60.0)
+                return
+            except asyncio.CancelledError:
+                cancels[0] += 1
+
+    monkeypatch.setattr(claims, "renew", lost)
+    monkeypatch.setattr(worker, "_LOOK_S", 0.05)
+    monkeypatch.setattr(Job, "run", slow_to_end)
+
+    async def work() -> None:
+        working.start(answer, ["tiny"])
+        while looks[0] < 6:
+            await asyncio.sleep(0.02)
+        seen = cancels[0]
+        await working.stop()
+        assert seen == 1
+
+    async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None: ...
+
+    asyncio.run(asyncio.wait_for(work(), 10.0))
 
 
 def test_an_output_is_durable_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
