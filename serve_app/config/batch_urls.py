@@ -66,6 +66,8 @@ def _database_problem(url: str) -> str:
     parts = _split(url)
     if parts is None or parts.scheme not in _DATABASES:
         return "no URL of PostgreSQL"
+    if re.search(r"%(?![0-9A-Fa-f]{2})|%00", url):  # libpq would refuse it, too, and show the part around the %, such as the password
+        return "which has a % that is not followed by two hex digits, or %00; write %25 for a %"
     if not parts.path.strip("/") and "dbname" not in dict(parse_qsl(parts.query)):
         return "which names no database"
     return ""

@@ -104,6 +104,9 @@ def test_the_file_of_the_url_may_have_a_password_and_its_errors_show_none(tmp_pa
     path.write_text(f"mysql://u:{SECRET}@h/db\n")
     with pytest.raises(ConfigError, match=r"holds 'mysql://u:\*\*\*@h/db', no URL of PostgreSQL; write postgresql://"):
         batch.database_url()
+    path.write_text(f"postgresql://u:{SECRET}%ss@h/db\n")
+    with pytest.raises(ConfigError, match=r"holds 'postgresql://u:\*\*\*@h/db', which has a % that is not .* write %25 for a %; write"):
+        batch.database_url()
     path.write_text(f"postgresql://u:{SECRET}@h/db\n")
     assert batch.database_url() == f"postgresql://u:{SECRET}@h/db"
     assert SECRET not in repr(batch)
