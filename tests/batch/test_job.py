@@ -1,11 +1,12 @@
 """One batch from its input to its end, without an ingress: what cancels it, and what is missing of it."""
 
 import asyncio
+import errno
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,16 @@ def test_a_job_whose_lease_is_lost_is_cancelled_once(tmp_path: Path, monkeypatch
     async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None: ...
 
     asyncio.run(asyncio.wait_for(work(), 10.0))
+
+
+def test_an_output_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    def lines() -> Iterator[str]:
+        yield "a"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_lines(tmp_path / "out", lines())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_is_durable_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
