@@ -35,7 +35,9 @@ _LOOK_S = 1.0
 """How late a cancelled or expired batch may stop, and how old its counts may be."""
 
 _PUBLISHED_LINES = 500
-"""Lines that are published at once, in one row of the shared database: some megabytes of long answers."""
+"""Most lines that are published at once, in one row of the shared database."""
+_PUBLISHED_CHARS = 4 << 20
+"""Most characters of those lines, unless one line is longer: ten ingresses that publish at once load the database with 40 MiB."""
 T = TypeVar("T")
 
 LINES = counter("batch_lines")
@@ -163,7 +165,7 @@ class Job:
     async def _keep_up(self, progress: Progress, journal: Journal) -> bool:
         """Publish what was answered and tell the counts; return False while the storage is away, for which the requests do not wait."""
         try:
-            while lines := journal.recorded(_PUBLISHED_LINES):
+            while lines := journal.recorded(_PUBLISHED_LINES, max_chars=_PUBLISHED_CHARS):
                 await asyncio.to_thread(self._claim.publish, lines)
                 journal.forget_recorded(len(lines))
             await self._tell(progress, journal.counts())

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.batch import job, worker
 from serve_app.batch.job import Job
+from serve_app.batch.journal import Journal
 from serve_app.batch.output import write_lines
 from serve_app.batch.records import Batch, File
 from serve_app.batch.storage import in_folder
@@ -282,6 +283,22 @@ def test_an_output_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None
     with pytest.raises(OSError, match="No space"):
         write_lines(tmp_path / "out", lines())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_tells_what_was_recorded_by_lines_and_by_size_and_only_if_it_is_asked_to(tmp_path: Path) -> None:
+    results = {"a": "x" * 50, "b": "x" * 50, "c": "x" * 500, "d": "x"}
+    told = []
+    with Journal(tmp_path / "told", notes_recorded=True) as noting, Journal(tmp_path / "silent") as silent:
+        for journal in (noting, silent):
+            for key, result in results.items():
+                journal.see(key, "digest", again=False)
+                journal.record(key, result, failed=False)
+        assert silent.recorded(10, max_chars=1000) == []
+        assert len(noting.recorded(1, max_chars=1000)) == 1
+        while lines := noting.recorded(10, max_chars=100):
+            told.append([line.key for line in lines])
+            noting.forget_recorded(len(lines))
+    assert told == [["a", "b"], ["c"], ["d"]]
 
 
 def test_an_output_is_durable_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
