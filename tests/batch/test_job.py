@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from serve_app.batch import job, worker
+from serve_app.batch.claims import FolderClaim
 from serve_app.batch.job import Job
 from serve_app.batch.journal import Journal
 from serve_app.batch.output import write_lines
@@ -23,7 +24,7 @@ from serve_app.batch.records import Batch, File
 from serve_app.batch.storage import in_folder
 from serve_app.batch.worker import Worker
 from serve_app.config import BatchSettings
-from serve_app.errors import BatchError
+from serve_app.errors import BatchError, JournalBroken
 
 CHAT = "/v1/chat/completions"
 
@@ -299,6 +300,17 @@ def test_a_journal_tells_what_was_recorded_by_lines_and_by_size_and_only_if_it_i
             told.append([line.key for line in lines])
             noting.forget_recorded(len(lines))
     assert told == [["a", "b"], ["c"], ["d"]]
+
+
+def test_a_damaged_copy_of_a_shared_journal_leaves_the_batch_to_its_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = Stored(tmp_path)
+    stored.folder.journal("batch_1").write_text("no database" * 100)
+    monkeypatch.setattr(FolderClaim, "fence", 1)
+    with pytest.raises(JournalBroken):
+        asyncio.run(stored.job(answered).run())
+    assert stored.batch.status == "in_progress"
 
 
 def test_an_output_is_durable_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
