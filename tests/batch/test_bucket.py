@@ -3,13 +3,16 @@
 import logging
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from serve_app.batch import bucket as bucket_module
+from serve_app.batch import storage as storage_module
 from serve_app.batch.bucket import Bucket
 from serve_app.batch.folder import Folder
+from serve_app.batch.storage import shared
 from serve_app.errors import StorageAway, StorageFailed
 from tests.batch.s3_server import s3_url
 
@@ -94,3 +97,18 @@ def test_an_option_that_the_client_does_not_know_is_told_in_the_log(tmp_path: Pa
     with pytest.raises(StorageFailed):
         content_of(bucket, "file-1")
     assert "see to ingress.batch.files: Unexpected query parameter in S3 URI: 'regoin'" in caplog.text
+
+
+def test_the_scratch_of_a_killed_ingress_is_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(storage_module, "_STARTING_S", -10.0)
+    killed, alien = tmp_path / "serve-app-batches-killed", tmp_path / "serve-app-batches-alien"
+    Folder(killed)  # made the lock file, and holds no lock any more
+    alien.mkdir()
+    url, files = "postgresql://u@127.0.0.1:9/db", f"file://{tmp_path}/shared"
+    one = shared(url, files, lease_s=30.0)
+    other = shared(url, files, lease_s=30.0)
+    assert [path.exists() for path in (killed, alien, one.scratch.root, other.scratch.root)] == [False, True, True, True]
+    for storage in (one, other):
+        storage.close()
+        assert not storage.scratch.root.exists()
