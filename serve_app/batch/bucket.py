@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
+from pyarrow import ArrowException, NativeFile
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
-from serve_app.batch.folder import LEFTOVER_S, Folder
-from serve_app.errors import StorageAway
+from serve_app.batch.folder import LEFTOVER_S, Folder, storage_error
+from serve_app.config.batch_urls import masked
+from serve_app.errors import StorageAway, StorageFailed
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +61,8 @@ class Bucket:
         try:
             with _away_on_error():
                 files, root = self._root()
-                with files.open_input_stream(f"{root}/{file_id}") as stored, part.open("xb") as copy:
-                    shutil.copyfileobj(stored, copy, _COPY_BYTES)
+                with files.open_input_stream(f"{root}/{file_id}") as stored:
+                    _copy(stored, part)
             yield part
         finally:
             part.unlink(missing_ok=True)
@@ -94,6 +96,25 @@ class Bucket:
             return self._found
 
 
+def _copy(stored: NativeFile, part: Path) -> None:
+    """Write the stream to a new file of this machine.
+
+    Raises:
+        StorageFailed: In place of an error of this machine's disk. A scratch folder that is gone is no file that is lost.
+    """
+    try:
+        copy = part.open("xb", buffering=0)
+    except OSError as exc:
+        raise storage_error(exc) from exc
+    with copy:
+        while left := memoryview(stored.read(_COPY_BYTES)):
+            try:
+                while left:
+                    left = left[copy.write(left) :]
+            except OSError as exc:
+                raise storage_error(exc) from exc
+
+
 def _sync(path: Path) -> None:
     """Let the file and its name outlive a power cut."""
     for name in (path, path.parent):
@@ -106,16 +127,20 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _away_on_error() -> Iterator[None]:
-    """Map the errors of pyarrow, which are all of the type OSError.
+    """Map the errors of pyarrow: OSError, and ArrowException for a URL that it does not understand.
 
     Raises:
         FileNotFoundError: The file is not there.
-        StorageAway: In place of all others.
+        StorageAway: In place of other errors of the type OSError.
+        StorageFailed: In place of ArrowException.
     """
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as exc:
-        logger.warning("the object store of batches failed: %s", exc)
+        logger.warning("the object store of batches failed: %s", masked(str(exc)))
         raise StorageAway(retry_after_s=_RETRY_AFTER_S) from exc
+    except ArrowException as exc:
+        logger.error("the object store of batches cannot be used; see to ingress.batch.files: %s", masked(str(exc)))
+        raise StorageFailed from exc

@@ -25,7 +25,7 @@ from serve_app.batch.rows import rows
 from serve_app.batch.runner import Progress, Runner
 from serve_app.batch.storage import Storage
 from serve_app.config import BatchSettings
-from serve_app.errors import BatchError, JournalBroken, StorageAway
+from serve_app.errors import BatchError, JournalBroken, StorageAway, StorageFailed
 from serve_app.series import counter
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,9 @@ _LOOK_S = 1.0
 """How late a cancelled or expired batch may stop, and how old its counts may be."""
 
 _PUBLISHED_LINES = 500
-"""Lines that are published at once, in one row of the shared database: some megabytes of long answers."""
+"""Most lines that are published at once, in one row of the shared database."""
+_PUBLISHED_CHARS = 4 << 20
+"""Most characters of those lines, unless one line is longer. They are held in memory some times over while they are published."""
 T = TypeVar("T")
 
 LINES = counter("batch_lines")
@@ -72,7 +74,7 @@ class Job:
         """Look whether the input can be asked, or else bring the batch to its end.
 
         Raises:
-            BatchError, OSError, sqlite3.Error, StorageAway: The storage failed, or the requests were cancelled; another run goes on.
+            BatchError, OSError, sqlite3.Error, StorageFailed: The storage failed, or the requests were cancelled; another run goes on.
             LeaseLost: Another ingress runs the batch.
         """
         try:
@@ -81,6 +83,10 @@ class Job:
             said = f"The input {self.batch.input_file_id} is lost; upload it again, and create another batch."
             await _in_thread(self._lose, LineError("input_lost", said), exc)
         except JournalBroken as exc:
+            if (
+                self._claim.fence
+            ):  # a copy on this machine's disk is damaged; the next claim makes another one of what was published
+                raise
             said = "The journal with the batch's answers is damaged; create another batch of the same input."
             await _in_thread(self._lose, LineError("journal_lost", said), exc)
 
@@ -163,7 +169,7 @@ class Job:
     async def _keep_up(self, progress: Progress, journal: Journal) -> bool:
         """Publish what was answered and tell the counts; return False while the storage is away, for which the requests do not wait."""
         try:
-            while lines := journal.recorded(_PUBLISHED_LINES):
+            while lines := journal.recorded(_PUBLISHED_LINES, max_chars=_PUBLISHED_CHARS):
                 await asyncio.to_thread(self._claim.publish, lines)
                 journal.forget_recorded(len(lines))
             await self._tell(progress, journal.counts())
@@ -225,6 +231,8 @@ class Job:
         try:
             num_bytes = write_lines(part, lines)
             self._storage.contents.keep(part, file_id)
+        except FileNotFoundError as exc:  # not the input: the scratch folder is gone
+            raise StorageFailed from exc
         finally:
             part.unlink(missing_ok=True)
         now = int(time.time())

@@ -48,8 +48,11 @@ class Counts:
 class Journal:
     """One batch's journal, held by this process until it is closed. Nothing of it may be used by two threads at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, notes_recorded: bool = False) -> None:
         """Open or make the journal and lock it.
+
+        Args:
+            notes_recorded: Let `recorded` tell what is recorded. The caller drops what it was told, because the keys are held in memory.
 
         Raises:
             JournalBroken: The file is no journal.
@@ -57,6 +60,7 @@ class Journal:
         """
         self.path = path
         self._num_seen = 0
+        self._notes_recorded = notes_recorded
         self._recorded: list[str] = []
         """Keys of lines whose result was recorded and which `forget_recorded` has not dropped."""
         try:
@@ -113,16 +117,26 @@ class Journal:
     def record(self, key: str, result: str, *, failed: bool) -> None:
         """Note the line's one result, which the next commit keeps. A line that has one keeps it."""
         change = "UPDATE lines SET state = ?, result = ? WHERE key = ? AND run = ? AND state = ?"
-        if self._do(change, _FAILED if failed else _ANSWERED, result, key, self._run, _PENDING).rowcount:
+        changed = self._do(change, _FAILED if failed else _ANSWERED, result, key, self._run, _PENDING).rowcount
+        if changed and self._notes_recorded:
             self._recorded.append(key)
 
-    def recorded(self, limit: int) -> list[Line]:
-        """Return up to ``limit`` lines that were recorded here and that `forget_recorded` has not dropped yet, the oldest first."""
-        found = (
-            self._do("SELECT key, digest, state = ?, result FROM lines WHERE key = ?", _FAILED, key).fetchone()
-            for key in self._recorded[:limit]
-        )
-        return [Line(key, digest, bool(failed), result) for key, digest, failed, result in found]
+    def recorded(self, limit: int, *, max_chars: int) -> list[Line]:
+        """Return lines that were recorded here and that `forget_recorded` has not dropped yet, the oldest first.
+
+        Args:
+            limit: Most lines.
+            max_chars: Most characters of their results together. A line that is longer comes alone.
+        """
+        lines: list[Line] = []
+        for recorded in self._recorded[:limit]:
+            sql = "SELECT key, digest, state = ?, result FROM lines WHERE key = ?"
+            key, digest, failed, result = self._do(sql, _FAILED, recorded).fetchone()
+            max_chars -= len(result)
+            if lines and max_chars < 0:
+                break
+            lines.append(Line(key, digest, bool(failed), result))
+        return lines
 
     def forget_recorded(self, num: int) -> None:
         """Let `recorded` leave out the first ``num`` lines from now on."""

@@ -21,8 +21,8 @@ from serve_app.errors import LeaseLost
 
 logger = logging.getLogger(__name__)
 
-_READ_ROWS = 50
-"""Rows of answers that are read at a time: a row holds what one publication brought."""
+_READ_ROWS = 4
+"""Rows of answers that are read at a time: a row holds what one publication brought, up to some megabytes."""
 _UNTIL = "now() + ? * interval '1 second'"
 _TAKE = f"""
 INSERT INTO leases (batch, holder, fence, ends_at) VALUES (?, ?, 1, {_UNTIL})
@@ -91,7 +91,7 @@ class Lease:
             raise LeaseLost(f"the lease on {self._batch_id} is over", "another ingress goes on with it")
 
     def open_journal(self) -> Journal:
-        journal = Journal(self._scratch.journal(self._batch_id, self.fence))
+        journal = Journal(self._scratch.journal(self._batch_id, self.fence), notes_recorded=True)
         try:
             if not self._is_restored:
                 journal.restore(self._published())

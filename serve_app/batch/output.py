@@ -15,13 +15,17 @@ def output_line(key: str, custom_id: str, response: object, error: object) -> st
 def write_lines(path: Path, lines: Iterable[str]) -> int:
     """Write the file in one piece, durably: it is either the one of before or whole. Return its bytes."""
     part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        for line in lines:
-            file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-        num_bytes = file.tell()
-    put_in_place(part, path)
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            num_bytes = file.tell()
+        put_in_place(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)  # what was written would keep a full disk full
+        raise
     return num_bytes
 
 

@@ -12,6 +12,7 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from serve_app.batch.database import Rows, Transaction
+from serve_app.config.batch_urls import masked
 from serve_app.errors import StorageAway, StorageFailed
 
 logger = logging.getLogger(__name__)
@@ -107,11 +108,11 @@ class PostgresDatabase:
                 yield db
         except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
             if not self._is_away:
-                logger.warning("the database of batches does not answer: %s", exc)
+                logger.warning("the database of batches does not answer: %s", masked(str(exc)))
             self._is_away = True
             raise StorageAway(retry_after_s=_RETRY_AFTER_S) from exc
         except psycopg.Error as exc:
-            logger.error("the database of batches refused a statement: %s", exc)
+            logger.error("the database of batches refused a statement: %s", masked(str(exc)))
             raise StorageFailed from exc
         if self._is_away:
             logger.info("the database of batches answers again")

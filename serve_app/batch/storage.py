@@ -1,6 +1,11 @@
 """Where files, batches and answers are: in one folder, or in a database and an object store that several ingresses share."""
 
+import contextlib
+import fcntl
+import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +20,11 @@ from serve_app.batch.sqlite_database import SqliteDatabase
 from serve_app.batch.store import Store
 from serve_app.config import BatchSettings
 from serve_app.errors import ConfigError
+
+_SCRATCH = "serve-app-batches-"
+"""How the names of scratch folders begin, in the folder of the machine's temporary files."""
+_STARTING_S = 60.0
+"""A lock file younger than this may be of an ingress that starts and does not hold the lock yet."""
 
 
 class Contents(Protocol):
@@ -69,16 +79,34 @@ def shared(url: str, files: str, *, lease_s: float) -> Storage:
         from serve_app.batch.postgres import PostgresDatabase
     except ImportError as exc:
         raise ConfigError("ingress.batch", f"needs {exc.name}", "install serve-app[shared-batches]") from exc
-    scratch = tempfile.TemporaryDirectory(prefix="serve-app-batches-")
+    _remove_scratch_of_killed()
+    scratch = tempfile.TemporaryDirectory(prefix=_SCRATCH)
     folder = Folder(Path(scratch.name))
+    lock = folder.try_lock()
     database: Database = PostgresDatabase(url)
 
     def close() -> None:
         database.close()
         scratch.cleanup()
+        if lock is not None:
+            os.close(lock)
 
     leases = Leases(database, folder, lease_s=lease_s)
     return Storage("the shared database", folder, Bucket(files, folder), Store(database), leases, close)
+
+
+def _remove_scratch_of_killed() -> None:
+    """Remove scratch folders whose ingress was killed: their locks are free, because the kernel has given them back."""
+    for root in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+            descriptor = os.open(root / "lock", os.O_RDWR | os.O_CLOEXEC)  # not made: an ingress that starts has none yet
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # An ingress that starts makes the lock file before it takes the lock for good.
+                if os.fstat(descriptor).st_mtime < time.time() - _STARTING_S:
+                    shutil.rmtree(root, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def open_storage(settings: BatchSettings) -> Storage:

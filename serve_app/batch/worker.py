@@ -10,6 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import httpx
 
@@ -23,6 +26,7 @@ from serve_app.errors import LeaseLost, StorageAway
 from serve_app.series import gauge
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _LOOK_S = 1.0
 _CLEAN_S = 600.0
@@ -44,6 +48,9 @@ class Worker:
         self._settings, self._storage = settings, storage
         self._running: dict[str, tuple[Batch, asyncio.Task[None]]] = {}
         self._not_before: dict[str, float] = {}
+        self._claiming = ThreadPoolExecutor(1, "batch-claims")
+        """A thread apart from the jobs' threads and the house-keeping's: a claim that is renewed too late is lost."""
+        self._house_keeping: asyncio.Task[None] | None = None
         self._cleaned_at = -_CLEAN_S
         self._told = ""
         """The error of the last look, "" when it had none."""
@@ -107,26 +114,39 @@ class Worker:
         """Begin what can begin; an error of the storage is logged, and the next look tries again."""
         try:
             self._forget_ended()
-            held = await asyncio.to_thread(self._storage.claims.renew, list(self._running))
+            running = list(self._running)
+            held = await self._in_claims_thread(lambda: self._storage.claims.renew(running))
             if held is None:
                 return
             for batch_id in self._running.keys() - held:
-                self._running[batch_id][1].cancel("its lease is over")
+                if not (task := self._running[batch_id][1]).cancelling():  # once: another cancel would cut short how the job ends
+                    task.cancel("its lease is over")
             await self._begin(job)
-            await asyncio.to_thread(self._keep_house)
+            self._keep_house_beside()
             self._told = ""
         except Exception as exc:  # whatever SQLite or the file system raises: chats go on, and so does the next look
             if (said := repr(exc)) != self._told:  # once, and not each second
                 logger.exception("the batches in %s cannot be read", self._storage.name)
             self._told = said
 
+    async def _in_claims_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._claiming, call)
+
+    def _keep_house_beside(self) -> None:
+        """Begin the house-keeping unless the last one still runs; raise the error of the last one."""
+        if (last := self._house_keeping) is not None and not last.done():
+            return
+        self._house_keeping = asyncio.create_task(asyncio.to_thread(self._keep_house), name="batch house-keeping")
+        if last is not None:
+            last.result()
+
     async def _begin(self, job: Callable[[Batch, Claim], Job]) -> None:
         claims, store = self._storage.claims, self._storage.store
-        batches, taken = await asyncio.to_thread(lambda: (store.open_batches(), claims.taken()))
+        batches, taken = await self._in_claims_thread(lambda: (store.open_batches(), claims.taken()))
         for batch in batches:
             if batch.id in taken or not self._may_begin(batch):
                 continue
-            if (claim := await asyncio.to_thread(claims.take, batch.id)) is not None:
+            if (claim := await self._in_claims_thread(partial(claims.take, batch.id))) is not None:
                 self._running[batch.id] = batch, asyncio.create_task(_run(job(batch, claim), claim), name=f"job {batch.id}")
 
     def _may_begin(self, batch: Batch) -> bool:
@@ -170,9 +190,12 @@ class Worker:
     async def _give_up(self) -> None:
         """End the jobs, and then give the claims back. When a job ends too late for `_STOP_S`, its claim goes with the process."""
         tasks = [task for _, task in self._running.values()]
+        if self._house_keeping is not None:
+            tasks.append(self._house_keeping)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._claiming.shutdown(wait=False)
         self._storage.claims.close()
 
 

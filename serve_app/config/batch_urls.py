@@ -13,6 +13,15 @@ _SECRETS = ("password", "secret", "access_key", "token")
 _DATABASE_HINT = "write postgresql://USER@HOST:5432/DATABASE"
 _FILES_HINT = "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER"
 _MASK = "***"
+_OPTIONS = {
+    "s3": (
+        *("region", "scheme", "endpoint_override", "allow_bucket_creation", "allow_delayed_open", "smart_defaults"),
+        *("tls_ca_file_path", "tls_verify_certificates"),
+    ),
+    "gs": ("scheme", "endpoint_override", "project_id", "retry_limit_seconds"),
+    "file": (),
+}
+"""By scheme: what pyarrow's client takes in the query of a URL, credentials apart."""
 
 
 def masked(url: str) -> str:
@@ -39,9 +48,14 @@ def checked_files(url: str) -> str:
     elif "@" in parts.netloc or masked(url) != url:
         hint = "give the ingress an identity, such as IRSA on EKS, or the variables of the environment that its client reads"
         refuse([wrong("", f"is {masked(url)!r}, with a credential, which Ray's dashboard would show", hint)])
+    elif unknown := sorted(dict(parse_qsl(parts.query, keep_blank_values=True)).keys() - set(_OPTIONS[parts.scheme])):
+        known = ", ".join(_OPTIONS[parts.scheme]) or "none"
+        refuse([wrong("", f"is {url!r}, with the unknown option {unknown[0]!r}", f"known for {parts.scheme}: {known}")])
     elif parts.scheme != "file" and not parts.path.strip("/"):
         problem = f"is {url!r}, a bucket as a whole, and files that the database does not know are removed there"
-        refuse([wrong("", problem, f"add a prefix that only this database uses, such as {parts.scheme}://{parts.netloc}/batches")])
+        refuse(
+            [wrong("", problem, f"add a prefix that only this database uses, such as {parts.scheme}://{parts.netloc}/batches")]
+        )
     return url
 
 
@@ -66,6 +80,10 @@ def _database_problem(url: str) -> str:
     parts = _split(url)
     if parts is None or parts.scheme not in _DATABASES:
         return "no URL of PostgreSQL"
+    if re.search(
+        r"%(?![0-9A-Fa-f]{2})|%00", url
+    ):  # libpq would refuse it, too, and show the part around the %, such as the password
+        return "which has a % that is not followed by two hex digits, or %00; write %25 for a %"
     if not parts.path.strip("/") and "dbname" not in dict(parse_qsl(parts.query)):
         return "which names no database"
     return ""

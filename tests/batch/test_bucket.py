@@ -2,14 +2,18 @@
 
 import logging
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from serve_app.batch import bucket as bucket_module
+from serve_app.batch import storage as storage_module
 from serve_app.batch.bucket import Bucket
 from serve_app.batch.folder import Folder
-from serve_app.errors import StorageAway
+from serve_app.batch.storage import shared
+from serve_app.errors import StorageAway, StorageFailed
 from tests.batch.s3_server import s3_url
 
 __all__ = ["s3_url"]
@@ -76,3 +80,35 @@ def test_a_server_that_is_away_is_told_and_no_copy_is_left(tmp_path: Path, caplo
         content_of(bucket, "file-1")
     assert "the object store of batches failed" in caplog.text
     assert list((scratch.root / "work").iterdir()) == []
+
+
+def test_a_scratch_folder_that_is_gone_is_no_lost_file(tmp_path: Path) -> None:
+    scratch = Folder(tmp_path / "scratch")
+    bucket = Bucket(f"file://{tmp_path}/shared", scratch)
+    put(bucket, scratch, "file-1", b"x")
+    shutil.rmtree(scratch.root)
+    with pytest.raises(StorageFailed) as failed:
+        content_of(bucket, "file-1")
+    assert type(failed.value) is StorageFailed
+
+
+def test_an_option_that_the_client_does_not_know_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bucket = Bucket("s3://bucket/p?regoin=x", Folder(tmp_path / "scratch"))
+    with pytest.raises(StorageFailed):
+        content_of(bucket, "file-1")
+    assert "see to ingress.batch.files: Unexpected query parameter in S3 URI: 'regoin'" in caplog.text
+
+
+def test_the_scratch_of_a_killed_ingress_is_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(storage_module, "_STARTING_S", -10.0)
+    killed, alien = tmp_path / "serve-app-batches-killed", tmp_path / "serve-app-batches-alien"
+    Folder(killed)  # made the lock file, and holds no lock any more
+    alien.mkdir()
+    url, files = "postgresql://u@127.0.0.1:9/db", f"file://{tmp_path}/shared"
+    one = shared(url, files, lease_s=30.0)
+    other = shared(url, files, lease_s=30.0)
+    assert [path.exists() for path in (killed, alien, one.scratch.root, other.scratch.root)] == [False, True, True, True]
+    for storage in (one, other):
+        storage.close()
+        assert not storage.scratch.root.exists()

@@ -1,11 +1,12 @@
 """One batch from its input to its end, without an ingress: what cancels it, and what is missing of it."""
 
 import asyncio
+import errno
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from serve_app.batch import job, worker
+from serve_app.batch.claims import FolderClaim
 from serve_app.batch.job import Job
+from serve_app.batch.journal import Journal
 from serve_app.batch.output import write_lines
 from serve_app.batch.records import Batch, File
 from serve_app.batch.storage import in_folder
 from serve_app.batch.worker import Worker
 from serve_app.config import BatchSettings
-from serve_app.errors import BatchError
+from serve_app.errors import BatchError, JournalBroken
 
 CHAT = "/v1/chat/completions"
 
@@ -201,6 +204,113 @@ def test_a_job_that_was_cancelled_is_run_again(tmp_path: Path, monkeypatch: pyte
 
     asyncio.run(asyncio.wait_for(work(), 30.0))
     assert stored.batch.status == "completed"
+
+
+def test_claims_are_renewed_while_the_house_is_kept_and_all_threads_of_jobs_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, may_end, renewed = Stored(tmp_path), threading.Event(), [0]
+    begun: list[str] = []
+    claims, working = stored.storage.claims, Worker(stored.settings, stored.storage)
+    renew = claims.renew
+
+    def count(running: Collection[str]) -> Collection[str] | None:
+        renewed[0] += 1
+        return renew(running)
+
+    async def wait_in_all_threads(job: Job) -> None:
+        await asyncio.gather(*(asyncio.to_thread(may_end.wait, 60.0) for _ in range(40)))
+
+    def keep_house() -> None:
+        begun.append("house-keeping")
+        may_end.wait(60.0)
+
+    monkeypatch.setattr(claims, "renew", count)
+    monkeypatch.setattr(worker, "_LOOK_S", 0.05)
+    monkeypatch.setattr(working, "_keep_house", keep_house)
+    monkeypatch.setattr(Job, "run", wait_in_all_threads)
+
+    async def work() -> None:
+        working.start(answer, ["tiny"])
+        while renewed[0] < 5:
+            await asyncio.sleep(0.02)
+        may_end.set()
+        await working.stop()
+
+    async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None: ...
+
+    asyncio.run(asyncio.wait_for(work(), 10.0))
+    assert len(begun) <= 2, "one after the other"
+
+
+def test_a_job_whose_lease_is_lost_is_cancelled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, looks, cancels = Stored(tmp_path), [0], [0]
+    claims, working = stored.storage.claims, Worker(stored.settings, stored.storage)
+
+    def lost(running: Collection[str]) -> Collection[str]:
+        looks[0] += 1
+        return ()
+
+    async def slow_to_end(job: Job) -> None:
+        while True:
+            try:
+                await asyncio.sleep(0.5 if cancels[0] else 60.0)
+                return
+            except asyncio.CancelledError:
+                cancels[0] += 1
+
+    monkeypatch.setattr(claims, "renew", lost)
+    monkeypatch.setattr(worker, "_LOOK_S", 0.05)
+    monkeypatch.setattr(Job, "run", slow_to_end)
+
+    async def work() -> None:
+        working.start(answer, ["tiny"])
+        while looks[0] < 6:
+            await asyncio.sleep(0.02)
+        seen = cancels[0]
+        await working.stop()
+        assert seen == 1
+
+    async def answer(scope: Scope, receive: Receive, send: Send, owner: str) -> None: ...
+
+    asyncio.run(asyncio.wait_for(work(), 10.0))
+
+
+def test_an_output_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    def lines() -> Iterator[str]:
+        yield "a"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_lines(tmp_path / "out", lines())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_tells_what_was_recorded_by_lines_and_by_size_and_only_if_it_is_asked_to(tmp_path: Path) -> None:
+    results = {"a": "x" * 50, "b": "x" * 50, "c": "x" * 500, "d": "x"}
+    told = []
+    with Journal(tmp_path / "told", notes_recorded=True) as noting, Journal(tmp_path / "silent") as silent:
+        for journal in (noting, silent):
+            for key, result in results.items():
+                journal.see(key, "digest", again=False)
+                journal.record(key, result, failed=False)
+        assert silent.recorded(10, max_chars=1000) == []
+        assert len(noting.recorded(1, max_chars=1000)) == 1
+        while lines := noting.recorded(10, max_chars=100):
+            told.append([line.key for line in lines])
+            noting.forget_recorded(len(lines))
+    assert told == [["a", "b"], ["c"], ["d"]]
+
+
+def test_a_damaged_copy_of_a_shared_journal_leaves_the_batch_to_its_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = Stored(tmp_path)
+    stored.folder.journal("batch_1").write_text("no database" * 100)
+    monkeypatch.setattr(FolderClaim, "fence", 1)
+    with pytest.raises(JournalBroken):
+        asyncio.run(stored.job(answered).run())
+    assert stored.batch.status == "in_progress"
 
 
 def test_an_output_is_durable_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,9 +134,9 @@ def test_a_journal_has_what_was_published_of_a_line_last_and_failures_too(ingres
         assert journal.see("id-7", "the line was edited", again=False) == "new"
         assert list(journal.results(failed=True)) == ["failure 119"]
         journal.record("id-7", "new", failed=False)
-        assert journal.recorded(10) == [Line("id-7", "the line was edited", False, "new")]
+        assert journal.recorded(10, max_chars=100) == [Line("id-7", "the line was edited", False, "new")]
         journal.forget_recorded(1)
-        assert journal.recorded(10) == []
+        assert journal.recorded(10, max_chars=100) == []
 
 
 def test_what_is_kept_of_an_ended_batch_is_removed(ingresses: tuple[Storage, Storage], postgres: PostgresServer) -> None:

@@ -59,6 +59,11 @@ def refusal(batch: dict[str, Any], *, max_ingresses: int = 1) -> str:
             "ingress.batch.files: is 's3://bucket/?region=eu-central-1', a bucket as a whole, and files that the database does not know "
             "are removed there; add a prefix that only this database uses, such as s3://bucket/batches",
         ),
+        (
+            {**SHARED, "files": "gs://bucket/p?regoin=eu"},
+            "ingress.batch.files: is 'gs://bucket/p?regoin=eu', with the unknown option 'regoin'; "
+            "known for gs: scheme, endpoint_override, project_id, retry_limit_seconds",
+        ),
     ],
 )
 def test_wrong_storage_is_refused_with_the_way_out(batch: dict[str, Any], said: str) -> None:
@@ -103,6 +108,11 @@ def test_the_file_of_the_url_may_have_a_password_and_its_errors_show_none(tmp_pa
         batch.database_url()
     path.write_text(f"mysql://u:{SECRET}@h/db\n")
     with pytest.raises(ConfigError, match=r"holds 'mysql://u:\*\*\*@h/db', no URL of PostgreSQL; write postgresql://"):
+        batch.database_url()
+    path.write_text(f"postgresql://u:{SECRET}%ss@h/db\n")
+    with pytest.raises(
+        ConfigError, match=r"holds 'postgresql://u:\*\*\*@h/db', which has a % that is not .* write %25 for a %; write"
+    ):
         batch.database_url()
     path.write_text(f"postgresql://u:{SECRET}@h/db\n")
     assert batch.database_url() == f"postgresql://u:{SECRET}@h/db"
