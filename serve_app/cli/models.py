@@ -4,15 +4,17 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from serve_app.cli.model_rows import COLUMNS, Row, rows
-from serve_app.cli.running import Running, hand_over, look, running
-from serve_app.config import ModelSettings
 from serve_app.errors import ClusterFailed
+
+if TYPE_CHECKING:  # `--help` loads none of what commands work with
+    from serve_app.cli.model_rows import Row
+    from serve_app.cli.running import Running
+    from serve_app.config import ModelSettings
 
 app = typer.Typer(help="Which models are loaded in a fleet that runs; load, unload, pin and update one.", no_args_is_help=True)
 
@@ -39,6 +41,8 @@ def list_models(
     name: Name = "serve-app", address: Address = "", as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """Show each configured model: its state, replicas ready of those wanted, bounds, requests (running+waiting), and what a start takes."""
+    from serve_app.cli.model_rows import COLUMNS
+    from serve_app.cli.running import running
     from serve_app.cli.status import print_table
 
     found = list(_rows(running(name, address)).values())
@@ -55,6 +59,8 @@ def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_
     From then on the model is scaled as always: `replicas.min` holds again after an `unload`, and a model with `replicas.min: 0` goes again
     when nobody asks for it, unless it is pinned.
     """
+    from serve_app.cli.running import running
+
     now = running(name, address)
     settings = _scaled(now, model, "it is always loaded")
     least = max(now.minimum(settings) if now.is_pinned(settings) else 0, settings.replicas.min)
@@ -80,6 +86,8 @@ def unload(model: Model, name: Name = "serve-app", address: Address = "", timeou
 
     The next request loads the model again, and so does `load`. Until `load`, it may be without a replica whatever `replicas.min` says.
     """
+    from serve_app.cli.running import hand_over, look, running
+
     now = running(name, address)
     settings = _scaled(now, model, "it cannot be unloaded")
     if now.is_pinned(settings):
@@ -110,6 +118,8 @@ def pin(
     timeout_s: TimeoutS = 1800.0,
 ) -> None:
     """Keep at least one replica of a model: it is never scaled to zero, and never taken away for another model's turn."""
+    from serve_app.cli.running import running
+
     now = running(name, address)
     settings = _scaled(now, model, "it always has as many")
     if off:
@@ -143,6 +153,7 @@ def update(
     On Kubernetes the release holds the configuration: with --namespace or --context this prints the commands that change it there.
     """
     from serve_app.cli.model_update import changed, released, way_back
+    from serve_app.cli.running import hand_over, running
 
     if not (to or revision or file):
         raise typer.BadParameter("say what changes: --model, --revision or --file")
@@ -179,7 +190,7 @@ def _print_commands(
         typer.echo(line)
 
 
-def _scaled(now: Running, name: str, always: str) -> ModelSettings:
+def _scaled(now: "Running", name: str, always: str) -> "ModelSettings":
     """Return the model's settings.
 
     Raises:
@@ -194,24 +205,27 @@ def _scaled(now: Running, name: str, always: str) -> ModelSettings:
     return model
 
 
-def _entry(model: ModelSettings, minimum: int, initial: int | None = None) -> Mapping[str, Any]:
+def _entry(model: "ModelSettings", minimum: int, initial: int | None = None) -> Mapping[str, Any]:
     from serve_app.application import bounds_entry
 
     return bounds_entry(model, minimum=minimum, initial=initial)
 
 
-def _set_bounds(now: Running, model: ModelSettings, minimum: int) -> None:
+def _set_bounds(now: "Running", model: "ModelSettings", minimum: int) -> None:
     """Change the least number of replicas, in the config as it is at this moment."""
+    from serve_app.cli.running import hand_over, look
+
     hand_over(look(now.settings.name).with_entry(_entry(model, minimum)).serve)
 
 
-def _rows(now: Running) -> dict[str, Row]:
+def _rows(now: "Running") -> "dict[str, Row]":
+    from serve_app.cli.model_rows import rows
     from serve_app.cli.status import collect
 
     return {row.model: row for row in rows(now, collect(now.settings.name, now.url))}
 
 
-def _follow(now: Running, model: str, is_done: Callable[[Row], bool], timeout_s: float, *, began: float = 0.0) -> Row:
+def _follow(now: "Running", model: str, is_done: "Callable[[Row], bool]", timeout_s: float, *, began: float = 0.0) -> "Row":
     """Print what happens until ``is_done`` and return the last row. ``began``: seconds in which the state of before may still be shown.
 
     Raises:

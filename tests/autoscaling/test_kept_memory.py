@@ -80,7 +80,7 @@ def test_older_knowledge_weighs_less_and_an_old_load_is_no_demand() -> None:
 @pytest.mark.parametrize(("age_s", "counts"), [(10.0, True), (HISTORY_S + 1, False)])
 def test_what_came_in_a_long_pause_is_not_counted_as_a_load_of_now(age_s: float, counts: bool) -> None:
     _, memory = loaded()
-    memory.ingresses.advance({"i1": (1.0, {"requests/m": 5.0})})
+    memory.ingresses.take({"i1": (1.0, {"requests/m": 5.0})}, now=1.0)
     taken = again(packed(memory), age_s=age_s)
     assert taken is not None
     assert (taken.ingresses == memory.ingresses, taken.observed_at == memory.observed_at) == (counts, counts)

@@ -13,7 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
 
 from serve_app.application import bounds_entry, serve_config
-from serve_app.cli import models
+from serve_app.cli import models, running
 from serve_app.cli.main import app
 from serve_app.cli.model_rows import Row, rows, state_of
 from serve_app.cli.model_update import changed, way_back
@@ -170,7 +170,7 @@ def test_what_cannot_be_done_is_refused_with_the_way_out(
     command: list[str], said: str, now: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pinned = now.with_entry(bounds_entry(SETTINGS.models["org/code"], minimum=1))
-    monkeypatch.setattr(models, "running", lambda *_: pinned)
+    monkeypatch.setattr(running, "running", lambda *_: pinned)
     result = CliRunner().invoke(app, ["models", *command])
     assert isinstance(result.exception, ServingError)
     assert said in str(result.exception)
@@ -200,9 +200,9 @@ def test_what_a_load_has_begun_goes_on_after_it(
         _, code, *_ = rows(given[-1], report)
         return {"org/code": replace(code, state=last, ready=int(last == "loaded"), target=1)}
 
-    monkeypatch.setattr(models, "running", lambda *_: now)
-    monkeypatch.setattr(models, "look", lambda *_: given[-1])
-    monkeypatch.setattr(models, "hand_over", take)
+    monkeypatch.setattr(running, "running", lambda *_: now)
+    monkeypatch.setattr(running, "look", lambda *_: given[-1])
+    monkeypatch.setattr(running, "hand_over", take)
     monkeypatch.setattr(models, "_rows", shown)
     monkeypatch.setattr(models, "POLL_S", 0.0)
     with contextlib.suppress(ClusterFailed, KeyboardInterrupt):
