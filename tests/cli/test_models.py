@@ -196,8 +196,7 @@ def test_what_a_load_has_begun_goes_on_after_it(
     def shown(_: Running) -> dict[str, Row]:
         if last == "Ctrl-C":
             raise KeyboardInterrupt
-        report = {"deployments": {}, "members": []}
-        _, code, *_ = rows(given[-1], report)
+        code = list(rows(given[-1], {"deployments": {}, "members": []}))[1]
         return {"org/code": replace(code, state=last, ready=int(last == "loaded"), target=1)}
 
     monkeypatch.setattr(running, "running", lambda *_: now)
