@@ -81,7 +81,7 @@ def target(running: int, *versions: Any) -> int:
     number = state.register(versions[0], DeploymentTargetState.default().target_num_replicas)
     for version in versions[1:]:
         number = state.register(version, running)
-    return number
+    return int(number)
 
 
 @pytest.mark.parametrize("name", ["ingress", "replica-big"])

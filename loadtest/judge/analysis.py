@@ -67,7 +67,11 @@ def summary_of(records: Records) -> Summary:
         states=inside.states,
         schedule_sha256=records.manifest.schedule_sha256,
         warmup_cut_s=cut_s,
-        threats=["The run is invalid: " + "; ".join(gate.text for gate in judged if not gate.ok), *_silent_sources(records)],
+        threats=[
+            "The run is invalid: " + "; ".join(gate.text for gate in judged if not gate.ok),
+            *_first_reason(inside),
+            *_silent_sources(records),
+        ],
     )
 
 
