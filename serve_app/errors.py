@@ -48,6 +48,7 @@ Longer than a module should be: one file, so that one table shows each code and 
         ServiceAway              500  service_away            the service that it asks has answered nothing for too long
       ClusterFailed              500  cluster_failed          the command line's dealings with Ray
         ClusterSilent            500  cluster_silent          Ray gives no answer; it may yet
+        ModelFailed              500  model_failed            Serve has given up starting a model's replicas
       ProtocolError              502  protocol_error          one link between ingress and replica: protocol/errors.py
         FrameTooLarge            502  frame_too_large
         MalformedMessage         502  malformed_message
@@ -572,6 +573,13 @@ class ClusterSilent(ClusterFailed):
     """Ray's control plane has not answered within a limit. It is dead, away, or only slow."""
 
     code: ClassVar[str] = "cluster_silent"
+
+
+@dataclass(eq=False)
+class ModelFailed(ClusterFailed):
+    """Serve has given up starting the model's replicas."""
+
+    code: ClassVar[str] = "model_failed"
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from serve_app.errors import ClusterFailed
+from serve_app.errors import ClusterFailed, ModelFailed
 
 if TYPE_CHECKING:  # `--help` loads none of what commands work with
     from serve_app.cli.model_rows import Row
@@ -22,10 +22,6 @@ POLL_S = 0.5
 SETTLE_S = 1.0
 """Between two entries of which Serve has to take in the first by itself: its controller looks every 0.1 s."""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-class _ModelFailed(ClusterFailed):
-    """Serve has given up starting the model's replicas."""
 
 
 Model = Annotated[str, typer.Argument(help="Name of the model, as requests name it.", show_default=False)]
@@ -67,7 +63,7 @@ def load(model: Model, name: Name = "serve-app", address: Address = "", timeout_
     _set_bounds(now, settings, max(1, least))
     try:
         row = _follow(now, model, lambda row: row.ready > 0 and row.state == "loaded", timeout_s)
-    except _ModelFailed:
+    except ModelFailed:
         if not least:
             _set_bounds(now, settings, 0)
         raise
@@ -229,7 +225,7 @@ def _follow(now: "Running", model: str, is_done: "Callable[[Row], bool]", timeou
     """Print what happens until ``is_done`` and return the last row. ``began``: seconds in which the state of before may still be shown.
 
     Raises:
-        _ModelFailed: The model's replicas fail.
+        ModelFailed: The model's replicas fail.
         ClusterFailed: ``timeout_s`` have passed, or Ray does not answer.
     """
     from serve_app.cli.rayservice import own_words
@@ -238,7 +234,7 @@ def _follow(now: "Running", model: str, is_done: "Callable[[Row], bool]", timeou
     time.sleep(began)
     while not is_done(row := _rows(now)[model]):
         if row.state == "failed":
-            raise _ModelFailed(f"{model!r} has failed", own_words(row.message))
+            raise ModelFailed(f"{model!r} has failed", own_words(row.message))
         if time.monotonic() >= deadline:
             raise ClusterFailed(
                 f"{model!r} is {row.state} after {timeout_s:g} s", "what was begun goes on: serve-app models list"
