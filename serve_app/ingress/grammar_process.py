@@ -1,7 +1,7 @@
 """A process that compiles grammars on trial, each in a child of its own with a limit on CPU time and memory.
 
-xgrammar's compiler has no limit of time, and a thread in it cannot be stopped; the kernel stops a child. This process stays small and has
-one thread, so that a fork of it is cheap and safe: it imports xgrammar and nothing of vLLM.
+xgrammar's compiler has no limit of time, and nothing can stop a thread in it; the kernel can stop a child process. This process imports
+xgrammar and nothing of vLLM, so that it stays small and has one thread: forking it is cheap and safe.
 
 Each line of standard input is JSON: first the limits and the tokenizer, then one trial a line. An empty object on standard
 output says that the process is ready, then each trial becomes one line. The process ends with its input.
@@ -164,5 +164,4 @@ def _report_killed(children: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the ingress decides
     serve()
