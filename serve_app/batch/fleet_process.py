@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
+import requests
 import yaml
 
 from serve_app.config import Settings, mapping_in, parse_settings, read_text
@@ -88,8 +88,8 @@ class FleetProcess:
         self._process = None
 
     def _is_ready(self) -> bool:
-        with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/readyz", timeout=2.0).status_code == 200
+        with contextlib.suppress(requests.RequestException):
+            return requests.get(f"{self.url}/readyz", timeout=2.0).status_code == 200
         return False
 
     def _last_words(self) -> str:
@@ -100,13 +100,14 @@ class FleetProcess:
 
 
 def _own(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], Settings]:
-    """Return the configuration under a name of this process and with a free port, as a mapping and checked."""
+    """Return the configuration under a name of this process, with a free port and without pages, as a mapping and checked."""
     settings = parse_settings(mapping)
     with socket.socket(socket.AF_INET6 if ":" in settings.ingress.host else socket.AF_INET) as sock:
         sock.bind((settings.ingress.host, 0))  # of the kernel's ephemeral ports, which begin above Ray's
         port = sock.getsockname()[1]
     ingress = {**(mapping.get("ingress") or {}), "port": port}
     own = {**mapping, "name": f"batch-{os.getpid()}-{port}", "ingress": ingress}
+    own.pop("ui", None)  # nobody would look, and `make run` beside it may have the pages' port
     return own, parse_settings(own)
 
 

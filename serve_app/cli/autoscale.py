@@ -316,13 +316,9 @@ def _seconds(duration: str) -> float:
 
 def _fetch(name: str, address: str, since_s: float) -> str:
     """Return the log of the last ``since_s`` seconds, from the disk of the head node."""
-    from serve_app.cli.cluster import RAY_LIMIT_S, connect, find_run, within
+    from serve_app.cli.cluster import RAY_LIMIT_S, connect_to_run, within
 
-    token = ""
-    if not address:
-        state = find_run(name)
-        address, token = state.ray_address, state.ray_token
-    connect(address, name, token)
+    connect_to_run(name, address)
     import ray  # not before: it reads the token when it is imported
     from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 

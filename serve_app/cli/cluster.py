@@ -209,6 +209,22 @@ def connect(address: str, namespace: str, token: str = "") -> None:
         raise ClusterFailed(problem=f"no Ray cluster answers at {address}: {exc}", hint=hint) from exc
 
 
+def connect_to_run(name: str, address: str) -> str:
+    """Connect this process to the cluster at ``address``, or to the one that `serve-app up` started here; return the URL that it served.
+
+    The URL is "" for a given address: nothing there tells it.
+
+    Raises:
+        ClusterFailed: Nothing answers there, or nothing of that name runs here.
+    """
+    if address:
+        connect(address, name)
+        return ""
+    state = find_run(name)
+    connect(state.ray_address, name, state.ray_token)
+    return state.url
+
+
 def interrupt(pid: int) -> None:
     """Ask a ``serve-app up`` to end as Ctrl-C would, and wait for it.
 

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from serve_app.cli.options import AsJson
+
 ConfigFile = Annotated[Path, typer.Option("--file", "-f", help="The configuration file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def check(

@@ -1,6 +1,5 @@
 """``serve-app demo``: start a fleet, ask it, break a replica under a stream, load it for half a minute, and sum up."""
 
-import asyncio
 import contextlib
 import io
 import os
@@ -53,7 +52,7 @@ def demo(file: Path) -> None:
         running(settings, address, threading.Event(), threading.Event()),
     ):
         try:
-            passed = asyncio.run(_show(settings))
+            passed = _show(settings)
         finally:
             _heading("4. Stopping")
     console.print("stopped; nothing is left running")
@@ -69,40 +68,40 @@ def _fetch(model: ModelSettings) -> None:
         fetch_embedded(name, default_cache_dir())
 
 
-async def _show(settings: Settings) -> bool:
-    async with Client(settings) as client:
-        await client.wait_for_replicas(REPLACED_LIMIT_S)
-        console.print(f"{client.num_replicas} replicas of {client.model} behind {settings.ingress.local_url}")
-        asked = await _ask(client)
-        broken = await _break_a_replica(settings, client)
-        loaded = await _load(client)
+def _show(settings: Settings) -> bool:
+    client = Client(settings)
+    client.wait_for_replicas(REPLACED_LIMIT_S)
+    console.print(f"{client.num_replicas} replicas of {client.model} behind {settings.ingress.local_url}")
+    asked = _ask(client)
+    broken = _break_a_replica(settings, client)
+    loaded = _load(client)
     return asked and broken and loaded
 
 
-async def _ask(client: Client) -> bool:
+def _ask(client: Client) -> bool:
     _heading("1. A question")
     _print_question(QUESTION)
-    return await _stream(client, QUESTION, max_tokens=40)
+    return _stream(client, QUESTION, max_tokens=40)
 
 
-async def _break_a_replica(settings: Settings, client: Client) -> bool:
+def _break_a_replica(settings: Settings, client: Client) -> bool:
     _heading("2. A replica dies under a stream")
     if client.num_replicas < 2:
         console.print(f"skipped: it takes two replicas; set {dotted(('models', client.model, 'replicas', 'min'))} to 2")
         return True
     console.print("First undisturbed, to compare with:")
     _print_question(STORY)
-    undisturbed = await client.chat(STORY, max_tokens=STORY_TOKENS, on_text=_print_dimmed)
+    undisturbed = client.chat(STORY, max_tokens=STORY_TOKENS, on_text=_print_dimmed)
     console.print("\n\nThe same again, and one of the engines is killed:")
     _print_question(STORY)
     engines = {m["replica_id"]: m["load"].get("engine_pid") for m in members(settings.name) if m["role"] == "replica"}
     victim = _Victim(client, engines)
-    answer = await client.chat(STORY, max_tokens=STORY_TOKENS, on_text=victim.on_text)
+    answer = client.chat(STORY, max_tokens=STORY_TOKENS, on_text=victim.on_text)
     console.print()
     survived = _judge(undisturbed, answer, victim)
     if victim.killed_at is not None:
         console.print("Ray Serve starts another engine, which takes up to a minute.")
-        await client.wait_for_replicas(REPLACED_LIMIT_S)
+        client.wait_for_replicas(REPLACED_LIMIT_S)
         console.print(f"Ray Serve had another replica ready {time.monotonic() - victim.killed_at:.0f} s after the kill.")
     return survived
 
@@ -134,16 +133,16 @@ class _Victim:
         self._engines = engines
         self._num_pieces = 0
 
-    async def on_text(self, text: str) -> None:
+    def on_text(self, text: str) -> None:
         if self.killed_at is not None and self.pause_s is None:
             self.pause_s = time.monotonic() - self.killed_at
         _print_text(text)
         self._num_pieces += 1
         if self._num_pieces == BREAK_AFTER_TOKENS:
-            await self._kill()
+            self._kill()
 
-    async def _kill(self) -> None:
-        for replica_id in await self._client.holders():
+    def _kill(self) -> None:
+        for replica_id in self._client.holders():
             if pid := self._engines.get(replica_id):
                 os.kill(pid, signal.SIGKILL)
                 self.killed_at = time.monotonic()
@@ -151,10 +150,10 @@ class _Victim:
                 return
 
 
-async def _load(client: Client) -> bool:
+def _load(client: Client) -> bool:
     _heading(f"3. Load: {NUM_STREAMS} streams for {LOAD_S:.0f} s")
     with console.status("loading"):
-        answers, elapsed_s = await client.load(STORY, num_streams=NUM_STREAMS, seconds=LOAD_S)
+        answers, elapsed_s = client.load(STORY, num_streams=NUM_STREAMS, seconds=LOAD_S)
     summary = Summary.of(answers, elapsed_s)
     console.print(summary.table())
     for problem in sorted({a.problem for a in answers if a.problem}):
@@ -162,13 +161,9 @@ async def _load(client: Client) -> bool:
     return summary.good
 
 
-async def _stream(client: Client, question: str, *, max_tokens: int) -> bool:
+def _stream(client: Client, question: str, *, max_tokens: int) -> bool:
     """Print an answer as it comes, and return whether it is complete."""
-
-    async def on_text(text: str) -> None:
-        _print_text(text)
-
-    answer = await client.chat(question, max_tokens=max_tokens, on_text=on_text)
+    answer = client.chat(question, max_tokens=max_tokens, on_text=_print_text)
     console.print()
     if answer.problem:
         _print_problem(answer.problem)
@@ -188,7 +183,7 @@ def _print_text(text: str) -> None:
     console.print(escape(text), end="", soft_wrap=True)
 
 
-async def _print_dimmed(text: str) -> None:
+def _print_dimmed(text: str) -> None:
     console.print(f"[dim]{escape(text)}", end="", soft_wrap=True)
 
 

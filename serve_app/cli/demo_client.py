@@ -1,11 +1,11 @@
 """The client side of ``serve-app demo``: streamed chats, a closed loop, and which replica holds a stream."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Self
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import httpx
+import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.cli.demo_answers import Answer
@@ -15,7 +15,7 @@ from serve_app.errors import ClusterFailed
 _ANSWER_LIMIT_S = 300.0
 _POLL_S = 0.25
 
-OnText = Callable[[str], Awaitable[None]]
+OnText = Callable[[str], None]
 
 
 class Client:
@@ -25,47 +25,41 @@ class Client:
         model = next(iter(settings.models.values()))
         self.num_replicas = model.replicas.min
         self.model = model.name
-        self._http = httpx.AsyncClient(base_url=settings.ingress.local_url, timeout=_ANSWER_LIMIT_S)
+        self._url = settings.ingress.local_url
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
-
-    async def wait_for_replicas(self, limit_s: float) -> None:
+    def wait_for_replicas(self, limit_s: float) -> None:
         """Wait until the ingress has a link to every replica.
 
         Raises:
             ClusterFailed: Not within ``limit_s``.
         """
         deadline = time.monotonic() + limit_s
-        while (count := len(await self._held())) < self.num_replicas:
+        while (count := len(self._held())) < self.num_replicas:
             if time.monotonic() > deadline:
                 problem = f"{count} of {self.num_replicas} replicas after {limit_s:.0f} s"
                 raise ClusterFailed(problem=problem, hint="serve-app up shows more; its logs stay while it runs")
-            await asyncio.sleep(_POLL_S)
+            time.sleep(_POLL_S)
 
-    async def holders(self) -> list[str]:
+    def holders(self) -> list[str]:
         """Return the replicas that hold an unfinished request."""
-        return [replica_id for replica_id, held in (await self._held()).items() if held]
+        return [replica_id for replica_id, held in self._held().items() if held]
 
-    async def _held(self) -> dict[str, float]:
+    def _held(self) -> dict[str, float]:
         """Return replica id -> unfinished requests, as the ingress that answers says.
 
         Raises:
             ClusterFailed: None answers.
         """
         try:
-            text = (await self._http.get("/metrics")).text
-        except httpx.HTTPError as exc:
+            text = self._send("GET", "/metrics").text
+        except requests.RequestException as exc:
             problem = f"the ingress does not answer: {type(exc).__name__}"
             raise ClusterFailed(problem, hint="serve-app up shows more; its logs stay while it runs") from exc
         samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
         mine = (s for s in samples if s.name == "serve_app_replica_held" and s.labels["model"] == self.model)
         return {s.labels["replica"]: s.value for s in mine}
 
-    async def chat(self, question: str, *, max_tokens: int, on_text: OnText | None = None) -> Answer:
+    def chat(self, question: str, *, max_tokens: int, on_text: OnText | None = None) -> Answer:
         """Stream one greedy answer; ``on_text`` gets every piece as it comes. What goes wrong is in the answer."""
         body: dict[str, Any] = {
             "model": self.model,
@@ -77,32 +71,34 @@ class Client:
         }
         answer, sent_at = Answer(), time.monotonic()
         try:
-            async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.status_code != 200:
-                    answer.error = f"{response.status_code}: {(await response.aread()).decode()}"
+            with self._send("POST", "/v1/chat/completions", json=body, stream=True) as response:
+                if not response.ok:
+                    answer.error = f"{response.status_code}: {response.text}"
                     return answer
-                async for line in response.aiter_lines():
+                response.encoding = "utf-8"  # else requests takes an event stream for Latin-1
+                for line in response.iter_lines(decode_unicode=True):
                     if not (text := answer.take(line)):
                         continue
                     answer.ttft_s = answer.ttft_s or time.monotonic() - sent_at
                     if on_text is not None:
-                        await on_text(text)
-        except httpx.HTTPError as exc:
+                        on_text(text)
+        except requests.RequestException as exc:
             answer.lost = f"{type(exc).__name__}: {exc}"
         return answer
 
-    async def load(self, question: str, *, num_streams: int, seconds: float) -> tuple[list[Answer], float]:
+    def _send(self, method: str, path: str, **options: Any) -> requests.Response:
+        return requests.request(method, f"{self._url}{path}", timeout=_ANSWER_LIMIT_S, **options)
+
+    def load(self, question: str, *, num_streams: int, seconds: float) -> tuple[list[Answer], float]:
         """Keep ``num_streams`` answers streaming for ``seconds``; return them and the time until the last one ended."""
-        answers: list[Answer] = []
         started = time.monotonic()
 
-        async def loop(stream: int) -> None:
-            turn = 0
+        def loop(stream: int) -> list[Answer]:
+            answers: list[Answer] = []
             while time.monotonic() - started < seconds:
-                turn += 1
-                answers.append(await self.chat(f"{question} ({stream}.{turn})", max_tokens=64))
+                answers.append(self.chat(f"{question} ({stream}.{len(answers) + 1})", max_tokens=64))
+            return answers
 
-        async with asyncio.TaskGroup() as group:
-            for stream in range(num_streams):
-                group.create_task(loop(stream))
-        return answers, time.monotonic() - started
+        with ThreadPoolExecutor(num_streams) as threads:
+            by_stream = list(threads.map(loop, range(num_streams)))
+        return [answer for answers in by_stream for answer in answers], time.monotonic() - started

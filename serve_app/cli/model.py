@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from serve_app.cli.options import AsJson
 from serve_app.errors import CheckpointError
 
 app = typer.Typer(help="Fetch and make model checkpoints.", no_args_is_help=True)
@@ -49,7 +50,7 @@ def tiny(
 
 
 @app.command(name="list")
-def list_models(cache_dir: CacheDir = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_models(cache_dir: CacheDir = None, as_json: AsJson = False) -> None:
     """Show the embedded models and whether they are fetched."""
     import json
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from serve_app.cli.options import AsJson
 from serve_app.errors import ClusterFailed, ModelFailed
 
 if TYPE_CHECKING:  # `--help` loads none of what commands work with
@@ -33,9 +34,7 @@ TimeoutS = Annotated[float, typer.Option(help="After which the command gives up 
 
 
 @app.command(name="list")
-def list_models(
-    name: Name = "serve-app", address: Address = "", as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-) -> None:
+def list_models(name: Name = "serve-app", address: Address = "", as_json: AsJson = False) -> None:
     """Show each configured model: its state, replicas ready of those wanted, bounds, requests (running+waiting), and what a start takes."""
     from serve_app.cli.model_rows import COLUMNS
     from serve_app.cli.running import running

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.cli.cluster import RAY_LIMIT_S, connect, find_run, within
+from serve_app.cli.cluster import RAY_LIMIT_S, connect_to_run, within
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.deployments import replica_deployment
 from serve_app.errors import ClusterFailed
@@ -96,12 +96,7 @@ def running(name: str, address: str) -> Running:
     Raises:
         ClusterFailed: No cluster answers, or it has no such application, or one that this command has not started.
     """
-    url = token = ""
-    if not address:
-        state = find_run(name)
-        address, url, token = state.ray_address, state.url, state.ray_token
-    connect(address, name, token)
-    return look(name, url)
+    return look(name, connect_to_run(name, address))
 
 
 def look(name: str, url: str = "") -> Running:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from serve_app.cli.options import AsJson
 from serve_app.cli.rayservice import REDIS, Pod, RayService, judge, own_words
 from serve_app.errors import ClusterFailed
 
@@ -33,7 +34,7 @@ def status(
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Ask Kubernetes: the release's namespace.")] = None,
     url: Annotated[str, typer.Option(help="Ask an ingress by HTTP, as the fleet page does; without Ray's deployments.")] = "",
     key: Annotated[str, typer.Option(help="API key for --url.", envvar="SERVE_APP_API_KEY")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show ingresses, replicas, targets, bounds, load and versions; on Kubernetes the RayService, its applications and its pods."""
     console = Console(highlight=False)
@@ -48,14 +49,9 @@ def status(
 
 
 def _report(name: str, address: str) -> dict[str, Any]:
-    from serve_app.cli.cluster import connect, find_run
+    from serve_app.cli.cluster import connect_to_run
 
-    url = token = ""
-    if not address:
-        state = find_run(name)
-        address, url, token = state.ray_address, state.url, state.ray_token
-    connect(address, name, token)
-    return collect(name, url)
+    return collect(name, connect_to_run(name, address))
 
 
 def asked_by_http(url: str, key: str = "") -> dict[str, Any]:

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
-import httpx
 from rich.console import Console
 
 from serve_app.cli.startable import refuse_taken_port
@@ -38,12 +38,13 @@ def ui(url: str, host: str, port: int, *, ends_with_input: bool) -> None:
 def _refuse_unusable(url: str) -> None:
     example = "give the address of the service, for example http://127.0.0.1:8010"
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as exc:
+        parsed = urlsplit(url)
+        parsed.port  # noqa: B018  # raises where it is no number
+    except ValueError as exc:
         raise ConfigError("--url", f"is no URL: {exc}", example) from exc
-    if parsed.userinfo:
+    if parsed.username is not None or parsed.password is not None:
         raise ConfigError("--url", "holds a user name or a password, which the pages would show to everybody", example)
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.hostname:
         raise ConfigError("--url", f"is {url!r}", example)
 
 

@@ -17,7 +17,7 @@ from serve_app.ingress.request_metrics import SPANS
 OUTCOMES = ("exported", "failed", "dropped")
 _BATCH = 64  # spans; the thread encodes a batch in about 2 ms, for which it may hold the interpreter against the event loop
 _REST_MS = 1000.0
-_CLOSE_S = 3.0  # for what is queued at the end; Serve ends the process soon after
+CLOSE_S = 3.0  # at the end, for what is queued; with one `timeout_s` for the batch under way it must fit in SHUTDOWN_MARGIN_S
 _LOG_EVERY_S = 60.0
 
 
@@ -79,5 +79,5 @@ class SpanExport(BatchSpanProcessor):
 
     def shutdown(self) -> None:
         """Send what waits, for some seconds at most, and end."""
-        self._exporter.close_at = time.monotonic() + _CLOSE_S
+        self._exporter.close_at = time.monotonic() + CLOSE_S
         super().shutdown()  # type: ignore[no-untyped-call]  # the SDK gives it no types

@@ -1,12 +1,13 @@
 """The parts of `serve-app demo` that need no fleet: how an answer ended, the summary, and which engine is killed."""
 
-import asyncio
 import contextlib
 import json
 import signal
+import socketserver
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import Iterator
 from dataclasses import astuple
 from typing import Any
 
@@ -16,7 +17,7 @@ from serve_app.cli.demo import BREAK_AFTER_TOKENS, _Victim
 from serve_app.cli.demo_answers import Answer, Summary
 from serve_app.cli.demo_client import Client
 from serve_app.errors import ClusterFailed
-from serve_app.testing.fleet import MODEL, in_loop, settings
+from serve_app.testing.fleet import MODEL, settings
 
 
 def data(**event: Any) -> str:
@@ -74,44 +75,40 @@ def test_only_answers_that_are_all_complete_are_good() -> None:
     assert Summary.of([Answer(error="503")], elapsed_s=1.0) == Summary(1, 0.0, None, None, failed=1, truncated=0)
 
 
-@contextlib.asynccontextmanager
-async def client_of(raw: str) -> AsyncIterator[Client]:
+@contextlib.contextmanager
+def client_of(raw: str) -> Iterator[Client]:
     """A client of a server that gives these bytes to every request, then closes."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(raw.encode())
-        writer.close()
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(raw.encode())
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, Client(settings(ingress={"port": port})) as client:
-        yield client
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield Client(settings(ingress={"port": server.server_address[1]}))
+        server.shutdown()
 
 
 def http(body: str, *, status: str = "200 OK", length: int | None = None) -> str:
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(body) if length is None else length}\r\n\r\n{body}"
 
 
-@in_loop
-async def test_a_stream_is_timed_and_given_out_as_it_comes() -> None:
+def test_a_stream_is_timed_and_given_out_as_it_comes() -> None:
     pieces: list[str] = []
 
-    async def on_text(text: str) -> None:
-        pieces.append(text)
-
-    async with client_of(http("\n\n".join(WHOLE))) as client:
-        whole = await client.chat("?", max_tokens=2, on_text=on_text)
+    with client_of(http("\n\n".join(WHOLE))) as client:
+        whole = client.chat("?", max_tokens=2, on_text=pieces.append)
     assert (whole.text, whole.outcome, pieces) == ("Paris", "complete", ["Par", "is"])
     assert whole.ttft_s is not None
 
 
-@in_loop
-async def test_a_refusal_and_a_cut_connection_are_in_the_answer() -> None:
-    async with client_of(http("busy", status="503 Service Unavailable")) as client:
-        assert await client.chat("?", max_tokens=2) == Answer(error="503: busy")
-    async with client_of(http("\n\n".join(WHOLE[:2]) + "\n", length=1000)) as client:
-        cut = await client.chat("?", max_tokens=2)
+def test_a_refusal_and_a_cut_connection_are_in_the_answer() -> None:
+    with client_of(http("busy", status="503 Service Unavailable")) as client:
+        assert client.chat("?", max_tokens=2) == Answer(error="503: busy")
+    with client_of(http("\n\n".join(WHOLE[:2]) + "\n", length=1000)) as client:
+        cut = client.chat("?", max_tokens=2)
     assert (cut.text, cut.outcome, bool(cut.lost)) == ("Par", "truncated", True)
 
 
@@ -121,20 +118,17 @@ def held(**by_replica: int) -> str:
     return http("\n".join([*rows, 'serve_app_replica_held{model="other",replica="z"} 9', ""]))
 
 
-@in_loop
-async def test_replicas_are_waited_for_until_the_limit() -> None:
-    async with client_of(held(a=0)) as client:
-        await client.wait_for_replicas(limit_s=0)
+def test_replicas_are_waited_for_until_the_limit() -> None:
+    with client_of(held(a=0)) as client:
+        client.wait_for_replicas(limit_s=0)
         client.num_replicas = 2
         with pytest.raises(ClusterFailed, match="1 of 2 replicas after 0 s"):
-            await client.wait_for_replicas(limit_s=0)
+            client.wait_for_replicas(limit_s=0)
 
 
-@in_loop
-async def test_an_ingress_that_is_gone_is_told_in_one_line() -> None:
-    async with client_of("") as client:
-        with pytest.raises(ClusterFailed, match="the ingress does not answer: RemoteProtocolError"):
-            await client.wait_for_replicas(limit_s=0)
+def test_an_ingress_that_is_gone_is_told_in_one_line() -> None:
+    with client_of("") as client, pytest.raises(ClusterFailed, match="the ingress does not answer: ConnectionError"):
+        client.wait_for_replicas(limit_s=0)
 
 
 @pytest.fixture
@@ -149,18 +143,14 @@ def engines() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 
 
 def test_the_engine_that_computes_the_stream_is_killed_once(engines: dict[str, subprocess.Popen[bytes]]) -> None:
-    @in_loop
-    async def stream() -> None:
-        async with client_of(held(a=0, b=1)) as client:
-            victim = _Victim(client, {name: process.pid for name, process in engines.items()})
-            for _ in range(BREAK_AFTER_TOKENS - 1):
-                await victim.on_text("x")
-            assert victim.killed_at is None
-            await victim.on_text("x")
-            assert (victim.killed_at is not None, victim.pause_s) == (True, None)
-            await victim.on_text("x")
-            assert victim.pause_s is not None
-
-    stream()
+    with client_of(held(a=0, b=1)) as client:
+        victim = _Victim(client, {name: process.pid for name, process in engines.items()})
+        for _ in range(BREAK_AFTER_TOKENS - 1):
+            victim.on_text("x")
+        assert victim.killed_at is None
+        victim.on_text("x")
+        assert (victim.killed_at is not None, victim.pause_s) == (True, None)
+        victim.on_text("x")
+        assert victim.pause_s is not None
     assert engines["b"].wait(timeout=30) == -signal.SIGKILL
     assert engines["a"].poll() is None

@@ -10,9 +10,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from prometheus_client import REGISTRY
+from pydantic import ValidationError
 
 from serve_app.config import TracingSettings
-from serve_app.ingress.span_export import OUTCOMES, SpanExport
+from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
+from serve_app.ingress.span_export import CLOSE_S, OUTCOMES, SpanExport
 from serve_app.testing.fleet import MODEL, in_loop, until
 from tests.ingress.collector import Collector, attributes, collector
 from tests.ingress.test_ledger import KEY, SECRET_TEXT, Ingress, model, serving
@@ -204,7 +206,7 @@ def test_spans_for_which_there_is_no_room_are_dropped_and_counted(endpoint: Coll
     before = {outcome: counted("spans", outcome=outcome) for outcome in OUTCOMES}
     endpoint.answers.clear()
     provider = TracerProvider(ALWAYS_ON, shutdown_on_exit=False)
-    provider.add_span_processor(SpanExport(TracingSettings(endpoint=endpoint.url, max_queued_spans=256, timeout_s=30)))
+    provider.add_span_processor(SpanExport(TracingSettings(endpoint=endpoint.url, max_queued_spans=256, timeout_s=5)))
     for _ in range(400):
         provider.get_tracer("test").start_span("one").end()
     endpoint.answers.set()
@@ -212,3 +214,11 @@ def test_spans_for_which_there_is_no_room_are_dropped_and_counted(endpoint: Coll
     fate = {outcome: counted("spans", outcome=outcome) - was for outcome, was in before.items()}
     assert fate == {"exported": 256, "failed": 0, "dropped": 144}
     assert len(endpoint.spans) == 256
+
+
+def test_a_stopping_ingress_has_the_time_for_its_last_spans_whatever_is_configured(endpoint: Collector) -> None:
+    """Ten seconds are left after the drain: one batch is under way, then comes what waits."""
+    longest = TracingSettings(endpoint=endpoint.url, timeout_s=5)
+    assert longest.timeout_s + CLOSE_S < SHUTDOWN_MARGIN_S
+    with pytest.raises(ValidationError, match="less than or equal to 5"):
+        TracingSettings(endpoint=endpoint.url, timeout_s=5.1)
