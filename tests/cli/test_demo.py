@@ -91,14 +91,21 @@ def client_of(raw: str) -> Iterator[Client]:
         server.shutdown()
 
 
-def http(body: str, *, status: str = "200 OK", length: int | None = None) -> str:
-    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body) if length is None else length}\r\n\r\n{body}"
+def http(body: str, *, status: str = "200 OK") -> str:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+
+
+def streamed(lines: list[str], *, whole: bool = True) -> str:
+    """Return a stream as an ingress sends it, an event in each chunk; without its last chunk it is cut."""
+    events = [f"{line}\n\n" for line in lines]
+    chunks = "".join(f"{len(event):x}\r\n{event}\r\n" for event in events)
+    return f"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunks}" + ("0\r\n\r\n" if whole else "")
 
 
 def test_a_stream_is_timed_and_given_out_as_it_comes() -> None:
     pieces: list[str] = []
 
-    with client_of(http("\n\n".join(WHOLE))) as client:
+    with client_of(streamed(WHOLE)) as client:
         whole = client.chat("?", max_tokens=2, on_text=pieces.append)
     assert (whole.text, whole.outcome, pieces) == ("Paris", "complete", ["Par", "is"])
     assert whole.ttft_s is not None
@@ -107,7 +114,7 @@ def test_a_stream_is_timed_and_given_out_as_it_comes() -> None:
 def test_a_refusal_and_a_cut_connection_are_in_the_answer() -> None:
     with client_of(http("busy", status="503 Service Unavailable")) as client:
         assert client.chat("?", max_tokens=2) == Answer(error="503: busy")
-    with client_of(http("\n\n".join(WHOLE[:2]) + "\n", length=1000)) as client:
+    with client_of(streamed(WHOLE[:2], whole=False)) as client:
         cut = client.chat("?", max_tokens=2)
     assert (cut.text, cut.outcome, bool(cut.lost)) == ("Par", "truncated", True)
 

@@ -15,6 +15,8 @@ from starlette.routing import Route
 
 from loadtest.plan.overrides import scenario_of
 from serve_app.batch.fleet_process import FleetProcess
+from serve_app.checkpoints import fetch_embedded
+from serve_app.config import default_cache_dir
 from tests.ui.fake_service import listening
 from tools.demo_autoscaling import load_command
 
@@ -131,6 +133,12 @@ def test_the_autoscaling_demo_overrides_keys_that_the_scenario_has() -> None:
     assert (scenario.observe.fleet, scenario.observe.serve_status, scenario.duration_s) == (True, False, 150)
 
 
+@pytest.fixture(scope="module")
+def embedded_model() -> None:
+    """The model is where a start looks for it, as after `make model`."""
+    fetch_embedded("smollm2-135m-instruct", default_cache_dir())
+
+
 REAL = """
 models:
   smollm2-135m-instruct:
@@ -146,6 +154,7 @@ ingress: {{num_cpus: 0.5, sagemaker_routes: true, batch: {{dir: {folder}}}}}
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(400)
+@pytest.mark.usefixtures("embedded_model")
 def test_each_client_has_an_answer_of_a_real_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(REAL.format(folder=tmp_path / "batches"))
@@ -164,6 +173,7 @@ def test_each_client_has_an_answer_of_a_real_fleet(tmp_path: Path, capsys: pytes
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("embedded_model")
 def test_the_autoscaling_demo_ends_with_a_plot_of_replicas_that_came(tmp_path: Path) -> None:
     from tools import demo_autoscaling
 
