@@ -12,6 +12,9 @@ RATE = "$__rate_interval"
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH = 24
+_LINK = {"asDropdown": False, "icon": "external link", "includeVars": False, "keepTime": False, "tags": [], "targetBlank": False}
+_LINK |= {"tooltip": ""}
+"""The fields that Grafana's schema asks of each link."""
 Kind = Literal["timeseries", "stat", "table"]
 
 
@@ -111,8 +114,15 @@ class Board:
             "refresh": "30s",
             "tags": ["serve-app"],
             "links": [
-                {"type": "dashboards", "title": "Dashboards", "tags": ["serve-app"], "includeVars": True, "keepTime": True},
-                {"type": "link", "title": "Runbook", "url": "${runbook}", "targetBlank": True},
+                {
+                    **_LINK,
+                    "type": "dashboards",
+                    "title": "Dashboards",
+                    "tags": ["serve-app"],
+                    "includeVars": True,
+                    "keepTime": True,
+                },
+                {**_LINK, "type": "link", "title": "Runbook", "url": "${runbook}", "icon": "doc", "targetBlank": True},
             ],
             "templating": {"list": chosen},
             "panels": list(_laid_out(self.rows)),
