@@ -1,0 +1,127 @@
+"""Pictures of the dashboards without Grafana: every panel at its place, drawn from what a Prometheus answers to its expressions.
+
+`python -m tools.monitoring.preview --prometheus http://127.0.0.1:9090 --out build/preview`, beside `make run` and `make observe`. Layout,
+titles, legends, units, limits and data are the dashboard's; fonts and colours are not Grafana's.
+"""
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import requests
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from tools.monitoring.boards import BOARDS, board_file
+from tools.monitoring.facts import default_facts, filled
+
+COLUMN_IN, LINE_IN = 0.75, 0.42
+"""Inches of one of Grafana's 24 columns and of one unit of height."""
+_UNITS = {
+    "s": (1.0, " s"),
+    "percentunit": (100.0, " %"),
+    "bytes": (1 / 2**30, " GiB"),
+    "reqps": (1.0, " req/s"),
+    "ops": (1.0, "/s"),
+}
+
+
+class Line(NamedTuple):
+    """One series of a panel. ``times``: seconds before now, so that the newest is 0."""
+
+    legend: str
+    times: Sequence[float]
+    values: Sequence[float]
+
+
+class Prometheus:
+    """Answers the expressions of the dashboards for one release on this machine."""
+
+    def __init__(self, url: str, minutes: float) -> None:
+        self._url, self._minutes = url, minutes
+        self._chosen = {"$namespace": "local", "$release": "serve-app", "$model": ".*", "$__rate_interval": "30s"}
+
+    def lines(self, panel: Mapping[str, Any]) -> Iterator[Line]:
+        """Yield the series of a panel."""
+        now = time.time()
+        for target in panel["targets"]:
+            promql = target["expr"]
+            for name, value in self._chosen.items():
+                promql = promql.replace(name, value)
+            asked = {"query": promql, "start": now - self._minutes * 60, "end": now, "step": max(5.0, self._minutes / 4)}
+            answer = requests.get(f"{self._url}/api/v1/query_range", params=asked, timeout=20)
+            answer.raise_for_status()
+            for series in answer.json()["data"]["result"]:
+                times, values = zip(*((at - now, float(value)) for at, value in series["values"]), strict=True)
+                yield Line(legend_of(target["legendFormat"], series["metric"]), times, values)
+
+
+def legend_of(template: str, labels: Mapping[str, str]) -> str:
+    """Return the legend with the values of the series' labels in place of their names, as Grafana does."""
+    return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda found: labels.get(found[1], ""), template).strip()
+
+
+def shown(value: float, unit: str) -> str:
+    """Return the value with its unit."""
+    factor, word = _UNITS.get(unit, (1.0, ""))
+    return "no value" if np.isnan(value) else f"{value * factor:.4g}{word}"
+
+
+def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes) -> None:
+    """Draw one panel on ``ax``."""
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+    ax.set_title(panel["title"], fontsize=8, loc="left")
+    if not lines or panel["type"] != "timeseries":
+        ax.set_axis_off()
+        rows = [f"{line.legend}  {shown(line.values[-1], unit)}".strip() for line in lines] or ["nothing"]
+        ax.text(
+            0.5, 0.5, "\n".join(rows[:8]), ha="center", va="center", fontsize=8 if len(rows) > 1 else 13, transform=ax.transAxes
+        )
+        return
+    for line in lines:
+        ax.plot(line.times, line.values, linewidth=1, label=f"{line.legend}  {shown(line.values[-1], unit)}")
+    ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
+    ax.tick_params(labelsize=6)
+    ax.legend(fontsize=5, loc="upper left", frameon=False)
+
+
+def picture(board: Mapping[str, Any], prometheus: Prometheus) -> Figure:
+    """Return the whole dashboard as one figure."""
+    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
+    figure = Figure(figsize=(24 * COLUMN_IN, height * LINE_IN))
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        bottom = 1 - (at["y"] + at["h"]) / height
+        if panel["type"] == "row":
+            figure.text(0.005, bottom, panel["title"], fontsize=11, weight="bold")
+            continue
+        box = ((at["x"] + 1.2) / 24, bottom + 0.8 / height, (at["w"] - 1.6) / 24, (at["h"] - 2.0) / height)
+        draw(panel, list(prometheus.lines(panel)), figure.add_axes(box))
+    return figure
+
+
+def main() -> None:
+    """Write a PNG for each dashboard."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prometheus", default="http://127.0.0.1:9090")
+    parser.add_argument("--minutes", type=float, default=5.0, help="how far back")
+    parser.add_argument("--out", type=Path, default=Path("build/preview"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    facts = default_facts(namespace="local", release="serve-app")
+    for board in BOARDS:
+        file = given.out / f"{board.name}.png"
+        made = json.loads(filled(board_file(board), facts))
+        picture(made, Prometheus(given.prometheus, given.minutes)).savefig(file, dpi=80)
+        print(file, flush=True)
+
+
+if __name__ == "__main__":
+    main()
