@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe test-ui demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -36,6 +36,9 @@ run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C s
 observe: .venv ## Prometheus, and Grafana where it is installed, beside `make run`: rules, alerts, dashboards; TARGET=HOST:PORT, Ctrl-C stops
 	tools/fetch-prometheus build/prometheus
 	$(BIN)/python -m tools.observe --target $(TARGET)
+
+preview: .venv ## a picture of each dashboard in build/preview, drawn from the Prometheus of `make observe`
+	$(BIN)/python -m tools.monitoring.preview
 
 demo: model ## start, ask, break a replica in mid-stream, show that the answer goes on
 	$(BIN)/serve-app demo

@@ -72,6 +72,7 @@ TABLE = (
         "How long a request that lost its replica stood still: from when the ingress lost the link, or ejected the silent replica, "
         "to the next new token for the client. By how it went on: continue, replay, or restart where no token had been sent.",
     ),
+    Series("gpus", "gauge", _MODEL, "GPUs of the replicas that this ingress has links to; their sum over time is GPU-seconds."),
     Series(
         "replica_bound", "gauge", ("model", "bound"), "replicas.min and replicas.max of the configuration; bound is min or max."
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import REGISTRY, HistogramMetricFamily, Metric
@@ -167,12 +167,20 @@ _REPLICA_GAUGES = ("held", "outstanding_tokens", "running", "waiting", "kv_usage
 """What `describe` tells of a replica; each is a series ``serve_app_replica_NAME``."""
 
 
-class FleetCollector(Collector):
-    """Reads the fleets when scraped; costs the request path nothing. ``bounds``: (replicas.min, replicas.max) by model."""
+class Configured(NamedTuple):
+    """What the configuration says of a model: replicas at least and at most, and GPUs of each."""
 
-    def __init__(self, fleets: Iterable[FleetState], bounds: Mapping[str, tuple[int, int]] = MappingProxyType({})) -> None:
+    least: int
+    most: int
+    gpus: int = 0
+
+
+class FleetCollector(Collector):
+    """Reads the fleets when scraped; costs the request path nothing."""
+
+    def __init__(self, fleets: Iterable[FleetState], models: Mapping[str, Configured] = MappingProxyType({})) -> None:
         self._fleets = list(fleets)
-        self._bounds = dict(bounds)
+        self._models = dict(models)
 
     def collect(self) -> Iterator[Metric]:
         """Yield each series with a sample for every fleet."""
@@ -182,11 +190,14 @@ class FleetCollector(Collector):
         for fleet, model, _ in described:
             _add_gaps(gaps, model, fleet.failover.gaps)
         yield gaps
-        bound = series.gauge_family("replica_bound")
-        for model, (least, most) in self._bounds.items():
-            bound.add_metric([model, "min"], least)
-            bound.add_metric([model, "max"], most)
-        yield bound
+        bound, gpus = series.gauge_family("replica_bound"), series.gauge_family("gpus")
+        for model, told in self._models.items():
+            bound.add_metric([model, "min"], told.least)
+            bound.add_metric([model, "max"], told.most)
+        for fleet, model, _ in described:
+            if model in self._models:
+                gpus.add_metric([model], len(fleet.replicas) * self._models[model].gpus)
+        yield from (bound, gpus)
         yield from _replicas(described)
 
 
@@ -257,9 +268,9 @@ class CanaryCollector(Collector):
 def register(
     fleets: Iterable[FleetState],
     canaries: Mapping[str, Callable[[], Mapping[str, Any]]],
-    bounds: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    models: Mapping[str, Configured] = MappingProxyType({}),
 ) -> None:
-    """Show the fleets with the bounds of their replicas, and of each canary by its name what it says of itself.
+    """Show the fleets with what is configured of their models, and of each canary by its name what it says of itself.
 
     What may be lost is there at zero: Prometheus sees no increase in a series that begins with 1.
     """
@@ -269,7 +280,7 @@ def register(
             _engines_lost.labels(fleet.settings.model, code)
         for end in LinkEnd:
             _links_lost.labels(fleet.settings.model, end.name.lower())
-    REGISTRY.register(FleetCollector(fleets, bounds))
+    REGISTRY.register(FleetCollector(fleets, models))
     REGISTRY.register(CanaryCollector(canaries))
 
 

@@ -68,9 +68,11 @@ class IngressRuntime:
             report=report,
         )
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
-        bounds = {m.name: (m.replicas.min, m.replicas.max) for m in settings.models.values()}
+        configured = {
+            m.name: metrics.Configured(m.replicas.min, m.replicas.max, m.gpus_per_replica) for m in settings.models.values()
+        }
         begin_at_zero(["", *fronts])
-        metrics.register((front.client.fleet for front in fronts.values()), canaries, bounds)
+        metrics.register((front.client.fleet for front in fronts.values()), canaries, configured)
         return cls(app, Listener(app, settings.ingress), fronts, batches)
 
     @staticmethod

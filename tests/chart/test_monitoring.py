@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from serve_app.core.events import HeartbeatArrived, LinkOpened
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.ingress.metrics import CanaryCollector, FleetCollector
+from serve_app.ingress.metrics import CanaryCollector, Configured, FleetCollector
 from tests.chart.places import alert
 from tests.chart.render import Refused, Rendered, at, merged, render
 from tests.monitoring.expressions import selectors
@@ -75,7 +75,7 @@ def test_the_outage_of_an_idle_model_shows_in_the_series_of_the_alert() -> None:
     """`A unless on (job, model) B`: A has every model, waiting requests or not, and B none that the ingress cannot give a request."""
     registry = CollectorRegistry()
     fleets = [fleet_with("none"), fleet_with("drains", a=True), fleet_with("one", a=True, b=False)]
-    registry.register(FleetCollector(fleets, {"none": (1, 2), "drains": (0, 1)}))
+    registry.register(FleetCollector(fleets, {"none": Configured(1, 2), "drains": Configured(0, 1)}))
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     asked = {s.labels["model"] for s in samples if s.name == "serve_app_waiting_requests"}
     taking = {s.labels["model"] for s in samples if s.name == "serve_app_replica_draining" and 1 - s.value > 0}

@@ -1,7 +1,9 @@
 """The examples: against a small service that answers as ours does, and, as slow tests, against a real fleet."""
 
 import json
+import re
 import runpy
+import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +19,13 @@ from loadtest.plan.overrides import scenario_of
 from serve_app.batch.fleet_process import FleetProcess
 from serve_app.checkpoints import fetch_embedded
 from serve_app.config import default_cache_dir
+from tests.docs.test_docs import blocks
 from tests.ui.fake_service import listening
 from tools.demo_autoscaling import load_command
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+HERE = "http://127.0.0.1:8010"
+"""Where the documentation says that the service is."""
 CLIENTS = ("chat", "tools", "structured_output", "batch", "sagemaker_client")
 
 
@@ -151,23 +156,52 @@ ingress: {{num_cpus: 0.5, sagemaker_routes: true, batch: {{dir: {folder}}}}}
 """
 
 
+@pytest.fixture(scope="module")
+def fleet(embedded_model: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real fleet, with what every example needs."""
+    folder = tmp_path_factory.mktemp("fleet")
+    config = folder / "config.yaml"
+    config.write_text(REAL.format(folder=folder / "batches"))
+    with FleetProcess(config) as running:
+        yield running.url
+
+
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(400)
-@pytest.mark.usefixtures("embedded_model")
-def test_each_client_has_an_answer_of_a_real_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(REAL.format(folder=tmp_path / "batches"))
+def test_each_client_has_an_answer_of_a_real_fleet(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed: dict[str, str] = {}
-    with FleetProcess(config) as fleet:
-        for name in CLIENTS:
-            run(name, "--url", fleet.url)
-            printed[name] = capsys.readouterr().out
+    for name in CLIENTS:
+        run(name, "--url", fleet)
+        printed[name] = capsys.readouterr().out
     assert "Monday" in printed["chat"]
     assert printed["tools"].startswith("get_weather {'city': ")
     assert printed["structured_output"].startswith("{'city': ")
     assert "Paris" in printed["batch"]
     assert "Paris" in printed["sagemaker_client"]
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/api.md"])
+def test_the_commands_of_a_page_work_as_they_stand(page: str, fleet: str) -> None:
+    asking = [text for text in blocks(Path(page), "", "sh") if re.search(r"^curl ", text, re.MULTILINE)]
+    assert len(asking) == 1
+    # As a person would see it, an error of the service must not pass for an answer.
+    strict = 'set -e; curl() { command curl -sS --fail-with-body --max-time 120 "$@"; }\n'
+    done = subprocess.run(["bash", "-c", strict + asking[0].replace(HERE, fleet)], capture_output=True, text=True)
+    assert (done.returncode, "smollm2-135m-instruct" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+def test_the_python_of_the_api_page_prints_an_answer(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    programs = [text for text in blocks(Path("docs/api.md"), "python") if "langchain" not in text]  # which is not installed here
+    assert len(programs) == 1
+    exec(compile(programs[0].replace(HERE, fleet), "docs/api.md", "exec"), {})
+    assert "Paris" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import Resume
 from serve_app.engine_args import frontend_engine_args
-from serve_app.ingress.metrics import FleetCollector, LoadGauges, observe_all, shared_stat_logger
+from serve_app.ingress.metrics import Configured, FleetCollector, LoadGauges, observe_all, shared_stat_logger
 from serve_app.testing.fleet import MODEL, Fleet, in_loop, until
 from serve_app.testing.fleet import fleet as fleet_on_loopback
 
@@ -38,7 +38,12 @@ def busy_fleet() -> FleetState:
 
 def test_a_scrape_shows_every_fleet_and_replica() -> None:
     registry = CollectorRegistry()
-    registry.register(FleetCollector([busy_fleet(), FleetState(FleetSettings(model="idle"))], {"tiny": (1, 4)}))
+    registry.register(
+        FleetCollector(
+            [busy_fleet(), FleetState(FleetSettings(model="idle"))],
+            {"tiny": Configured(1, 4, gpus=2), "idle": Configured(0, 1, gpus=8)},
+        )
+    )
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     assert lines == [
         'serve_app_waiting_requests{model="tiny"} 1.0',
@@ -57,6 +62,10 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
         'serve_app_expected_prefix_hit_tokens_total{model="idle"} 0.0',
         'serve_app_replica_bound{bound="min",model="tiny"} 1.0',
         'serve_app_replica_bound{bound="max",model="tiny"} 4.0',
+        'serve_app_replica_bound{bound="min",model="idle"} 0.0',
+        'serve_app_replica_bound{bound="max",model="idle"} 1.0',
+        'serve_app_gpus{model="tiny"} 4.0',
+        'serve_app_gpus{model="idle"} 0.0',
         'serve_app_replica_held{model="tiny",replica="a"} 1.0',
         'serve_app_replica_held{model="tiny",replica="b"} 0.0',
         'serve_app_replica_outstanding_tokens{model="tiny",replica="a"} 15.0',

@@ -15,6 +15,7 @@ from serve_app.series import TABLE
 from tests.monitoring.expressions import (
     FACTS,
     MADE_BY_PROMETHEUS,
+    OF_DCGM,
     SUFFIXES,
     grouped_labels,
     panel_expressions,
@@ -32,6 +33,7 @@ from tools.monitoring.rules import rules_file
 RUNBOOK = docs.PAGE.with_name("runbook.md")
 OF_THE_PROCESS = {"process_start_time_seconds", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 OF_THE_PROCESS |= {"process_open_fds", "process_max_fds"}
+OF_A_GPU = {"Hostname", "gpu", "namespace", "pod", "exported_namespace", "exported_pod"}
 TARGET_LABELS = {"job", "instance", "namespace", "app_kubernetes_io_instance", "alertname", "alertstate"}
 
 
@@ -52,13 +54,13 @@ def test_every_series_that_is_asked_for_exists() -> None:
     theirs = Path(loggers.__file__).read_text(encoding="utf-8")
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     asked = {selector.name for promql in all_promql() for selector in selectors(promql)}
-    others = asked - ours - recorded - OF_THE_PROCESS - MADE_BY_PROMETHEUS
+    others = asked - ours - recorded - OF_THE_PROCESS - OF_DCGM - MADE_BY_PROMETHEUS
     assert {name for name in others if f'name="{re.sub("_(bucket|count|sum|total)$", "", name)}"' not in theirs} == set()
     assert len(asked & ours) > 20
 
 
 def test_every_label_that_is_asked_for_exists() -> None:
-    known = {"le", "model_name"}.union(*(series.labels for series in TABLE)) | TARGET_LABELS
+    known = {"le", "model_name"}.union(*(series.labels for series in TABLE)) | TARGET_LABELS | OF_A_GPU
     for promql in all_promql():
         matched = set().union(*(selector.labels for selector in selectors(promql)))
         assert (grouped_labels(promql) | matched) - known == set(), promql

@@ -4,6 +4,7 @@ import json
 import re
 
 from tools.monitoring.facts import UID
+from tools.monitoring.gpus import GPUS
 from tools.monitoring.overview import OVERVIEW
 from tools.monitoring.panels import JOB, MODEL, VLLM, Board, Panel, Row, quantiles, rate
 from tools.monitoring.shared import (
@@ -151,6 +152,7 @@ REPLICA = Board(
                 ),
             ),
         ),
+        GPUS,
     ),
 )
 
@@ -180,6 +182,12 @@ AUTOSCALING = Board(
                 TOKENS,
                 KV,
                 TTFT,
+                Panel(
+                    "GPUs in use",
+                    {"{{model}}": f"max by (model) (serve_app_gpus{{{MODEL}}})"},
+                    "short",
+                    "Of replicas that the ingresses have links to, draining ones included. The mean over a day times 24 is GPU-hours.",
+                ),
                 Panel(
                     "Cold start, p90",
                     {"{{model}}": f"max by (model) (serve_app_cold_start_p90_seconds{{{MODEL}}})"},

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import requests
@@ -38,6 +38,12 @@ class Line(NamedTuple):
     legend: str
     times: Sequence[float]
     values: Sequence[float]
+
+
+class Source(Protocol):
+    """Tells the series of a panel."""
+
+    def lines(self, panel: Mapping[str, Any]) -> Iterator[Line]: ...
 
 
 class Prometheus:
@@ -92,7 +98,7 @@ def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes) -> None:
     ax.legend(fontsize=5, loc="upper left", frameon=False)
 
 
-def picture(board: Mapping[str, Any], prometheus: Prometheus) -> Figure:
+def picture(board: Mapping[str, Any], source: Source) -> Figure:
     """Return the whole dashboard as one figure."""
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     figure = Figure(figsize=(24 * COLUMN_IN, height * LINE_IN))
@@ -103,7 +109,7 @@ def picture(board: Mapping[str, Any], prometheus: Prometheus) -> Figure:
             figure.text(0.005, bottom, panel["title"], fontsize=11, weight="bold")
             continue
         box = ((at["x"] + 1.2) / 24, bottom + 0.8 / height, (at["w"] - 1.6) / 24, (at["h"] - 2.0) / height)
-        draw(panel, list(prometheus.lines(panel)), figure.add_axes(box))
+        draw(panel, list(source.lines(panel)), figure.add_axes(box))
     return figure
 
 

@@ -1,0 +1,51 @@
+"""Pictures of the dashboards: what is drawn for the series that a Prometheus tells."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.monitoring.expressions import FACTS
+from tools.monitoring.boards import BOARDS, board_file
+from tools.monitoring.facts import filled
+from tools.monitoring.panels import Board
+from tools.monitoring.preview import Line, legend_of, picture, shown
+
+
+class TwoSeries:
+    """Tells two series for each panel of series, and nothing for the others."""
+
+    def lines(self, panel: Mapping[str, Any]) -> Iterator[Line]:
+        if panel["type"] == "timeseries":
+            yield Line("a", (-60.0, 0.0), (1.0, 2.0))
+            yield Line("b", (-60.0, 0.0), (3.0, 4.0))
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_each_panel_is_at_its_place_with_its_title_and_its_series(board: Board) -> None:
+    made = json.loads(filled(board_file(board), FACTS))
+    panels = [panel for panel in made["panels"] if panel["type"] != "row"]
+    figure = picture(made, TwoSeries())
+    assert [ax.get_title(loc="left") for ax in figure.axes] == [panel["title"] for panel in panels]
+    assert [len(ax.lines) for ax in figure.axes] == [2 if panel["type"] == "timeseries" else 0 for panel in panels]
+    boxes = [ax.get_position() for ax in figure.axes]
+    assert [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)] == []
+
+
+def test_a_legend_has_the_values_of_its_labels() -> None:
+    assert legend_of("{{model}} {{ replica }} p95", {"model": "chat"}) == "chat  p95"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.25, "s", "0.25 s"),
+        (0.999, "percentunit", "99.9 %"),
+        (3 * 2**30, "bytes", "3 GiB"),
+        (12, "short", "12"),
+        (float("nan"), "s", "no value"),
+    ],
+)
+def test_a_value_has_its_unit(value: float, unit: str, text: str) -> None:
+    assert shown(value, unit) == text
