@@ -112,7 +112,7 @@ async def test_failed_resumed_and_slow_requests_are_kept_and_of_the_rest_the_sha
     model: Path, tmp_path: Path, endpoint: Collector
 ) -> None:
     before = {why: counted("traced_requests", kept=why) for why in ("error", "resumed", "slow", "share", "no")}
-    tracing = {"endpoint": endpoint.url, "share": 0, "slow_first_token_s": 0.2}
+    tracing = {"endpoint": endpoint.url, "share": 0, "slow_first_token_s": 1.0}
     async with serving(model, tmp_path, tracing=tracing, timeouts={"no_replica_s": 0.1}) as ingress:
         assert (await ingress.post(request_id="no-replica", max_tokens=2)).status_code == 503
         assert (await ingress.post(request_id="clients-fault", max_tokens=-1)).status_code == 400
@@ -121,7 +121,7 @@ async def test_failed_resumed_and_slow_requests_are_kept_and_of_the_rest_the_sha
         slow = asyncio.create_task(ingress.post(request_id="slow", max_tokens=1))
         engine = ingress.replicas["a"].engine
         await until(lambda: engine.running)
-        asyncio.get_running_loop().call_later(0.2, engine.step)
+        asyncio.get_running_loop().call_later(1.0, engine.step)
         await slow
         await ingress.join("b")
         assert "data: [DONE]" in await lose_the_replica(ingress)
@@ -206,7 +206,9 @@ def test_spans_for_which_there_is_no_room_are_dropped_and_counted(endpoint: Coll
     before = {outcome: counted("spans", outcome=outcome) for outcome in OUTCOMES}
     endpoint.answers.clear()
     provider = TracerProvider(ALWAYS_ON, shutdown_on_exit=False)
-    provider.add_span_processor(SpanExport(TracingSettings(endpoint=endpoint.url, max_queued_spans=256, timeout_s=5)))
+    # Longer than a configuration may say: on a busy machine 400 spans can take seconds, and the first batch must wait meanwhile.
+    patient = TracingSettings(endpoint=endpoint.url, max_queued_spans=256).model_copy(update={"timeout_s": 60.0})
+    provider.add_span_processor(SpanExport(patient))
     for _ in range(400):
         provider.get_tracer("test").start_span("one").end()
     endpoint.answers.set()
