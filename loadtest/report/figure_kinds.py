@@ -123,7 +123,7 @@ def _replicas(data: RunData) -> list[Draw]:
         kind, _, deployment = name.partition("/")
         if found := data.series(name):
             series[f"{deployment or 'pods'}: {kind.partition('_')[2]}"] = found
-    return [lambda ax: plots_load.plot_gauges(ax, series, ylabel="count", steps=True)] if series else []
+    return [lambda ax: plots_load.plot_gauges(ax, series, ylabel="replicas", steps=True)] if series else []
 
 
 def _autoscaling(data: RunData) -> list[Draw]:

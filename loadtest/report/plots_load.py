@@ -68,13 +68,15 @@ def plot_in_flight(ax: Axes, sent_s: Floats, ended_s: Floats) -> None:
 def plot_gauges(
     ax: Axes, series: Mapping[str, tuple[Floats, Floats]], *, ylabel: str, steps: bool = False, first: int = 0
 ) -> None:
-    """Draw (times, values) of each name; ``first`` is the colour to begin with."""
+    """Draw (times, values) of each name; ``steps``: they are whole numbers that jump; ``first`` is the colour to begin with."""
     for i, (name, (times, values)) in enumerate(series.items(), first):
         style = DASHES[(i - first) % len(DASHES)]
         ax.plot(
             times, values, color=SERIES[i % len(SERIES)], linestyle=style, drawstyle="steps-post" if steps else None, label=name
         )
     ax.set(ylabel=ylabel, ylim=(0, None))
+    if steps:
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     legend_right(ax)
 
 

@@ -212,7 +212,7 @@ def test_the_autoscaling_demo_ends_with_a_plot_of_replicas_that_came(tmp_path: P
     from tools import demo_autoscaling
 
     out = tmp_path / "run"
-    demo_autoscaling.main(["--out", str(out)])  # whether the SLO was kept depends on the machine
+    assert demo_autoscaling.main(["--out", str(out)]) == 0  # also where the SLO was missed, which depends on the machine
     samples = [json.loads(line) for line in (out / "server.jsonl").read_text().splitlines() if '"fleet"' in line]
     desired = [s["values"]["replicas_desired/replica-llama-8b-simulated"] for s in samples if s.get("values")]
     assert (min(desired), max(desired) > 1) == (1.0, True)

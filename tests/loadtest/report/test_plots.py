@@ -221,3 +221,9 @@ def test_long_runs_keep_the_peaks_of_their_workers() -> None:
     assert (times.size, seen.size) == (900, 900)  # 8 seconds each
     assert times[seen == 0.3].tolist() == [4320]
     assert plots_load.peaks(times[:5], np.array([0.0, 1.0, 2.0, 3.0, 4.0]))[1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_replicas_are_counted_in_whole_numbers() -> None:
+    replicas = {"ready": (np.array([0.0, 60.0]), np.array([1.0, 2.0]))}
+    ax, _ = drawn(lambda ax: plots_load.plot_gauges(ax, replicas, ylabel="replicas", steps=True))
+    assert [tick for tick in ax.get_yticks() if 0 <= tick <= 2] == [0, 1, 2]
