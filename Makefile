@@ -242,8 +242,10 @@ clean: ## remove .venv and caches; fetched models stay
 .venv: .venv/.installed
 
 # Reads what pip says and tells of it a line for 25 packages, and when it begins to unpack: pip itself prints hundreds of lines, or none.
-tell-progress = awk '/^(Collecting|Processing|Requirement already satisfied)/ && ++n % 25 == 0 { print "  " n " packages fetched or there"; fflush() } \
-  /^Installing collected/ { print "  unpacking them, about a minute"; fflush() }'
+# In bash, since Debian's awk (mawk) reads a pipe in blocks, and would tell of a minute's work when the work is over.
+tell-progress = { n=0; while IFS= read -r line; do case $$line in \
+  Collecting*|Processing*|"Requirement already satisfied"*) n=$$((n + 1)); [ $$((n % 25)) != 0 ] || echo "  $$n packages fetched or there";; \
+  "Installing collected"*) echo "  unpacking them, about a minute";; esac; done; }
 
 # Not the directory: its time changes with every file made in it.
 .venv/.installed: requirements/cpu.lock requirements/dev.lock pyproject.toml
