@@ -296,6 +296,13 @@ SECRETS: list[Row] = [
         {},
     ),
     ("apiKeys.existingSecret", "s", lambda r: secrets_of(r, "ingress"), ["demo-cluster-token", "s"], {}),
+    (
+        "batches.databaseSecret",
+        "s",
+        lambda r: secrets_of(r, "ingress"),
+        ["demo-cluster-token", "demo-api-keys", "s"],
+        at("config.ingress.batch.files", "s3://bucket/prefix"),
+    ),
 ]
 
 
