@@ -125,27 +125,34 @@ class GrammarCompiler:
         """A trial holds one of these from its beginning to its end, whatever becomes of the request that wanted it."""
         self._starting = asyncio.Lock()
         self._process: _Process | None = None
+        self._closed = False
         self._num_trials = 0
 
     async def prepare(self, tokenizer: str) -> None:
         """Start the process and tell it the tokenizer, so that the first request with a grammar need not wait for either."""
-        (await self._running()).number(tokenizer)
+        if (process := await self._running()) is not None:
+            process.number(tokenizer)
 
     async def try_(self, kind: str, spec: str, *, tokenizer: str, any_whitespace: bool) -> dict[str, Any]:
         """Return what `grammar_process` says of the grammar, or the step `LATE`. The caller holds one of the `places`."""
-        process = await self._running()
+        if (process := await self._running()) is None:
+            return {"step": LATE}
         self._num_trials += 1
         trial = {"id": self._num_trials, "kind": kind, "spec": spec, "any_whitespace": any_whitespace}
         return await process.answer_to({**trial, "number": process.number(tokenizer)}, self.limits.run_s + _SPARE_S)
 
     async def close(self) -> None:
-        """End the process. What waits for it has no verdict."""
-        if self._process is not None:
-            self._process.kill()
-            await self._process.reader
-
-    async def _running(self) -> _Process:
+        """End the process and start no other. What waits for it has no verdict."""
+        self._closed = True
         async with self._starting:
+            if self._process is not None:
+                self._process.kill()
+                await self._process.reader
+
+    async def _running(self) -> _Process | None:
+        async with self._starting:
+            if self._closed:
+                return None
             if self._process is None or self._process.has_ended:
                 self._process = await _Process.start(self.limits)
             return self._process

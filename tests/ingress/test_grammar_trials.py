@@ -141,8 +141,19 @@ async def test_what_xgrammar_cannot_read_is_left_to_vllm(model: Path) -> None:
 async def test_a_process_that_is_gone_is_started_again(model: Path) -> None:
     async with trials_of(model) as trials:
         await trials.check(StructuredOutputsParams(json=PERSON))
-        await trials.compiler.close()
+        os.kill(pid(trials.compiler), signal.SIGKILL)
+        assert trials.compiler._process is not None
+        await asyncio.wait([trials.compiler._process.reader])
         await trials.check(StructuredOutputsParams(json=TREE))
+
+
+@in_loop
+async def test_a_closed_compiler_starts_no_process_and_gives_no_verdict(model: Path) -> None:
+    async with trials_of(model) as trials:
+        await trials.compiler.close()
+        await trials.prepare()
+        assert "retry in 1.0 s" in await refusal(trials, json=PERSON)
+        assert trials.compiler._process is None
 
 
 @in_loop
