@@ -54,6 +54,6 @@ class TracingSettings(Section):
     """Networks whose clients may give a trace to go on with (`traceparent`), and whether it is kept. Others' becomes a link."""
     max_queued_spans: Int = Field(default=4096, ge=256, le=1_000_000)
     """Spans that wait for the collector in one ingress, some 2 kB each. One more is dropped, and counted."""
-    timeout_s: Real = Field(default=3.0, gt=0, le=5)
-    """Seconds for which one batch of spans is tried, repeats included. Then its spans are given up, and counted. A stopping ingress has 10
-    seconds left after its drain, and waits for the batch under way: a longer try would lose what is queued behind it."""
+    timeout_s: Real = Field(default=3.0, gt=0, le=3)
+    """Seconds for which one batch of spans is tried, repeats included. Then its spans are given up, and counted. A stopping ingress has 5
+    seconds for its last spans, and waits for the batch under way: a longer try would lose what is queued behind it."""
