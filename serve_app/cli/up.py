@@ -29,7 +29,7 @@ _WATCH_S = 5.0
 _REMOVE_MARGIN_S = 60.0
 _SILENCE_S = 15.0
 """Of a start or a stop; then a line says that it goes on."""
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def up(file: Path, address: str) -> None:

@@ -12,4 +12,12 @@
   });
   name();
   document.body.append(sheet);
+  // On a phone the settings would cover the whole page: begin with the chat.
+  let tries = 100;
+  const close = () => {
+    const toggle = document.querySelector(".sidebar.open .toggle-button");
+    if (toggle) toggle.click();
+    else if (tries--) setTimeout(close, 50);
+  };
+  if (window.innerWidth < 700) close();
 }

@@ -116,3 +116,25 @@ def test_dark_and_light_by_a_button(page: Any, site: str) -> None:
     was = "dark" in (page.get_attribute("body", "class") or "")
     page.click("#theme")
     assert ("dark" in (page.get_attribute("body", "class") or "")) is not was
+
+
+def test_on_a_phone_the_chat_comes_first_and_nothing_is_wider_than_the_screen(page: Any, site: str, fake: FakeService) -> None:
+    before = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    try:
+        open_chat(page, site, MODEL)
+        page.wait_for_function(
+            """() => {
+              const box = document.querySelector("#prompt textarea").getBoundingClientRect();
+              const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+              return top?.closest("#prompt") != null;
+            }"""
+        )
+        ask(page, "Hi")
+        wait_for_answer(page, "word0.4")
+        for path in ("", "/fleet"):
+            page.goto(f"{site}{path}")
+            page.wait_for_function("() => document.querySelector('#theme')")
+            assert page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth") <= 0
+    finally:
+        page.set_viewport_size(before)
