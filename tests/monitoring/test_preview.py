@@ -33,6 +33,12 @@ def test_each_panel_is_at_its_place_with_its_title_and_its_series(board: Board) 
     assert [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)] == []
 
 
+def test_a_line_is_named_with_its_last_value_that_is_one() -> None:
+    nothing = float("nan")
+    assert Line("p95", (-5.0, 0.0), (0.25, nothing)).named("s") == "p95  0.25 s"
+    assert Line("p95", (0.0,), (nothing,)).named("s") == "p95  no value"
+
+
 def test_a_legend_has_the_values_of_its_labels() -> None:
     assert legend_of("{{model}} {{ replica }} p95", {"model": "chat"}) == "chat  p95"
 
@@ -44,7 +50,6 @@ def test_a_legend_has_the_values_of_its_labels() -> None:
         (0.999, "percentunit", "99.9 %"),
         (3 * 2**30, "bytes", "3 GiB"),
         (12, "short", "12"),
-        (float("nan"), "s", "no value"),
     ],
 )
 def test_a_value_has_its_unit(value: float, unit: str, text: str) -> None:

@@ -39,6 +39,11 @@ class Line(NamedTuple):
     times: Sequence[float]
     values: Sequence[float]
 
+    def named(self, unit: str) -> str:
+        """Return the legend with the last value that is one, as Grafana's legends have it."""
+        known = [value for value in self.values if not np.isnan(value)]
+        return f"{self.legend}  {shown(known[-1], unit) if known else 'no value'}".strip()
+
 
 class Source(Protocol):
     """Tells the series of a panel."""
@@ -76,7 +81,7 @@ def legend_of(template: str, labels: Mapping[str, str]) -> str:
 def shown(value: float, unit: str) -> str:
     """Return the value with its unit."""
     factor, word = _UNITS.get(unit, (1.0, ""))
-    return "no value" if np.isnan(value) else f"{value * factor:.4g}{word}"
+    return f"{value * factor:.4g}{word}"
 
 
 def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes) -> None:
@@ -85,17 +90,19 @@ def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes) -> None:
     ax.set_title(panel["title"], fontsize=8, loc="left")
     if not lines or panel["type"] != "timeseries":
         ax.set_axis_off()
-        rows = [f"{line.legend}  {shown(line.values[-1], unit)}".strip() for line in lines] or ["nothing"]
+        rows = [line.named(unit) for line in lines] or ["nothing"]
         ax.text(
             0.5, 0.5, "\n".join(rows[:8]), ha="center", va="center", fontsize=8 if len(rows) > 1 else 13, transform=ax.transAxes
         )
         return
     for line in lines:
-        ax.plot(line.times, line.values, linewidth=1, label=f"{line.legend}  {shown(line.values[-1], unit)}")
-    ax.set_ylim(bottom=0)
+        ax.plot(line.times, line.values, linewidth=1, label=line.named(unit))
+    highest = max((value for line in lines for value in line.values if np.isfinite(value)), default=0.0)
+    ax.set_ylim(0, (highest or 1.0) * (1.1 + 0.07 * min(len(lines), 8)))  # room for the legend
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at / 60:g} min"))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
     ax.tick_params(labelsize=6)
-    ax.legend(fontsize=5, loc="upper left", frameon=False)
+    ax.legend(fontsize=6, loc="upper left", frameon=False, ncols=1 + (len(lines) > 8))
 
 
 def picture(board: Mapping[str, Any], source: Source) -> Figure:
