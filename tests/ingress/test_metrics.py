@@ -36,14 +36,16 @@ def busy_fleet() -> FleetState:
     return fleet
 
 
+def test_the_gpus_of_a_model_are_those_of_its_replicas() -> None:
+    registry = CollectorRegistry()
+    fleets = [busy_fleet(), FleetState(FleetSettings(model="idle"))]
+    registry.register(FleetCollector(fleets, {"tiny": Configured(1, 4, gpus=2), "idle": Configured(0, 1, gpus=8)}))
+    assert [registry.get_sample_value("serve_app_gpus", {"model": model}) for model in ("tiny", "idle")] == [4, 0]
+
+
 def test_a_scrape_shows_every_fleet_and_replica() -> None:
     registry = CollectorRegistry()
-    registry.register(
-        FleetCollector(
-            [busy_fleet(), FleetState(FleetSettings(model="idle"))],
-            {"tiny": Configured(1, 4, gpus=2), "idle": Configured(0, 1, gpus=8)},
-        )
-    )
+    registry.register(FleetCollector([busy_fleet(), FleetState(FleetSettings(model="idle"))], {"tiny": Configured(1, 4)}))
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     assert lines == [
         'serve_app_waiting_requests{model="tiny"} 1.0',
@@ -62,10 +64,7 @@ def test_a_scrape_shows_every_fleet_and_replica() -> None:
         'serve_app_expected_prefix_hit_tokens_total{model="idle"} 0.0',
         'serve_app_replica_bound{bound="min",model="tiny"} 1.0',
         'serve_app_replica_bound{bound="max",model="tiny"} 4.0',
-        'serve_app_replica_bound{bound="min",model="idle"} 0.0',
-        'serve_app_replica_bound{bound="max",model="idle"} 1.0',
-        'serve_app_gpus{model="tiny"} 4.0',
-        'serve_app_gpus{model="idle"} 0.0',
+        'serve_app_gpus{model="tiny"} 0.0',
         'serve_app_replica_held{model="tiny",replica="a"} 1.0',
         'serve_app_replica_held{model="tiny",replica="b"} 0.0',
         'serve_app_replica_outstanding_tokens{model="tiny",replica="a"} 15.0',
