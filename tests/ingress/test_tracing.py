@@ -1,6 +1,7 @@
 """Traces of an ingress with vLLM's own front end and fake engines, as a real OTLP endpoint gets them."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,9 @@ def test_spans_for_which_there_is_no_room_are_dropped_and_counted(endpoint: Coll
     for _ in range(400):
         provider.get_tracer("test").start_span("one").end()
     endpoint.answers.set()
+    until = time.monotonic() + 60
+    while counted("spans", outcome="exported") < before["exported"] + 256 and time.monotonic() < until:
+        time.sleep(0.01)
     provider.shutdown()
     fate = {outcome: counted("spans", outcome=outcome) - was for outcome, was in before.items()}
     assert fate == {"exported": 256, "failed": 0, "dropped": 144}
