@@ -129,8 +129,7 @@ class StepCosts:
         """Return gram matrix and moment of what is believed beside the windows, in units of a window's own noise."""
         if (measured := self._measured) is not None:
             return _belief(measured)
-        pace = steps_per_s if self._times is None else 1 / max(self._times.step_s, 1e-9)
-        return _guess(min(pace, FASTEST)), np.zeros(3)
+        return _guess(min(steps_per_s, FASTEST)), np.zeros(3)
 
     def _remembered(self, x: Array, weight: float) -> tuple[Array, Array]:
         """Return what remains of the windows before one with counts ``x`` per busy second."""
