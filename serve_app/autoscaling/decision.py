@@ -6,11 +6,12 @@ in the last two cold starts (`needs.py`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from serve_app.autoscaling.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
 from serve_app.autoscaling.demand import QUIET_S, WINDOWS_S, Arrivals, arrivals, growth, weights_of
+from serve_app.autoscaling.feedback import Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
 from serve_app.autoscaling.needs import Needs, keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
@@ -119,6 +120,7 @@ class ModelAutoscaler:
     _kv_per_request: Mean = field(default_factory=Mean)
     _orders: Orders = field(default_factory=Orders)
     _needs: Needs = field(default_factory=Needs)
+    _feedback: Feedback = field(default_factory=Feedback)
     _guard_since: dict[str, float] = field(default_factory=dict)
     _mix: Mix = field(default_factory=Mix)
     _left_out: frozenset[str] = frozenset()
@@ -269,24 +271,40 @@ class ModelAutoscaler:
             asked |= {"unmeasured": seen.target} if holds else {}
             asked |= self._guards(seen, at, None, most=math.inf)
             return _Wishes(asked=_positive(asked), inputs=inputs, limit="unmeasured")
+        if come.is_even:
+            step_s, plain = capacity.times.step_s, come.requests_per_s * capacity.mix.work_s(capacity.times)
+            self._feedback.observe(load, step_s=step_s, demand=plain, running=seen.running)
         quantities = self._quantities(seen, at, capacity, come)
-        demand, factor = quantities["demand"], self.rule.utilization
-        needed = capacity.replicas_for(demand, factor)
-        chance = min(MOST_CHANCE, CHANCE * math.hypot(come.error, self._output_tokens.error))
-        # What may be chance is no reason for more replicas than there are, unless a short window says that the load rose.
-        bearable = come.is_even and max(needed, 1) > seen.target >= capacity.replicas_for(demand * (1 - chance), factor)
-        asked["demand"] = seen.target if bearable else needed
-        asked["headroom"] = math.ceil(demand * (1 + self.rule.headroom) / capacity.saturation()) if self.rule.headroom else 0
-        grown = quantities["growth"]
-        asked["growth"] = capacity.replicas_for(demand + grown, factor) if grown else 0
+        by_demand, low = self._for_demand(seen, capacity, come, quantities)
+        demand, needed = quantities["demand"], capacity.replicas_for(quantities["demand"], self._factor())
         most = int(QUEUE_MOST * needed + QUEUE_FEW * needed**0.5) + 1
-        asked["queue"] = min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))
+        asked |= by_demand | {"queue": min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))}
         asked |= self._guards(seen, at, capacity, most=2 * needed)
         quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False))
-        quantities["utilization"] = capacity.utilization(max(1, needed)) * factor
-        low = capacity.replicas_for(demand * (1 + chance), factor)
+        quantities["utilization"] = capacity.utilization(max(1, needed)) * self._factor()
         limit = capacity.batch_limit()[1]
         return _Wishes(asked=_positive(asked), inputs=inputs | quantities, limit=limit, demand=needed, low=low)
+
+    def _factor(self) -> float:
+        """Return the factor on the utilization that keeps the SLO as computed: what the configuration says, and what was measured."""
+        return min(1.0, self.rule.utilization * self._feedback.factor())
+
+    def _for_demand(
+        self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
+    ) -> tuple[dict[str, int], int]:
+        """Return what the demand, a step up to the headroom and growth ask for, and the fewest that carry what demand there may be."""
+        demand, chance = of["demand"], min(MOST_CHANCE, CHANCE * math.hypot(come.error, self._output_tokens.error))
+        rules: dict[str, Callable[[float], int]] = {"demand": lambda work: capacity.replicas_for(work, self._factor())}
+        if self.rule.headroom:
+            rules["headroom"] = lambda work: math.ceil(work * (1 + self.rule.headroom) / capacity.saturation())
+        asked = {}
+        for name, replicas_for in rules.items():
+            needed = replicas_for(demand)
+            # What may be chance is no reason for more replicas than there are, unless a short window says that the load rose.
+            is_chance = come.is_even and max(needed, 1) > seen.target >= replicas_for(demand * (1 - chance))
+            asked[name] = seen.target if is_chance else needed
+        asked["growth"] = rules["demand"](demand + of["growth"]) if of["growth"] else 0
+        return asked, max(replicas_for(demand * (1 + chance)) for replicas_for in rules.values())
 
     def _quantities(self, seen: Observation, at: float, capacity: Capacity, come: Arrivals) -> dict[str, float]:
         """Return what the rules are applied to, by the names that a decision's inputs have."""
@@ -305,6 +323,10 @@ class ModelAutoscaler:
                 "queue_s": self._queue_s(seen, at, capacity, demand),
                 "itl_batch": capacity.slo_batches()["itl"],
                 "saturation": capacity.saturation(),
+                "correction": self._feedback.factor(),
+                "itl_s": self._feedback.itl_s,
+                "expected_itl_s": self._feedback.expected_itl_s,
+                "late_share": self._feedback.late_share,
             }
         )
 
