@@ -170,7 +170,7 @@ def test_a_step_from_one_replica_overshoots_by_what_waits_meanwhile_and_no_more(
     plant = Plant(cold_start_s=cold_start_s)
     plant.run(6.0, 300)
     wanted = plant.run(50.0, 900)
-    assert max(wanted) <= 1.5 * wanted[-1] + 1
+    assert max(wanted) <= 1.2 * wanted[-1] + 1.5 * wanted[-1] ** 0.5 + 1, "the most that the queue rule may ask for"
 
 
 def test_without_a_measure_nothing_that_works_is_taken_away() -> None:
