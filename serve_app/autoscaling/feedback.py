@@ -12,12 +12,12 @@ from serve_app.autoscaling.signals import Load
 LEAST, MOST = 0.8, 1.1
 """Bounds of the factor: what is further off is a wrong measure, for which the guards add replicas one by one."""
 MEMORY_S = 300.0
-MEASURED_S = 60.0
+MEASURED_S = 180.0
 """Before so many seconds were measured the factor is 1."""
 FULL = 0.9
 """Above this utilization a small error of the demand would change the expected step most."""
-USUAL = 0.05
-"""Steps that are off by less than this are as expected: the law is of means, and the fit is not exact."""
+USUAL = 0.1
+"""Steps that are off by less than this are as expected: the law is of means, and a fit of minutes is not exact."""
 MAY_BE_LATE, LATE_PRICE = 0.01, 2.0
 """One first token of a hundred may be late. Each further hundredth takes two hundredths of the capacity."""
 
