@@ -116,7 +116,8 @@ def _said(path: Path, number: int, record: Any) -> Record:
 
 
 def _of_turns(turns: Iterable[tuple[str, str]]) -> Record:
-    system, said = "", []
+    system = ""
+    said: list[str] = []
     for who, text in turns:
         if not isinstance(text, str):
             raise TypeError(text)
