@@ -26,8 +26,9 @@ CHANCE = 1.5
 """While the measured demand lies within so many of its standard deviations of what the replicas that there are can carry, there is no
 reason for another number of them."""
 KV_GUARD = 0.95
-MOST_CHANCE = 0.5
-"""However little has been seen, a demand is not taken to be further off than by this share."""
+LEAST_CHANCE, MOST_CHANCE = 0.05, 0.5
+"""However much or little has been seen, a demand is taken to be off by a share within these: step costs are never exact, and without the
+first a large fleet would stand so near its limit that a step hurts more than the replicas cost."""
 MANY = 1e6
 """Requests at once, where nothing is known of a limit."""
 MISMEASURED = ("kv cache full", "late first tokens")
@@ -293,7 +294,8 @@ class ModelAutoscaler:
         self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
     ) -> tuple[dict[str, int], int]:
         """Return what the demand, a step up to the headroom and growth ask for, and the fewest that carry what demand there may be."""
-        demand, chance = of["demand"], min(MOST_CHANCE, CHANCE * math.hypot(come.error, self._output_tokens.error))
+        demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
+        chance = min(MOST_CHANCE, max(LEAST_CHANCE, CHANCE * error))
         rules: dict[str, Callable[[float], int]] = {"demand": lambda work: capacity.replicas_for(work, self._factor())}
         if self.rule.headroom:
             rules["headroom"] = lambda work: math.ceil(work * (1 + self.rule.headroom) / capacity.saturation())
