@@ -177,10 +177,17 @@ def test_without_a_measure_nothing_that_works_is_taken_away() -> None:
     """Answers so long that none has ended: steps are known, requests are not."""
     plant = Plant(running=6)
     for _ in range(300):
-        plant.tick(replace(plant.load(40.0), finished=0.0, finished_tokens=0.0, queued=5.0))
+        plant.tick(replace(plant.load(40.0), finished=0.0, finished_tokens=0.0, queued=50.0))
     assert plant.decisions[-1].limit == "unmeasured"
     assert min(d.desired for d in plant.decisions) == 6
     assert plant.decisions[-1].desired > 6
+
+
+def test_a_request_a_replica_that_waits_for_the_end_of_a_step_is_no_queue_without_measure() -> None:
+    plant = Plant(running=6)
+    for _ in range(60):
+        plant.tick(replace(plant.load(40.0), finished=0.0, finished_tokens=0.0, queued=6.0))
+    assert {d.desired for d in plant.decisions} == {6}
 
 
 def test_first_tokens_that_no_number_of_replicas_makes_early_do_not_fill_the_cluster() -> None:

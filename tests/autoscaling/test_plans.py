@@ -65,21 +65,21 @@ def test_longer_prompts_are_more_work_within_five_seconds() -> None:
 
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([2.5, 5.0, 12.0, 40.0]))
-def test_a_constant_load_changes_the_number_four_times_in_half_an_hour_at_most(seed: int, replicas: float) -> None:
+def test_a_constant_load_changes_the_number_twice_in_half_an_hour_at_most(seed: int, replicas: float) -> None:
     plant = QueuePlant(running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
     plant.run(rate_of(replicas), 600)
     wanted = plant.run(rate_of(replicas), 1800)
-    assert sum(a != b for a, b in pairwise(wanted)) <= 4
+    assert sum(a != b for a, b in pairwise(wanted)) <= 2
 
 
-def test_beside_a_whole_number_of_replicas_a_constant_load_changes_it_three_times_an_hour() -> None:
-    """The mean of six hours of chance. Where what was asked for again does not stay, it is 9."""
+def test_beside_a_whole_number_of_replicas_a_constant_load_changes_it_twice_an_hour_at_most() -> None:
+    """The mean of six hours of chance."""
     changes = 0
     for seed in range(6):
         plant = QueuePlant(running=2, seed=seed, cold_start_s=40.0)
         plant.run(rate_of(1.0), 600)
         changes += sum(a != b for a, b in pairwise(plant.run(rate_of(1.0), 3600)))
-    assert changes <= 6 * 3
+    assert changes <= 6 * 2
 
 
 def trickled(costs: StepCosts, windows: int) -> None:
