@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
-from benchmarks.autoscaling import MAX_ANSWER, SLO, hardware
+from benchmarks.autoscaling import MAX_ANSWER, PROFILE, SLO, hardware
+from benchmarks.scaling_bound import least_replica_s
 from benchmarks.scaling_policies import Ours, Restarted
 from serve_app.autoscaling.decision import Rule
 from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
 from serve_app.autoscaling.simulated_replica import Job
+from serve_app.simulated.profiles import PROFILES
 
 PER_REPLICA = 4.58
 """Requests per second of this mix that one simulated replica takes within the limit."""
@@ -88,6 +90,18 @@ CASES = [
             changes_at=120,
         )
         for n in (8, 65)
+        for factor in (1.5, 2.0)
+    ),
+    *(
+        # Shorter, as a second has up to 4,100 requests.
+        Case(
+            name=f"short step x{factor:g} to 1,000 replicas",
+            rate=step(1000 * 4.1 / factor, 1000 * 4.1, 45),
+            duration_s=125,
+            initial=math.ceil(1000 / factor),
+            needed=_needed(1000 * 4.1),
+            changes_at=45,
+        )
         for factor in (1.5, 2.0)
     ),
     Case(
@@ -170,7 +184,10 @@ def jobs_of(case: Case, seed: int) -> Iterator[Job]:
 
 
 def row_of(case: Case, seed: int) -> list[float]:
-    """Return most / needed, the share in time, replica-seconds, changes after the load's, and seconds to the first of them."""
+    """Return most / needed, the share in time, replica-seconds, changes after the load's, seconds to the first of them, and the bound.
+
+    The bound is the fewest replica-seconds with which any policy serves the same requests (`scaling_bound.py`).
+    """
     machine = replace(hardware(), cached_share=case.cached_share)
     world = World(hardware=machine, initial=case.initial, maximum=4000, cold_starts_s=case.cold_starts_s, ttft_s=SLO.ttft_s)
     rule = Rule(slo=SLO)
@@ -180,7 +197,8 @@ def row_of(case: Case, seed: int) -> list[float]:
     most = max(wanted for at, wanted, _, _ in outcome.timeline if at >= case.changes_at)
     ups = [change.at - case.changes_at for change in after if change.after > change.before]
     first_s = ups[0] if ups else math.nan
-    return [most / case.needed, outcome.attainment(SLO.ttft_s), outcome.replica_s, len(after), first_s]
+    bound_s = least_replica_s(outcome, machine, PROFILES[PROFILE], minimum=world.minimum)
+    return [most / case.needed, outcome.attainment(SLO.ttft_s), outcome.replica_s, len(after), first_s, bound_s]
 
 
 def _task(task: tuple[int, int]) -> list[float]:
@@ -193,20 +211,19 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     options = parser.parse_args()
     chosen = [i for i, case in enumerate(CASES) if case.name.startswith(tuple(options.names) or "")]
-    print("| case (simulated) | needed | most / needed, worst | in time, worst | replica-seconds | changes | first order after |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print("| case (simulated) | needed | most / needed, worst | in time, worst | replica-s | x bound | changes | first order |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     with ProcessPoolExecutor(max_workers=2) as pool:
         found = pool.map(_task, [(i, seed) for i in chosen for seed in options.seeds])
         for i in chosen:
             rows = [next(found) for _ in options.seeds]
-            most, _, replica_s, changes, first_s = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+            most, _, replica_s, changes, first_s, bound_s = (sum(column) / len(rows) for column in zip(*rows, strict=True))
             ratios = f"{most:.2f}, {max(r[0] for r in rows):.2f}"
             shares = f"{sum(r[1] for r in rows) / len(rows):.1%}, {min(r[1] for r in rows):.1%}"
             first = "–" if math.isnan(first_s) else f"{first_s:.0f} s"
             case = CASES[i]
-            print(
-                f"| {case.name} | {case.needed} | {ratios} | {shares} | {replica_s:,.0f} | {changes:.0f} | {first} |", flush=True
-            )
+            cost = f"{replica_s:,.0f} | {replica_s / bound_s:.2f}"
+            print(f"| {case.name} | {case.needed} | {ratios} | {shares} | {cost} | {changes:.1f} | {first} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -98,6 +98,10 @@ class RequestClass(Part):
     """Ask for the answer token by token. Without it there are no TPOT and no ITL, and TTFT is the time of the whole answer."""
     prompt: Literal["ids", "text"] = "ids"
     """``ids``: random token ids, exact in length (completions only). ``text``: English words, about one token each."""
+    prompts: Path | None = None
+    """File with prompts in place of made words: JSON as of ShareGPT, JSONL or Parquet; docs/loadtest.md lists the forms. Works with
+    ``prompt: text``. A conversation says the turns of one record, as many as both the record and ``turns`` have. Relative to the
+    scenario's folder."""
     token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], Annotated[int, Field(ge=0, lt=2**31)]] = (10, 1000)
     """Range of the random ids, both ends included; all must exist in the model's vocabulary."""
     shared_prefix_tokens: int = Field(default=0, ge=0)
@@ -126,6 +130,11 @@ class RequestClass(Part):
             raise ValueError(f"token_ids: the first one, {self.token_ids[0]}, is above the last one, {self.token_ids[1]}")
         if self.prompt == "ids" and self.endpoint != "completions":
             raise ValueError(f"prompt: ids works with endpoint: completions, not {self.endpoint}; take prompt: text")
+        if self.prompts is not None and self.prompt != "text":
+            raise ValueError("prompts are text; take prompt: text beside them")
+        for name in ("input_tokens", "shared_prefix_tokens"):
+            if self.prompts is not None and name in self.model_fields_set:
+                raise ValueError(f"{name} does nothing beside prompts, whose file has the prompts; leave it out")
         if self.conversation is not None and self.endpoint != "chat":
             raise ValueError(f"conversation works with endpoint: chat, not {self.endpoint}; take endpoint: chat and prompt: text")
         return self
@@ -236,6 +245,8 @@ class Scenario(Part):
             raise ValueError(f"arrival.concurrency {self.arrival.concurrency} is below workers {self.workers}")
         if self.has_conversations and isinstance(self.arrival, Burst | Closed | Trace):
             raise ValueError(f"arrival.law {self.arrival.law} has no conversations; take one with a rate, such as poisson")
+        if isinstance(self.arrival, Trace) and any(c.prompts is not None for c in self.requests):
+            raise ValueError("arrival.law trace has lengths of its own, and prompts of a file have theirs; take one of them")
         return self
 
 
@@ -270,7 +281,7 @@ def load_scenario(name: Path, *, overrides: dict[str, Any] | None = None) -> Sce
 
 
 def parse_scenario(values: dict[str, Any], *, folder: Path = Path(), context: Any = None) -> Scenario:
-    """Check the values; the file of a trace is looked up from ``folder``.
+    """Check the values; the files of a trace and of prompts are looked up from ``folder``.
 
     Args:
         context: `RECORDED` for values from a manifest.
@@ -285,6 +296,12 @@ def parse_scenario(values: dict[str, Any], *, folder: Path = Path(), context: An
     if isinstance(scenario.arrival, Trace):
         file = (folder / scenario.arrival.file).resolve()
         scenario = scenario.model_copy(update={"arrival": scenario.arrival.model_copy(update={"file": file})})
+    if any(cls.prompts is not None for cls in scenario.requests):
+        found = [
+            cls if cls.prompts is None else cls.model_copy(update={"prompts": (folder / cls.prompts).resolve()})
+            for cls in scenario.requests
+        ]
+        scenario = scenario.model_copy(update={"requests": tuple(found)})
     return scenario
 
 

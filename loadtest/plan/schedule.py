@@ -19,9 +19,10 @@ from scipy.special import ndtr, ndtri
 from loadtest.errors import UsageError
 from loadtest.plan.arrivals import MAX_REQUESTS, Times, due_times, generator
 from loadtest.plan.laws import Closed, Trace
+from loadtest.plan.prompts import record_of
 from loadtest.plan.scenario import Length, Pause, Scenario
 from loadtest.plan.traces import read_trace, recorded_s, replay_times
-from loadtest.plan.workload import fingerprint, splitmix64
+from loadtest.plan.workload import fingerprint, splitmix64, tokens_of
 from loadtest.records import ScheduledRequest
 
 _ENCODER = msgspec.json.Encoder()
@@ -131,7 +132,31 @@ def _drawn(scenario: Scenario) -> list[ScheduledRequest]:
     names = [scenario.requests[index].name for index in which.tolist()]
     columns = zip(due, names, num_inputs.tolist(), num_outputs.tolist(), strict=True)
     first = [ScheduledRequest(number, *column) for number, column in enumerate(columns)]
-    return first + _later_turns(scenario, first)
+    later = _later_turns(scenario, first)
+    return _with_prompts(scenario, first, later)
+
+
+def _with_prompts(scenario: Scenario, first: list[ScheduledRequest], later: list[ScheduledRequest]) -> list[ScheduledRequest]:
+    """Return all requests; those with prompts of a file are as long as these, and their conversations end with their record."""
+    files = {cls.name: cls.prompts for cls in scenario.requests if cls.prompts is not None}
+    if not files:
+        return first + later
+    turns: dict[int, list[str]] = {}  # of the conversation that a request has begun, or goes on with: what is still to say
+    kept: list[ScheduledRequest] = []
+    ids: dict[int, int] = {}  # what was left out has no number
+    for request in (*first, *later):
+        said = turns.pop(request.after, []) if request.after is not None else []
+        if (path := files.get(request.cls)) is not None:
+            if request.after is None:
+                said = list(record_of(path, seed=scenario.seed, cls=request.cls, first_id=request.id).turns)
+            if not said:
+                continue
+            turns[request.id] = said[1:]
+            request = msgspec.structs.replace(request, input_tokens=tokens_of(scenario, said[0]))
+        ids[request.id] = len(kept)
+        after = None if request.after is None else ids[request.after]
+        kept.append(msgspec.structs.replace(request, id=len(kept), after=after))
+    return kept
 
 
 def _later_turns(scenario: Scenario, first: list[ScheduledRequest]) -> list[ScheduledRequest]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.errors import UsageError
+from loadtest.plan.prompts import prompts_digest, record_of
 from loadtest.plan.scenario import RequestClass, Scenario
 from loadtest.records import ScheduledRequest
 
@@ -65,6 +66,8 @@ def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str, before
     if cls.prompt == "ids":
         first, last = cls.token_ids
         body["prompt"] = (_prompt(scenario.seed, cls, request, last - first + 1) + first).tolist()
+    elif cls.prompts is not None and cls.endpoint != "chat":
+        body["prompt"] = record_of(cls.prompts, seed=scenario.seed, cls=cls.name, first_id=request.id).turns[0]
     elif cls.endpoint == "chat":
         body["messages"] = _messages(scenario, cls, request, before)
     else:
@@ -73,6 +76,8 @@ def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str, before
 
 
 def _messages(scenario: Scenario, cls: RequestClass, request: ScheduledRequest, before: Sequence[Said]) -> list[dict[str, str]]:
+    if cls.prompts is not None:
+        return _recorded(scenario.seed, cls.prompts, cls.name, request, before)
     span = len(_words(scenario.tokenizer))
     if cls.conversation is None:
         return [{"role": "user", "content": _text(scenario, _prompt(scenario.seed, cls, request, span))}]
@@ -84,6 +89,23 @@ def _messages(scenario: Scenario, cls: RequestClass, request: ScheduledRequest, 
         if answer is not None:
             messages.append({"role": "assistant", "content": answer})
     return messages
+
+
+def _recorded(seed: int, path: Path, cls: str, request: ScheduledRequest, before: Sequence[Said]) -> list[dict[str, str]]:
+    """Return the messages of a turn whose prompts come from a file: of one record for the whole conversation."""
+    first = before[0][0] if before else request
+    record = record_of(path, seed=seed, cls=cls, first_id=first.id)
+    messages = [{"role": "system", "content": record.system}] if record.system else []
+    for text, (_, answer) in zip(record.turns, before, strict=False):
+        messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+    return [*messages, {"role": "user", "content": record.turns[len(before)]}]
+
+
+def tokens_of(scenario: Scenario, text: str) -> int:
+    """Return how many tokens a text has: by the scenario's tokenizer, without one its words, 1 at least."""
+    if not scenario.tokenizer:
+        return max(1, len(text.split()))
+    return max(1, len(load_tokenizer(scenario.tokenizer).encode(text, add_special_tokens=False).ids))
 
 
 def _text(scenario: Scenario, numbers: NDArray[np.int64]) -> str:
@@ -98,13 +120,17 @@ def fingerprint(scenario: Scenario) -> str:
         UsageError: The tokenizer cannot be read, or cannot be used for prompts of text.
     """
     tokenizer = ""
-    if scenario.tokenizer and any(c.prompt == "text" for c in scenario.requests):
+    if scenario.tokenizer and any(c.prompt == "text" and c.prompts is None for c in scenario.requests):
         tokenizer = hashlib.sha256("\n".join(_words(scenario.tokenizer)).encode()).hexdigest()
     classes = [c.model_dump(mode="json", exclude_defaults=True) for c in scenario.requests]
+    for cls, values in zip(scenario.requests, classes, strict=True):
+        if cls.prompts is not None:
+            values["prompts"] = prompts_digest(cls.prompts)  # what the file says, wherever it lies
     parts = {"seed": scenario.seed, "classes": classes, "tokenizer": tokenizer}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+@lru_cache(maxsize=4)
 def load_tokenizer(path: str) -> Any:
     """Return the `tokenizers.Tokenizer` of a tokenizer.json.
 

@@ -126,11 +126,10 @@ class StepCosts:
             self._times = StepTimes(*non_negative_least_squares(gram + prior, moment + prior_moment))
 
     def _prior(self, steps_per_s: float) -> tuple[Array, Array]:
-        """Return gram matrix and moment of what is believed beside the windows, in units of a window's own noise."""
+        """Return gram matrix and moment of what is believed beside the windows, the last of which had so many steps per busy second."""
         if (measured := self._measured) is not None:
             return _belief(measured)
-        pace = steps_per_s if self._times is None else 1 / max(self._times.step_s, 1e-9)
-        return _guess(min(pace, FASTEST)), np.zeros(3)
+        return _guess(min(steps_per_s, FASTEST)), np.zeros(3)
 
     def _remembered(self, x: Array, weight: float) -> tuple[Array, Array]:
         """Return what remains of the windows before one with counts ``x`` per busy second."""
@@ -198,11 +197,12 @@ def _belief(measured: MeasuredCosts) -> tuple[Array, Array]:
 def _guess(pace: float) -> Array:
     """Return what is believed of costs that no replica has measured, as a gram matrix of two rows that should be zero.
 
-    A row says (cost of a token - `ratio` x cost of a step) = 0 +- `spread` x cost of a step, in units of a window's own noise. So it is
+    A row says (cost of a token - `ratio` x cost of a step) = 0 +- `spread` x seconds of a step, in units of a window's own noise. So it is
     outweighed by the first windows with batches that differ, and decides only where all were alike. Its right side is zero.
 
     Args:
-        pace: Steps that a replica could make in a second if they had no tokens.
+        pace: Steps per busy second as seen. Steps without tokens would be more, but how many more only the fit says, and a guess that
+            narrows with its own result can outweigh what was seen.
     """
     gram = np.zeros((3, 3))
     for token, (ratio, spread) in enumerate((PRIOR_OUTPUT, PRIOR_PROMPT), start=1):

@@ -6,11 +6,12 @@ in the last two cold starts (`needs.py`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from serve_app.autoscaling.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
-from serve_app.autoscaling.demand import WINDOWS_S, Arrivals, arrivals, growth, weights_of
+from serve_app.autoscaling.demand import QUIET_S, WINDOWS_S, Arrivals, arrivals, growth, weights_of
+from serve_app.autoscaling.feedback import Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
 from serve_app.autoscaling.needs import Needs, keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
@@ -21,10 +22,13 @@ RECOVER_S, RECOVER_STARTS = 15.0, 0.5
 QUEUE_MOST, QUEUE_FEW = 1.2, 1.5
 """For a demand of n replicas the queue rule asks for at most 1.2 n + 1.5 sqrt(n) + 1: 7 for 3, 16 for 9, 1,330 for 1,067.
 A queue ends, and what was asked for stays for two cold starts. A few more cost a small fleet little and empty its queue much sooner."""
-UP_MARGIN, DOWN_MARGIN = 1.05, 0.95
-"""One more replica is wanted when those that there are would be above the first share of the utilization aimed at, and one fewer when
-the others would be at most at the second: between them chance changes nothing."""
+CHANCE = 1.5
+"""While the measured demand lies within so many of its standard deviations of what the replicas that there are can carry, there is no
+reason for another number of them."""
 KV_GUARD = 0.95
+LEAST_CHANCE, MOST_CHANCE = 0.05, 0.5
+"""However much or little has been seen, a demand is taken to be off by a share within these: step costs are never exact, and without the
+first a large fleet would stand so near its limit that a step hurts more than the replicas cost."""
 MANY = 1e6
 """Requests at once, where nothing is known of a limit."""
 MISMEASURED = ("kv cache full", "late first tokens")
@@ -97,7 +101,7 @@ class _Wishes:
     demand: int = 0
     """Replicas for the demand alone, without a margin."""
     low: int = 0
-    """The fewest replicas that carry the demand at 95 % of the utilization aimed at. With fewer, nothing is removed."""
+    """The fewest replicas that carry all that the demand may be by chance. With fewer, nothing is removed."""
 
 
 @dataclass(slots=True)
@@ -117,6 +121,7 @@ class ModelAutoscaler:
     _kv_per_request: Mean = field(default_factory=Mean)
     _orders: Orders = field(default_factory=Orders)
     _needs: Needs = field(default_factory=Needs)
+    _feedback: Feedback = field(default_factory=Feedback)
     _guard_since: dict[str, float] = field(default_factory=dict)
     _mix: Mix = field(default_factory=Mix)
     _left_out: frozenset[str] = frozenset()
@@ -223,7 +228,7 @@ class ModelAutoscaler:
         if load.finished and self._answered_at is None:
             self._answered_at = at
         if load.running and seen.running:
-            self._kv_per_request.add(load.kv_usage * seen.running, load.running)
+            self._kv_per_request.add(load.kv_usage * seen.running, load.running, load.interval_s)
 
     def _learn_lengths(self, load: Load) -> None:
         """Learn how long answers are, also from those that still run, and which share of prompts the prefix cache saves.
@@ -232,14 +237,14 @@ class ModelAutoscaler:
         each of its tokens (exponential lengths), all tokens made over all ends is the mean, whatever runs. If all answers are equally
         long, the mean of those that ended is. The squared variation of the lengths, 1 and 0 in these cases, weighs the two.
         """
-        self._squared_tokens.add(load.finished_tokens_squared, load.finished)
-        self._finished_tokens.add(load.finished_tokens, load.finished)
+        self._squared_tokens.add(load.finished_tokens_squared, load.finished, load.interval_s)
+        self._finished_tokens.add(load.finished_tokens, load.finished, load.interval_s)
         square, mean = self._squared_tokens.value, self._finished_tokens.value
         variation = min(1.0, max(0.0, square / mean**2 - 1)) if square and mean else 0.0
         still_run = variation * (load.output_tokens - load.finished_tokens)
-        self._output_tokens.add(load.finished_tokens + still_run, load.finished)
+        self._output_tokens.add(load.finished_tokens + still_run, load.finished, load.interval_s)
         if prompts := load.prefilled_tokens + load.cached_tokens:
-            self._computed_share.add(load.first_tokens * load.prefilled_tokens / prompts, load.first_tokens)
+            self._computed_share.add(load.first_tokens * load.prefilled_tokens / prompts, load.first_tokens, load.interval_s)
 
     def _computed(self) -> float:
         """Return the share of the prompts' tokens that engines compute; all of them until the first token of a request has told."""
@@ -251,7 +256,7 @@ class ModelAutoscaler:
         come = arrivals(self._history, at, weights_of(times, self._output_tokens.value, self._computed()))
         holds = load.waiting or load.queued or load.running
         asked: dict[str, int] = {}
-        if holds or self._history.sums(at, WINDOWS_S[-1]).requests:
+        if holds or self._history.sums(at, QUIET_S).requests:
             asked["first"] = 1
         else:
             come = replace(come, requests_per_s=0.0)  # quiet: what came minutes ago is no demand
@@ -267,24 +272,41 @@ class ModelAutoscaler:
             asked |= {"unmeasured": seen.target} if holds else {}
             asked |= self._guards(seen, at, None, most=math.inf)
             return _Wishes(asked=_positive(asked), inputs=inputs, limit="unmeasured")
+        if come.is_even:
+            step_s, plain = capacity.times.step_s, come.requests_per_s * capacity.mix.work_s(capacity.times)
+            self._feedback.observe(load, step_s=step_s, demand=plain, running=seen.running)
         quantities = self._quantities(seen, at, capacity, come)
-        demand, factor = quantities["demand"], self.rule.utilization
-        needed = capacity.replicas_for(demand, factor)
-        # A little more than those that there are should do is no reason for one more, unless a short window says that the load rose.
-        is_even = come.lag_s > WINDOWS_S[-1] / 2
-        bearable = is_even and max(needed, 1) > seen.target >= capacity.replicas_for(demand, factor * UP_MARGIN)
-        asked["demand"] = seen.target if bearable else needed
-        asked["headroom"] = math.ceil(demand * (1 + self.rule.headroom) / capacity.saturation()) if self.rule.headroom else 0
-        grown = quantities["growth"]
-        asked["growth"] = capacity.replicas_for(demand + grown, factor) if grown else 0
+        by_demand, low = self._for_demand(seen, capacity, come, quantities)
+        demand, needed = quantities["demand"], capacity.replicas_for(quantities["demand"], self._factor())
         most = int(QUEUE_MOST * needed + QUEUE_FEW * needed**0.5) + 1
-        asked["queue"] = min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))
+        asked |= by_demand | {"queue": min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))}
         asked |= self._guards(seen, at, capacity, most=2 * needed)
         quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False))
-        quantities["utilization"] = capacity.utilization(max(1, needed)) * factor
-        low = capacity.replicas_for(demand, factor * DOWN_MARGIN)
+        quantities["utilization"] = capacity.utilization(max(1, needed)) * self._factor()
         limit = capacity.batch_limit()[1]
         return _Wishes(asked=_positive(asked), inputs=inputs | quantities, limit=limit, demand=needed, low=low)
+
+    def _factor(self) -> float:
+        """Return the factor on the utilization that keeps the SLO as computed: what the configuration says, and what was measured."""
+        return min(1.0, self.rule.utilization * self._feedback.factor())
+
+    def _for_demand(
+        self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
+    ) -> tuple[dict[str, int], int]:
+        """Return what the demand, a step up to the headroom and growth ask for, and the fewest that carry what demand there may be."""
+        demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
+        chance = min(MOST_CHANCE, max(LEAST_CHANCE, CHANCE * error))
+        rules: dict[str, Callable[[float], int]] = {"demand": lambda work: capacity.replicas_for(work, self._factor())}
+        if self.rule.headroom:
+            rules["headroom"] = lambda work: math.ceil(work * (1 + self.rule.headroom) / capacity.saturation())
+        asked = {}
+        for name, replicas_for in rules.items():
+            needed = replicas_for(demand)
+            # What may be chance is no reason for more replicas than there are, unless a short window says that the load rose.
+            is_chance = come.is_even and max(needed, 1) > seen.target >= replicas_for(demand * (1 - chance))
+            asked[name] = seen.target if is_chance else needed
+        asked["growth"] = rules["demand"](demand + of["growth"]) if of["growth"] else 0
+        return asked, max(replicas_for(demand * (1 + chance)) for replicas_for in rules.values())
 
     def _quantities(self, seen: Observation, at: float, capacity: Capacity, come: Arrivals) -> dict[str, float]:
         """Return what the rules are applied to, by the names that a decision's inputs have."""
@@ -303,6 +325,10 @@ class ModelAutoscaler:
                 "queue_s": self._queue_s(seen, at, capacity, demand),
                 "itl_batch": capacity.slo_batches()["itl"],
                 "saturation": capacity.saturation(),
+                "correction": self._feedback.factor(),
+                "itl_s": self._feedback.itl_s,
+                "expected_itl_s": self._feedback.expected_itl_s,
+                "late_share": self._feedback.late_share,
             }
         )
 
@@ -352,7 +378,8 @@ class ModelAutoscaler:
             "kv cache full": seen.load.kv_usage > KV_GUARD and not recent.queued,
             "late first tokens": late and not recent.queued and (capacity is None or capacity.can_keep_ttft()),
             "rejected": is_recent and recent.rejected >= LEAST,
-            "queue without measure": seen.load.queued > 0 and capacity is None,
+            # Each replica may have one request that waits for the end of the step under way.
+            "queue without measure": seen.load.queued > seen.running and capacity is None,
         }
         held = [name for name, is_on in signs.items() if self._held_for(name, is_on, at)]
         return {name: int(min(seen.target + 1, max(2, most))) for name in held if seen.running >= seen.target}

@@ -7,19 +7,24 @@ from itertools import pairwise
 from serve_app.autoscaling.capacity import StepTimes
 from serve_app.autoscaling.history import HISTORY_S, History, Sums
 
-WINDOWS_S = (5.0, 15.0, 30.0)
+WINDOWS_S = (5.0, 15.0, 30.0, 60.0, 120.0)
 """Windows that may contradict the long one: the shortest decides how soon a step in the load is seen."""
-LONG_REQUESTS, LONG_MIN_S = 200, 60.0
-"""The long window holds about so many requests, but lasts from `LONG_MIN_S` to `HISTORY_S`: 200 give the mean to about 10 %."""
-CONFIDENCE = 1.5
-"""Standard deviations by which a shorter window must differ before it is believed."""
+QUIET_S = 30.0
+"""After so long without a request what came before is no demand."""
+LONG_REQUESTS, LONG_MIN_S = 1000, 60.0
+"""The long window holds about so many requests, but lasts from `LONG_MIN_S` to `HISTORY_S`: 1,000 give the mean to about 4 %."""
+CONFIDENCE = 3.0
+"""Standard deviations by which a shorter window must differ, or the rate have grown, before that is taken for more than chance: with
+1.5, a constant load contradicts itself every few minutes."""
+BELIEVED = 1.0
+"""A window that does contradict is believed to within so many standard deviations: the nearest work per second that these allow."""
 GROWTH_S = 30.0
 GROWTH_SPANS = 5
 """Growth counts when it went on over so many spans of this length: a step in the load touches two of them at most."""
 STEADY = 0.4
 """Share of the mean growth from span to span that each must have."""
 GROWTH_NOISE = 0.5
-"""Standard deviations of the difference of two spans that are taken for noise."""
+"""Standard deviations of the difference of two spans that are taken off growth which counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,10 @@ class Arrivals:
     """Mean of a request; 0 when none came."""
     lag_s: float
     """For how many seconds ago that rate is the mean."""
+    is_even: bool
+    """Whether no shorter window contradicts the long one."""
+    error: float
+    """Relative standard deviation of the work per second: what chance makes of it."""
 
 
 def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
@@ -73,22 +82,25 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
     if base.requests > LONG_REQUESTS:
         base = history.sums(now, max(LONG_MIN_S, HISTORY_S * LONG_REQUESTS / base.requests))
     work = weights.of(base) / base.interval_s if base.interval_s else 0.0
-    lag_s, mix = base.interval_s / 2, base
+    lag_s, mix, dispersion = base.interval_s / 2, base, history.dispersion()
     for window_s in sorted(WINDOWS_S, reverse=True):
         part = history.sums(now, window_s)
-        if part.interval_s:
-            known = part if part.requests else base
-            mean = weights.of(known) / known.requests if known.requests else 0.0
-            slack = CONFIDENCE * math.sqrt((history.dispersion() + 1) * max(part.requests, 1.0)) * mean
-            low, high = max(0.0, weights.of(part) - slack) / part.interval_s, (weights.of(part) + slack) / part.interval_s
-            if not low <= work <= high:
-                work, lag_s = min(max(work, low), high), window_s / 2
-                mix = part if part.requests else mix
+        if not 0 < part.interval_s < base.interval_s:
+            continue
+        known = part if part.requests else base
+        mean = weights.of(known) / known.requests if known.requests else 0.0
+        deviation = math.sqrt((dispersion + 1) * max(part.requests, 1.0)) * mean
+        if abs(weights.of(part) - work * part.interval_s) > CONFIDENCE * deviation:
+            low, high = (weights.of(part) + side * BELIEVED * deviation for side in (-1, 1))
+            work = min(max(work, low / part.interval_s), high / part.interval_s)
+            lag_s, mix = part.interval_s / 2, part if part.requests else mix
     per_request = weights.of(mix) / mix.requests if mix.requests else 0.0
     return Arrivals(
         requests_per_s=work / per_request if per_request else 0.0,
         prompt_tokens=mix.prompt_tokens / mix.requests if mix.requests else 0.0,
         lag_s=lag_s,
+        is_even=lag_s == base.interval_s / 2,
+        error=math.sqrt((dispersion + 1) / max(1.0, mix.requests)),
     )
 
 
@@ -101,5 +113,7 @@ def growth(history: History, now: float) -> float:
     steps = [later - earlier for later, earlier in pairwise(rates)]
     if min(steps) < STEADY * sum(steps) / len(steps):
         return 0.0
-    noise = GROWTH_NOISE * math.sqrt(2 * (history.dispersion() + 1) * rates[0] / GROWTH_S)
-    return max(0.0, sum(steps) - noise) / (GROWTH_S * len(steps))
+    deviation = math.sqrt(2 * (history.dispersion() + 1) * rates[0] / GROWTH_S)
+    if sum(steps) < CONFIDENCE * deviation:
+        return 0.0
+    return (sum(steps) - GROWTH_NOISE * deviation) / (GROWTH_S * len(steps))

@@ -15,8 +15,8 @@ QUARTILE_OF_SQUARE = 1.323
 """Upper quartile of the square of a standard normal variable."""
 GUARD_S = 3.0
 """What must hold for so long before it counts: one burst of arrivals fills a queue for a moment."""
-MEAN_REQUESTS = 300.0
-"""Memory of a mean over requests."""
+MEAN_REQUESTS, MEAN_S = 300.0, 30.0
+"""Memory of a mean over requests, the longer of the two: a large fleet's 300 answers end within seconds, and would be a noisy mean."""
 
 
 @dataclass(slots=True)
@@ -135,8 +135,13 @@ class Mean:
         """Let all items so far count ``weight`` times as much, 0..1."""
         self._total, self._weight = weight * self._total, weight * self._weight
 
-    def add(self, total: float, weight: float) -> None:
-        """Add ``weight`` items whose values sum to ``total``."""
-        keep = math.exp(-weight / MEAN_REQUESTS)
+    @property
+    def error(self) -> float:
+        """Return the relative standard deviation of the mean of values that vary as much as their mean (exponential ones)."""
+        return 1 / math.sqrt(2 * max(0.5, self._weight))  # what is forgotten bit by bit counts as twice its weight
+
+    def add(self, total: float, weight: float, interval_s: float) -> None:
+        """Add ``weight`` items whose values sum to ``total``, which came within ``interval_s``."""
+        keep = math.exp(-min(weight / MEAN_REQUESTS, interval_s / MEAN_S))
         self._total = keep * self._total + total
         self._weight = keep * self._weight + weight

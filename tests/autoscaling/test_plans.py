@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve_app.autoscaling.capacity import StepCosts
@@ -38,10 +38,12 @@ def test_a_step_orders_a_third_more_than_it_needs_and_a_few_at_most(
 
 @settings(max_examples=6, deadline=None)
 @given(FLEETS, st.integers(0, 1000))
-def test_a_step_by_half_is_late_for_a_twentieth_of_a_quarter_of_an_hour_at_most(fleet: int, seed: int) -> None:
+@example(3, 1000)
+def test_a_step_by_half_is_late_for_six_hundredths_of_a_quarter_of_an_hour_at_most(fleet: int, seed: int) -> None:
+    """Most are below four; in the example, chance hides the step from every window but the long one for half a minute."""
     plant = steady(fleet, seed=seed)
     plant.run(1.5 * rate_of(fleet), 900)
-    assert plant.late <= 0.05 * plant.came
+    assert plant.late <= 0.06 * plant.came
 
 
 @pytest.mark.parametrize("fleet", [3, 65, 606])
@@ -65,21 +67,21 @@ def test_longer_prompts_are_more_work_within_five_seconds() -> None:
 
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([2.5, 5.0, 12.0, 40.0]))
-def test_a_constant_load_changes_the_number_four_times_in_half_an_hour_at_most(seed: int, replicas: float) -> None:
+def test_a_constant_load_changes_the_number_twice_in_half_an_hour_at_most(seed: int, replicas: float) -> None:
     plant = QueuePlant(running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
     plant.run(rate_of(replicas), 600)
     wanted = plant.run(rate_of(replicas), 1800)
-    assert sum(a != b for a, b in pairwise(wanted)) <= 4
+    assert sum(a != b for a, b in pairwise(wanted)) <= 2
 
 
-def test_beside_a_whole_number_of_replicas_a_constant_load_changes_it_three_times_an_hour() -> None:
-    """The mean of six hours of chance. Where what was asked for again does not stay, it is 9."""
+def test_beside_a_whole_number_of_replicas_a_constant_load_changes_it_twice_an_hour_at_most() -> None:
+    """The mean of six hours of chance."""
     changes = 0
     for seed in range(6):
         plant = QueuePlant(running=2, seed=seed, cold_start_s=40.0)
         plant.run(rate_of(1.0), 600)
         changes += sum(a != b for a, b in pairwise(plant.run(rate_of(1.0), 3600)))
-    assert changes <= 6 * 3
+    assert changes <= 6 * 2
 
 
 def trickled(costs: StepCosts, windows: int) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from serve_app.autoscaling.policy import KEEP_S, OBSERVE_S, DemandPolicy
-from tests.autoscaling.test_policy import BIG, INGRESS, MONDAY, SETTINGS, TINY, Controller
+from tests.autoscaling.controller import BIG, INGRESS, MONDAY, SETTINGS, TINY, Controller
 
 
 class Shelf:

@@ -241,3 +241,9 @@ def test_a_fleet_in_which_nothing_may_scale_is_told_from_one_without_a_log(
     client = SimpleNamespace(get_serve_details=lambda: details)
     monkeypatch.setattr("ray.serve.context._get_global_client", lambda: client)
     assert (autoscale._is_fixed(settings.name), autoscale._is_fixed("another")) == (fixed, False)
+
+
+def test_explain_says_how_far_measured_latencies_are_from_computed_ones(log: Path) -> None:
+    said = " ".join(run("explain", "-f", log).stdout.split())
+    shares = r"tokens come \d+ ms apart where \d+ ms were expected, 0\.0% of first tokens are late without a queue"
+    assert re.search(rf"feedback {shares}: capacity x [01]\.\d\d", said)

@@ -1,0 +1,66 @@
+"""The fewest replica-seconds with which any policy serves given requests, whatever it knows of the future. Pure.
+
+A replica is paid from its order to its end, so at least while it works; the bound is the least work, at the best batches that the hardware
+allows. Three facts of the simulated replica (`serve_app/autoscaling/simulated_replica.py`) give it:
+
+1. A request takes at least as many steps as its answer has tokens, and all that time it holds KV cache for its prompt and its answer. So
+   the requests of one step hold the cache once at most, and all steps are at least sum(answer x (prompt + answer)) / cache. They are
+   also at least sum(answer) / max_num_seqs, since a step runs so many requests at most.
+2. A step lasts overhead + max(compute, memory), which is at least overhead + w x compute + (1 - w) x memory for each w from 0 to 1.
+   Both are sums over the requests of the step, but for the weights that each step reads once.
+3. Replicas cannot be fewer than ``minimum`` at any time.
+
+Deadlines, chance, cold starts and whole replicas only add to it: what keeps first tokens in time must lie above. A request that the
+policy refused costs it nothing and is left out, so a bound belongs to one run.
+"""
+
+from collections.abc import Iterable
+
+from serve_app.autoscaling.simulated_fleet import Outcome
+from serve_app.autoscaling.simulated_replica import Hardware, Job
+from serve_app.simulated.profiles import Profile
+from serve_app.simulated.timing import StepWork, step_time_s
+
+WEIGHTS = tuple(number / 20 for number in range(21))
+"""Each gives a bound; the largest counts."""
+
+
+def least_busy_s(jobs: Iterable[Job], hardware: Hardware, profile: Profile) -> float:
+    """Return the least seconds that replicas work to serve ``jobs`` to their ends.
+
+    Args:
+        jobs: Each of them was served whole.
+        hardware: What one replica is; its step times are those of ``profile``.
+        profile: The accelerator whose step times are taken apart into compute and memory.
+    """
+    held = steps = tokens = contexts = 0.0
+    for job in jobs:
+        computed = job.prompt_tokens - int(hardware.cached_share * job.prompt_tokens)
+        decodes = job.output_tokens - 1  # the first token comes with the last chunk of the prompt
+        held += job.output_tokens * min(1.0, (job.prompt_tokens + job.output_tokens) / hardware.kv_tokens)
+        steps += job.output_tokens
+        tokens += computed + decodes
+        contexts += decodes * (job.prompt_tokens + 1)  # steps between two events count with the context of the first of them
+    num_steps = max(held, steps / hardware.max_num_seqs)
+    overhead_s = profile.step_overhead_s
+    compute_s, memory_s, weights_s = _token_costs(profile)
+    return max(
+        num_steps * (overhead_s + (1 - w) * weights_s) + w * compute_s * tokens + (1 - w) * memory_s * (tokens + contexts)
+        for w in WEIGHTS
+    )
+
+
+def least_replica_s(outcome: Outcome, hardware: Hardware, profile: Profile, *, minimum: int) -> float:
+    """Return the fewest replica-seconds of any policy that serves what this run served."""
+    served = (job for job in outcome.jobs if job.done_at is not None)
+    return max(least_busy_s(served, hardware, profile), minimum * outcome.duration_s)
+
+
+def _token_costs(profile: Profile) -> tuple[float, float, float]:
+    """Return seconds of compute for a token, of memory for a token in the cache, and of memory for the weights."""
+    many = 1_000_000
+    # Of very many tokens without context compute is the longer, of one token with very many in the cache memory is.
+    compute_s = (step_time_s(profile, StepWork(many, 0, 0)) - profile.step_overhead_s) / many
+    full_s, fuller_s = (step_time_s(profile, StepWork(1, many * n, 0)) for n in (1, 2))
+    memory_s = (fuller_s - full_s) / many
+    return compute_s, memory_s, full_s - profile.step_overhead_s - many * memory_s

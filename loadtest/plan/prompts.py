@@ -1,0 +1,128 @@
+"""Prompts of a file: what people said, in place of made words.
+
+    JSON     a list of records                                                         ShareGPT's files
+    JSONL    a record a line
+    Parquet  a column `conversations`, `messages` or `prompt`
+
+A record is ``{"conversations": [{"from": "human", "value": ...}, ...]}``, ``{"messages": [{"role": "user", "content": ...}, ...]}`` or
+``{"prompt": ...}``. Of a record count what the user says and a system message before it; answers are the target's own. Records in which
+the user says nothing are left out. Which record a request has follows from the scenario's seed, the class and the request's id alone.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loadtest.errors import UsageError
+from loadtest.inputs import bounded_lines
+
+MAX_FILE_BYTES = 1 << 30
+"""Each worker holds the file: ShareGPT's of 90,000 conversations has 0.7 GB."""
+MAX_RECORDS = 1_000_000
+_USERS, _SYSTEMS = frozenset({"human", "user"}), frozenset({"system"})
+_COLUMNS = ("conversations", "messages", "prompt")
+
+
+class Record(NamedTuple):
+    """A record: a system message, empty without one, and what the user says, turn by turn."""
+
+    system: str
+    turns: tuple[str, ...]
+
+
+@lru_cache(maxsize=8)
+def read_prompts(path: Path) -> tuple[Record, ...]:
+    """Return the records of a file in its order.
+
+    Raises:
+        UsageError: The file cannot be read or is too large, a record is of no known form, or in none does a user say anything.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError as exc:
+        raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
+    if size > MAX_FILE_BYTES:
+        raise UsageError(str(path), f"has {size:,} bytes, at most {MAX_FILE_BYTES:,}; cut it")
+    said = [_said(path, number, record) for number, record in enumerate(itertools.islice(_records(path), MAX_RECORDS), 1)]
+    kept = tuple(record for record in said if record.turns)
+    if not kept:
+        raise UsageError(str(path), f"in none of its {len(said)} records does a user say anything")
+    return kept
+
+
+def prompts_digest(path: Path) -> str:
+    """Return the SHA-256 of what the file says: the same records in another format are the same prompts."""
+    return hashlib.sha256(msgspec.json.encode(read_prompts(path))).hexdigest()
+
+
+def record_of(path: Path, *, seed: int, cls: str, first_id: int) -> Record:
+    """Return the record of a request, or of the conversation whose first turn has the id ``first_id``."""
+    records = read_prompts(path)
+    key = hashlib.blake2b(f"{seed}/prompts/{cls}/{first_id}".encode(), digest_size=8).digest()
+    return records[int.from_bytes(key, "little") % len(records)]
+
+
+def _records(path: Path) -> Iterator[Any]:
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    lines = bounded_lines(path)
+    first = next(lines, "")
+    try:
+        if first.lstrip().startswith("["):
+            yield from msgspec.json.decode(path.read_bytes(), type=list[Any])
+            return
+        for line in itertools.chain([first], lines):
+            if line.strip():
+                yield msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise UsageError(str(path), f"{exc}; give a list of records, or one record a line") from exc
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    import pyarrow as pa  # 60 ms that scenarios without such a file need not spend
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        found = [name for name in _COLUMNS if name in file.schema_arrow.names][:1]
+        if not found:
+            raise UsageError(str(path), f"has columns {', '.join(file.schema_arrow.names)}; one must be of {', '.join(_COLUMNS)}")
+        for batch in file.iter_batches(columns=found):
+            yield from batch.to_pylist()
+    except (OSError, pa.ArrowException) as exc:
+        raise UsageError(str(path), f"is no Parquet file: {exc}") from exc
+
+
+def _said(path: Path, number: int, record: Any) -> Record:
+    try:
+        if isinstance(record, str):
+            return _of_turns([("user", record)])
+        if "prompt" in record and isinstance(record["prompt"], str):
+            return _of_turns([("user", record["prompt"])])
+        if (turns := record.get("conversations")) is not None:
+            return _of_turns((turn["from"], turn["value"]) for turn in turns)
+        return _of_turns((turn["role"], turn["content"]) for turn in record["messages"])
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise UsageError(
+            f"{path}: record {number}",
+            "must have conversations (from, value), messages (role, content) or prompt, each of text",
+        ) from exc
+
+
+def _of_turns(turns: Iterable[tuple[str, str]]) -> Record:
+    system = ""
+    said: list[str] = []
+    for who, text in turns:
+        if not isinstance(text, str):
+            raise TypeError(text)
+        if who in _SYSTEMS and not said:
+            system = text
+        elif who in _USERS and text.strip():
+            said.append(text)
+    return Record(system, tuple(said))

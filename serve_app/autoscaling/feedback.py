@@ -1,0 +1,79 @@
+"""Whether replicas keep their limits as computed: measured ITL and TTFT correct the capacity by a bounded factor. Pure.
+
+At utilization u the stationary batch of `capacity.py` makes a step last step_s / (1 - u). What steps really took in the last minutes, and
+how many first tokens were late although nobody waited, says how far a replica is from that law.
+"""
+
+import math
+from dataclasses import dataclass
+
+from serve_app.autoscaling.signals import Load
+
+LEAST, MOST = 0.8, 1.1
+"""Bounds of the factor: what is further off is a wrong measure, for which the guards add replicas one by one."""
+MEMORY_S = 300.0
+MEASURED_S = 180.0
+"""Before so many seconds were measured the factor is 1."""
+FULL = 0.9
+"""Above this utilization a small error of the demand would change the expected step most."""
+USUAL = 0.1
+"""Steps that are off by less than this are as expected: the law is of means, and a fit of minutes is not exact."""
+MAY_BE_LATE, LATE_PRICE = 0.01, 2.0
+"""One first token of a hundred may be late. Each further hundredth takes two hundredths of the capacity."""
+
+
+@dataclass(slots=True)
+class Feedback:
+    """Sums of the last `MEMORY_S` seconds in which the law can be compared with what was measured."""
+
+    _span_s: float = 0.0
+    _steps: float = 0.0
+    _expected_s: float = 0.0
+    _taken_s: float = 0.0
+    _first_tokens: float = 0.0
+    _late: float = 0.0
+
+    def observe(self, load: Load, *, step_s: float, demand: float, running: int) -> None:
+        """Compare one interval, of an even load.
+
+        Args:
+            load: What was measured in it.
+            step_s: Fitted seconds of a step without tokens.
+            demand: Seconds of work that come each second.
+            running: Replicas that serve.
+        """
+        if not running or load.is_partial or load.silent or load.queued + load.waiting > running:
+            return  # late first tokens and full batches are a queue's doing, which has its own rule
+        if (utilization := demand / running) >= FULL or not load.steps:
+            return
+        keep = math.exp(-load.interval_s / MEMORY_S)
+        self._span_s = keep * self._span_s + load.interval_s
+        self._steps = keep * self._steps + load.steps
+        self._expected_s = keep * self._expected_s + load.steps * step_s / (1 - utilization)
+        self._taken_s = keep * self._taken_s + load.busy_s
+        self._first_tokens = keep * self._first_tokens + load.first_tokens
+        self._late = keep * self._late + load.late_first_tokens
+
+    @property
+    def itl_s(self) -> float:
+        """Return the mean time between two tokens as measured; 0 while nothing was."""
+        return self._taken_s / self._steps if self._steps else 0.0
+
+    @property
+    def expected_itl_s(self) -> float:
+        """Return what it should have been by the law."""
+        return self._expected_s / self._steps if self._steps else 0.0
+
+    @property
+    def late_share(self) -> float:
+        """Return the share of first tokens that were late although nobody waited, 0..1."""
+        return self._late / self._first_tokens if self._first_tokens else 0.0
+
+    def factor(self) -> float:
+        """Return by what the capacity is multiplied, `LEAST` to `MOST`; 1 where replicas do as computed."""
+        if self._span_s < MEASURED_S or not self._taken_s:
+            return 1.0
+        itl = self._expected_s / self._taken_s
+        itl = 1.0 if abs(itl - 1) < USUAL else itl
+        ttft = 1 - LATE_PRICE * max(0.0, self.late_share - MAY_BE_LATE)
+        return min(MOST, max(LEAST, min(itl, ttft) if ttft < 1 else itl))

@@ -1,0 +1,38 @@
+"""What is said of arrivals of a known rate: chance is no step and no growth, and a step is known within seconds."""
+
+from statistics import fmean, pstdev
+
+import numpy as np
+import pytest
+
+from serve_app.autoscaling.demand import REQUESTS, arrivals, growth
+from serve_app.autoscaling.history import History
+from serve_app.autoscaling.signals import Load
+
+
+def arrived(rates: list[float], seed: int) -> list[tuple[float, float]]:
+    """Return (requests per second as known, growth) for each second of Poisson arrivals at these rates."""
+    rng, history, found = np.random.default_rng(seed), History(), []
+    for second, rate in enumerate(rates):
+        history.add(float(second), Load(interval_s=1.0, requests=float(rng.poisson(rate))))
+        found.append((arrivals(history, float(second), REQUESTS).requests_per_s, growth(history, float(second))))
+    return found
+
+
+@pytest.mark.parametrize(("rate", "least"), [(4.3, 0.045), (33.0, 0.025)])
+def test_the_known_rate_of_a_constant_load_varies_as_the_mean_of_a_thousand_requests(rate: float, least: float) -> None:
+    """That is 4.5 % for 1,000 Poisson requests with exponential work, 3.2 % for their number alone; a minute of 33/s has 2,000."""
+    known = [requests for seed in (1, 2) for requests, _ in arrived([rate] * 2100, seed)[300:]]
+    assert fmean(known) == pytest.approx(rate, rel=0.02)
+    assert pstdev(known) <= 1.3 * least * rate
+
+
+def test_in_four_hours_of_a_constant_load_nothing_grows() -> None:
+    assert max(rise for seed in range(4) for _, rise in arrived([8.6] * 3600, seed)) == 0.0
+
+
+@pytest.mark.parametrize(("rate", "within_s"), [(33.0, 12), (266.0, 5)])
+def test_most_of_a_step_by_half_is_known_within_seconds(rate: float, within_s: int) -> None:
+    known = [arrived([rate] * 300 + [1.5 * rate] * within_s, seed)[-1][0] for seed in range(10)]
+    assert fmean(known) >= 1.33 * rate
+    assert max(known) <= 1.65 * rate

@@ -1,0 +1,93 @@
+"""Bounds of the policy: schedules, silent members, and what `serve-app models` loads, unloads and pins."""
+
+import pytest
+from ray.serve.config import AutoscalingConfig
+
+from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
+from serve_app.autoscaling.policy import DemandPolicy
+from tests.autoscaling.controller import BIG, INGRESS, MONDAY, TINY, Controller, reporting_controller
+
+
+@pytest.fixture
+def controller() -> Controller:
+    return reporting_controller()
+
+
+@pytest.mark.parametrize("cold_start_s", [None, 20.0, 300.0])
+def test_a_schedule_raises_the_minimum_a_cold_start_ahead_and_does_not_flap(cold_start_s: float | None) -> None:
+    schedule = [{"days": ["mon"], "start": "00:30", "end": "00:31", "min": 3}]
+    model = {"model": "/tiny", "replicas": {"min": 0, "max": 8, "schedule": schedule}, "required": False}
+    controller = Controller({"models": {"tiny": model}})
+    controller.reports = {INGRESS: {"i1": {"streams": 0.0}}, TINY: {}}
+    controller.targets = {INGRESS: 1, TINY: 0}
+    wanted = []
+    while controller.at < 1900.0:
+        controller.tick()
+        wanted.append((controller.at, controller.targets[TINY]))
+        if cold_start_s is not None and controller.targets[TINY]:
+            controller.reports[TINY] = {f"t{n}": {"running": 0.0, "cold_start_s": cold_start_s} for n in range(3)}
+    began = next(at for at, replicas in wanted if replicas == 3)
+    assert began == 1800.0 - DEFAULT_COLD_START_S, "nothing was measured before"
+    assert {replicas for at, replicas in wanted if at >= began} == {3}
+    while controller.at < 4000.0:
+        controller.tick()
+        controller.reports[TINY] = {f"t{n}": {"running": 0.0} for n in range(controller.targets[TINY])}
+    assert controller.targets[TINY] == 0
+
+
+def test_of_what_a_schedule_lowers_the_share_of_silent_members_stays(controller: Controller) -> None:
+    schedule = [{"start": "00:30", "end": "01:00", "max": 1}]
+    model = {"model": "/tiny", "replicas": {"min": 1, "max": 8, "schedule": schedule}}
+    controller.policy = DemandPolicy({"models": {"tiny": model}}, now=lambda: controller.at, wall=lambda: MONDAY + controller.at)
+    controller.targets = {INGRESS: 1, TINY: 4}
+    controller.reports[TINY] = {f"t{n}": {"running": 0.0} for n in range(4)}
+    controller.reports[INGRESS]["i2"] = {}
+    controller.at = 1795.0
+    for _ in range(60):
+        controller.tick()
+    assert controller.targets[TINY] == 2, "one of two ingresses does not say what it has"
+    del controller.reports[INGRESS]["i2"]
+    controller.tick()
+    assert controller.targets[TINY] == 1
+
+
+def test_a_silent_ingress_takes_nothing_away(controller: Controller) -> None:
+    controller.report(INGRESS, "i1", streams=35.0)
+    controller.tick()
+    controller.report(INGRESS, "i1", streams=1.0)
+    controller.reports[INGRESS]["i2"] = {}  # runs, and has never reported
+    for _ in range(300):
+        assert controller.tick()[INGRESS] == 4
+    del controller.reports[INGRESS]["i2"]
+    assert controller.tick()[INGRESS] == 1
+
+
+def operated(minimum: int) -> AutoscalingConfig:
+    """Return the bounds of tiny in Serve's config after `serve-app models` has changed them."""
+    return AutoscalingConfig(min_replicas=minimum, max_replicas=8)
+
+
+def test_a_pinned_model_keeps_a_replica_and_an_unloaded_one_none_until_somebody_waits(controller: Controller) -> None:
+    controller.configs[TINY] = operated(1)
+    assert controller.tick()[TINY] == 1
+    controller.report(TINY, "t1", steps=0.0)
+    for _ in range(400):
+        assert controller.tick()[TINY] == 1  # idle for long, and pinned
+    controller.configs[TINY] = operated(0)
+    controller.targets[TINY] = 0  # `unload`: Serve sets the target to the entry's initial_replicas
+    del controller.reports[TINY]["t1"]
+    controller.report(INGRESS, "i1", requests__tiny=3.0)  # they were on the replica that drains
+    assert controller.tick(0.1).get(TINY, 0) == 0  # between two observations the older decision must not come back
+    assert controller.tick()[TINY] == 0
+    controller.report(INGRESS, "i1", waiting__tiny=1.0)
+    assert controller.tick()[TINY] == 1
+
+
+def test_the_minimum_of_the_configuration_does_not_load_an_unloaded_model(controller: Controller) -> None:
+    controller.configs[BIG] = operated(0)
+    controller.targets[BIG] = 0
+    del controller.reports[BIG]["b1"]
+    for _ in range(100):
+        assert controller.tick()[BIG] == 0
+    controller.configs[BIG] = operated(1)  # `load`
+    assert controller.tick()[BIG] == 1

@@ -1,0 +1,149 @@
+"""Prompts of a file: which record a request has, what is sent of it, and what is refused."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from loadtest.errors import UsageError
+from loadtest.plan.prompts import Record, prompts_digest, read_prompts
+from loadtest.plan.scenario import Scenario, parse_scenario
+from loadtest.plan.schedule import make_schedule
+from loadtest.plan.workload import body_of, fingerprint
+
+SHAREGPT = [
+    {
+        "id": "a",
+        "conversations": [
+            {"from": "human", "value": "one two"},
+            {"from": "gpt", "value": "x"},
+            {"from": "human", "value": "three"},
+        ],
+    },
+    {"id": "b", "conversations": [{"from": "gpt", "value": "nobody asked"}]},
+    {"id": "c", "conversations": [{"from": "system", "value": "be brief"}, {"from": "human", "value": "four five six"}]},
+]
+RECORDS = (Record("", ("one two", "three")), Record("be brief", ("four five six",)))
+MESSAGES = [
+    {
+        "messages": [
+            {"role": "user", "content": "one two"},
+            {"role": "assistant", "content": "x"},
+            {"role": "user", "content": "three"},
+        ]
+    },
+    {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "four five six"}]},
+]
+
+
+def written(folder: Path, kind: str) -> Path:
+    """Write the same records as a file of a kind."""
+    path = folder / f"prompts.{kind.split('-')[0]}"
+    match kind:
+        case "json":
+            path.write_text(json.dumps(SHAREGPT, indent=1))
+        case "jsonl":
+            path.write_text("\n".join(json.dumps(record) for record in MESSAGES))
+        case "parquet":
+            parquet.write_table(pa.Table.from_pylist(MESSAGES), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
+def test_each_kind_of_file_gives_the_same_records(tmp_path: Path, kind: str) -> None:
+    path = written(tmp_path, kind)
+    assert read_prompts(path) == RECORDS
+    assert prompts_digest(path) == prompts_digest(written(tmp_path, "json"))
+
+
+def test_single_prompts_and_a_column_of_them(tmp_path: Path) -> None:
+    lines, column = tmp_path / "lines.jsonl", tmp_path / "column.parquet"
+    lines.write_text('{"prompt": "a"}\n"b"\n\n')
+    parquet.write_table(pa.table({"prompt": ["a", "b"], "other": [1, 2]}), column)
+    assert read_prompts(lines) == read_prompts(column) == (Record("", ("a",)), Record("", ("b",)))
+
+
+def scenario(file: Path, cls: dict[str, Any], **arrival: Any) -> Scenario:
+    law = {"law": "poisson", "rate": 20} | arrival
+    requests = [{"name": "a", "prompt": "text", "prompts": file.name, **cls}]
+    return parse_scenario({"name": "t", "seed": 3, "arrival": law, "duration_s": 10, "requests": requests}, folder=file.parent)
+
+
+def test_a_request_is_as_long_as_its_record_and_sends_it(tmp_path: Path) -> None:
+    made = scenario(written(tmp_path, "json"), {"output_tokens": {"mean": 5}})
+    requests = make_schedule(made).requests
+    sent = Counter((body_of(made, request, model="m")["prompt"], request.input_tokens) for request in requests)
+    assert sent.keys() == {("one two", 2), ("four five six", 3)}
+    assert min(sent.values()) > 0.3 * len(requests), "each record has its share"
+    assert make_schedule(made).requests == requests
+
+
+def test_a_conversation_says_its_record_turn_by_turn_and_ends_with_it(tmp_path: Path) -> None:
+    made = scenario(written(tmp_path, "jsonl"), {"endpoint": "chat", "conversation": {"turns": {"mean": 4}}})
+    requests = make_schedule(made).requests
+    assert [request.id for request in requests] == list(range(len(requests)))
+    later = {request.after: request for request in requests if request.after is not None}
+    told = Counter[str]()
+    for first in (request for request in requests if request.after is None):
+        messages = body_of(made, first, model="m")["messages"]
+        told[messages[-1]["content"]] += 1
+        if messages[-1]["content"] == "four five six":
+            assert messages[0] == {"role": "system", "content": "be brief"}
+            assert first.id not in later
+        else:
+            second = later[first.id]
+            assert body_of(made, second, model="m", before=[(first, "yes")])["messages"] == [
+                {"role": "user", "content": "one two"},
+                {"role": "assistant", "content": "yes"},
+                {"role": "user", "content": "three"},
+            ]
+            assert (second.input_tokens, second.id in later) == (1, False)
+    assert len(requests) == told["four five six"] + 2 * told["one two"]
+
+
+def test_what_the_file_says_is_part_of_the_fingerprint_and_where_it_lies_is_not(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    here, there = written(tmp_path, "json"), written(tmp_path / "other", "json")
+    assert fingerprint(scenario(here, {})) == fingerprint(scenario(there, {}))
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(SHAREGPT[:1]))
+    assert fingerprint(scenario(here, {})) != fingerprint(scenario(changed, {}))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('[{"conversations": [{"from": "human"}]}]', "record 1: must have conversations (from, value)"),
+        ('{"text": "a"}\n', "record 1: must have conversations (from, value)"),
+        ("[1, 2", "give a list of records, or one record a line"),
+        ('{"messages": []}\n', "in none of its 1 records does a user say anything"),
+    ],
+)
+def test_what_is_no_file_of_prompts_is_refused_with_what_it_should_be(tmp_path: Path, content: str, problem: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(content)
+    with pytest.raises(UsageError) as raised:
+        read_prompts(path)
+    assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "arrival", "problem"),
+    [
+        ({"prompt": "ids"}, {}, "prompts are text"),
+        ({"input_tokens": {"mean": 5}}, {}, "input_tokens does nothing beside prompts"),
+        ({}, {"law": "trace", "file": "t.csv"}, "arrival.law trace has lengths of its own"),
+    ],
+)
+def test_what_contradicts_a_file_of_prompts_is_refused(
+    tmp_path: Path, cls: dict[str, Any], arrival: dict[str, Any], problem: str
+) -> None:
+    arrival = arrival or {"law": "poisson", "rate": 1}
+    values = {"name": "t", "arrival": arrival, "requests": [{"prompt": "text", "prompts": "p.json", **cls}]}
+    with pytest.raises(UsageError) as raised:
+        parse_scenario(values, folder=tmp_path)
+    assert problem in str(raised.value)
