@@ -23,7 +23,7 @@ STREAMS = [completion(MODEL, max_tokens=600)]
 def operated(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """The model that is operated, and a second one that nothing may happen to."""
     config = configure(
-        8057,
+        8044,
         replicas={"min": 1, "max": 2},
         timeouts={"drain_s": 60.0, "no_replica_s": 180.0},
         simulated={"profile": "a10g-llama-8b"},

@@ -19,7 +19,7 @@ OTHER = "other"
 @pytest.fixture
 def sharing(configure: Configure, tmp_path: Path) -> Iterator[Fleet]:
     timeouts = {"drain_s": 300.0, "no_replica_s": 300.0}
-    config = configure(8059, replicas={"min": 0, "max": 1}, timeouts=timeouts, simulated={"profile": "a10g-llama-8b"})
+    config = configure(8050, replicas={"min": 0, "max": 1}, timeouts=timeouts, simulated={"profile": "a10g-llama-8b"})
     config["models"][MODEL] |= {"required": False, "gpus_per_replica": 1}
     config["models"][OTHER] = {**config["models"][MODEL]}
     config["autoscaling"] = {"max_gpus": 1}
