@@ -97,7 +97,9 @@ class SharedFleet:
                 return
             self._keeper = None
             if code > 0 and state.number == self._number_before:
-                raise BatchError(f"the keeper of the fleet did not start: status {code}", f"its words are in {self._folder / LOG}")
+                raise BatchError(
+                    f"the keeper of the fleet did not start: status {code}", f"its words are in {self._folder / LOG}"
+                )
         config = self._folder / CONFIG
         if not config.exists():
             partial = self._folder / f"{CONFIG}.{id(self)}"
