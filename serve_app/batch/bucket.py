@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
@@ -32,6 +33,16 @@ _NAME = re.compile(r"file-[0-9a-f]{32}")
 _MARKER = "serve-app-database"
 
 
+@dataclass(slots=True)
+class _Copy:
+    """Of a file, on this machine's disk. ``lock`` is held while it is fetched."""
+
+    path: Path
+    lock: Lock = field(default_factory=Lock)
+    num_readers: int = 0
+    is_whole: bool = False
+
+
 class Bucket:
     """What is below ``url``, such as ``s3://BUCKET/PREFIX?region=eu-central-1``. Credentials are those that its client finds by itself.
 
@@ -41,7 +52,9 @@ class Bucket:
 
     def __init__(self, url: str, scratch: Folder, database: Callable[[], str]) -> None:
         """``database`` returns the identity of the database that has the records of the files; it may wait for the network, too."""
-        self._url, self._scratch, self._database, self._lock = url, scratch, database, Lock()
+        self._url, self._scratch, self._database = url, scratch, database
+        self._lock, self._root_lock = Lock(), Lock()
+        self._copies: dict[str, _Copy] = {}
         self._found: tuple[FileSystem, str] | None = None
 
     def keep(self, part: Path, file_id: str) -> None:
@@ -56,20 +69,36 @@ class Bucket:
 
     @contextmanager
     def on_disk(self, file_id: str) -> Iterator[Path]:
-        """Lend a copy on this machine's disk.
+        """Lend a copy on this machine's disk. Who asks for the same file meanwhile gets the same copy: slow readers take no more room.
 
         Raises:
             FileNotFoundError: There is no such file.
         """
-        part = self._scratch.part()
+        with self._lock:
+            copy = self._copies.setdefault(file_id, _Copy(self._scratch.part()))
+            copy.num_readers += 1
         try:
-            with _away_on_error():
-                files, root = self._root()
-                with files.open_input_stream(f"{root}/{file_id}") as stored:
-                    _copy(stored, part)
-            yield part
+            with copy.lock:
+                if not copy.is_whole:
+                    with _away_on_error():
+                        self._fetch(file_id, copy.path)
+                    copy.is_whole = True
+            yield copy.path
         finally:
-            part.unlink(missing_ok=True)
+            with self._lock:
+                copy.num_readers -= 1
+                if not copy.num_readers:
+                    del self._copies[file_id]
+                    copy.path.unlink(missing_ok=True)
+
+    def _fetch(self, file_id: str, part: Path) -> None:
+        try:
+            files, root = self._root()
+            with files.open_input_stream(f"{root}/{file_id}") as stored:
+                _copy(stored, part)
+        except BaseException:
+            part.unlink(missing_ok=True)  # the next reader tries again
+            raise
 
     def remove(self, file_ids: Iterable[str]) -> None:
         for file_id in file_ids:
@@ -92,7 +121,7 @@ class Bucket:
                         files.delete_file(found.path)
 
     def _root(self) -> tuple[FileSystem, str]:
-        with self._lock:
+        with self._root_lock:
             if self._found is None:
                 files, root = FileSystem.from_uri(self._url)
                 if isinstance(files, LocalFileSystem):

@@ -73,6 +73,21 @@ def test_old_files_without_a_record_are_swept_and_young_ones_are_not(
     bucket.remove([known, foreign])
 
 
+def test_readers_of_one_file_share_one_copy_until_the_last_has_gone(tmp_path: Path) -> None:
+    scratch = Folder(tmp_path / "scratch")
+    bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
+    put(bucket, scratch, "file-1", b"x")
+    with bucket.on_disk("file-1") as one:
+        with bucket.on_disk("file-1") as other:
+            assert (one, list((scratch.root / "work").iterdir())) == (other, [one])
+        assert one.read_bytes() == b"x"
+    assert list((scratch.root / "work").iterdir()) == []
+    bucket.remove(["file-1"])
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            content_of(bucket, "file-1")
+
+
 def test_a_server_that_is_away_is_told_and_no_copy_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scratch = Folder(tmp_path / "scratch")
     bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
