@@ -141,7 +141,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
             context = ray.init(
                 address="local",
                 num_cpus=num_cpus,
-                num_gpus=_num_gpus(settings),
+                num_gpus=simulated_gpus(settings),
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level="warning",
@@ -191,7 +191,7 @@ def _num_cpus(settings: Settings) -> int:
     return max(os.cpu_count() or 1, int(wanted) + 1)
 
 
-def _num_gpus(settings: Settings) -> int | None:
+def simulated_gpus(settings: Settings) -> int | None:
     """Return the GPUs that Ray is told of; None: those that it finds.
 
     Where every model that holds GPUs is simulated, so are the GPUs: as many as the models may hold at once.
