@@ -134,7 +134,7 @@ from serve_app.beam import EmbeddedModelHandler, Keep
 def row(prediction):
     return prediction.example, prediction.inference["usage"]["completion_tokens"]
 
-handler = EmbeddedModelHandler(json.load(open(sys.argv[1])), chat=False, keep=Keep(linger_s=2.0), max_batch_size=20)
+handler = EmbeddedModelHandler(json.load(open(sys.argv[1])), chat=False, keep=Keep(linger_s=2.0), min_batch_size=4, max_batch_size=20)
 prompts = [f"prompt {i}" for i in range(200)]
 options = PipelineOptions(direct_running_mode="multi_processing", direct_num_workers=2)
 with beam.Pipeline(options=options) as pipeline:
