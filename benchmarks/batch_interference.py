@@ -16,12 +16,13 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.batch_lines import Lengths, lines
 from benchmarks.batching_records import Run
-from benchmarks.processes import server
+from benchmarks.processes import cpu_by_role, server
 from benchmarks.targets import VLLM, environment, fleet_config
 from loadtest.control.runner import run
 from loadtest.errors import InvalidRun
@@ -63,26 +64,27 @@ def main() -> None:
     (out / "fleet.yaml").write_text(yaml.safe_dump(config))
     command = [VLLM[0], "-m", "serve_app.cli.main", "up", "-f", str(out / "fleet.yaml")]
     url = f"http://127.0.0.1:{config['ingress']['port']}"
-    with server(command, f"{url}/readyz", log=out / "fleet.log", environment=environment(model), start_s=240.0):
-        print(report(measure(url, out, arguments.rate, arguments.seconds, arguments.rounds)))
+    with server(command, f"{url}/readyz", log=out / "fleet.log", environment=environment(model), start_s=240.0) as fleet:
+        print(report(measure(fleet, url, out, arguments.rate, arguments.seconds, arguments.rounds)))
 
 
-def measure(url: str, out: Path, rate: float, seconds: float, rounds: int) -> dict[str, Any]:
-    """Run all loads; return latencies in seconds by side and metric, and tokens a second by side."""
+def measure(fleet: psutil.Process, url: str, out: Path, rate: float, seconds: float, rounds: int) -> dict[str, Any]:
+    """Run all loads; return latencies in seconds by side and metric, tokens a second by side, and shares of a core by side and role."""
     loads: dict[str, list[Run]] = {side: [] for side in SIDES}
     speeds: dict[str, list[float]] = {side: [] for side in (*SIDES, "batch alone")}
+    cores: dict[str, dict[str, float]] = {}
     for number in range(rounds):
         for side in SIDES:
-            with batch(url) if side == SIDES[1] else nothing(), speed(url, speeds[side]):
+            with batch(url) if side == SIDES[1] else nothing(), speed(url, speeds[side]), cpu(fleet, cores, side):
                 loads[side].append(chats(url, out / f"{side.replace(' ', '-')}-{number}", rate, seconds, seed=number))
             print(side, number, f"{speeds[side][-1]:.0f} tokens/s", flush=True)
-    with batch(url), speed(url, speeds["batch alone"]):
+    with batch(url), speed(url, speeds["batch alone"]), cpu(fleet, cores, "batch alone"):
         time.sleep(ALONE_S)
     latencies = {
         side: {metric: np.concatenate([r.latencies_s(metric) for r in runs]) for metric in ("ttft", "itl")}
         for side, runs in loads.items()
     }
-    return {"latencies": latencies, "speeds": speeds}
+    return {"latencies": latencies, "speeds": speeds, "cores": cores}
 
 
 def report(measured: dict[str, Any]) -> str:
@@ -100,7 +102,11 @@ def report(measured: dict[str, Any]) -> str:
         "",
         f"Tokens/s of prompts and answers: chats {chats:.0f}, chats and batch {both:.0f}, batch alone {batch_alone:.0f}.",
     ]
-    return "\n".join([*said, f"The batch fills {share:.0%} of the idle capacity."])
+    said.append(f"The batch fills {share:.0%} of the idle capacity.")
+    for side, roles in measured["cores"].items():
+        spent = ", ".join(f"{role} {used:.2f}" for role, used in sorted(roles.items(), key=lambda pair: -pair[1]) if used >= 0.01)
+        said.append(f"Cores used, {side}: {spent}.")
+    return "\n".join(said)
 
 
 def ms(values: Floats, q: float) -> float:
@@ -178,6 +184,15 @@ def speed(url: str, found: list[float]) -> Iterator[None]:
     before, began_at = tokens(url), time.monotonic()
     yield
     found.append((tokens(url) - before) / (time.monotonic() - began_at))
+
+
+@contextmanager
+def cpu(fleet: psutil.Process, found: dict[str, dict[str, float]], side: str) -> Iterator[None]:
+    """Keep under ``side`` how much of a core each role of the fleet used meanwhile; the last round counts."""
+    before, began_at = cpu_by_role(fleet), time.monotonic()
+    yield
+    took_s = time.monotonic() - began_at
+    found[side] = {role: (used - before.get(role, 0.0)) / took_s for role, used in cpu_by_role(fleet).items()}
 
 
 def tokens(url: str) -> float:

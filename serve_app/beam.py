@@ -1,13 +1,17 @@
-"""``FleetModelHandler``: Apache Beam's ``RunInference`` asks a running service. Needs the extra ``serve-app[beam]``.
+"""Apache Beam's ``RunInference`` asks a fleet. Needs the extra ``serve-app[beam]``.
 
     predictions = prompts | RunInference(FleetModelHandler("http://serve-app:8010"), inference_args={"max_tokens": 64})
+    predictions = prompts | RunInference(EmbeddedModelHandler("fleet.yaml"), inference_args={"max_tokens": 64})
 
-Beam's workers hold no model. They share the service with whoever else uses it, and its replicas see one stream of requests in place of
-batches. docs/batch.md has a pipeline, and docs/adr/0018-beam-workers-share-the-fleet.md the reasons.
+With `FleetModelHandler` Beam's workers hold no model: they share a running service with whoever else uses it, and its replicas see one
+stream of requests in place of batches (docs/adr/0018-beam-workers-share-the-fleet.md). `EmbeddedModelHandler` is for workers that have
+the accelerators themselves: each worker machine has a fleet of its own, which all worker processes of the machine share
+(docs/adr/0036-a-fleet-for-each-worker-machine.md). docs/batch.md has pipelines.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
@@ -15,10 +19,14 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
 from serve_app.batch.blocking import BlockingClient
 from serve_app.batch.client import Answer, Failure, Limits, key_of_environment
-from serve_app.batch.requests import Defaults, request_of_example
+from serve_app.batch.keeping import Keep
+from serve_app.batch.requests import Defaults, Request, request_of_example
+from serve_app.batch.shared_client import SharedClient
+from serve_app.batch.shared_fleet import SharedFleet
+from serve_app.config import mapping_in, parse_settings, read_text
 from serve_app.errors import BatchError
 
-__all__ = ["Failure", "FleetModelHandler", "Limits", "SplitFailures"]
+__all__ = ["EmbeddedModelHandler", "Failure", "FleetModelHandler", "Keep", "Limits", "SplitFailures"]
 
 _METRICS = "serve_app"
 _NOT_ARGUMENTS = {
@@ -27,7 +35,17 @@ _NOT_ARGUMENTS = {
 }
 
 
-class FleetModelHandler(ModelHandler[Any, PredictionResult, BlockingClient]):
+class Asks(Protocol):
+    """What a worker process asks by."""
+
+    def ask(self, requests: Sequence[Request]) -> list[Answer | Failure]:
+        """Return the outcomes in the order of ``requests``."""
+
+    def only_model(self) -> str:
+        """Return the name of the one model that is served."""
+
+
+class FleetModelHandler(ModelHandler[Any, PredictionResult, Asks]):
     """Makes a request of each example and a ``PredictionResult`` of each answer.
 
     An example is a text, a mapping with ``prompt`` or ``messages`` whose other keys are fields of the request, a line of OpenAI's Batch
@@ -81,12 +99,12 @@ class FleetModelHandler(ModelHandler[Any, PredictionResult, BlockingClient]):
         self._chat, self._system, self._prompt_field = chat, system, prompt_field
         self._on_failure, self._limits = on_failure, limits or Limits()
 
-    def load_model(self) -> BlockingClient:
+    def load_model(self) -> Asks:
         """Return the client that all threads of this worker process share."""
         return BlockingClient(self._url, self._api_key(), self._limits)
 
     def run_inference(
-        self, batch: Sequence[Any], model: BlockingClient, inference_args: dict[str, Any] | None = None
+        self, batch: Sequence[Any], model: Asks, inference_args: dict[str, Any] | None = None
     ) -> list[PredictionResult]:
         """Ask for the whole batch; return its predictions in its order.
 
@@ -122,6 +140,53 @@ class FleetModelHandler(ModelHandler[Any, PredictionResult, BlockingClient]):
     def get_metrics_namespace(self) -> str:
         """Return the namespace of Beam's metrics and of ours: ``requests_sent``, ``failed_requests`` and two counts of tokens."""
         return _METRICS
+
+
+class EmbeddedModelHandler(FleetModelHandler):
+    """Starts a fleet on each worker machine, like ``serve-app up``, and asks it as `FleetModelHandler` asks a service.
+
+    The first worker process of a machine starts the fleet, the others wait for it and share it. It is started again when it ends or is
+    stuck, while requests wait and are asked again; it ends when no worker process uses it any more, also when they were killed. Handlers
+    with the same configuration share one fleet: with several models in it, one handler for each.
+    """
+
+    def __init__(
+        self,
+        config: str | Path | Mapping[str, Any],
+        model: str = "",
+        *,
+        keep: Keep | None = None,
+        command: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """Read and check the configuration here, where the pipeline is made; workers get it with the handler.
+
+        Args:
+            config: A file of ``serve-app up``, or what it holds. Name and port of the fleet are replaced. Paths of models are the workers'.
+            model: The name of one of its models; empty: the one that it has.
+            keep: When the fleet counts as stuck, is given up, or ends; None: `Keep()`.
+            command: What serves the configuration that comes on its standard input; empty: ``serve-app up -f -`` by the worker's Python.
+            options: Those of `FleetModelHandler`, from ``chat`` on.
+
+        Raises:
+            ConfigError: As ``serve-app up`` would refuse it.
+            ValueError: The configuration has no such model, or several and none is named.
+        """
+        mapping = config if isinstance(config, Mapping) else mapping_in(read_text(Path(config)), Path(config))
+        models = parse_settings(mapping).models
+        if model not in models and (model or len(models) != 1):
+            raise ValueError(f"model is {model!r}; the configuration has: {', '.join(models)}")
+        super().__init__("", model or next(iter(models)), **options)
+        self._configuration, self._keep, self._command = dict(mapping), keep or Keep(), tuple(command)
+
+    def load_model(self) -> Asks:
+        """Return the client of this worker process, once the machine's fleet is ready.
+
+        Raises:
+            BatchError: The fleet did not start; the message holds its own reason.
+        """
+        fleet = SharedFleet(self._configuration, self._keep, self._command)
+        return SharedClient(fleet, self._api_key(), self._limits)
 
 
 class SplitFailures(beam.PTransform):

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 
 from serve_app.batch.client import Answer, Client, Failure, Limits, connect, only_model
 from serve_app.batch.connections import Connections
 from serve_app.batch.requests import Request
+
+_WATCH_S = 1.0
 
 
 class BlockingClient:
@@ -27,14 +30,19 @@ class BlockingClient:
         threading.Thread(target=_serve, args=(self._loop, http), daemon=True, name="batch client").start()
         weakref.finalize(self, _stop, self._loop)
 
-    def ask(self, requests: Sequence[Request]) -> list[Answer | Failure]:
+    def ask(self, requests: Sequence[Request], watch: Callable[[], object] | None = None) -> list[Answer | Failure]:
         """Return the outcomes in the order of ``requests``, as soon as the last one is there.
+
+        Args:
+            watch: Is called each second meanwhile; what it raises ends the requests.
 
         Raises:
             ServiceAway: The service has answered nothing for too long; the outcomes that had come are dropped.
         """
         asked = asyncio.run_coroutine_threadsafe(_ask_all(self._client, requests), self._loop)
         try:
+            while watch is not None and not wait([asked], _WATCH_S).done:
+                watch()
             return asked.result()
         finally:
             asked.cancel()  # when the caller's thread was interrupted; else it has ended

@@ -1,6 +1,8 @@
 """The bytes of files in an object store, or in a folder that several machines mount. A file is there whole or not at all.
 
-Files are written in a scratch folder of this machine first, and read from a copy there. Needs the extra `serve-app[shared-batches]`.
+Files are written in a scratch folder of this machine first, and read from a copy there. The file `serve-app-database` beside them names the
+database of their records: ingresses of another database are refused, as each would take the other's files for leftovers and remove them.
+Needs the extra `serve-app[shared-batches]`.
 """
 
 import contextlib
@@ -9,8 +11,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
@@ -27,6 +30,17 @@ _RETRY_AFTER_S = 5.0
 _COPY_BYTES = 1 << 20
 _NAME = re.compile(r"file-[0-9a-f]{32}")
 """Names of files that ingresses store. `sweep` removes no file of another name, whoever has put it there."""
+_MARKER = "serve-app-database"
+
+
+@dataclass(slots=True)
+class _Copy:
+    """Of a file, on this machine's disk. ``lock`` is held while it is fetched."""
+
+    path: Path
+    lock: Lock = field(default_factory=Lock)
+    num_readers: int = 0
+    is_whole: bool = False
 
 
 class Bucket:
@@ -36,8 +50,11 @@ class Bucket:
     call.
     """
 
-    def __init__(self, url: str, scratch: Folder) -> None:
-        self._url, self._scratch, self._lock = url, scratch, Lock()
+    def __init__(self, url: str, scratch: Folder, database: Callable[[], str]) -> None:
+        """``database`` returns the identity of the database that has the records of the files; it may wait for the network, too."""
+        self._url, self._scratch, self._database = url, scratch, database
+        self._lock, self._root_lock = Lock(), Lock()
+        self._copies: dict[str, _Copy] = {}
         self._found: tuple[FileSystem, str] | None = None
 
     def keep(self, part: Path, file_id: str) -> None:
@@ -52,20 +69,36 @@ class Bucket:
 
     @contextmanager
     def on_disk(self, file_id: str) -> Iterator[Path]:
-        """Lend a copy on this machine's disk.
+        """Lend a copy on this machine's disk. Who asks for the same file meanwhile gets the same copy: slow readers take no more room.
 
         Raises:
             FileNotFoundError: There is no such file.
         """
-        part = self._scratch.part()
+        with self._lock:
+            copy = self._copies.setdefault(file_id, _Copy(self._scratch.part()))
+            copy.num_readers += 1
         try:
-            with _away_on_error():
-                files, root = self._root()
-                with files.open_input_stream(f"{root}/{file_id}") as stored:
-                    _copy(stored, part)
-            yield part
+            with copy.lock:
+                if not copy.is_whole:
+                    with _away_on_error():
+                        self._fetch(file_id, copy.path)
+                    copy.is_whole = True
+            yield copy.path
         finally:
-            part.unlink(missing_ok=True)
+            with self._lock:
+                copy.num_readers -= 1
+                if not copy.num_readers:
+                    del self._copies[file_id]
+                    copy.path.unlink(missing_ok=True)
+
+    def _fetch(self, file_id: str, part: Path) -> None:
+        try:
+            files, root = self._root()
+            with files.open_input_stream(f"{root}/{file_id}") as stored:
+                _copy(stored, part)
+        except BaseException:
+            part.unlink(missing_ok=True)  # the next reader tries again
+            raise
 
     def remove(self, file_ids: Iterable[str]) -> None:
         for file_id in file_ids:
@@ -78,6 +111,7 @@ class Bucket:
         self._scratch.sweep((), open_batches)
         with _away_on_error():
             files, root = self._root()
+            self._refuse_another_database(files, root)  # again: two databases may have begun at the same moment
             for found in files.get_file_info(FileSelector(root, allow_not_found=True)):
                 is_old = (
                     found.type == FileType.File and found.mtime_ns is not None and found.mtime_ns / 1e9 < time.time() - LEFTOVER_S
@@ -87,13 +121,33 @@ class Bucket:
                         files.delete_file(found.path)
 
     def _root(self) -> tuple[FileSystem, str]:
-        with self._lock:
+        with self._root_lock:
             if self._found is None:
                 files, root = FileSystem.from_uri(self._url)
                 if isinstance(files, LocalFileSystem):
                     files.create_dir(root, recursive=True)
+                self._refuse_another_database(files, root.rstrip("/"))
                 self._found = files, root.rstrip("/")
             return self._found
+
+    def _refuse_another_database(self, files: FileSystem, root: str) -> None:
+        """Make the marker where there is none.
+
+        Raises:
+            StorageFailed: It names another database.
+        """
+        path, ours = f"{root}/{_MARKER}", self._database()
+        if files.get_file_info(path).type == FileType.NotFound:
+            with files.open_output_stream(path) as marker:
+                marker.write(ours.encode())
+        with files.open_input_stream(path) as marker:
+            found = marker.read().decode(errors="replace")
+        if found != ours:
+            hint = f"give each database a prefix of its own in ingress.batch.files, or remove {path} if that database is gone"
+            logger.error(
+                "the files at %s belong to the database %.80s, and this one is %s: %s", masked(self._url), found, ours, hint
+            )
+            raise StorageFailed
 
 
 def _copy(stored: NativeFile, part: Path) -> None:

@@ -1,4 +1,4 @@
-"""A fleet for one job: ``serve-app up`` as a child on a free port, which ends when the job does, however that ends."""
+"""A fleet for one job: ``serve-app up`` as a child on a free port. It ends when the job ends, also when the job is killed."""
 
 import contextlib
 import ctypes
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,28 +19,35 @@ import yaml
 from serve_app.config import Settings, mapping_in, parse_settings, read_text
 from serve_app.errors import BatchError
 
+UP = (sys.executable, "-m", "serve_app.cli.main", "up", "-f", "-")
+"""Serves the configuration that comes on its standard input."""
 _POLL_S = 0.5
 _END_LIMIT_S = 120.0
 _PR_SET_PDEATHSIG = 1
 
 
 class FleetProcess:
-    """Started and ready within its ``with`` block. The thread that enters the block must be the process's main thread.
+    """Started and ready within its ``with`` block. The thread that starts it must be the process's main thread.
 
     Linux sends the child SIGTERM when its parent's thread ends, whatever ends it; ``serve-app up`` then stops as at Ctrl-C.
     """
 
-    def __init__(self, file: Path) -> None:
-        """Read the configuration, whose name and port are replaced.
+    def __init__(self, file: Path, *, port: int = 0, command: Sequence[str] = UP) -> None:
+        """Read the configuration, whose name and port are replaced. ``port`` 0: a free one.
 
         Raises:
             ConfigError: As ``serve-app up`` would refuse it.
         """
-        self._mapping, settings = _own(mapping_in(read_text(file), file))
-        self.url = settings.ingress.local_url
-        self._file, self._drain_s = file, settings.timeouts.drain_s
+        self._mapping, settings = _own(mapping_in(read_text(file), file), port)
+        self.url, self.address = settings.ingress.local_url, (settings.ingress.host, settings.ingress.port)
+        self._file, self._drain_s, self._command = file, settings.timeouts.drain_s, command
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - nameless, so that nothing of it outlives this process
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the child, 0 when none runs."""
+        return self._process.pid if self._process is not None else 0
 
     def __enter__(self) -> Self:
         """Start it, and wait until its URL says that it is ready; the child itself gives up what cannot start.
@@ -48,22 +55,36 @@ class FleetProcess:
         Raises:
             BatchError: The fleet did not start; the message holds its own reason.
         """
-        command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", "-"]
-        ended_with = _end_with(os.getpid())
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, start_new_session=True, preexec_fn=ended_with
-            )
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-                stdin.write(yaml.safe_dump(self._mapping).encode())
-            while not self._is_ready():
+            self.start()
+            while self.status() != 200:
                 self.refuse_end()
                 time.sleep(_POLL_S)
         except BaseException:
             self.stop()
             raise
         return self
+
+    def start(self) -> None:
+        """Start the child; return at once."""
+        self._log.truncate(0)  # what an earlier child has said
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+            preexec_fn=_end_with(os.getpid()),
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(yaml.safe_dump(self._mapping).encode())
+
+    def status(self, timeout_s: float = 2.0) -> int:
+        """Return the HTTP status of its readiness, 200 when it is ready; 0 when nothing answers within ``timeout_s``."""
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/readyz", timeout=timeout_s).status_code
+        return 0
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -74,23 +95,24 @@ class FleetProcess:
             hint = "mend what it says and run the same command: what was answered is kept"
             raise BatchError(f"the fleet of {self._file} ended with status {code}: {self._last_words()}", hint)
 
-    def stop(self) -> None:
-        """End it as Ctrl-C would. A second Ctrl-C, or a stop that takes too long, kills it, and its reaper removes what is left."""
+    def stop(self, limit_s: float | None = None) -> None:
+        """End it as Ctrl-C would. A second Ctrl-C kills it, and so does a stop that takes longer than ``limit_s``; None: than drains."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
         try:
-            self._process.wait(self._drain_s + _END_LIMIT_S)
+            self._process.wait(self._drain_s + _END_LIMIT_S if limit_s is None else limit_s)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self._process.kill()
-            self._process.wait()
+            self.kill()
         self._process = None
 
-    def _is_ready(self) -> bool:
-        with contextlib.suppress(requests.RequestException):
-            return requests.get(f"{self.url}/readyz", timeout=2.0).status_code == 200
-        return False
+    def kill(self) -> None:
+        """End it without a drain. Its reaper ends the processes of its Ray cluster and removes the cluster's files."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def _last_words(self) -> str:
         self._log.seek(0)
@@ -99,12 +121,13 @@ class FleetProcess:
         return " ".join(lines[max(begin, 0) :]).removeprefix("error: ") or "it said nothing"
 
 
-def _own(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], Settings]:
-    """Return the configuration under a name of this process, with a free port and without pages, as a mapping and checked."""
+def _own(mapping: Mapping[str, Any], port: int) -> tuple[dict[str, Any], Settings]:
+    """Return the configuration under a name of this process, with the port (0: a free one) and without pages, as a mapping and checked."""
     settings = parse_settings(mapping)
-    with socket.socket(socket.AF_INET6 if ":" in settings.ingress.host else socket.AF_INET) as sock:
-        sock.bind((settings.ingress.host, 0))  # of the kernel's ephemeral ports, which begin above Ray's
-        port = sock.getsockname()[1]
+    if not port:
+        with socket.socket(socket.AF_INET6 if ":" in settings.ingress.host else socket.AF_INET) as sock:
+            sock.bind((settings.ingress.host, 0))  # of the kernel's ephemeral ports, which begin above Ray's
+            port = sock.getsockname()[1]
     ingress = {**(mapping.get("ingress") or {}), "port": port}
     own = {**mapping, "name": f"batch-{os.getpid()}-{port}", "ingress": ingress}
     own.pop("ui", None)  # nobody would look, and `make run` beside it may have the pages' port

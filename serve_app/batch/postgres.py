@@ -22,6 +22,8 @@ _FORMAT = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS serve_app_format (format bigint NOT NULL);
 INSERT INTO serve_app_format SELECT {format} WHERE NOT EXISTS (SELECT 1 FROM serve_app_format);
+CREATE TABLE IF NOT EXISTS serve_app_identity (id text NOT NULL);
+INSERT INTO serve_app_identity SELECT gen_random_uuid()::text WHERE NOT EXISTS (SELECT 1 FROM serve_app_identity);
 CREATE TABLE IF NOT EXISTS files (
   number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text NOT NULL UNIQUE, owner text NOT NULL, purpose text NOT NULL,
   num_bytes bigint NOT NULL, expires_at bigint NOT NULL, record bytea NOT NULL
@@ -86,6 +88,10 @@ class PostgresDatabase:
     def change(self, change: Callable[[Transaction], T]) -> T:
         with self._connection() as db:
             return change(_Transaction(db))
+
+    def identity(self) -> str:
+        """Return what no other database has: the first ingress has drawn it."""
+        return str(self.read("SELECT id FROM serve_app_identity")[0][0])
 
     def close(self) -> None:
         self._pool.close()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 from serve_app.batch.claims import Claims, FolderClaims
-from serve_app.batch.database import Database
 from serve_app.batch.folder import Folder
 from serve_app.batch.leases import Leases
 from serve_app.batch.sqlite_database import SqliteDatabase
@@ -83,7 +82,7 @@ def shared(url: str, files: str, *, lease_s: float) -> Storage:
     scratch = tempfile.TemporaryDirectory(prefix=_SCRATCH)
     folder = Folder(Path(scratch.name))
     lock = folder.try_lock()
-    database: Database = PostgresDatabase(url)
+    database = PostgresDatabase(url)
 
     def close() -> None:
         database.close()
@@ -92,7 +91,7 @@ def shared(url: str, files: str, *, lease_s: float) -> Storage:
             os.close(lock)
 
     leases = Leases(database, folder, lease_s=lease_s)
-    return Storage("the shared database", folder, Bucket(files, folder), Store(database), leases, close)
+    return Storage("the shared database", folder, Bucket(files, folder, database.identity), Store(database), leases, close)
 
 
 def _remove_scratch_of_killed() -> None:

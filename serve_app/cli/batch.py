@@ -1,7 +1,4 @@
-"""``serve-app batch run``: the lines of a file, answered by a running service, or by one that is started for it.
-
-`run` is longer than functions are here: two thirds of it are the command's options, each with its help.
-"""
+"""``serve-app batch run``: the lines of a file, answered by a running service, or by one that is started for it."""
 
 import asyncio
 import contextlib
@@ -11,64 +8,48 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
+from serve_app.cli import batch_options as options
 from serve_app.errors import BatchError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `--help` loads none of what the command works with
+    from serve_app.batch.client import Limits
     from serve_app.batch.fleet_process import FleetProcess
     from serve_app.batch.journal import Journal
+    from serve_app.batch.requests import Defaults
     from serve_app.batch.runner import Progress, Runner
 
 app = typer.Typer(help="Answer the lines of a file, through any crash.", no_args_is_help=True)
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 FAILED_LINES = 3
-_URL = "http://127.0.0.1:8010"
 
 
 @app.command()
 def run(
-    source: Annotated[
-        str, typer.Argument(metavar="INPUT", help="JSONL, CSV, text or Parquet; a path, or a URL that fsspec opens.")
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where the answers go: JSONL in the form of OpenAI's Batch API.")
-    ],
-    url: Annotated[str, typer.Option(help=f"The running service. Default: {_URL}.")] = "",
-    embedded: Annotated[
-        Path | None,
-        typer.Option(metavar="CONFIG", help="Start this fleet here for the batch, in place of a running service, and end it."),
-    ] = None,
-    model: Annotated[str, typer.Option(help="Of lines that name none. Default: the one that is served.")] = "",
-    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="A prompt is a user's message, or text to go on with.")] = True,
-    system: Annotated[str, typer.Option(help="The system's message before each prompt of a chat.")] = "",
-    prompt_field: Annotated[str, typer.Option(help="The column or key that holds the prompt.")] = "prompt",
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option("--param", "-p", help="A field of each request, as NAME=VALUE: max_tokens=64, temperature=0."),
-    ] = None,
-    schema: Annotated[Path | None, typer.Option(help="A JSON schema that each answer of a chat has to fit.")] = None,
-    form: Annotated[str, typer.Option("--format", help="jsonl, csv, text or parquet. Default: by the name.")] = "",
-    concurrency: Annotated[
-        int, typer.Option(min=1, max=4096, help="Requests at once, at most; fewer where the service is full.")
-    ] = 256,
-    tries: Annotated[int, typer.Option(min=1, help="Of a request that the service fails.")] = 5,
-    patience_s: Annotated[float, typer.Option(min=1, help="Stop, to be resumed, when for so long nothing was answered.")] = 600.0,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option("--max-tokens-per-minute", min=1, help="Of prompts and answers.")
-    ] = None,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="Its first line that is no comment and no digest is the API key. Default: $SERVE_APP_API_KEY, or none."
-        ),
-    ] = None,
-    retry_failed: Annotated[bool, typer.Option(help="Ask again for lines that failed in an earlier run.")] = False,
+    source: options.Source,
+    output: options.Output,
+    url: options.Url = "",
+    embedded: options.Embedded = None,
+    model: options.Model = "",
+    chat: options.Chat = True,
+    system: options.System = "",
+    prompt_field: options.PromptField = "prompt",
+    parameter: options.Parameter = None,
+    schema: options.Schema = None,
+    form: options.Form = "",
+    concurrency: options.Concurrency = 256,
+    tries: options.Tries = 5,
+    patience_s: options.PatienceS = 600.0,
+    tokens_per_minute: options.TokensPerMinute = None,
+    api_key_file: options.ApiKeyFile = None,
+    retry_failed: options.RetryFailed = False,
 ) -> None:
     """Ask a service for each line of INPUT and write one line for each.
 
@@ -78,11 +59,9 @@ def run(
     Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin, or not go on.
     2: an option or the API key is wrong. 130: Ctrl-C.
     """
-    from serve_app.batch.client import Limits, connect, key_of_environment, key_of_file, only_model
-    from serve_app.batch.journal import Journal
-    from serve_app.batch.requests import Defaults, request_of
-    from serve_app.batch.rows import checked_format, format_of, open_input, rows
-    from serve_app.batch.runner import Runner
+    from serve_app.batch.client import Limits, key_of_environment, key_of_file
+    from serve_app.batch.requests import Defaults
+    from serve_app.batch.rows import checked_format, format_of
 
     parameters = _parameters(parameter or [], schema, chat=chat)
     limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
@@ -90,13 +69,35 @@ def run(
     _refuse_two_services(url, embedded)
     form = checked_format(form) if form else format_of(source)
     key = key_of_file(api_key_file) if api_key_file else key_of_environment()
+    defaults = Defaults(model, chat, system, prompt_field, parameters)
+    _answer(source, form, output, defaults, limits, embedded or url or options.DEFAULT_URL, key, retry_failed=retry_failed)
+
+
+def _answer(
+    source: str,
+    form: str,
+    output: Path,
+    defaults: "Defaults",
+    limits: "Limits",
+    service: "str | Path",
+    key: str,
+    *,
+    retry_failed: bool,
+) -> None:
+    """Ask for what the journal has no answer of, and write the output. ``service``: a URL, or the configuration of a fleet to start."""
+    from serve_app.batch.client import connect, only_model
+    from serve_app.batch.journal import Journal
+    from serve_app.batch.requests import request_of
+    from serve_app.batch.rows import open_input, rows
+    from serve_app.batch.runner import Runner
+
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_input(source))
         journal = stack.enter_context(Journal(_journal_of(output)))
-        fleet = stack.enter_context(_fleet(embedded)) if embedded else None
-        url = fleet.url if fleet else url or _URL
+        fleet = stack.enter_context(_fleet(service)) if isinstance(service, Path) else None
+        url = fleet.url if fleet else str(service)
         http = connect(url, key, limits)
-        defaults = Defaults(model or only_model(url, key, limits), chat, system, prompt_field, parameters)
+        defaults = defaults if defaults.model else replace(defaults, model=only_model(url, key, limits))
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
         asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), fleet))
         _finish(journal, output)

@@ -141,6 +141,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
             context = ray.init(
                 address="local",
                 num_cpus=num_cpus,
+                num_gpus=simulated_gpus(settings),
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level="warning",
@@ -188,6 +189,17 @@ def _num_cpus(settings: Settings) -> int:
     wanted = sum(m.num_cpus * m.replicas.max for m in settings.models.values())
     wanted += settings.ingress.num_cpus * settings.ingress.replicas.max * 2  # old and new ones at once in an update
     return max(os.cpu_count() or 1, int(wanted) + 1)
+
+
+def simulated_gpus(settings: Settings) -> int | None:
+    """Return the GPUs that Ray is told of; None: those that it finds.
+
+    Where every model that holds GPUs is simulated, so are the GPUs: as many as the models may hold at once.
+    """
+    holders = [m for m in settings.models.values() if m.gpus_per_replica]
+    if not holders or any(m.simulated is None for m in holders):
+        return None
+    return settings.autoscaling.max_gpus or sum(m.gpus_per_replica * m.replicas.max for m in holders)
 
 
 def connect(address: str, namespace: str, token: str = "") -> None:

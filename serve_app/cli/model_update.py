@@ -10,6 +10,9 @@ from serve_app.cli.running import Running
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.errors import ClusterFailed
 
+DEFAULT_NAME = "serve-app"
+"""The default of ``--name``."""
+
 
 def changed(settings: Settings, model: str, to: str, revision: str, file: Path | None) -> Settings:
     """Return the configuration with one model changed: to what ``file`` says of it, then by ``to`` and ``revision`` where they are not "".
@@ -31,13 +34,20 @@ def changed(settings: Settings, model: str, to: str, revision: str, file: Path |
     return parse_settings(values)
 
 
-def way_back(before: ModelSettings, file: Path | None) -> str:
-    """Return what undoes an update. ``file``: the file that the update took the model from."""
+def way_back(before: ModelSettings, file: Path | None, *, name: str = DEFAULT_NAME, address: str = "") -> str:
+    """Return what undoes an update.
+
+    Args:
+        before: The model's settings before the update.
+        file: The file that the update took the model from.
+        name: ``--name`` of the update.
+        address: ``--address`` of the update.
+    """
     if file is not None:
         return "the same command with the file of before"
-    command = f"serve-app models update {quote(before.name)} --model {quote(before.model)}"
-    revision = before.engine_args.get("revision")  # `--model` alone would remove it
-    return f"{command} --revision {quote(str(revision))}" if revision else command
+    options = {"model": before.model, "revision": before.engine_args.get("revision")}  # `--model` alone would remove the revision
+    options |= {"name": "" if name == DEFAULT_NAME else name, "address": address}
+    return f"serve-app models update {quote(before.name)}" + "".join(f" --{k} {quote(str(v))}" for k, v in options.items() if v)
 
 
 def _in_file(file: Path, model: str) -> dict[str, Any]:

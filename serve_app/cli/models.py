@@ -166,7 +166,9 @@ def update(
     try:
         _follow(wanted, model, lambda row: released(wanted, row), timeout_s, began=SETTLE_S)
     except ClusterFailed as exc:
-        hint = f"{exc.hint}\nreplicas of before that serve go on; the way back: {way_back(before, file)}"
+        hint = (
+            f"{exc.hint}\nreplicas of before that serve go on; the way back: {way_back(before, file, name=name, address=address)}"
+        )
         raise ClusterFailed(exc.problem, hint) from exc
     typer.echo(f"{model} is updated; the file that the fleet was started with still says what it said")
 

@@ -19,7 +19,7 @@ class Service:
     number of requests that it held, and ``keys`` are those that it was shown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.asked: Counter[str] = Counter()
         self.verdict: Callable[[str], int] = lambda prompt: 200
         self.delay_s = 0.0
@@ -70,7 +70,7 @@ class Service:
             def handle_error(self, *_: object) -> None:
                 """See `log_message`."""
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 

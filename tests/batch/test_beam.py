@@ -233,7 +233,7 @@ def test_the_example_writes_answers_and_failures(service: Service, tmp_path: Pat
 
 
 def test_the_pipeline_of_the_docs_runs(service: Service) -> None:
-    exec(block_of_the_docs(service, "apache_beam"), {})
+    exec(block_of_the_docs(service, "FleetModelHandler"), {})
     assert service.asked == {"What is the capital of France?": 1, "Count to ten.": 1}
 
 

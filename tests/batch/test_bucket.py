@@ -24,6 +24,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("s3_url")) if request.param == "s3" else f"file://{tmp_path}/shared"
 
 
+def database() -> str:
+    return "database-1"
+
+
 def put(bucket: Bucket, scratch: Folder, file_id: str, content: bytes) -> None:
     part = scratch.part()
     part.write_bytes(content)
@@ -40,11 +44,11 @@ def content_of(bucket: Bucket, file_id: str) -> bytes:
 def test_a_file_is_read_by_another_ingress_until_it_is_removed(url: str, tmp_path: Path) -> None:
     one, other = Folder(tmp_path / "one"), Folder(tmp_path / "other")
     content = os.urandom(3 << 20)
-    put(Bucket(url, one), one, "file-1", content)
-    reader = Bucket(url, other)
+    put(Bucket(url, one, database), one, "file-1", content)
+    reader = Bucket(url, other, database)
     assert content_of(reader, "file-1") == content
     reader.remove(["file-1", "file-2"])
-    for bucket in (reader, Bucket(url, one)):
+    for bucket in (reader, Bucket(url, one, database)):
         with pytest.raises(FileNotFoundError):
             content_of(bucket, "file-1")
     assert [list((folder.root / "work").iterdir()) for folder in (one, other)] == [[], []], "no copy is left"
@@ -54,7 +58,7 @@ def test_old_files_without_a_record_are_swept_and_young_ones_are_not(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = Folder(tmp_path / "scratch")
-    bucket = Bucket(url, scratch)
+    bucket = Bucket(url, scratch, database)
     bucket.sweep((), ())  # of nothing
     known, lost, foreign = f"file-{'a' * 32}", f"file-{'b' * 32}", "report.parquet"
     for name in (known, lost, foreign):
@@ -69,9 +73,24 @@ def test_old_files_without_a_record_are_swept_and_young_ones_are_not(
     bucket.remove([known, foreign])
 
 
+def test_readers_of_one_file_share_one_copy_until_the_last_has_gone(tmp_path: Path) -> None:
+    scratch = Folder(tmp_path / "scratch")
+    bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
+    put(bucket, scratch, "file-1", b"x")
+    with bucket.on_disk("file-1") as one:
+        with bucket.on_disk("file-1") as other:
+            assert (one, list((scratch.root / "work").iterdir())) == (other, [one])
+        assert one.read_bytes() == b"x"
+    assert list((scratch.root / "work").iterdir()) == []
+    bucket.remove(["file-1"])
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            content_of(bucket, "file-1")
+
+
 def test_a_server_that_is_away_is_told_and_no_copy_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scratch = Folder(tmp_path / "scratch")
-    bucket = Bucket(f"file://{tmp_path}/shared", scratch)
+    bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
     put(bucket, scratch, "file-1", b"x")
     (tmp_path / "shared" / "file-1").unlink()
     (tmp_path / "shared" / "file-1").mkdir()
@@ -84,7 +103,7 @@ def test_a_server_that_is_away_is_told_and_no_copy_is_left(tmp_path: Path, caplo
 
 def test_a_scratch_folder_that_is_gone_is_no_lost_file(tmp_path: Path) -> None:
     scratch = Folder(tmp_path / "scratch")
-    bucket = Bucket(f"file://{tmp_path}/shared", scratch)
+    bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
     put(bucket, scratch, "file-1", b"x")
     shutil.rmtree(scratch.root)
     with pytest.raises(StorageFailed) as failed:
@@ -93,7 +112,7 @@ def test_a_scratch_folder_that_is_gone_is_no_lost_file(tmp_path: Path) -> None:
 
 
 def test_an_option_that_the_client_does_not_know_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bucket = Bucket("s3://bucket/p?regoin=x", Folder(tmp_path / "scratch"))
+    bucket = Bucket("s3://bucket/p?regoin=x", Folder(tmp_path / "scratch"), database)
     with pytest.raises(StorageFailed):
         content_of(bucket, "file-1")
     assert "see to ingress.batch.files: Unexpected query parameter in S3 URI: 'regoin'" in caplog.text
@@ -112,3 +131,19 @@ def test_the_scratch_of_a_killed_ingress_is_removed_and_no_others(tmp_path: Path
     for storage in (one, other):
         storage.close()
         assert not storage.scratch.root.exists()
+
+
+def test_ingresses_of_another_database_are_refused_and_remove_nothing(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scratch = Folder(tmp_path / "scratch")
+    first, second = Bucket(url, scratch, database), Bucket(url, scratch, lambda: "database-2")
+    file_id = f"file-{'c' * 32}"
+    put(first, scratch, file_id, b"x")
+    monkeypatch.setattr(bucket_module, "LEFTOVER_S", -10.0)
+    for ask in (lambda: second.sweep((), ()), lambda: put(second, scratch, "file-2", b"y"), lambda: content_of(second, file_id)):
+        with pytest.raises(StorageFailed):
+            ask()
+    assert "belong to the database database-1, and this one is database-2: give each database a prefix of its own" in caplog.text
+    assert content_of(first, file_id) == b"x"
+    first.remove([file_id])

@@ -113,10 +113,13 @@ def test_an_update_changes_one_model_and_drops_a_revision_of_other_weights(tmp_p
         changed(SETTINGS, "chat", "./v2", "", None)
 
 
-def test_the_way_back_from_an_update_has_the_revision_of_before() -> None:
+def test_the_way_back_from_an_update_has_the_revision_of_before_and_asks_the_same_fleet() -> None:
     chat, code = SETTINGS.models["chat"], SETTINGS.models["org/code"]
     assert way_back(chat, None) == "serve-app models update chat --model /chat --revision v1"
     assert way_back(code, None) == "serve-app models update org/code --model /code"
+    assert way_back(code, None, name="staging", address="10.0.0.1:6379") == (
+        "serve-app models update org/code --model /code --name staging --address 10.0.0.1:6379"
+    )
     assert way_back(chat, Path("fleet.yaml")) == "the same command with the file of before"
 
 

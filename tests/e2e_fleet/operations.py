@@ -43,9 +43,9 @@ class Fleet:
     def home(self) -> Path:
         return self.server.log.parent
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, limit_s: float = COMMAND_LIMIT_S) -> subprocess.CompletedProcess[str]:
         """Run ``serve-app`` with the fleet's own cache folder, where ``up`` keeps its run file."""
-        return self._run("serve_app.cli.main", *arguments)
+        return self._run("serve_app.cli.main", *arguments, limit_s=limit_s)
 
     def operate(self, action: str, config: Mapping[str, Any], *arguments: str) -> None:
         """Hand Serve a configuration, as `operate` says."""
@@ -54,13 +54,11 @@ class Fleet:
         result = self._run("tests.e2e_fleet.operate", action, str(file), *arguments)
         assert result.returncode == 0, result.stderr
 
-    def _run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, module: str, *arguments: str, limit_s: float = COMMAND_LIMIT_S) -> subprocess.CompletedProcess[str]:
         # As in KubeRay's pods: no line of Ray's may be among the answer.
         environment = {**os.environ, "RAY_LOG_TO_STDERR": "1", "SERVE_APP_CACHE": str(self.home / "serve-app")}
         command = [sys.executable, "-m", module, *arguments]
-        return subprocess.run(
-            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False
-        )
+        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False)
 
     def status(self) -> dict[str, Any]:
         """Return what ``serve-app status --json`` prints."""

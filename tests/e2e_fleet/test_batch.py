@@ -16,7 +16,7 @@ import yaml
 
 from tests.e2e.fleet import environment, wait_until
 from tests.e2e_fleet.conftest import Configure
-from tests.e2e_fleet.operations import MODEL, fleet
+from tests.e2e_fleet.operations import MODEL, ROOT, fleet
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("elastic")]
 
@@ -121,3 +121,39 @@ def test_ctrl_c_ends_the_fleet_too_and_what_cannot_start_says_why(configure: Con
             f"the fleet of fleet.yaml ended with status 1: models.{MODEL}.model: {tmp_path}/nothing does not exist" in job.said()
         )
         assert job.left() == []
+
+
+PIPELINE = """
+import json, os, sys
+import apache_beam as beam
+from apache_beam.ml.inference.base import RunInference
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.util import assert_that, equal_to
+from serve_app.beam import EmbeddedModelHandler, Keep
+
+def row(prediction):
+    return prediction.example, prediction.inference["usage"]["completion_tokens"]
+
+handler = EmbeddedModelHandler(json.load(open(sys.argv[1])), chat=False, keep=Keep(linger_s=2.0), min_batch_size=4, max_batch_size=20)
+prompts = [f"prompt {i}" for i in range(200)]
+options = PipelineOptions(direct_running_mode="multi_processing", direct_num_workers=2)
+with beam.Pipeline(options=options) as pipeline:
+    asked = pipeline | beam.Create(prompts) | beam.Reshuffle()
+    rows = asked | RunInference(handler, inference_args={"max_tokens": 20, "ignore_eos": True}) | beam.Map(row)
+    assert_that(rows, equal_to([(prompt, 20) for prompt in prompts]))
+"""
+
+
+def test_beams_worker_processes_share_one_fleet_of_their_machine_which_ends_after_them(
+    configure: Configure, tmp_path: Path
+) -> None:
+    with short_folder() as temporary:
+        (tmp_path / "fleet.json").write_text(json.dumps(config_of(configure, 8049)))
+        variables = {**environment(tmp_path), "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", PIPELINE, str(tmp_path / "fleet.json")]
+        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        (folder,) = (tmp_path / "serve-app" / "fleets").iterdir()
+        state = json.loads((folder / "state").read_text())
+        assert (state["number"], state["num_starts"]) == (1, 1)
+        wait_until(lambda: not list(temporary.glob("serve-app-*")), limit_s=LIMIT_S, what="gone: the fleet of the pipeline")

@@ -1,0 +1,96 @@
+"""When the fleet of a machine's pipelines is started again, ended or given up. Pure: only `keeper.py` calls this module."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+STEADY_S = 60.0
+"""A fleet that was ready for so long has proved that it can start: failures from before count no more."""
+
+Action = Literal["wait", "restart", "end", "give up"]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Limits of a fleet that the worker processes of a machine share."""
+
+    stuck_s: float = 60.0
+    """A fleet that was ready and whose URL then answers nothing for so long is killed and started again."""
+    start_s: float = 1800.0
+    """Killed and started again is also a fleet that is not ready for so long: from its start on, or later for want of replicas."""
+    starts: int = 3
+    """Starts in a row that may fail; then the fleet is given up, and the elements that wait for it fail with the reason."""
+    linger_s: float = 10.0
+    """The fleet ends when no worker process has used it for so long."""
+
+    def __post_init__(self) -> None:
+        for name in ("stuck_s", "start_s", "starts"):
+            if (value := getattr(self, name)) <= 0:
+                raise ValueError(f"Keep.{name} is {value!r}; it must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the fleet has found."""
+
+    ended: str = ""
+    """Why its process has ended; empty while it runs."""
+    answers: bool = True
+    """Whether its URL answers at all."""
+    ready: bool = True
+    has_users: bool = True
+
+
+@dataclass(slots=True)
+class Keeping:
+    """What is remembered of one fleet. Times are those of the caller's monotonic clock."""
+
+    keep: Keep
+    started_at: float
+    """Of the start in progress, or of the fleet that runs."""
+    used_at: float = field(init=False)
+    answered_at: float = field(init=False)
+    ready_at: float = field(init=False)
+    """When it was ready last; its start until then."""
+    ready_since: float | None = None
+    failures: int = 0
+    why: str = ""
+    """Why it was started again, or given up, last."""
+
+    def __post_init__(self) -> None:
+        self.used_at = self.started_at
+        self.started(self.started_at)
+
+    def started(self, at: float) -> None:
+        """Take in that the fleet has been started again."""
+        self.started_at = self.answered_at = self.ready_at = at
+        self.ready_since = None
+
+    def handle(self, look: Look, *, now: float) -> Action:
+        """Take in a look; return what to do. After ``restart`` the caller starts the fleet and says so by `started`."""
+        self._note(look, now)
+        if now - self.used_at > self.keep.linger_s:
+            return "end"
+        if not (why := self._trouble(look, now)):
+            return "wait"
+        self.why, self.failures = why, self.failures + 1
+        return "give up" if self.failures >= self.keep.starts else "restart"
+
+    def _note(self, look: Look, now: float) -> None:
+        if look.has_users:
+            self.used_at = now
+        if look.answers:
+            self.answered_at = now
+        if look.ready:
+            self.ready_at = now
+            self.ready_since = now if self.ready_since is None else self.ready_since
+            if now - self.ready_since >= STEADY_S:
+                self.failures = 0
+
+    def _trouble(self, look: Look, now: float) -> str:
+        if look.ended:
+            return look.ended
+        if self.ready_since is not None and now - self.answered_at > self.keep.stuck_s:
+            return f"the fleet was stuck: its URL has not answered for {now - self.answered_at:.0f} s"
+        if now - self.ready_at > self.keep.start_s:
+            return f"the fleet was not ready for {now - self.ready_at:.0f} s"
+        return ""

@@ -1,0 +1,52 @@
+"""The client of a worker process whose machine has a fleet of its own."""
+
+import threading
+from collections.abc import Sequence
+
+from serve_app.batch.blocking import BlockingClient
+from serve_app.batch.client import Answer, Failure, Limits, only_model
+from serve_app.batch.requests import Request
+from serve_app.batch.shared_fleet import SharedFleet
+from serve_app.errors import ServiceAway
+
+
+class SharedClient:
+    """All threads of the process share it.
+
+    A fleet that is started again has the same URL, so that requests only wait for it. If its port was taken meanwhile, they fail with
+    `ServiceAway`, and the next ones go to the new URL.
+    """
+
+    def __init__(self, fleet: SharedFleet, key: str, limits: Limits) -> None:
+        """Wait until the fleet is ready.
+
+        Raises:
+            BatchError: The fleet was given up.
+        """
+        self._fleet, self._key, self._limits = fleet, key, limits
+        self._lock = threading.Lock()
+        self._url = fleet.url()
+        self._client = BlockingClient(self._url, key, limits)
+
+    def ask(self, requests: Sequence[Request]) -> list[Answer | Failure]:
+        """Return the outcomes in the order of ``requests``.
+
+        Raises:
+            ServiceAway: The fleet has answered nothing for ``limits.patience_s``.
+            BatchError: The fleet was given up.
+        """
+        return self._connected().ask(requests, self._watch)
+
+    def only_model(self) -> str:
+        """Return the name of the one model of the fleet."""
+        return only_model(self._fleet.url(), self._key, self._limits)
+
+    def _watch(self) -> None:
+        if (state := self._fleet.look()).status == "ready" and state.url != self._url:
+            raise ServiceAway(f"the fleet has moved to {state.url}", "the runner repeats the bundle")
+
+    def _connected(self) -> BlockingClient:
+        with self._lock:
+            if (url := self._fleet.url()) != self._url:
+                self._url, self._client = url, BlockingClient(url, self._key, self._limits)
+            return self._client

@@ -1,0 +1,117 @@
+"""One fleet for all worker processes of a machine that have the same configuration: the worker process's side.
+
+Whoever comes first starts the keeper (`keeper.py`); whoever finds no keeper starts another one. A worker process only holds a shared lock
+while it uses the fleet, so that nothing is left of one that was killed. Workers share a machine's fleet if they see the same cache folder
+(``$SERVE_APP_CACHE``) and the same loopback interface.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+
+from serve_app.batch.fleet_process import UP
+from serve_app.batch.keeper import CONFIG, LOCK, LOG, USERS, State, try_lock
+from serve_app.batch.keeping import Keep
+from serve_app.config import default_cache_dir
+from serve_app.errors import BatchError
+
+_POLL_S = 0.2
+
+
+class SharedFleet:
+    """Of this machine. The fleet stays until `release`, the end of this object, or the end of this process, however that ends."""
+
+    def __init__(self, configuration: Mapping[str, Any], keep: Keep, command: Sequence[str] = ()) -> None:
+        """Start nothing yet. ``keep`` counts if this process is the first one."""
+        text = json.dumps(configuration, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._folder = default_cache_dir() / "fleets" / digest
+        self._configuration, self._keep, self._command = configuration, keep, command or UP
+        self._lock = threading.Lock()
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._number_before = 0
+        """Of the last keeper that there was when this process began one."""
+        self._wanted = 0
+        """The least number of a keeper whose words count: an earlier one's failure is past."""
+        self._join()
+
+    def url(self) -> str:
+        """Return the URL of the fleet once it is ready; starts it where nobody has.
+
+        Raises:
+            BatchError: It was given up; the next call begins anew.
+        """
+        while (state := self.look()).status != "ready":
+            time.sleep(_POLL_S)
+        return state.url
+
+    def look(self) -> State:
+        """Return the keeper's last words. Starts a keeper where none lives.
+
+        Raises:
+            BatchError: The fleet was given up.
+        """
+        with self._lock:
+            state = State.read(self._folder)
+            if state.number >= self._wanted and state.status == "failed":
+                self._wanted = state.number + 1
+                raise BatchError(f"the fleet of this worker machine was given up: {state.why}", "mend what it says")
+            if state.number < self._wanted or not self._is_kept():
+                self._begin(state)
+                return State(state.number, "starting")
+            return state
+
+    def release(self) -> None:
+        """No longer use the fleet."""
+        self._users.close()
+
+    def _join(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._users = (self._folder / USERS).open("ab")
+        weakref.finalize(self, self._users.close)
+        fcntl.flock(self._users, fcntl.LOCK_SH)  # waits for a fleet that is just being ended
+        state = State.read(self._folder)
+        self._wanted = state.number + int(state.status in ("none", "failed") or not self._is_kept())
+
+    def _is_kept(self) -> bool:
+        with (self._folder / LOCK).open("ab") as lock:
+            return not try_lock(lock, shared=True)
+
+    def _begin(self, state: State) -> None:
+        """Start a keeper, unless one of this process is about to begin; of two keepers one ends at once."""
+        if not self._is_kept():
+            self._wanted = max(self._wanted, state.number + 1)
+        if self._keeper is not None:
+            if (code := self._keeper.poll()) is None:
+                return
+            self._keeper = None
+            if code > 0 and state.number == self._number_before:
+                raise BatchError(
+                    f"the keeper of the fleet did not start: status {code}", f"its words are in {self._folder / LOG}"
+                )
+        config = self._folder / CONFIG
+        if not config.exists():
+            partial = self._folder / f"{CONFIG}.{id(self)}"
+            partial.write_text(yaml.safe_dump(json.loads(json.dumps(self._configuration))))
+            partial.replace(config)
+        self._number_before = state.number
+        arguments = [str(self._folder), json.dumps(asdict(self._keep)), *self._command]
+        with contextlib.closing((self._folder / LOG).open("ab")) as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-m", "serve_app.batch.keeper", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )

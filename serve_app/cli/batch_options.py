@@ -1,0 +1,35 @@
+"""The options of ``serve-app batch run``, each with its help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_URL = "http://127.0.0.1:8010"
+
+Source = Annotated[str, typer.Argument(metavar="INPUT", help="JSONL, CSV, text or Parquet; a path, or a URL that fsspec opens.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where the answers go: JSONL in the form of OpenAI's Batch API.")]
+Url = Annotated[str, typer.Option(help=f"The running service. Default: {DEFAULT_URL}.")]
+Embedded = Annotated[
+    Path | None,
+    typer.Option(metavar="CONFIG", help="Start this fleet here for the batch, in place of a running service, and end it."),
+]
+Model = Annotated[str, typer.Option(help="Of lines that name none. Default: the one that is served.")]
+Chat = Annotated[bool, typer.Option("--chat/--no-chat", help="A prompt is a user's message, or text to go on with.")]
+System = Annotated[str, typer.Option(help="The system's message before each prompt of a chat.")]
+PromptField = Annotated[str, typer.Option(help="The column or key that holds the prompt.")]
+Parameter = Annotated[
+    list[str] | None,
+    typer.Option("--param", "-p", help="A field of each request, as NAME=VALUE: max_tokens=64, temperature=0."),
+]
+Schema = Annotated[Path | None, typer.Option(help="A JSON schema that each answer of a chat has to fit.")]
+Form = Annotated[str, typer.Option("--format", help="jsonl, csv, text or parquet. Default: by the name.")]
+Concurrency = Annotated[int, typer.Option(min=1, max=4096, help="Requests at once, at most; fewer where the service is full.")]
+Tries = Annotated[int, typer.Option(min=1, help="Of a request that the service fails.")]
+PatienceS = Annotated[float, typer.Option(min=1, help="Stop, to be resumed, when for so long nothing was answered.")]
+TokensPerMinute = Annotated[int | None, typer.Option("--max-tokens-per-minute", min=1, help="Of prompts and answers.")]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(help="Its first line that is no comment and no digest is the API key. Default: $SERVE_APP_API_KEY, or none."),
+]
+RetryFailed = Annotated[bool, typer.Option(help="Ask again for lines that failed in an earlier run.")]
