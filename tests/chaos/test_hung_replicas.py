@@ -22,7 +22,7 @@ from tests.replica.hanging import FILE
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
 
-PORT = 8076
+PORT = 8063
 NUM_STREAMS = 4
 LIMIT_S = 300.0  # of a busy machine
 JUDGES = ("ray::ServeController", "ray::LeaseBoard")
