@@ -37,7 +37,9 @@ def pair(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iter
         simulated={"profile": "a10g-llama-8b"},
         num_ingresses=NUM_INGRESSES,
     )
-    config["ingress"]["ledger"] = {"dir": str(root / "ledger")}
+    # On a machine where others stop an ingress for seconds, its links would be given up and new requests refused: other scenarios' faults.
+    config["protocol"] = {"heartbeat_timeout_s": 60.0}
+    config["ingress"] |= {"ledger": {"dir": str(root / "ledger")}, "max_loop_lag_s": 30.0}
     with fleet(config, root) as running:
         yield running
 
@@ -73,7 +75,7 @@ def test_a_replica_that_gets_sigterm_takes_nothing_more_and_loses_no_stream(pair
     pair.wait_until_ready()
     healed_s = time.time() - sent_at
     assert victim_id not in {m["replica_id"] for m in pair.members("replica")}
-    assert all(a.folded() == undisturbed_short.folded() for a in load.answers)
+    assert [a.folded() for a in load.answers] == [undisturbed_short.folded()] * len(load.answers)
     num_all = num_before + len(answers) + len(load.answers)
     wait_until(lambda: len(ledger_lines(folder)) >= num_all, limit_s=LIMIT_S, what="the ledger's lines")
     lines = ledger_lines(folder)[num_before:]
