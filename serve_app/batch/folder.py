@@ -5,7 +5,6 @@ ingress that replaces another one begins before that has ended.
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
@@ -16,15 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from serve_app.batch.output import put_in_place
+from serve_app.batch.reserve import NO_ROOM, Reserve
 from serve_app.errors import ConfigError, StorageFailed, StorageFull
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LEFTOVER_S = 3600.0
 """What is no file of the database and was not written to for so long belongs to a process that was killed."""
-
-
-_RESERVE_BYTES = 1 << 20
-"""Room that is kept for deletions and cancellations: each is a change of the database, for which a full disk has no place."""
 
 
 class Folder:
@@ -37,7 +32,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._files, self._work = root / "files", root / "work"
-        self._reserve = root / "reserve"
+        self.reserve = Reserve(root / "reserve", self.part)
         try:
             for folder in (root, self._files, self._work):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,30 +51,6 @@ class Folder:
         except OSError as exc:
             problem = f"{self.root / 'lock'} cannot be locked: {exc.strerror or exc}"
             raise ConfigError("ingress.batch.dir", problem, "name a folder on a file system that has flock") from exc
-
-    def keep_reserve(self) -> None:
-        """Take the room that `free_reserve` may give back, unless it is taken or the disk has little more room than that.
-
-        Deletions and cancellations are given the reserve's room when the disk is full. It must not be taken from under them.
-        """
-        if self._reserve.exists() or self.free_bytes() < 2 * _RESERVE_BYTES:
-            return
-        part = self.part()
-        try:
-            part.write_bytes(os.urandom(_RESERVE_BYTES))  # zeros take no room on a file system that compresses
-            part.replace(self._reserve)
-        except OSError as exc:
-            part.unlink(missing_ok=True)
-            if exc.errno not in _NO_ROOM:
-                raise
-
-    def free_reserve(self) -> bool:
-        """Give the room back to the disk; return whether there was any."""
-        try:
-            self._reserve.unlink()
-        except FileNotFoundError:
-            return False
-        return True
 
     def free_bytes(self) -> int:
         """Return how much the folder's disk has room for, the reserve apart."""
@@ -149,7 +120,7 @@ class Folder:
 
 def storage_error(exc: Exception) -> StorageFailed:
     """Return what a client is told of an error of the disk or of SQLite."""
-    if isinstance(exc, OSError) and exc.errno in _NO_ROOM:
+    if isinstance(exc, OSError) and exc.errno in NO_ROOM:
         return StorageFull(problem=os.strerror(exc.errno))
     if "disk is full" in str(exc):
         return StorageFull(problem="the database cannot grow")

@@ -29,7 +29,7 @@ class BatchService:
 
     def __init__(self, settings: BatchSettings) -> None:
         self._storage = open_storage(settings)
-        disk = DiskThreads(self._storage.scratch.free_reserve)
+        disk = DiskThreads(self._storage.scratch.reserve.free)
         self._worker = Worker(settings, self._storage)
         self.files: Routes = FilesApi(settings, self._storage, disk)
         self.batches: Routes = BatchesApi(settings, self._storage.store, disk, self._worker.wake)

@@ -177,7 +177,7 @@ class Worker:
 
     def _keep_house(self) -> None:
         FREE_BYTES.set(self._storage.scratch.free_bytes())
-        self._storage.scratch.keep_reserve()
+        self._storage.scratch.reserve.keep()
         for status, count in self._storage.store.count_batches().items():
             BATCHES.labels(status).set(count)
         if time.monotonic() - self._cleaned_at < _CLEAN_S:

@@ -271,4 +271,4 @@ def own_words(message: str) -> str:
 
 
 def _own_errors(message: str) -> list[str]:
-    return re.findall(r"^serve_app\.errors\.\w+: (.+)$", message, re.MULTILINE)
+    return re.findall(r"^serve_app\.errors\.[\w.]+: (.+)$", message, re.MULTILINE)

@@ -18,10 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app import descriptors
 from serve_app.batch.service import BatchService, Routes
 from serve_app.errors import (
-    BadRequest,
     BodyTooSlow,
     IngressOverloaded,
-    ModelNotFound,
     NotSupported,
     RequestTooLarge,
     ServerStopping,
@@ -30,15 +28,8 @@ from serve_app.errors import (
 )
 from serve_app.ingress.accounting import Accounting
 from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.body_fields import (
-    RESPONSES_STATE,
-    BodyFields,
-    check_num_values,
-    check_request_id,
-    parse_fields,
-    refuse_stored_responses,
-)
-from serve_app.ingress.canary import SHARED_ROUTES, Canary
+from serve_app.ingress.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
+from serve_app.ingress.canary import SHARED_ROUTES
 from serve_app.ingress.connection import CROWDED, STALLED
 from serve_app.ingress.error_answers import answer_of, method_not_allowed, not_found
 from serve_app.ingress.frontend import FrontEnd, serves
@@ -50,6 +41,7 @@ from serve_app.ingress.own_answers import FleetReport, OwnAnswers
 from serve_app.ingress.receipt import ReceiptSend
 from serve_app.ingress.request_metrics import count_request
 from serve_app.ingress.sagemaker import INVOCATIONS, PING, route_of
+from serve_app.ingress.served_models import ServedModels
 from serve_app.ingress.verdict import Verdict, current_verdict
 
 logger = logging.getLogger(__name__)
@@ -112,16 +104,8 @@ class IngressApp:
         self.accounting = accounting
         self._stopped = False
         self._running: dict[asyncio.Timeout, Verdict] = {}
-        self._front_ends = dict(front_ends)
-        self._listed = {name: front for name, front in front_ends.items() if front.model.canary is None}
-        self._adapters = {name: front for front in front_ends.values() for name in front.adapters}
-        self._default = next(iter(self._listed.values()))
-        self.canaries = {
-            front.model.canary.of: Canary(front, front_ends[front.model.canary.of].model)
-            for front in front_ends.values()
-            if front.model.canary is not None
-        }
-        """By the name of the model whose requests each shares."""
+        self._models = ServedModels(front_ends)
+        self.canaries = self._models.canaries
         self._limits = limits
         self.lag = LoopLag(limits.max_loop_lag_s)
         self._keys = keys
@@ -130,7 +114,9 @@ class IngressApp:
             for name, front in front_ends.items()
         }
         self._post = VLLM_ROUTES | {"/generate"}
-        self._own = OwnAnswers(self._listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining, report=report)
+        self._own = OwnAnswers(
+            self._models.listed, version=version, fleet_id=fleet_id, is_draining=lambda: self.draining, report=report
+        )
         self._get = self._own.by_path()
         if sagemaker:
             self._get[PING] = self._own.readyz
@@ -261,7 +247,7 @@ class IngressApp:
             if not limit.expired():
                 raise
             raise BodyTooSlow(limit_s=self._limits.body_timeout_s) from None
-        check_num_values(body, max(front.engine.model_config.max_model_len for front in self._front_ends.values()))
+        check_num_values(body, self._models.max_model_len)
         fields = parse_fields(body)
         if verdict.account is not None:
             verdict.account.asked(fields)
@@ -272,7 +258,7 @@ class IngressApp:
         if path == INVOCATIONS:
             path = route_of(body)
             scope = {**scope, "path": path, "raw_path": path.encode()}
-        front = self._front_end(path, fields)
+        front = self._models.front_end(path, fields)
         if path in _TOKENIZERS and len(body) > (limit_bytes := tokenizer_bytes(front.engine.model_config.max_model_len)):
             raise RequestTooLarge(size_bytes=len(body), limit_bytes=limit_bytes)
         app_of = partial(self._app_of, path, held, verdict)
@@ -342,33 +328,6 @@ class IngressApp:
                 raise RequestTooLarge(size_bytes=size, limit_bytes=limit)
             if not message.get("more_body", False):
                 return b"".join(chunks)
-
-    def _front_end(self, path: str, fields: BodyFields | None) -> FrontEnd:
-        """Return the model's front end; a body that names none by a text goes to the first one, whose error is vLLM's own.
-
-        Raises:
-            BadRequest: The request's own id cannot be used, or several models are served and none is named.
-            ModelNotFound: Another model is asked for than is served here.
-            NotSupported: A field of the Responses API that needs a store.
-        """
-        if fields is None:
-            return self._default
-        check_request_id("request_id", fields.request_id)
-        if path == "/v1/responses":
-            refuse_stored_responses(fields)
-        if fields.model is None or fields.model == "":
-            return self._the_only_one()
-        if not isinstance(fields.model, str):
-            return self._default
-        front = self._front_ends.get(fields.model) or self._adapters.get(fields.model)
-        if front is None:
-            raise ModelNotFound(model=fields.model, served=(*self._listed, *self._adapters))
-        return front
-
-    def _the_only_one(self) -> FrontEnd:
-        if len(self._listed) > 1:
-            raise BadRequest(param="model", problem=f"name one of {', '.join(self._listed)}")
-        return self._default
 
 
 def tokenizer_bytes(max_model_len: int) -> int:

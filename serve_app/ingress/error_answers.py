@@ -1,7 +1,7 @@
 """What an HTTP client is told about an error: one body for every route, before a stream has begun and within it.
 
 The body is that of vLLM's `/v1` routes. `type` is vLLM's word where vLLM has such an error (its own ones, 400 and 404), and the
-`code` of `errors.py` for what only a fleet has: no_replica, queue_full, replica_lost, ... `code` is the status, as vLLM's.
+`code` of `serve_app/errors` for what only a fleet has: no_replica, queue_full, replica_lost, ... `code` is the status, as vLLM's.
 `retry_after_s`, where the error has one, is the header Retry-After once more: a stream that has begun has no header left to send.
 """
 

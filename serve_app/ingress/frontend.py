@@ -27,6 +27,7 @@ from serve_app.ingress.adapters import adapters_of
 from serve_app.ingress.direct import DirectRoute, direct_routes
 from serve_app.ingress.first_errors import stop_at_first_errors
 from serve_app.ingress.fleet_client import FleetClient
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.ingress.grammar_trials import GrammarTrials, try_grammars
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
 from serve_app.ingress.tokenizing import tokenize_directly
@@ -118,19 +119,24 @@ def serves(app: FastAPI, path: str) -> bool:
     return any(getattr(route, "path", None) == path for route in app.routes)
 
 
-async def build_front_end(model: ModelSettings, model_path: str, client: FleetClient) -> FrontEnd:
+async def build_front_end(
+    model: ModelSettings, model_path: str, client: FleetClient, *, compiler: GrammarCompiler | None = None
+) -> FrontEnd:
     """Build the front end; takes seconds (tokenizer, chat template) and starts no engine.
+
+    Args:
+        compiler: Compiles grammars on trial, for this model and others. Default: one for this model alone.
 
     Raises:
         FrontEndStartFailed: vLLM refuses an argument, or a file of the checkpoint.
     """
     try:
-        return await _build(model, frontend_engine_args(model, model_path), client)
+        return await _build(model, frontend_engine_args(model, model_path), client, compiler or GrammarCompiler())
     except Exception as exc:  # vLLM raises of every kind: KeyError for an unknown parser, OSError for a missing tokenizer
         raise FrontEndStartFailed(model.name, in_one_line(exc)) from exc
 
 
-async def _build(model: ModelSettings, engine_args: dict[str, Any], client: FleetClient) -> FrontEnd:
+async def _build(model: ModelSettings, engine_args: dict[str, Any], client: FleetClient, compiler: GrammarCompiler) -> FrontEnd:
     args = _namespace(model, engine_args)
     inspect_models_here()
     vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -146,7 +152,7 @@ async def _build(model: ModelSettings, engine_args: dict[str, Any], client: Flee
         if isinstance(stat_logger, SharedPrometheusStatLogger):
             stat_logger.streams = client.streams
     front = FrontEnd(model, client, engine, args)
-    front.grammars = try_grammars(engine, vllm_config)
+    front.grammars = try_grammars(engine, vllm_config, compiler)
     await front.app()  # what it cannot be built of is said now
     return front
 

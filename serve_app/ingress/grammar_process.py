@@ -3,8 +3,8 @@
 xgrammar's compiler has no limit of time, and nothing can stop a thread in it; the kernel can stop a child process. This process imports
 xgrammar and nothing of vLLM, so that it stays small and has one thread: forking it is cheap and safe.
 
-Each line of standard input is JSON: first the limits and the tokenizer, then one trial a line. An empty object on standard
-output says that the process is ready, then each trial becomes one line. The process ends with its input.
+Each line of standard input is JSON: first the limits, then a tokenizer with its number, or a trial with the number of its tokenizer. An
+empty object on standard output says that the process is ready, then each trial becomes one line. The process ends with its input.
 """
 
 import json
@@ -34,7 +34,8 @@ _CAUSES = {signal.SIGXCPU: "time", signal.SIGABRT: "memory", signal.SIGSEGV: "de
 def serve() -> None:
     """Run the trials that standard input asks for, all at once, until it ends."""
     children: dict[int, int] = {}
-    waiting, compiler, limits = b"", None, {}
+    compilers: dict[int, Any] = {}
+    waiting, limits = b"", None
     while True:
         readable, _, _ = select.select([0], [], [], _LOOK_S if children else None)
         if readable:
@@ -42,11 +43,13 @@ def serve() -> None:
                 break
             *lines, waiting = (waiting + data).split(b"\n")
             for line in map(json.loads, lines):
-                if compiler is None:
-                    limits, compiler = line["limits"], _compiler(line["tokenizer"])
+                if limits is None:
+                    limits = line["limits"]
                     os.write(1, b"{}\n")
+                elif "tokenizer" in line:
+                    compilers[line["number"]] = _compiler(line["tokenizer"])
                 else:
-                    children[_begin(compiler, line, limits)] = line["id"]
+                    children[_begin(compilers[line["number"]], line, limits)] = line["id"]
         _report_killed(children)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
@@ -62,7 +65,7 @@ def _begin(compiler: Any, trial: Mapping[str, Any], limits: Mapping[str, Any]) -
         return pid
     status = 1
     try:
-        os.nice(10)  # the ingress's event loop and streams go first
+        os.nice(5)  # the ingress's event loop and streams go first
         _limit(limits["compile_s"], limits["memory_bytes"])
         signal.setitimer(signal.ITIMER_REAL, limits["run_s"])  # its signal ends a process that waits for anything, too
         os.write(1, json.dumps({"id": trial["id"], **_try(compiler, trial)}).encode() + b"\n")

@@ -1,25 +1,18 @@
 """Grammars that a request's answer must keep to, tried before the event loop reads them and an engine compiles them.
 
 Within 64 KiB a schema, regular expression or grammar may keep xgrammar's compiler busy for minutes: in the engine core, whose few compiler
-threads every constrained request needs, also after its client has left. Nothing can stop a thread in there. So each new grammar is compiled
-once in a process of the ingress (`grammar_process.py`), which the kernel ends at a limit, and only what passes goes on. The engine compiles
-it again: its result is larger than the text by a factor of a thousand, and slower to send than to make.
+threads every constrained request needs, also after its client has left. Nothing can stop a thread in there. So each new grammar is
+compiled once in a process of the ingress (`grammar_compiler.py`), which the kernel ends at a limit, and only what passes goes on to an
+engine. The engine compiles it again: the result is larger than the text by a factor of a thousand, and slower to send than to make.
 """
 
 import asyncio
 import hashlib
-import json
-import logging
-import os
-import signal
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import xgrammar as xgr
 from vllm.exceptions import VLLMValidationError
@@ -29,102 +22,15 @@ from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
 from serve_app.errors import BadRequest, GrammarsBusy
+from serve_app.ingress.grammar_compiler import LATE, GrammarCompiler
 from serve_app.ingress.verdict import current_verdict
 
-logger = logging.getLogger(__name__)
-
-_AT_ONCE = min(4, os.cpu_count() or 1)
 _REMEMBERED = 1024
-_SPARE_S = 5.0
-_LATE: dict[str, Any] = {"step": "late"}
 _RETRY_AFTER_S = 1.0
 
 _IN_LOOP_S = 0.25
 """CPU seconds that reading may take, which vLLM does in the event loop, and finding the tokens that may come first, which the engine does
 in a step. A schema of 16 kB with 100 properties takes 0.005 s to read."""
-
-
-@dataclass(frozen=True)
-class TrialLimits:
-    """What compiling one grammar may cost."""
-
-    compile_s: int = 5
-    """CPU seconds. A schema of 16 kB with 100 properties takes 0.15 s with a vocabulary of 49,152 tokens."""
-    memory_bytes: int = 1 << 30
-    run_s: float = 20.0
-    """Seconds that a trial may take, however busy the machine is."""
-    wait_s: float = 30.0
-    """Seconds that a request waits for its verdict, other grammars before it and the start of the process included."""
-
-
-class _Compiler:
-    """One process that tries grammars, and the trials that it has not answered."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._killed = False
-        self._ready = asyncio.Event()
-        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._reader = asyncio.create_task(self._read(), name="grammar-trials")
-
-    @classmethod
-    async def start(cls, tokenizer: str, limits: TrialLimits) -> Self:
-        command = (sys.executable, "-m", "serve_app.ingress.grammar_process")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        # A session of its own, so that `kill` reaches the children, too.
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True)
-        compiler = cls(process)
-        compiler._send({"tokenizer": tokenizer, "limits": asdict(limits)})
-        return compiler
-
-    @property
-    def has_ended(self) -> bool:
-        return self._killed or self._reader.done()
-
-    def kill(self) -> None:
-        """End it, and its children. What it has not answered has no verdict."""
-        self._killed = True
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    async def answer_to(self, trial: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Return what `grammar_process` says of the trial; the step "late" where it has said nothing in ``limit_s``."""
-        answer = self._answers[trial["id"]] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(trial)
-            await self._ready.wait()
-            async with asyncio.timeout(limit_s):
-                return await answer
-        except TimeoutError:
-            self.kill()  # each trial ends by itself before that: the process does not answer
-            return _LATE
-        finally:
-            del self._answers[trial["id"]]
-
-    def _send(self, line: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(line).encode() + b"\n")
-
-    async def _read(self) -> None:
-        """Pass on results until the process ends, or says what is no result."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            while line := await self._process.stdout.readline():
-                if not (result := json.loads(line)):
-                    self._ready.set()
-                elif (answer := self._answers.get(result["id"])) is not None and not answer.done():
-                    answer.set_result(result)
-        except ValueError:
-            logger.exception("the process that tries grammars said what is no result")
-        self.kill()
-        self._process.stdin.close()
-        status = await self._process.wait()
-        logger.warning("the process that tries grammars ended with status %s; the next grammar starts another", status)
-        self._ready.set()
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_result(_LATE)
 
 
 @dataclass
@@ -137,26 +43,27 @@ class _Trial:
 
 
 class GrammarTrials:
-    """The trials of one model. The process starts with the first trial and ends with this process or `close`.
+    """The trials of one model.
 
     Args:
         tokenizer: Returns xgrammar's serialized description of the tokenizer; called in a thread, until it has returned once.
             Requests with a grammar fail by what it raises.
+        compiler: Shared by all models of the ingress, whose owner closes it.
         any_whitespace: Whether schemas allow any white space between the values, as vLLM's setting says.
-        limits: Default: those of the service.
     """
 
-    def __init__(self, tokenizer: Callable[[], str], *, any_whitespace: bool = True, limits: TrialLimits | None = None) -> None:
+    def __init__(self, tokenizer: Callable[[], str], compiler: GrammarCompiler, *, any_whitespace: bool = True) -> None:
+        self.compiler = compiler
         self._describe = tokenizer
-        self._tokenizer: str | None = None
+        self._describing = asyncio.Lock()
+        self._described: str | None = None
         self._any_whitespace = any_whitespace
-        self._limits = limits or TrialLimits()
-        self._places = asyncio.Semaphore(_AT_ONCE)
-        self._starting = asyncio.Lock()
-        self._compiler: _Compiler | None = None
         self._trials: dict[bytes, _Trial] = {}
-        self._num = 0
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+
+    async def prepare(self) -> None:
+        """Start the process and tell it this model's tokenizer, so that the first request with a grammar need not wait for either."""
+        await self.compiler.prepare(await self._tokenizer())
 
     async def check(self, params: StructuredOutputsParams) -> None:
         """Return if the grammar of ``params`` may go on to vLLM and an engine.
@@ -173,15 +80,10 @@ class GrammarTrials:
         if digest not in self._verdicts:
             await self._wait_for_verdict(digest, *kind_and_spec)
         if digest not in self._verdicts:
-            _refuse(GrammarsBusy(limit_s=self._limits.wait_s, retry_after_s=_RETRY_AFTER_S))
+            _refuse(GrammarsBusy(limit_s=self.compiler.limits.wait_s, retry_after_s=_RETRY_AFTER_S))
         self._verdicts.move_to_end(digest)
         if (refusal := self._verdicts[digest]) is not None:
             _refuse(BadRequest("structured_outputs", refusal))
-
-    def close(self) -> None:
-        """End the process. What waits for it has no verdict."""
-        if self._compiler is not None:
-            self._compiler.kill()
 
     async def _wait_for_verdict(self, digest: bytes, kind: str, spec: str) -> None:
         """Return when there is one, or none in time. A trial that has begun goes on without the requests that wanted it."""
@@ -191,7 +93,7 @@ class GrammarTrials:
             task.add_done_callback(lambda _: self._trials.pop(digest))
         trial.num_waiting += 1
         try:
-            async with asyncio.timeout(self._limits.wait_s):
+            async with asyncio.timeout(self.compiler.limits.wait_s):
                 await asyncio.shield(trial.task)
         except TimeoutError:
             return
@@ -201,22 +103,18 @@ class GrammarTrials:
                 trial.task.cancel()
 
     async def _judge(self, digest: bytes, kind: str, spec: str) -> None:
-        async with self._places:
+        async with self.compiler.places:
             self._trials[digest].begun = True
-            compiler = await self._running()
-            self._num += 1
-            trial = {"id": self._num, "kind": kind, "spec": spec, "any_whitespace": self._any_whitespace}
-            result = await compiler.answer_to(trial, self._limits.run_s + _SPARE_S)
-            if result["step"] != "late":
+            tokenizer = await self._tokenizer()
+            result = await self.compiler.try_(kind, spec, tokenizer=tokenizer, any_whitespace=self._any_whitespace)
+            if result["step"] != LATE:
                 self._remember(digest, self._refusal(result))
 
-    async def _running(self) -> _Compiler:
-        async with self._starting:
-            if self._tokenizer is None:
-                self._tokenizer = await asyncio.to_thread(self._describe)
-            if self._compiler is None or self._compiler.has_ended:
-                self._compiler = await _Compiler.start(self._tokenizer, self._limits)
-            return self._compiler
+    async def _tokenizer(self) -> str:
+        async with self._describing:
+            if self._described is None:
+                self._described = await asyncio.to_thread(self._describe)
+            return self._described
 
     def _remember(self, digest: bytes, refusal: str | None) -> None:
         self._verdicts[digest] = refusal
@@ -225,7 +123,7 @@ class GrammarTrials:
 
     def _refusal(self, result: dict[str, Any]) -> str | None:
         """Return what is said to the client; None if the grammar passes."""
-        limits, way_out = self._limits, "simplify it: fewer alternatives, repetitions or properties"
+        limits, way_out = self.compiler.limits, "simplify it: fewer alternatives, repetitions or properties"
         match result["step"]:
             case "time":
                 return f"The grammar of the answer takes more than {limits.compile_s} s to compile, which is the limit; {way_out}"
@@ -250,7 +148,7 @@ def _refuse(error: GrammarsBusy | BadRequest) -> NoReturn:
     raise VLLMValidationError(str(error), parameter="structured_outputs")
 
 
-def try_grammars(engine: Any, vllm_config: Any) -> GrammarTrials | None:
+def try_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> GrammarTrials | None:
     """Let ``engine``, vLLM's `AsyncLLM`, try the grammar of each request before it takes the request.
 
     Returns:
@@ -260,7 +158,7 @@ def try_grammars(engine: Any, vllm_config: Any) -> GrammarTrials | None:
     if config.backend not in ("auto", "xgrammar") or tokenizer is None or is_mistral_tokenizer(tokenizer):
         return None
     describe = partial(tokenizer_description, tokenizer, vllm_config.model_config.get_vocab_size())
-    trials = GrammarTrials(describe, any_whitespace=not config.disable_any_whitespace)
+    trials = GrammarTrials(describe, compiler, any_whitespace=not config.disable_any_whitespace)
     add = engine.add_request
 
     async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from serve_app import VERSION
@@ -19,6 +19,7 @@ from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import VLLM_VERSION, FrontEnd, build_front_end
 from serve_app.ingress.generate import NEWLINE, NUL
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.own_answers import FleetReport
 from serve_app.ingress.request_metrics import begin_at_zero
@@ -39,6 +40,7 @@ class IngressRuntime:
     front_ends: dict[str, FrontEnd]
     batches: BatchService | None = None
     vllm_version: str = VLLM_VERSION
+    grammars: GrammarCompiler = field(default_factory=GrammarCompiler)
 
     @classmethod
     async def build(cls, settings: Settings, *, ingress_id: str, fleet_id: str, report: FleetReport | None = None) -> Self:
@@ -48,7 +50,8 @@ class IngressRuntime:
             ConfigError: A file that the settings name cannot be used.
         """
         keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
-        fronts = {m.name: await cls._front_end(settings, m, ingress_id) for m in settings.models.values()}
+        grammars = GrammarCompiler()
+        fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars) for m in settings.models.values()}
         batches = None if (storage := settings.ingress.batch) is None else await asyncio.to_thread(BatchService, storage)
         limits = AppLimits(
             settings.ingress.max_body_bytes,
@@ -71,15 +74,15 @@ class IngressRuntime:
         bounds = {m.name: (m.replicas.min, m.replicas.max) for m in settings.models.values()}
         begin_at_zero(["", *fronts])
         metrics.register((front.client.fleet for front in fronts.values()), canaries, bounds)
-        return cls(app, Listener(app, settings.ingress), fronts, batches)
+        return cls(app, Listener(app, settings.ingress), fronts, batches, grammars=grammars)
 
     @staticmethod
-    async def _front_end(settings: Settings, model: ModelSettings, ingress_id: str) -> FrontEnd:
+    async def _front_end(settings: Settings, model: ModelSettings, ingress_id: str, grammars: GrammarCompiler) -> FrontEnd:
         protocol = settings.protocol
         tls = client_context(protocol.tls)
         client = FleetClient(settings, model, ingress_id=ingress_id, token=cluster_token(settings), tls=tls)
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
-        return await build_front_end(model, path, client)
+        return await build_front_end(model, path, client, compiler=grammars)
 
     def start(self) -> list[asyncio.Task[Any]]:
         """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
@@ -88,6 +91,15 @@ class IngressRuntime:
             self.batches.start(self.app.answer_batch, (*self.front_ends, *adapters))
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
         return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
+
+    async def prepare_grammars(self) -> None:
+        """Start what tries grammars, so that the first request with one need not wait for that."""
+        for name, front in self.front_ends.items():
+            try:
+                if front.grammars is not None:
+                    await front.grammars.prepare()
+            except Exception:  # of xgrammar, for a tokenizer that it does not know: requests with a grammar get the error
+                logger.exception("the tokenizer of %r cannot be prepared for grammars", name)
 
     async def drain(self, limit_s: float) -> None:
         """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error.
@@ -103,9 +115,7 @@ class IngressRuntime:
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
         await giving_up
-        for front in self.front_ends.values():
-            if front.grammars is not None:
-                front.grammars.close()
+        await self.grammars.close()
         if self.batches is not None:
             await asyncio.to_thread(self.batches.close)
         if self.app.accounting is not None:

@@ -1,4 +1,4 @@
-"""What ends a link between ingress and replica, and no more than that; the tree is in `serve_app/errors.py`."""
+"""What ends a link between ingress and replica, and no more than that; the tree is in `serve_app/errors/__init__.py`."""
 
 from dataclasses import dataclass
 from typing import ClassVar

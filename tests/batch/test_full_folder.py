@@ -47,8 +47,8 @@ def told_bytes() -> float:
 
 def test_what_makes_room_goes_on_with_the_reserve_and_what_needs_room_is_refused(disk: Path) -> None:
     folder = Folder(disk / "store")
-    folder.keep_reserve()
-    store, threads = Store(SqliteDatabase(folder.database)), DiskThreads(folder.free_reserve)
+    folder.reserve.keep()
+    store, threads = Store(SqliteDatabase(folder.database)), DiskThreads(folder.reserve.free)
     for number in range(3):
         folder.path(f"file-{number}").write_text("prompt")
         store.add_file(file_of(number), limit=1 << 20)
@@ -68,7 +68,7 @@ def test_what_makes_room_goes_on_with_the_reserve_and_what_needs_room_is_refused
 
     with full(disk):
         asyncio.run(change_when_full())
-        assert not folder.free_reserve(), "it was given back once"
+        assert not folder.reserve.free(), "it was given back once"
     assert store.batch("batch_1", "").status == "cancelling"
     assert [file.id for file in store.files("", purpose=None, after=None, limit=5000, oldest_first=True).records][:2] == [
         "file-0",
@@ -82,21 +82,21 @@ def test_the_reserve_is_taken_again_once_there_is_room_and_the_room_is_told(disk
     with full(disk):
         worker._keep_house()
         assert told_bytes() == 0
-        assert not folder.free_reserve()
+        assert not folder.reserve.free()
     worker._keep_house()
     assert told_bytes() > 1 << 20
-    assert folder.free_reserve()
+    assert folder.reserve.free()
 
 
 def test_the_reserve_is_not_taken_from_a_disk_that_has_little_more(disk: Path) -> None:
     folder = Folder(disk / "store")
     with (disk / "other").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, folder.free_bytes() - (3 << 19))
-    folder.keep_reserve()
-    assert not folder.free_reserve(), "1.5 MiB are free"
+    folder.reserve.keep()
+    assert not folder.reserve.free(), "1.5 MiB are free"
     (disk / "other").unlink()
-    folder.keep_reserve()
-    assert folder.free_reserve()
+    folder.reserve.keep()
+    assert folder.reserve.free()
 
 
 def test_two_deletions_at_once_share_the_room_that_one_of_them_made() -> None:

@@ -97,29 +97,23 @@ def test_what_a_runner_sends_after_its_lease_was_taken_over_is_not_kept(
         assert list(journal.results(failed=False)) == ["answer 1"]
 
 
-def test_a_lease_holds_again_unless_another_ingress_has_it(ingresses: tuple[Storage, Storage], postgres: PostgresServer) -> None:
-    one, other = ingresses
-    add_batch(one)
-    add_batch(one, "batch_2")
-    for batch_id in ("batch_1", "batch_2"):
-        assert one.claims.take(batch_id) is not None
-    end_leases(postgres)
-    assert other.claims.take("batch_2") is not None
-    assert one.claims.renew(["batch_1", "batch_2"]) == {"batch_1"}
-    assert other.claims.take("batch_1") is None, "it was renewed"
-
-
-def test_a_lease_that_runs_no_batch_is_not_renewed_for_the_others_sake(
-    ingresses: tuple[Storage, Storage], postgres: PostgresServer
+@pytest.mark.parametrize(
+    ("taken", "renewed", "free"),
+    [(["batch_2"], ["batch_1", "batch_2"], []), ([], ["batch_1"], ["batch_2"])],
+    ids=["another ingress has taken one over", "one runs no batch any more"],
+)
+def test_a_lease_that_is_over_holds_again_if_it_is_renewed_and_nobody_else_has_it(
+    ingresses: tuple[Storage, Storage], postgres: PostgresServer, taken: list[str], renewed: list[str], free: list[str]
 ) -> None:
     one, other = ingresses
-    add_batch(one)
-    add_batch(one, "batch_2")
-    for batch_id in ("batch_1", "batch_2"):
+    batch_ids = ["batch_1", "batch_2"]
+    for batch_id in batch_ids:
+        add_batch(one, batch_id)
         assert one.claims.take(batch_id) is not None
     end_leases(postgres)
-    assert one.claims.renew(["batch_1"]) == {"batch_1"}
-    assert other.claims.take("batch_2") is not None
+    assert [batch_id for batch_id in taken if other.claims.take(batch_id) is None] == []
+    assert one.claims.renew(renewed) == {"batch_1"}
+    assert [batch_id for batch_id in batch_ids if batch_id not in taken and other.claims.take(batch_id)] == free
 
 
 def test_a_journal_has_what_was_published_of_a_line_last_and_failures_too(ingresses: tuple[Storage, Storage]) -> None:

@@ -1,4 +1,7 @@
-"""Every check across values: one set of values that triggers it, with both values in the sentence, and one beside it that does not."""
+"""Checks across values: one set of values that triggers each, with both values in the sentence, and one beside it that does not.
+
+The order of timeouts has test_lint_timeouts.py.
+"""
 
 import re
 from typing import Any
@@ -6,9 +9,8 @@ from typing import Any
 import pytest
 
 from serve_app.config.checks import RESERVED_PORTS
-from serve_app.config.timeouts import RULES
 from tests.chart.lint_rows import EDGE, EFFECT, IMAGES, PODS, SCALING, WEIGHTS, Check
-from tests.chart.places import ALB, HUB, S3
+from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, models, render
 from tools.chart_schema import rule_names
 
@@ -22,68 +24,6 @@ INNOCENT = {
 }
 """Variables whose names or values resemble a secret's."""
 CUDA = MODEL | {"model": "/opt/model", "device": "cuda", "gpus_per_replica": 2}
-
-
-TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
-    ("drain-outlasts-wait", at("config.timeouts.drain_s", 20), ("20", "30"), at("config.timeouts.drain_s", 30)),
-    ("client-outlasts-drain", at("timeouts.clientSeconds", 599), ("599", "600"), at("timeouts.clientSeconds", 600)),
-    (
-        "load-balancer-outlasts-silence",
-        at("timeouts.loadBalancerIdleSeconds", 89),
-        ("89", "30", "60"),
-        at("timeouts.loadBalancerIdleSeconds", 90),
-    ),
-    (
-        "keep-alive-outlasts-load-balancer",
-        at("config.ingress.keep_alive_s", 120),
-        ("120",),
-        at("config.ingress.keep_alive_s", 121),
-    ),
-    ("unready-outlasts-probe", at("config.ingress.unready_s", 4), ("is 4",), at("config.ingress.unready_s", 5)),
-    (
-        "unready-outlasts-health-check",
-        merged(ALB, at("config.ingress.unready_s", 11)),
-        ("is 11", "is 10"),
-        merged(ALB, at("config.ingress.unready_s", 12)),
-    ),
-    ("node-drain-outlasts-serve", at("timeouts.rayDrainSeconds", 615), ("615", "616"), at("timeouts.rayDrainSeconds", 616)),
-    (
-        "pod-grace-outlasts-node-drain",
-        at("timeouts.terminationGracePeriodSeconds", 640),
-        ("640", "626", "is 5"),
-        at("timeouts.terminationGracePeriodSeconds", 641),
-    ),
-    (
-        "old-cluster-outlasts-drain",
-        at("timeouts.rayClusterDeletionDelaySeconds", 659),
-        ("659", "600"),
-        at("timeouts.rayClusterDeletionDelaySeconds", 660),
-    ),
-    ("gcs-reconnect-outlasts-drain", at("timeouts.gcsReconnectSeconds", 600), ("600",), at("timeouts.gcsReconnectSeconds", 601)),
-    ("head-outlasts-worker-sleep", at("head.preStopSleepSeconds", 19), ("19", "is 5"), at("head.preStopSleepSeconds", 20)),
-    (
-        "spot-notice-outlasts-drain",
-        at("ingressPods.spot", True),
-        ("120", "600", "is 6"),
-        merged(at("ingressPods.spot", True), at("config.timeouts.drain_s", 114)),
-    ),
-]
-
-
-@pytest.mark.parametrize(("rule", "broken", "shown", "kept"), TIMEOUTS, ids=[rule for rule, *_ in TIMEOUTS])
-def test_a_timeout_out_of_order_is_refused_with_all_values_and_the_next_second_is_not(
-    rule: str, broken: dict[str, Any], shown: tuple[str, ...], kept: dict[str, Any]
-) -> None:
-    with pytest.raises(Refused, match=rule) as refusal:
-        render(broken)
-    assert [value for value in shown if value not in str(refusal.value)] == []
-    render(kept)
-
-
-def test_the_chart_has_the_rules_of_serve_app_check() -> None:
-    derived = {"serve-outlasts-drain"}  # the chart gives no way to set Serve's graceful shutdown
-    assert {rule for rule, *_ in TIMEOUTS} == {rule.name for rule in RULES} - derived
-
 
 CHECKS: list[Check] = [
     *PODS,
@@ -369,66 +309,6 @@ def test_a_release_that_kuberay_would_refuse_is_refused_here(release: str, shown
     with pytest.raises(Refused, match=shown):
         render(release=release)
     render(release="a" * 41)
-
-
-@pytest.mark.parametrize(
-    "path", ["serviceAcounts", "head.resorces", "config.ingress.prot", "config.models.m.pods.gpu", "image.tags"]
-)
-def test_a_misspelt_key_is_refused(path: str) -> None:
-    with pytest.raises(Refused, match="additional properties"):
-        render(at(path, "x"))
-
-
-@pytest.mark.parametrize("path", ["apiKeys.enabled", "networkPolicies.enabled", "head.tmpSize", "weights", "config"])
-def test_a_null_that_would_drop_a_default_is_refused(path: str) -> None:
-    with pytest.raises(Refused, match=f"missing property '{path.rpartition('.')[2]}'"):
-        render(at(path, None))
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("head.resources.requests.cpu", -1),
-        ("head.resources.requests.cpu", "1Gi"),
-        ("head.resources.limits.memory", "1.2.3Gi"),
-        ("head.resources.limits.memory", "500m"),
-        ("modelPods.shmSize", "1 Gi"),
-        ("networkPolicies.operatorNamespace", ""),
-        ("networkPolicies.prometheusNamespace", ""),
-        ("networkPolicies.weightsCidrs", ["10.0.0.1"]),
-        ("weights.activeDeadlineSeconds", 0),
-        ("weights.s3Endpoint", "minio:9000"),
-        ("head.extraEnv", [{"value": "x"}]),
-        ("config.models.m", {"replicas": {"min": 0}}),
-        ("config.models.m", {"replicas": {"min": 0}, "required": True}),
-        ("weights.downloads", [HUB | {"sha256": "b" * 64}]),
-        ("weights.downloads", [{key: value for key, value in HUB.items() if key != "revision"}]),
-        ("weights.downloads", [S3 | {"revision": "a" * 40}]),
-        ("weights.downloads", [{key: value for key, value in S3.items() if key != "sha256"}]),
-        ("ignoredRules", ["no-such-rule"]),
-        ("ignoredRules", ["port-taken"]),
-        ("global.imageRegistry", "https://r.example"),
-        ("image.repository", "https://r.example/app"),
-        ("serviceAccounts.worker.name", "My_Account"),
-        ("commonLabels", {"a": "b c"}),
-        ("head.extraEnv", [{"name": "N", "value": 1}]),
-        ("check.timeoutSeconds", 0),
-        ("serviceAccounts.head", {"create": False}),
-        ("ingressPods.topologySpreadConstraints", [{"topologyKey": "rack"}]),
-        ("modelPods.image", "gpu"),
-        ("modelPods.resources.limits.cpu", None),
-        ("config.models.m.pods.homeSize", "1 Gi"),
-    ],
-)
-def test_a_value_of_a_wrong_form_is_refused(path: str, value: Any) -> None:
-    with pytest.raises(Refused, match=f"at '/{path.replace('.', '/')}"):
-        render(at(path, value))
-
-
-@pytest.mark.parametrize("key", ["dns", "apiServerCidrs", "apiServerPorts", "weightsCidrs", "redisCidrs"])
-def test_an_empty_list_in_a_policy_which_would_mean_everybody_is_refused(key: str) -> None:
-    with pytest.raises(Refused, match=f"/networkPolicies/{key}"):
-        render(at(f"networkPolicies.{key}", []))
 
 
 def test_pods_of_a_model_that_is_called_head_are_not_the_heads() -> None:

@@ -7,20 +7,16 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.chart.edge_rows import EDGE, POLICIES, SECRETS
 from tests.chart.places import (
     ALB,
     BOARD,
     CLASSES,
     FT,
-    GPU,
-    INGRESS,
     LOADED,
-    LOADED_S3,
     MAPPING,
     MODEL,
     MONITORS,
-    OUTER,
-    OUTSIDE,
     ROUTE,
     RULES,
     TOLERATION,
@@ -28,28 +24,17 @@ from tests.chart.places import (
     Row,
     alert,
     annotations,
-    images,
     only,
-    pods,
-    policy,
-    pull_secrets,
     resources,
-    secrets_of,
     slo,
 )
-from tests.chart.render import CHART, Object, Rendered, at, merged, models, render
+from tests.chart.pod_rows import CONFIG, EVERYTHING, PODS
+from tests.chart.render import CHART, Object, Rendered, at, merged, render
 from tests.chart.stored_rows import REDIS, WEIGHTS
 from tests.chart.test_generated import leaves
 
-DIGEST = "sha256:" + "d" * 64
-SIMULATED = models({"name": "m", "model": "/opt/m", "simulated": {"profile": "a10g-llama-8b"}})
-HOST = merged(INGRESS, at("ingress.hosts", ["h"]))
 MODEL_GROUP = "model-smollm2-135m-instruct"
-UNNAMED = {"model": "/opt/m", "device": "cuda", "gpus_per_replica": 2}
-AMOUNTS = {"requests": {"cpu": "11m", "memory": "12Mi", "ephemeral-storage": "13Mi"}, "limits": {"cpu": "130", "memory": "140Gi"}}
-
 UI = at("ui.enabled", True)
-EVERYTHING = merged(GPU, FT, LOADED, MONITORS, at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"}))
 
 
 def uninstall(r: Rendered) -> Object:
@@ -62,10 +47,6 @@ def pages(r: Rendered) -> Object:
 
 def checked(r: Rendered) -> Object:
     return dict(r.of("Job")["check"]["spec"]["template"])
-
-
-def containers(spec: Object) -> list[Object]:
-    return [*spec["containers"], *spec.get("initContainers", [])]
 
 
 def accounts(r: Rendered) -> set[str]:
@@ -81,125 +62,6 @@ def all_labels(r: Rendered) -> Iterator[tuple[str, dict[str, str]]]:
         yield f"pod of {where}", template["metadata"]["labels"]
 
 
-CONFIG: list[Row] = [
-    ("config.models", {"m": UNNAMED, "n": UNNAMED}, lambda r: [*r.config["models"]], ["m", "n"], {}),
-    ("config.ingress.port", 8011, lambda r: r.container("ingress")["ports"][0], {"name": "http", "containerPort": 8011}, {}),
-    ("config.ingress.num_cpus", 2.5, lambda r: r.group("ingress")["rayStartParams"]["num-cpus"], "3", {}),
-    ("config.ingress.keep_alive_s", 131, lambda r: r.config["ingress"]["keep_alive_s"], 131, {}),
-    ("config.ingress.unready_s", 7, lambda r: r.environment("ingress")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"], "627", {}),
-    ("config.ingress.replicas.min", 2, lambda r: r.group("ingress")["replicas"], 2, at("config.ingress.replicas.max", 2)),
-    ("config.ingress.replicas.max", 3, lambda r: r.config["ingress"]["replicas"]["max"], 3, {}),
-    ("config.protocol.port", 8021, lambda r: r.container(MODEL)["ports"][0], {"name": "link", "containerPort": 8021}, {}),
-    ("config.timeouts.drain_s", 100, lambda r: r.pod(MODEL)["terminationGracePeriodSeconds"], 141, {}),
-    ("config.timeouts.no_replica_s", 31, lambda r: r.config["timeouts"]["no_replica_s"], 31, {}),
-]
-
-PODS: list[Row] = [
-    (
-        "global.imageRegistry",
-        "r.example:5000/mirror/",
-        lambda r: sorted({c["image"] for _, pod in r.pod_templates() for c in containers(pod["spec"])}),
-        [
-            f"r.example:5000/mirror/{name}"
-            for name in ("aws-cli/aws-cli:2.31.18", "serve-app:0.1.0", "serve-app:0.1.0-cuda", "valkey/valkey:8.1.4-bookworm")
-        ],
-        merged(EVERYTHING, LOADED_S3),
-    ),
-    ("global.imagePullSecrets", ["s"], lambda r: {*map(tuple, pull_secrets(r).values())}, {("s",)}, EVERYTHING),
-    (
-        "cudaImage.pullPolicy",
-        "Always",
-        lambda r: [r.container(g)["imagePullPolicy"] for g in ("head", MODEL)],
-        ["IfNotPresent", "Always"],
-        GPU,
-    ),
-    (
-        "cudaImage.pullSecrets",
-        ["s"],
-        lambda r: [where for where, secrets in pull_secrets(r).items() if secrets == ["s"]],
-        ["Deployment demo-headroom-m", "RayService demo model-m"],
-        merged(GPU, at("modelPods.headroom", {"pods": 1, "priorityClassName": "low"})),
-    ),
-    (
-        "weights.s3Image.pullSecrets",
-        ["s"],
-        lambda r: [secrets for where, secrets in pull_secrets(r).items() if where.startswith("Job demo-weights")],
-        [["s"]],
-        LOADED_S3,
-    ),
-    *images("image", lambda r: r.container("head"), {}, name="localhost/serve-app"),
-    (
-        "image.pullSecrets",
-        ["s"],
-        lambda r: [p["spec"]["imagePullSecrets"] for _, p in r.pod_templates()],
-        [[{"name": "s"}]] * 5,
-        {},
-    ),
-    ("cudaImage.repository", "h/i", lambda r: r.container(MODEL)["image"], "h/i:0.1.0-cuda", GPU),
-    ("cudaImage.tag", "9.9", lambda r: r.container(MODEL)["image"], "localhost/serve-app:9.9", GPU),
-    ("cudaImage.digest", DIGEST, lambda r: r.container(MODEL)["image"], f"localhost/serve-app@{DIGEST}", GPU),
-    ("rayVersion", "2.61.0", lambda r: r.cluster["rayVersion"], "2.61.0", {}),
-    *pods("head", "head"),
-    *resources("head.resources", lambda r: r.container("head")["resources"], disk=True),
-    *pods("ingressPods", "ingress"),
-    *resources("ingressPods.resources", lambda r: r.container("ingress")["resources"], disk=True),
-    *pods("modelPods", MODEL),
-    ("modelPods.resources", AMOUNTS, lambda r: r.container(MODEL)["resources"], AMOUNTS, {}),
-    ("modelPods.image", "cuda", lambda r: r.container(MODEL)["image"], "localhost/serve-app:0.1.0-cuda", SIMULATED),
-    (
-        "modelPods.compileCache.existingClaim",
-        "c",
-        lambda r: r.pod(MODEL)["volumes"][3],
-        {"name": "compile-cache", "persistentVolumeClaim": {"claimName": "c"}},
-        GPU,
-    ),
-    ("head.preStopSleepSeconds", 44, lambda r: r.pod("head")["terminationGracePeriodSeconds"], 74, {}),
-    (
-        "ingressPods.spot",
-        True,
-        lambda r: r.pod("ingress")["terminationGracePeriodSeconds"],
-        141,
-        at("config.timeouts.drain_s", 100),
-    ),
-    (
-        "ingressPods.spotNoticeSeconds",
-        606,
-        lambda r: r.pod("ingress")["terminationGracePeriodSeconds"],
-        641,
-        at("ingressPods.spot", True),
-    ),
-    (
-        "ingressPods.topologySpread",
-        "DoNotSchedule",
-        lambda r: [(c["whenUnsatisfiable"], c["nodeTaintsPolicy"]) for c in r.pod("ingress")["topologySpreadConstraints"]],
-        [("DoNotSchedule", "Honor")] * 2,
-        {},
-    ),
-    ("modelPods.topologySpread", "", lambda r: r.pod(MODEL).get("topologySpreadConstraints"), None, {}),
-    ("modelPods.onePerNode", False, lambda r: r.pod(MODEL).get("affinity"), None, GPU),
-    ("modelPods.gpusPerNode", 2, lambda r: r.container(MODEL)["resources"]["limits"]["nvidia.com/gpu"], 2, GPU),
-    ("modelPods.gpuResource", "amd.com/gpu", lambda r: r.container(MODEL)["resources"]["limits"]["amd.com/gpu"], 2, GPU),
-    ("modelPods.runtimeClassName", "nvidia", lambda r: r.pod(MODEL)["runtimeClassName"], "nvidia", GPU),
-    (
-        "modelPods.headroom.pods",
-        2,
-        lambda r: r.of("Deployment")["headroom-smollm2-135m-instruct"]["spec"]["replicas"],
-        2,
-        at("modelPods.headroom.priorityClassName", "low"),
-    ),
-    (
-        "modelPods.headroom.priorityClassName",
-        "low",
-        lambda r: r.of("Deployment")["headroom-smollm2-135m-instruct"]["spec"]["template"]["spec"]["priorityClassName"],
-        "low",
-        at("modelPods.headroom.pods", 1),
-    ),
-    ("autoscaler.idleTimeoutSeconds", 9, lambda r: r.cluster["autoscalerOptions"]["idleTimeoutSeconds"], 9, {}),
-    ("autoscaler.upscalingMode", "Conservative", lambda r: r.cluster["autoscalerOptions"]["upscalingMode"], "Conservative", {}),
-    *resources("autoscaler.resources", lambda r: r.cluster["autoscalerOptions"]["resources"]),
-    ("objectStore.bytes", 80000000, lambda r: r.group(MODEL)["rayStartParams"]["object-store-memory"], "80000000", {}),
-]
-
 TIMEOUTS: list[Row] = [
     ("timeouts.clientSeconds", 901, lambda r: only(r.of("HTTPRoute"))["spec"]["rules"][0]["timeouts"]["request"], "901s", ROUTE),
     (
@@ -209,7 +71,7 @@ TIMEOUTS: list[Row] = [
         "idle_timeout.timeout_seconds=121",
         ALB,
     ),
-    ("timeouts.prefillSeconds", 90, lambda r: len(r.objects) > 0, True, {}),  # only checked: test_lint.py
+    ("timeouts.prefillSeconds", 90, lambda r: len(r.objects) > 0, True, {}),  # only checked: test_lint_timeouts.py
     ("timeouts.preStopSleepSeconds", 6, lambda r: r.container(MODEL)["lifecycle"]["preStop"], {"sleep": {"seconds": 6}}, {}),
     (
         "timeouts.rayDrainSeconds",
@@ -221,123 +83,6 @@ TIMEOUTS: list[Row] = [
     ("timeouts.gcsReconnectSeconds", 999, lambda r: r.environment("head")["RAY_gcs_rpc_server_reconnect_timeout_s"], "999", {}),
     ("timeouts.terminationGracePeriodSeconds", 900, lambda r: r.pod("ingress")["terminationGracePeriodSeconds"], 900, {}),
     ("timeouts.rayClusterDeletionDelaySeconds", 800, lambda r: r.service["rayClusterDeletionDelaySeconds"], 800, {}),
-]
-
-EDGE: list[Row] = [
-    ("service.type", "LoadBalancer", lambda r: r.of("Service")[""]["spec"]["type"], "LoadBalancer", OUTER),
-    (
-        "service.port",
-        81,
-        lambda r: r.of("Service")[""]["spec"]["ports"],
-        [{"name": "http", "port": 81, "targetPort": "http"}],
-        {},
-    ),
-    ("service.annotations", MAPPING, annotations("Service"), MAPPING, {}),
-    (
-        "service.loadBalancerSourceRanges",
-        ["10.0.0.0/8"],
-        lambda r: r.of("Service")[""]["spec"]["loadBalancerSourceRanges"],
-        ["10.0.0.0/8"],
-        merged(OUTER, at("service.type", "LoadBalancer")),
-    ),
-    ("ingress.enabled", True, lambda r: len(r.of("Ingress")), 1, {}),
-    ("ingress.className", "c", lambda r: only(r.of("Ingress"))["spec"]["ingressClassName"], "c", INGRESS),
-    (
-        "ingress.alb",
-        True,
-        lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/target-type"],
-        "ip",
-        merged(ALB, at("ingress.alb", False)),
-    ),
-    (
-        "ingress.albScheme",
-        "internet-facing",
-        lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/scheme"],
-        "internet-facing",
-        ALB,
-    ),
-    (
-        "ingress.albCertificateArn",
-        "arn",
-        lambda r: annotations("Ingress")(r)["alb.ingress.kubernetes.io/certificate-arn"],
-        "arn",
-        ALB,
-    ),
-    ("ingress.annotations", MAPPING, lambda r: annotations("Ingress")(r)["a/b"], "c", ALB),
-    (
-        "ingress.hosts",
-        ["a", "b"],
-        lambda r: [rule["host"] for rule in only(r.of("Ingress"))["spec"]["rules"]],
-        ["a", "b"],
-        INGRESS,
-    ),
-    ("ingress.tlsSecretName", "t", lambda r: only(r.of("Ingress"))["spec"]["tls"][0]["secretName"], "t", HOST),
-    (
-        "ingress.tls",
-        [{"hosts": ["a"], "secretName": "t"}],
-        lambda r: only(r.of("Ingress"))["spec"]["tls"][0]["secretName"],
-        "t",
-        HOST,
-    ),
-    ("httpRoute.enabled", True, lambda r: len(r.of("HTTPRoute")), 1, at("httpRoute.parentRefs", [{"name": "g"}])),
-    ("httpRoute.parentRefs", [{"name": "h"}], lambda r: only(r.of("HTTPRoute"))["spec"]["parentRefs"], [{"name": "h"}], ROUTE),
-    ("httpRoute.hostnames", ["a"], lambda r: only(r.of("HTTPRoute"))["spec"]["hostnames"], ["a"], ROUTE),
-    ("httpRoute.annotations", MAPPING, annotations("HTTPRoute"), MAPPING, ROUTE),
-]
-
-SECRETS: list[Row] = [
-    ("clusterToken.existingSecret", "s", lambda r: ("cluster-token" in r.of("Secret"), secrets_of(r, MODEL)), (False, ["s"]), {}),
-    ("rayToken.existingSecret", "s", lambda r: r.cluster["authOptions"], {"mode": "token", "secretName": "s"}, {}),
-    (
-        "apiKeys.enabled",
-        False,
-        lambda r: ("api-keys" in r.of("Secret"), "api_keys_file" in r.config["ingress"]),
-        (False, False),
-        {},
-    ),
-    ("apiKeys.existingSecret", "s", lambda r: secrets_of(r, "ingress"), ["demo-cluster-token", "s"], {}),
-]
-
-
-PEER = [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
-RANGE = ["10.1.0.0/16"]
-
-POLICIES: list[Row] = [
-    ("networkPolicies.enabled", False, lambda r: r.of("NetworkPolicy"), {}, {}),
-    ("networkPolicies.clients", PEER, lambda r: policy("clients")(r)["ingress"][0]["from"], PEER, {}),
-    (
-        "networkPolicies.operatorNamespace",
-        "o",
-        lambda r: policy("operator")(r)["ingress"][0]["from"],
-        [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "o"}}}],
-        {},
-    ),
-    (
-        "networkPolicies.prometheusNamespace",
-        "o",
-        lambda r: policy("prometheus-head")(r)["ingress"][0]["from"],
-        [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "o"}}}],
-        MONITORS,
-    ),
-    ("networkPolicies.dns", PEER, lambda r: policy("dns")(r)["egress"][0]["to"], PEER, {}),
-    ("networkPolicies.apiServerCidrs", RANGE, lambda r: policy("api-server")(r)["egress"][0]["to"], PEER, {}),
-    (
-        "networkPolicies.apiServerPorts",
-        [444],
-        lambda r: policy("api-server")(r)["egress"][0]["ports"],
-        [{"protocol": "TCP", "port": 444}],
-        {},
-    ),
-    ("networkPolicies.weightsCidrs", RANGE, lambda r: policy("weights")(r)["egress"][0]["to"], PEER, LOADED),
-    ("networkPolicies.redisCidrs", RANGE, lambda r: policy("head-to-redis")(r)["egress"][0]["to"], PEER, OUTSIDE),
-    (
-        "networkPolicies.weightsPorts",
-        [3128],
-        lambda r: [p["port"] for p in policy("weights")(r)["egress"][0]["ports"]],
-        [443, 3128],
-        LOADED,
-    ),
-    ("networkPolicies.extraEgress", [{"to": PEER}], lambda r: policy("extra-egress")(r)["egress"], [{"to": PEER}], {}),
 ]
 
 CLUSTER: list[Row] = [
@@ -484,7 +229,6 @@ CLUSTER: list[Row] = [
     ("test.timeoutSeconds", 99, lambda r: only(r.of("Pod"))["spec"]["activeDeadlineSeconds"], 159, {}),
     *resources("test.resources", lambda r: only(r.of("Pod"))["spec"]["containers"][0]["resources"]),
 ]
-
 
 ROWS: list[Row] = [*CONFIG, *PODS, *TIMEOUTS, *EDGE, *SECRETS, *REDIS, *WEIGHTS, *POLICIES, *CLUSTER]
 

@@ -1,10 +1,12 @@
 """What a RayService's status means for a rollout."""
 
+import traceback
 from typing import Any
 
 import pytest
 
 from serve_app.cli.rayservice import Verdict, judge, pod, ray_service
+from serve_app.errors import EngineStartFailed
 from tests.cli.helpers import cluster, rayservice, unschedulable
 from tests.cli.helpers import pod as raw_pod
 
@@ -44,7 +46,7 @@ def test_a_line_says_what_is_waited_for() -> None:
     assert verdict(service, *pods) == Verdict("progressing", said)
 
 
-NO_MEMORY = "Traceback\nserve_app.errors.EngineStartFailed: the engine core of 'tiny' did not start: no memory\nmore"
+NO_MEMORY = "".join(["Traceback\n", *traceback.format_exception_only(EngineStartFailed("tiny", "no memory")), "more"])
 
 
 def test_what_serve_tries_again_is_told_before_it_gives_up() -> None:

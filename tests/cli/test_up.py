@@ -1,6 +1,7 @@
 """What `serve-app up` does while the fleet serves."""
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -81,7 +82,7 @@ def test_a_start_that_says_nothing_new_says_from_time_to_time_that_it_goes_on(
 
 def test_a_front_end_that_did_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = FrontEndStartFailed("a", "User-specified max_model_len (20480) is greater")
-    message = f"Traceback (most recent call last):\n  File ...\nserve_app.errors.FrontEndStartFailed: {failed}\n"
+    message = "".join(traceback.format_exception(failed))
     status = Status("DEPLOY_FAILED", "failed", {"ingress": SimpleNamespace(message=message, replica_states={})})
     monkeypatch.setattr(up, "application_status", lambda name: status)
     with pytest.raises(ClusterFailed) as refused:

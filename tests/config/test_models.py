@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serve_app.config import parse_settings
-from tests.config.test_settings import LLAMA, refusal
+from tests.config.helpers import LLAMA, refusal
 
 
 def model_refusal(**keys: Any) -> str:

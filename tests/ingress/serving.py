@@ -57,5 +57,5 @@ async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[
         client.set_members([])
         await replica.close()
         if front.grammars is not None:
-            front.grammars.close()
+            await front.grammars.compiler.close()
         front.engine.shutdown()

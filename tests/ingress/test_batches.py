@@ -1,166 +1,33 @@
-"""OpenAI's Files and Batches API with the official client, against a listener of an ingress; its model answers in capitals."""
+"""OpenAI's Batches API with the official client: how a batch runs and ends, whose it is, and what is refused."""
 
 import asyncio
-import contextlib
 import json
-import resource
-import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
-from openai.types import Batch
-from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
 
 from serve_app.batch import worker
-from serve_app.batch.service import BatchService
-from serve_app.config import BatchSettings, IngressSettings
-from serve_app.ingress.api_keys import ApiKeys
-from serve_app.ingress.app import AppLimits, IngressApp
-from serve_app.ingress.listener import Listener
-from serve_app.testing.fleet import in_loop, until
-from tests.ingress.test_app import front, get, ingress
-from tests.ingress.test_listener import free_port
-
-CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
-KEYS = "first-key-of-a-client", "second-key-of-a-client"
-Line = dict[str, Any]
-
-
-class Model:
-    """Answers a chat with its prompt in capitals; ``held`` prompts get no answer.
-
-    ``statuses`` are those of the next answers, and ``raised`` is raised in place of the next answer, by prompt.
-    """
-
-    def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
-        self.held: Callable[[str], bool] = lambda prompt: False
-        self.statuses: dict[str, list[int]] = {}
-        self.raised: dict[str, BaseException] = {}
-        self.num_running = self.most_running = self.num_gone = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        prompt = json.loads((await receive())["body"])["messages"][-1]["content"]
-        self.asked[prompt] += 1
-        self.num_running += 1
-        self.most_running = max(self.most_running, self.num_running)
-        try:
-            if self.held(prompt):
-                assert (await receive())["type"] == "http.disconnect"
-                self.num_gone += 1
-                return
-            await asyncio.sleep(0)
-        finally:
-            self.num_running -= 1
-        if error := self.raised.pop(prompt, None):
-            raise error
-        status = statuses.pop(0) if (statuses := self.statuses.get(prompt)) else 200
-        answer: dict[str, Any] = {"id": "1", "choices": [{"message": {"content": prompt.upper()}}]}
-        headers = {"retry-after": "0"} if status == 503 else None
-        await JSONResponse(answer if status == 200 else {"error": {"message": f"no: {status}"}}, status, headers)(
-            scope, receive, send
-        )
-
-
-@dataclass
-class Served:
-    model: Model
-    folder: Path
-    url: str
-    app: IngressApp
-    service: BatchService
-    clients: dict[str, openai.AsyncOpenAI] = field(default_factory=dict)
-
-    def client(self, key: str = KEYS[0]) -> openai.AsyncOpenAI:
-        if key not in self.clients:
-            self.clients[key] = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
-        return self.clients[key]
-
-    def parts(self) -> list[str]:
-        """Return what is half written, or is a file without a record."""
-        return [path.name for path in (self.folder / "work").iterdir() if path.suffix == ".part"]
-
-
-@contextlib.asynccontextmanager
-async def serving(folder: Path, *, keys: bool = False, model: Model | None = None, **limits: Any) -> AsyncIterator[Served]:
-    model = model or Model()
-    (folder / "keys").write_text("\n".join(KEYS))
-    storage = {} if "database_file" in limits else {"dir": folder / "store"}
-    service = BatchService(BatchSettings(**storage, **limits))
-    known = ApiKeys(folder / "keys") if keys else None
-    app = IngressApp({"tiny": front("tiny", model)}, AppLimits(4000), version={}, keys=known, batches=service)
-    settings = IngressSettings(port=free_port())
-    listener = Listener(app, settings)
-    await listener.start()
-    service.start(app.answer_batch, ("tiny",))
-    served = Served(model, folder / "store", settings.local_url, app, service)
-    try:
-        yield served
-    finally:
-        for client in served.clients.values():
-            await client.close()
-        await service.stop()
-        await listener.stop()
-        service.close()
-
-
-@contextlib.contextmanager
-def file_size_limit(num_bytes: int) -> Iterator[None]:
-    """Let no file of this process grow above it, as if the disk were full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def line(number: int, prompt: str = "", **changes: Any) -> Line:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": prompt or f"prompt {number}"}]}
-    return {"custom_id": f"id-{number}", "method": "POST", "url": CHAT, "body": body} | changes
-
-
-def jsonl(*lines: Line) -> bytes:
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-
-
-async def begin(client: openai.AsyncOpenAI, content: bytes, *, window: Any = "24h", **fields: Any) -> Batch:
-    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
-    return await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window=window, **fields)
-
-
-async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
-    while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
-        await asyncio.sleep(0.05)
-        batch = await client.batches.retrieve(batch.id)
-    return batch
-
-
-async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[Line]:
-    assert file_id is not None
-    return [json.loads(text) for text in (await client.files.content(file_id)).text.splitlines()]
-
-
-async def answers(client: openai.AsyncOpenAI, batch: Batch) -> list[tuple[str, str]]:
-    found = await lines_of(client, batch.output_file_id)
-    return [(line["custom_id"], line["response"]["body"]["choices"][0]["message"]["content"]) for line in found]
-
-
-async def errors(client: openai.AsyncOpenAI, batch: Batch) -> list[tuple[str, str]]:
-    return [(line["custom_id"], line["error"]["code"]) for line in await lines_of(client, batch.error_file_id)]
-
-
-def counts(batch: Batch) -> tuple[int, int, int]:
-    found = batch.request_counts
-    assert found is not None
-    return found.total, found.completed, found.failed
+from serve_app.testing.fleet import in_loop
+from tests.ingress.batch_serving import (
+    CHAT,
+    KEYS,
+    Line,
+    Model,
+    answers,
+    begin,
+    counts,
+    ended,
+    errors,
+    file_size_limit,
+    jsonl,
+    line,
+    lines_of,
+    serving,
+)
+from tests.ingress.fake_fronts import get, ingress
 
 
 @in_loop
@@ -372,92 +239,6 @@ async def test_a_batch_whose_disk_is_full_goes_on_when_there_is_room(
         assert await answers(client, batch) == [(f"id-{i}", prompt.upper()) for i, prompt in enumerate(prompts)]
 
 
-# Limits and wrong requests.
-
-
-@in_loop
-async def test_a_file_that_is_too_large_is_refused_and_nothing_of_it_is_left(tmp_path: Path) -> None:
-    async with serving(tmp_path, max_file_bytes=100_000) as served:
-        client = served.client()
-        for size in (100_001, 3_000_000):
-            with pytest.raises(openai.APIStatusError, match=r"limit 100000") as refused:
-                await client.files.create(file=b"x" * size, purpose="batch")
-            assert refused.value.status_code == 413
-        assert (await client.files.create(file=b"x" * 100_000, purpose="batch")).bytes == 100_000
-        assert served.parts() == []
-
-
-@in_loop
-async def test_a_full_folder_is_told_and_has_room_again_after_a_deletion(tmp_path: Path) -> None:
-    async with serving(tmp_path, max_file_bytes=60, max_stored_bytes=100) as served:
-        client = served.client()
-        first = await client.files.create(file=b"x" * 60, purpose="batch")
-        with pytest.raises(openai.InternalServerError, match="60 bytes are stored, and the limit is 100; delete") as refused:
-            await client.files.create(file=b"x" * 41, purpose="batch")
-        assert refused.value.status_code == 507
-        await client.files.delete(first.id)
-        await client.files.create(file=b"x" * 41, purpose="batch")
-
-
-@in_loop
-async def test_uploads_at_the_same_time_hold_no_more_on_the_disk_than_is_allowed(tmp_path: Path) -> None:
-    async with serving(tmp_path, max_file_bytes=1 << 20, max_stored_bytes=1 << 20) as served:
-        client = served.client()
-        sent = (client.files.create(file=b"x" * (900 << 10), purpose="batch") for _ in range(6))
-        done = await asyncio.gather(*sent, return_exceptions=True)
-        assert sorted(getattr(answer, "status_code", 200) for answer in done) == [200, *[507] * 5]
-        assert sum(path.stat().st_size for path in (served.folder / "files").iterdir()) == 900 << 10
-
-
-@in_loop
-async def test_slow_uploads_of_one_key_leave_room_for_those_of_another(tmp_path: Path) -> None:
-    async with serving(tmp_path, keys=True, max_file_bytes=1 << 20, max_stored_bytes=20 << 20) as served:
-        head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEYS[0]}\r\n"
-        form = "content-type: multipart/form-data; boundary=b\r\ntransfer-encoding: chunked\r\n\r\n"
-        host, _, port = served.url.removeprefix("http://").partition(":")
-        slow = [await asyncio.open_connection(host, int(port)) for _ in range(16)]
-        for _, writer in slow:
-            writer.write((head + form).encode())
-        await until(lambda: len(served.parts()) == len(slow))
-        with pytest.raises(openai.RateLimitError, match="16 uploads are under way"):
-            await served.client(KEYS[0]).files.create(file=b"{}", purpose="batch")
-        await served.client(KEYS[1]).files.create(file=b"{}", purpose="batch")
-        for _, writer in slow:
-            writer.close()
-        while True:
-            with contextlib.suppress(openai.RateLimitError):  # the ingress notices in a moment that they are gone
-                await served.client(KEYS[0]).files.create(file=b"{}", purpose="batch")
-                break
-            await asyncio.sleep(0.01)
-
-
-@in_loop
-async def test_a_full_disk_is_told_and_nothing_half_is_left(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        said = "there is no room: File too large"
-        with file_size_limit(500_000), pytest.raises(openai.InternalServerError, match=said) as refused:
-            await served.client().files.create(file=b"x" * 5_000_000, purpose="batch")
-        assert refused.value.status_code == 507
-        assert (served.parts(), [f async for f in served.client().files.list()]) == ([], [])
-
-
-@in_loop
-async def test_an_upload_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        host, _, port = served.url.removeprefix("http://").partition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        head = "POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\ncontent-type: multipart/form-data; boundary=b\r\n\r\n"
-        part = '--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
-        writer.write((head + part).encode() + b"x" * 3_000_000)
-        await writer.drain()
-        while not served.parts():
-            await asyncio.sleep(0.01)
-        writer.close()
-        while served.parts():
-            await asyncio.sleep(0.01)
-        assert list((served.folder / "files").iterdir()) == []
-
-
 @in_loop
 async def test_a_file_that_an_open_batch_reads_is_not_deleted_and_open_batches_are_limited(tmp_path: Path) -> None:
     async with serving(tmp_path, max_open_batches=2) as served:
@@ -500,62 +281,6 @@ async def test_a_batch_that_cannot_be_is_refused_with_the_way_out(tmp_path: Path
         response = await http.post("/v1/batches", content=json.dumps(body))
         assert response.status_code == 400
         assert response.json()["error"]["message"].startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("form", "said"),
-    [
-        ({"purpose": "fine-tune"}, "purpose: is 'fine-tune', and files are for batches here"),
-        ({}, "purpose: is 'None'"),
-        ({"purpose": "batch", "color": "red"}, "color: is unknown"),
-        (
-            {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "5"},
-            "expires_after: seconds is 5",
-        ),
-        ({"purpose": "batch", "expires_after[seconds]": "x"}, "expires_after: give"),
-        ({"purpose": "x" * 5000}, "purpose: has more than 4096 bytes"),
-    ],
-)
-@in_loop
-async def test_an_upload_that_cannot_be_is_refused_with_the_way_out(tmp_path: Path, form: dict[str, str], said: str) -> None:
-    async with serving(tmp_path) as served, httpx.AsyncClient(base_url=served.url) as http:
-        response = await http.post("/v1/files", data=form, files={"file": ("a", b"x")})
-        assert response.status_code == 400, response.text
-        assert response.json()["error"]["message"].startswith(said)
-        await until(lambda: served.parts() == [])  # a thread removes it, and the answer does not wait
-
-
-@in_loop
-async def test_a_file_expires_when_its_upload_says_so(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        expiry: Any = {"anchor": "created_at", "seconds": 3600}
-        file = await served.client().files.create(file=b"x", purpose="batch", expires_after=expiry)
-        assert file.expires_at == file.created_at + 3600
-
-
-@in_loop
-async def test_the_content_of_a_file_that_is_deleted_meanwhile_does_not_exist(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        file = await served.client().files.create(file=b"x", purpose="batch")
-        (served.folder / "files" / file.id).unlink()
-        with pytest.raises(openai.NotFoundError, match=f"no such File object: '{file.id}'"):
-            await served.client().files.content(file.id)
-
-
-@in_loop
-async def test_no_path_leads_out_of_the_folder(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        (served.folder / "files" / "unknown").write_text("no file of the database")
-        for path in (
-            "/v1/files/..%2f..%2fkeys/content",
-            "/v1/files/../../keys",
-            "/v1/files/unknown/content",
-            "/v1/files//content",
-        ):
-            with socket.create_connection(("127.0.0.1", httpx.URL(served.url).port or 0)) as sock:
-                sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-                status = await asyncio.to_thread(sock.recv, 12)
-            assert status == b"HTTP/1.1 404"
 
 
 @in_loop

@@ -9,7 +9,7 @@ from serve_app.errors import BadRequest
 from serve_app.ingress import body_fields
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.body_fields import MAX_VALUES, BodyFields, check_num_values, parse_fields
-from tests.ingress.test_app import error, front, ingress, name_of_big, post
+from tests.ingress.fake_fronts import error, front, ingress, name_of_big, post
 
 TOO_LONG = ("x" * 129, "has 129 characters, limit 128")
 UNPRINTABLE = ("a\tb", "has characters that cannot be printed")

@@ -22,7 +22,7 @@ from serve_app.ingress.ledger import Ledger
 from serve_app.ingress.verdict import current_verdict
 from serve_app.testing.fleet import MODEL, in_loop, settings
 from tests.core.helpers import Output
-from tests.ingress.test_app import App, Front, call
+from tests.ingress.fake_fronts import App, Front, call
 
 CHAT = "/v1/chat/completions"
 Answer = Callable[[Send], Awaitable[None]]

@@ -14,7 +14,7 @@ from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.runtime import IngressRuntime
 from serve_app.testing.fleet import in_loop, settings, until
-from tests.ingress.test_app import front
+from tests.ingress.fake_fronts import front
 from tests.ingress.test_listener import HEAD, free_port
 
 EVENT = b'data: {"choices": []}\n\n'

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.errors import GrammarsBusy
-from serve_app.ingress import grammar_trials
-from serve_app.ingress.grammar_trials import GrammarTrials, TrialLimits, tokenizer_description
+from serve_app.ingress import grammar_compiler, grammar_trials
+from serve_app.ingress.grammar_compiler import GrammarCompiler, TrialLimits
+from serve_app.ingress.grammar_trials import GrammarTrials, tokenizer_description
 from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.testing.fleet import MODEL, in_loop, until
 from tests.ingress.serving import serving
@@ -50,13 +52,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def trials_of(model: Path, **limits: Any) -> AsyncIterator[GrammarTrials]:
     tokenizer = AutoTokenizer.from_pretrained(model)
-    trials = GrammarTrials(lambda: tokenizer_description(tokenizer, len(tokenizer)), limits=TrialLimits(**limits))
+    compiler = GrammarCompiler(TrialLimits(**limits))
     try:
-        yield trials
+        yield GrammarTrials(lambda: tokenizer_description(tokenizer, len(tokenizer)), compiler)
     finally:
-        trials.close()
-        if trials._compiler is not None:
-            await trials._compiler._reader
+        await compiler.close()
+
+
+def pid(compiler: GrammarCompiler) -> int:
+    assert compiler._process is not None
+    return compiler._process._process.pid
 
 
 async def refusal(trials: GrammarTrials, **constraint: Any) -> str:
@@ -102,28 +107,27 @@ async def test_without_a_verdict_in_time_the_client_may_come_again_and_no_verdic
 async def test_a_process_that_does_not_answer_is_ended_and_the_next_grammar_passes(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_trials, "_SPARE_S", 0.0)
+    monkeypatch.setattr(grammar_compiler, "_SPARE_S", 0.0)
     async with trials_of(model) as trials:
         await trials.check(StructuredOutputsParams(json=PERSON))
-        assert trials._compiler is not None
-        os.kill(trials._compiler._process.pid, signal.SIGSTOP)
-        monkeypatch.setattr(trials, "_limits", TrialLimits(run_s=0.5))
+        os.kill(pid(trials.compiler), signal.SIGSTOP)
+        monkeypatch.setattr(trials.compiler, "limits", TrialLimits(run_s=0.5))
         assert "retry in 1.0 s" in await refusal(trials, json=TREE)
-        monkeypatch.setattr(trials, "_limits", TrialLimits())
+        monkeypatch.setattr(trials.compiler, "limits", TrialLimits())
         await trials.check(StructuredOutputsParams(json=LARGE))
 
 
 @in_loop
 async def test_a_client_that_goes_frees_no_place_and_a_grammar_that_nobody_wants_any_more_is_not_tried(model: Path) -> None:
-    async with trials_of(model, compile_s=60, run_s=5.0) as trials:
-        wanted = [SLOW["json"] | {"title": str(n)} for n in range(grammar_trials._AT_ONCE + 2)]
+    async with trials_of(model, compile_s=60, run_s=60.0) as trials:
+        wanted = [SLOW["json"] | {"title": str(n)} for n in range(grammar_compiler._AT_ONCE + 2)]
         clients = [asyncio.create_task(trials.check(StructuredOutputsParams(json=schema))) for schema in wanted]
-        await until(lambda: sum(trial.begun for trial in trials._trials.values()) == grammar_trials._AT_ONCE)
+        await until(lambda: sum(trial.begun for trial in trials._trials.values()) == grammar_compiler._AT_ONCE)
         for client in clients:
             client.cancel()
         await asyncio.wait(clients)
-        assert trials._places.locked()
-        await until(lambda: len(trials._trials) == grammar_trials._AT_ONCE)
+        assert trials.compiler.places.locked()
+        await until(lambda: len(trials._trials) == grammar_compiler._AT_ONCE)
         assert all(trial.begun for trial in trials._trials.values())
 
 
@@ -137,8 +141,39 @@ async def test_what_xgrammar_cannot_read_is_left_to_vllm(model: Path) -> None:
 async def test_a_process_that_is_gone_is_started_again(model: Path) -> None:
     async with trials_of(model) as trials:
         await trials.check(StructuredOutputsParams(json=PERSON))
-        trials.close()
+        os.kill(pid(trials.compiler), signal.SIGKILL)
+        assert trials.compiler._process is not None
+        await asyncio.wait([trials.compiler._process.reader])
         await trials.check(StructuredOutputsParams(json=TREE))
+
+
+@in_loop
+async def test_a_closed_compiler_starts_no_process_and_gives_no_verdict(model: Path) -> None:
+    async with trials_of(model) as trials:
+        await trials.compiler.close()
+        await trials.prepare()
+        assert "retry in 1.0 s" in await refusal(trials, json=PERSON)
+        assert trials.compiler._process is None
+
+
+@in_loop
+async def test_models_share_one_process_that_is_there_before_the_first_grammar_and_keep_their_own_tokenizers(
+    model: Path,
+) -> None:
+    few, many = AutoTokenizer.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    many.add_tokens(["<one>", "<two>"])
+    compiler = GrammarCompiler()
+    trials = [GrammarTrials(partial(tokenizer_description, t, len(t)), compiler) for t in (few, many, few)]
+    try:
+        for one in trials:
+            await one.prepare()
+        prepared = pid(compiler)
+        for one in trials:
+            await one.check(StructuredOutputsParams(json=PERSON))
+        assert compiler._process is not None
+        assert (pid(compiler), sorted(compiler._process._tokenizers.values())) == (prepared, [0, 1])
+    finally:
+        await compiler.close()
 
 
 def test_routes_answer_400_with_the_sentence_and_the_engine_never_sees_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve_app.errors import NoReplica, QueueFull
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.verdict import current_verdict
-from tests.ingress.test_app import error, front, ingress, post
+from tests.ingress.fake_fronts import error, front, ingress, post
 
 FULL = QueueFull(waiting=3, limit=3, retry_after_s=4.6)
 FULL_BODY = error("3 requests are waiting, limit 3; retry in 4.6 s", "queue_full", 503, retry_after_s=5)

@@ -21,7 +21,7 @@ from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.verdict import current_verdict
 from serve_app.testing.fleet import in_loop, settings, until
-from tests.ingress.test_app import front
+from tests.ingress.fake_fronts import front
 from tests.ingress.test_held_answer import OF_VLLM
 from tests.ingress.test_listener import free_port
 

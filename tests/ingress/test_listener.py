@@ -19,7 +19,7 @@ from serve_app.ingress.connection import GONE, MAX_HEAD_BYTES, MAX_PIPELINED, ST
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.loop_lag import LATE_LOOKS
 from serve_app.testing.fleet import in_loop, settings, until
-from tests.ingress.test_app import front
+from tests.ingress.fake_fronts import front
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
 

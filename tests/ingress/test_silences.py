@@ -12,7 +12,7 @@ from serve_app.errors import NoReplica
 from serve_app.ingress.held_answer import HeldAnswer
 from serve_app.ingress.verdict import Verdict
 from serve_app.testing.fleet import in_loop, until
-from tests.ingress.test_app import error
+from tests.ingress.fake_fronts import error
 from tests.ingress.test_held_answer import CREATED, DELTA, DONE, IN_PROGRESS, OF_VLLM
 
 AWAY = NoReplica(model="tiny", waited_s=30.0, retry_after_s=41.2)

@@ -15,7 +15,7 @@ from loadtest.judge.analysis import analyse
 from loadtest.plan.laws import Poisson
 from loadtest.plan.overrides import overrides, scenario_of
 from loadtest.recorder import write_json
-from tests.loadtest.judge.test_analysis import ended, write_run
+from tests.loadtest.judge.written_runs import ended, write_run
 
 SCENARIO = """
 name: tiny

@@ -106,7 +106,7 @@ alb.ingress.kubernetes.io/unhealthy-threshold-count: "2"
   (list "gcsFaultTolerance.username" $redis.username "gcsFaultTolerance.address" $redis.address "the chart's own Redis has no users")
   (list "apiKeys.existingSecret" .Values.apiKeys.existingSecret "apiKeys.enabled" .Values.apiKeys.enabled "nobody would be asked for a key")
   (list "batches.databaseSecret" .Values.batches.databaseSecret "config.ingress.batch.files"
-    ((dig "ingress" "batch" dict .Values.config) | default dict).files "there would be no place for what the files hold")
+    (((dig "ingress" "batch" dict .Values.config) | default dict).files | default "") "there would be no place for what the files hold")
   (list "weights.existingClaim" .Values.weights.existingClaim "weights.enabled" .Values.weights.enabled "no pod would mount it")
   (list "monitoring.prometheusRules" .Values.monitoring.prometheusRules "monitoring.podMonitors" .Values.monitoring.podMonitors
     "nothing would scrape what the alerts ask for, and ServeAppDown would fire for ever")

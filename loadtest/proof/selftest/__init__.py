@@ -63,7 +63,7 @@ COVERED = {
     "T16": (
         "The report's figures are those of the rows",
         "tests/loadtest",
-        "report/test_report.py report/test_plots.py judge/test_analysis.py",
+        "report/test_report.py report/test_plots.py judge/test_analysis.py judge/test_verdicts.py",
     ),
     "T17": (
         "HTTP at its limits: keep-alive races, refusals, trailers, HTTP/1.0",

@@ -7,7 +7,7 @@ import pytest
 from loadtest.errors import InvalidRun
 from loadtest.judge.compare import Comparison, Ratio, compare
 from loadtest.records import Row, ScheduledRequest
-from tests.loadtest.judge.test_analysis import answered, ended, write_run
+from tests.loadtest.judge.written_runs import answered, ended, write_run
 
 
 def run_of(folder: Path, factor: float = 1.0, *, noise: int = 1, seed: int = 1, num: int = 2000, **kwargs: Any) -> Path:

@@ -15,7 +15,7 @@ from loadtest.judge.replicates import Replicates, pool
 from loadtest.judge.stats import quantile, replicate_interval
 from loadtest.records import Row, ScheduledRequest
 from tests.loadtest import synthetic
-from tests.loadtest.judge.test_analysis import answered, write_run
+from tests.loadtest.judge.written_runs import answered, write_run
 
 T_2 = 4.302653
 """Student's t with two degrees of freedom at 97.5 %, from a table."""

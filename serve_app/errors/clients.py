@@ -1,0 +1,111 @@
+"""What a client sent cannot be served. None of these errors carries Retry-After."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from serve_app.errors.base import ServingError
+
+
+@dataclass(eq=False)
+class BadRequest(ServingError):
+    """A parameter of the request has a value nobody can serve."""
+
+    http_status: ClassVar[int] = 400
+    code: ClassVar[str] = "bad_request"
+    param: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.param}: {self.problem}"
+
+
+@dataclass(eq=False)
+class NotSupported(ServingError):
+    """The request uses a feature this server leaves out on purpose; ``hint`` is the way out."""
+
+    http_status: ClassVar[int] = 400
+    code: ClassVar[str] = "not_supported"
+    feature: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.feature} is not supported; {self.hint}"
+
+
+@dataclass(eq=False)
+class InvalidApiKey(ServingError):
+    """The request carries no API key, or one that is not in the file."""
+
+    http_status: ClassVar[int] = 401
+    code: ClassVar[str] = "invalid_api_key"
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; send the header `Authorization: Bearer KEY` with a key of this server"
+
+
+@dataclass(eq=False)
+class ModelNotFound(ServingError):
+    """No front end serves the model the request names."""
+
+    http_status: ClassVar[int] = 404
+    code: ClassVar[str] = "model_not_found"
+    model: str
+    served: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"the model {self.model[:256]!r} does not exist; served here: {', '.join(self.served)}"
+
+
+@dataclass(eq=False)
+class NotStored(ServingError):
+    """There is no such file or batch, or it belongs to another API key."""
+
+    http_status: ClassVar[int] = 404
+    code: ClassVar[str] = "not_stored"
+    kind: str
+    """File or Batch."""
+    id: str
+
+    def __str__(self) -> str:
+        return f"no such {self.kind} object: {self.id[:80]!r}"
+
+
+@dataclass(eq=False)
+class RequestQuarantined(ServingError):
+    """Two replicas were lost while they worked on the request, or on one like it. No Retry-After: a client should not repeat it."""
+
+    http_status: ClassVar[int] = 422
+    code: ClassVar[str] = "request_quarantined"
+    blocked_s: float
+
+    def __str__(self) -> str:
+        return (
+            "two replicas were lost while they worked on a request like this one, which may be the cause; "
+            f"requests like it are refused for another {self.blocked_s:.1f} s"
+        )
+
+
+@dataclass(eq=False)
+class RequestTooLarge(ServingError):
+    """The body is longer than the ingress reads, or what became of it than a frame may be; ``size_bytes`` is known so far."""
+
+    http_status: ClassVar[int] = 413
+    code: ClassVar[str] = "request_too_large"
+    size_bytes: int
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        return f"the request has at least {self.size_bytes} bytes, limit {self.limit_bytes}"
+
+
+@dataclass(eq=False)
+class BodyTooSlow(ServingError):
+    """The body did not arrive within the time the ingress waits for one."""
+
+    http_status: ClassVar[int] = 408
+    code: ClassVar[str] = "body_too_slow"
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"the request body was not complete within {self.limit_s:g} s"

@@ -1,0 +1,34 @@
+"""The operator's configuration file is wrong, or asks for an address that is not free. Never sent over HTTP."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from serve_app.errors.base import ServingError
+
+
+@dataclass(eq=False)
+class ConfigError(ServingError):
+    """The configuration file cannot be used. ``path`` is the dotted key path, "" where the file as a whole is meant."""
+
+    code: ClassVar[str] = "config_error"
+    path: str
+    problem: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        return f"{where}{self.problem}; {self.hint}" if self.hint else f"{where}{self.problem}"
+
+
+@dataclass(eq=False)
+class ListenFailed(ServingError):
+    """An ingress or a replica cannot have its address; ``key`` is the setting of the port."""
+
+    code: ClassVar[str] = "listen_failed"
+    host: str
+    port: int
+    reason: str
+    key: str = "ingress.port"
+
+    def __str__(self) -> str:
+        return f"cannot listen on {self.host}:{self.port}: {self.reason}; set {self.key} to a free one"

@@ -1,0 +1,42 @@
+"""A model's checkpoint, engine core or front end cannot be used or does not start."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from serve_app.errors.base import ServingError
+
+
+@dataclass(eq=False)
+class CheckpointError(ServingError):
+    """A checkpoint cannot be made, fetched or used: the operator's matter, never sent over HTTP."""
+
+    code: ClassVar[str] = "checkpoint_error"
+    problem: str
+    """Names the value that is wrong, and the way out."""
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+@dataclass(eq=False)
+class EngineStartFailed(ServingError):
+    """An engine core ended before it could serve, or took too long."""
+
+    code: ClassVar[str] = "engine_start_failed"
+    model: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the engine core of {self.model!r} did not start: {self.reason}"
+
+
+@dataclass(eq=False)
+class FrontEndStartFailed(ServingError):
+    """vLLM's front end of a model could not be built; ``reason`` is vLLM's own, in one line."""
+
+    code: ClassVar[str] = "front_end_start_failed"
+    model: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the front end of {self.model!r} did not start: {self.reason}"

@@ -1,0 +1,69 @@
+"""The order of timeouts: for each rule one set of values that breaks it by a second, and one beside it that does not."""
+
+from typing import Any
+
+import pytest
+
+from serve_app.config.timeouts import RULES
+from tests.chart.places import ALB
+from tests.chart.render import Refused, at, merged, render
+
+TIMEOUTS: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
+    ("drain-outlasts-wait", at("config.timeouts.drain_s", 20), ("20", "30"), at("config.timeouts.drain_s", 30)),
+    ("client-outlasts-drain", at("timeouts.clientSeconds", 599), ("599", "600"), at("timeouts.clientSeconds", 600)),
+    (
+        "load-balancer-outlasts-silence",
+        at("timeouts.loadBalancerIdleSeconds", 89),
+        ("89", "30", "60"),
+        at("timeouts.loadBalancerIdleSeconds", 90),
+    ),
+    (
+        "keep-alive-outlasts-load-balancer",
+        at("config.ingress.keep_alive_s", 120),
+        ("120",),
+        at("config.ingress.keep_alive_s", 121),
+    ),
+    ("unready-outlasts-probe", at("config.ingress.unready_s", 4), ("is 4",), at("config.ingress.unready_s", 5)),
+    (
+        "unready-outlasts-health-check",
+        merged(ALB, at("config.ingress.unready_s", 11)),
+        ("is 11", "is 10"),
+        merged(ALB, at("config.ingress.unready_s", 12)),
+    ),
+    ("node-drain-outlasts-serve", at("timeouts.rayDrainSeconds", 615), ("615", "616"), at("timeouts.rayDrainSeconds", 616)),
+    (
+        "pod-grace-outlasts-node-drain",
+        at("timeouts.terminationGracePeriodSeconds", 640),
+        ("640", "626", "is 5"),
+        at("timeouts.terminationGracePeriodSeconds", 641),
+    ),
+    (
+        "old-cluster-outlasts-drain",
+        at("timeouts.rayClusterDeletionDelaySeconds", 659),
+        ("659", "600"),
+        at("timeouts.rayClusterDeletionDelaySeconds", 660),
+    ),
+    ("gcs-reconnect-outlasts-drain", at("timeouts.gcsReconnectSeconds", 600), ("600",), at("timeouts.gcsReconnectSeconds", 601)),
+    ("head-outlasts-worker-sleep", at("head.preStopSleepSeconds", 19), ("19", "is 5"), at("head.preStopSleepSeconds", 20)),
+    (
+        "spot-notice-outlasts-drain",
+        at("ingressPods.spot", True),
+        ("120", "600", "is 6"),
+        merged(at("ingressPods.spot", True), at("config.timeouts.drain_s", 114)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "broken", "shown", "kept"), TIMEOUTS, ids=[rule for rule, *_ in TIMEOUTS])
+def test_a_timeout_out_of_order_is_refused_with_all_values_and_the_next_second_is_not(
+    rule: str, broken: dict[str, Any], shown: tuple[str, ...], kept: dict[str, Any]
+) -> None:
+    with pytest.raises(Refused, match=rule) as refusal:
+        render(broken)
+    assert [value for value in shown if value not in str(refusal.value)] == []
+    render(kept)
+
+
+def test_the_chart_has_the_rules_of_serve_app_check() -> None:
+    derived = {"serve-outlasts-drain"}  # the chart gives no way to set Serve's graceful shutdown
+    assert {rule for rule, *_ in TIMEOUTS} == {rule.name for rule in RULES} - derived

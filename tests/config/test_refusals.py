@@ -1,0 +1,266 @@
+"""What is refused of a configuration, in which words, and that nothing but a ConfigError escapes."""
+
+import re
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app import config
+from serve_app.config import parse_settings
+from serve_app.config.model import NAME_PATTERN
+from serve_app.errors import ConfigError
+from tests.config.helpers import LLAMA, ONE_PER_NODE, refusal
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"ingres": {}}, "ingres: unknown key; did you mean ingress?"),
+        ({"ingress": {"prot": 8011}}, "ingress.prot: unknown key; did you mean port?"),
+        ({"ingress": {"ledger": {"dir": "/l", "max_byte": 5}}}, "ingress.ledger.max_byte: unknown key; did you mean max_bytes?"),
+        ({"timeouts": {"drain": 5}}, "timeouts.drain: unknown key; did you mean drain_s?"),
+        (
+            {"ingress": {"replicas": {"target_stream": 5}}},
+            "ingress.replicas.target_stream: unknown key; did you mean target_streams?",
+        ),
+        ({"membership": {"q": 1}}, "membership.q: unknown key; known here: expiry_s, renew_s"),
+        ({8010: {}}, "8010: the key 8010 is not a string; put it in quotes"),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(sections: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        parse_settings({"models": {"llama": LLAMA}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "way_out"),
+    [
+        ("timeouts", "drain_s", "10m", "the unit is seconds, as the name says: write 600"),
+        ("timeouts", "drain_s", "1.5 h", "the unit is seconds, as the name says: write 5400"),
+        ("membership", "renew_s", "250ms", "the unit is seconds, as the name says: write 0.25"),
+        ("timeouts", "drain_s", "600", "the unit is seconds, as the name says: write 600"),
+        ("timeouts", "drain_s", "a while", "the unit is seconds, as the name says"),
+        ("timeouts", "drain_s", "10 MB", "the unit is seconds, as the name says"),
+        ("protocol", "max_frame_bytes", "64 MiB", "the unit is bytes, as the name says: write 67108864"),
+        ("protocol", "max_frame_bytes", "64M", "the unit is bytes, as the name says: write 64000000"),
+        ("ingress", "port", "8011", "a plain number without unit is wanted: write 8011"),
+    ],
+)
+def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, key: str, value: str, way_out: str) -> None:
+    said = refusal(**{section: {key: value}})
+    assert said.startswith(f"{section}.{key}: is {value!r}, but should be a valid ")
+    assert said.endswith(f"; {way_out}")
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"models": {}}, "models: is {}, but should have at least 1 item after validation, not 0"),
+        ({"models": {"a": {}}}, "models.a.model: is missing; add `model:`"),
+        ({"models": {"a/b.c": {}}}, 'models["a/b.c"].model: is missing; add `model:`'),
+        ({"models": {"a": None}}, "models.a: has no value; give it one, or remove the key to get the default"),
+        ({"models": {4: LLAMA}}, "models.4: the name 4 is not a string; put it in quotes"),
+        (
+            {"models": {"-a": LLAMA}},
+            f"models.-a: the name '-a' does not match {NAME_PATTERN}; for example my-model",
+        ),
+        (
+            {"models": [{"name": "llama", "model": "/m"}]},
+            "models: is a list, but should be a mapping by name; write `llama:` in place of `- name: llama`",
+        ),
+        ({"ingress": None}, "ingress: has no value; give it one, or remove the key to get the default"),
+        ({"ingress": "here"}, "ingress: is 'here', but should be a mapping"),
+        ({"ingress": {"port": 80}}, "ingress.port: is 80, but should be greater than or equal to 1024"),
+        ({"ingress": {"port": True}}, "ingress.port: is True, but should be a valid integer"),
+        ({"timeouts": {"drain_s": float("inf")}}, "timeouts.drain_s: is inf, but should be a finite number"),
+        ({"ingress": {"ledger": {}}}, "ingress.ledger.dir: is missing; add `dir:`"),
+        (
+            {"ingress": {"batch": {"dir": "b"}}},
+            "ingress.batch.dir: is 'b', a relative path; write it from /: replicas have other working directories",
+        ),
+        ({"ingress": {"batch": {"dir": "/a\0b"}}}, "ingress.batch.dir: is '/a\\x00b', and no path has a NUL in it; remove it"),
+        (
+            {"ingress": {"batch": {"dir": "/b", "max_stored_bytes": 5}}},
+            "ingress.batch.max_stored_bytes: is 5 and max_file_bytes is 209715200: the largest file would never fit; "
+            "set it to 209715200 or more, or lower max_file_bytes",
+        ),
+        (
+            {"ingress": {"ledger": {"dir": "/l", "file_bytes": 1 << 30}}},
+            "ingress.ledger.file_bytes: is 1073741824 and max_bytes is 1073741824: with a new file, all that was written would be "
+            "removed; set it to 536870912 or less, or raise max_bytes",
+        ),
+        (
+            {"tracing": {"endpoint": "collector:4318"}},
+            "tracing.endpoint: is 'collector:4318', which is no URL of http or https; for example http://collector:4318/v1/traces",
+        ),
+        (
+            {"tracing": {"endpoint": "http://collector:4318"}},
+            "tracing.endpoint: is 'http://collector:4318', which has no path; write http://collector:4318/v1/traces",
+        ),
+        (
+            {"tracing": {"endpoint": "https://user:secret@collector/v1/traces"}},
+            "tracing.endpoint: holds a user name or a password; set OTEL_EXPORTER_OTLP_HEADERS in the ingress's environment instead",
+        ),
+        (
+            {"tracing": {"endpoint": "http://c/v1/traces", "share": 5}},
+            "tracing.share: is 5, but should be less than or equal to 1",
+        ),
+        (
+            {"tracing": {"endpoint": "http://c/v1/traces", "trusted_networks": ["10.0.0.0/8", "10.0.0.1/8"]}},
+            "tracing.trusted_networks[1]: is '10.0.0.1/8', which is no network: 10.0.0.1/8 has host bits set; "
+            "for example 10.0.0.0/8, or one address: 10.1.2.3",
+        ),
+        ({"name": 5}, 'name: is 5, but should be a valid string; write "5" in quotes'),
+        (
+            {"ingress": {"port": 8080}},
+            "ingress.port: is 8080, the port of KubeRay's metrics exporter; choose another, for example 8010",
+        ),
+        (
+            {"ingress": {"port": 8076}},
+            "ingress.port: is 8076, the port of Ray's managers and agents; choose another, for example 8010",
+        ),
+        (
+            {"protocol": {"port": 10999}},
+            "protocol.port: is 10999, the port of Ray's worker processes; choose another, for example 8020",
+        ),
+        (
+            {"models": {"llama": LLAMA | {"name": "lama"}}},
+            "models.llama.name: is 'lama', but the key 'llama' is the model's name already; "
+            "remove it, and rename the key if that is the wrong name",
+        ),
+    ],
+)
+def test_a_wrong_value_is_shown_with_what_is_wanted(sections: Any, said: str) -> None:
+    assert refusal(**sections) == said
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"ingress": {"replicas": {"min": 3, "max": 2}}},
+            "ingress.replicas.max: min is 3 and max is 2; set max to 3 or more",
+        ),
+        (
+            {"protocol": {"heartbeat_interval_s": 2.0, "heartbeat_timeout_s": 4.0}},
+            "protocol.heartbeat_timeout_s: is 4.0 and heartbeat_interval_s is 2.0: one late heartbeat would cut the "
+            "link; set it above 4.0",
+        ),
+        (
+            {"protocol": {"send_buffer_bytes": 1 << 20}},
+            "protocol.send_buffer_bytes: is 1048576 and max_frame_bytes is 67108864; set it to 67108864 or more",
+        ),
+        (
+            {"protocol": {"host": "0.0.0.0"}},
+            "protocol.host: is '0.0.0.0' and cluster_token_file is not set: anyone who reaches the port could send "
+            "work; set cluster_token_file, or host: 127.0.0.1",
+        ),
+        (
+            {"membership": {"renew_s": 3, "expiry_s": 6}},
+            "membership.expiry_s: is 6.0 and renew_s is 3.0: one late renewal would end the lease; set it above 6.0",
+        ),
+        (
+            {"health": {"probe_after_s": 8.0}},
+            "health.eject_after_s: is 8.0 and probe_after_s is 8.0: an idle engine would be killed unasked; set it well above 8.0",
+        ),
+        (
+            {"health": {"max_step_s": 5.0}},
+            "health.max_step_s: is 5.0 and eject_after_s is 8.0; set it to 8.0 or more",
+        ),
+        (
+            {"models": {"llama": {"model": "/m", "simulated": {"profile": "a10g-llama-8b", "time_scale": 30}}}},
+            "health.eject_after_s: is 8, and a simulated step of llama takes up to 27.3 s: it would be taken for hung; "
+            "set it well above 27.3, or lower simulated.time_scale",
+        ),
+        (
+            {"protocol": {"port": 8265}},
+            "protocol.port: is 8265, the port of Ray's dashboard; choose another, for example 8020",
+        ),
+        (
+            {"protocol": {"port": 80}},
+            "protocol.port: is 80, which only root may open; choose another, for example 8020",
+        ),
+        (
+            {"protocol": {"port": 8010}},
+            "protocol.port: is 8010, and so is ingress.port; choose another, for example 8020",
+        ),
+        (
+            {"protocol": {"port": 8020}},
+            "models.llama.replicas_per_node: is None and protocol.port is 8020: two replicas on a node could not both have "
+            "it; set replicas_per_node: 1, or protocol.port: 0",
+        ),
+        (
+            {"protocol": {"port": 8020}, "models": {"a": ONE_PER_NODE, "b": ONE_PER_NODE}},
+            "models.a.resources: is empty, protocol.port is 8020 and there are 2 models: two could share a node; "
+            "give each model a Ray resource, or set protocol.port: 0",
+        ),
+        (
+            {"ingress": {"resources": {"GPU": 1}}},
+            "ingress.resources.GPU: is 1.0, but is not a custom resource; set gpus_per_replica",
+        ),
+        (
+            {"ingress": {"api_keys_file": "keys"}},
+            "ingress.api_keys_file: is 'keys', a relative path; write it from /: replicas have other working directories",
+        ),
+    ],
+)
+def test_a_contradiction_prints_both_values_and_the_way_out(sections: Any, said: str) -> None:
+    assert refusal(**sections) == said
+
+
+def test_all_mistakes_of_a_file_are_found_at_once() -> None:
+    values = {
+        "modls": [],
+        "ingres": {},
+        "ingress": {"prot": 1, "port": 80, "num_cpus": "many"},
+        "models": {
+            "a": {"nam": "a", "model": "x", "engine_args": {"max_modl_len": 5, "seed": "one"}, "gpus_per_replica": 2},
+            "b": LLAMA | {"device": "cuda", "kv_cache_gib": 4.0, "engine_args": {"tensor_parallel_size": 2}},
+        },
+        "protocol": {"host": "0.0.0.0", "send_buffer_bytes": 1 << 20},
+    }
+    assert [problem.path for problem in config.problems(values)] == [
+        "modls",
+        "ingres",
+        "models.a.nam",
+        "models.a.engine_args.max_modl_len",
+        "models.a.engine_args.seed",
+        "models.b.engine_args.tensor_parallel_size",
+        "models.b.gpus_per_replica",
+        "models.b.kv_cache_gib",
+        "ingress.prot",
+        "ingress.port",
+        "ingress.num_cpus",
+        "protocol.send_buffer_bytes",
+        "protocol.host",
+    ]
+    named = LLAMA | {"name": "x"}
+    assert config.problems({"models": {"a": named}, "protocol": {"port": 8010}})[0].path == "models.a.name"
+    wide = {"replicas": {"min": 3, "max": 2}}
+    assert [p.path for p in config.problems({"models": {"a": LLAMA | wide, "b": named}, "ingress": wide})] == [
+        "models.b.name",
+        "models.a.replicas.max",
+        "ingress.replicas.max",
+    ]
+    assert config.problems({"models": {"llama": LLAMA}}) == []
+
+
+@given(
+    values=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=2)
+            | st.dictionaries(st.sampled_from(["name", "models", "ingress", "port", "simulated", "env", "x"]), inner)
+        ),
+        max_leaves=8,
+    )
+)
+def test_whatever_the_file_holds_only_a_config_error_comes_out(values: Any) -> None:
+    with suppress(ConfigError):
+        parse_settings({"models": values, "ingress": values})
+    with suppress(ConfigError):
+        model = values if isinstance(values, dict) else LLAMA | {"env": values}
+        parse_settings({"models": {"llama": model}, "ingress": values})

@@ -1,0 +1,136 @@
+"""Verdicts on runs that are written by hand, which part of a run counts, and the threats that are told with its figures."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadtest.judge.analysis import analyse
+from loadtest.records import HealthSample, Row, ScheduledRequest, ServerSample
+from tests.loadtest.judge.written_runs import answered, ended, quantile, write_run
+
+
+def test_a_missing_row_makes_the_run_invalid_and_leaves_no_figures(tmp_path: Path) -> None:
+    summary = analyse(write_run(tmp_path / "run", 500, lambda row: None if row.id == 250 else row, slo="ttft_p99=5s"))
+    assert (summary.verdict, summary.distributions, summary.throughput, summary.slo) == ("invalid", {}, None, [])
+    assert summary.states == {"ok": 499, "unaccounted": 1}
+
+
+def test_invalid_comes_before_a_missed_slo(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 500, slo="ttft_p99=1ms", manifest={"problems": ["worker 1 was lost"]})
+    assert analyse(run).verdict == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("num_slow", "slo", "verdict"),
+    [(0, "ttft_p99=2s", "pass"), (60, "ttft_p99=2s", "slo-missed"), (10, "ttft_p99=2s", "undecided"), (60, "ttft_p90=2s", "pass"),
+     (60, "ttft_p90=2s,e2e_p99=2s", "slo-missed")],
+)  # fmt: skip
+def test_verdict(tmp_path: Path, num_slow: int, slo: str, verdict: str) -> None:
+    slow = set(np.random.Generator(np.random.Philox(1)).permutation(1000)[:num_slow].tolist())
+
+    def change(row: Row) -> Row:
+        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 3.0) if row.id in slow else row
+
+    run = write_run(tmp_path / "run", 1000, change, slo=slo)
+    summary = analyse(run)
+    assert summary.verdict == verdict
+    assert summary.slo[0].attained == pytest.approx(1 - num_slow / 1000)
+    n_eff, over = summary.slo[0].counts
+    assert 300 < n_eff <= 1000
+    assert over / n_eff == pytest.approx(num_slow / 1000)
+
+
+def test_the_warm_up_of_the_scenario_is_left_out_and_a_longer_one_is_found(tmp_path: Path) -> None:
+    noise = np.random.Generator(np.random.Philox(2)).lognormal(0, 0.3, 1200).tolist()
+
+    def slow_at_first(row: Row) -> Row:
+        took_s = noise[row.id] * (4 if row.due_s < 20 else 1)
+        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, took_s)
+
+    summary = analyse(write_run(tmp_path / "run", 1200, slow_at_first, warmup_s=5))
+    assert summary.warmup_cut_s == pytest.approx(20, abs=5)
+    assert summary.window_s == (summary.warmup_cut_s, 120)
+    assert any("warm-up took 20 s, not the 5 s" in threat for threat in summary.threats)
+    assert analyse(write_run(tmp_path / "even", 1200, warmup_s=5)).window_s == (5, 120)
+
+
+def test_a_growing_backlog_is_not_steady(tmp_path: Path) -> None:
+    def slower_and_slower(row: Row) -> Row:
+        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 1 + row.due_s / 20)
+
+    summary = analyse(write_run(tmp_path / "run", 1000, slower_and_slower))
+    assert summary.steady is False
+    assert quantile(summary, "ttft", 0.5).high_s is None
+    assert any("not steady" in threat for threat in summary.threats)
+    assert analyse(write_run(tmp_path / "even", 1000)).steady is True
+    assert analyse(write_run(tmp_path / "few", 50)).steady is None
+
+
+def test_an_interrupted_run_is_analysed_up_to_the_interruption(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run", 1000, lambda row: row if row.due_s < 60 else None, manifest={"state": "interrupted", "ended_s": 60.0}
+    )
+    summary = analyse(run)
+    assert summary.window_s == (0, 60)
+    assert summary.states == {"ok": 600}
+    assert any("interrupted at 60 s of 100 s" in threat for threat in summary.threats)
+
+
+def test_what_else_could_be_wrong_is_said(tmp_path: Path) -> None:
+    def change(row: Row) -> Row:
+        row.num_coalesced, row.output_tokens = row.id % 2, 5 if row.id == 7 else 4
+        return ended(row, "cancelled", row.due_s + 0.5) if row.id == 8 else row
+
+    run = write_run(tmp_path / "run", 1000, change, manifest={"clock_drift_s": 2.0, "target_info": {"simulated": True}})
+    summary = analyse(run)
+    assert summary.coalesced_share == pytest.approx(500 / 2997)  # three reads an answer, none of the cancelled one
+    words = " ".join(summary.threats)
+    for part in ("17% of the reads", "stepped by 2.0 s", "simulated", "1 requests were left", "1 answers have different"):
+        assert part in words, part
+    assert summary.distributions["e2e"].n == 999
+    assert summary.distributions["ttft"].n == 1000  # at least 0.5 s
+
+
+def test_what_a_replay_left_out_of_its_trace_is_said(tmp_path: Path) -> None:
+    summary = analyse(write_run(tmp_path / "run", 100, manifest={"num_left_out": 3, "num_after_end": 1200}))
+    assert [threat for threat in summary.threats if "of the trace" in threat] == [
+        "3 requests of the trace were left out: they have no tokens.",
+        "1,200 requests of the trace were left out: they come after 10 s.",
+    ]
+
+
+def test_a_source_that_only_failed_is_a_threat(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 100)
+    samples = [ServerSample(t, "metrics", error="404 Not Found") for t in (0.0, 1.0)]
+    samples += [ServerSample(0.0, "serve", error="refused"), ServerSample(1.0, "serve", {"replicas_ready/a": 1.0})]
+    (run / "server.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(samples))
+    said = [threat for threat in analyse(run).threats if threat.startswith("Nothing is known")]
+    assert said == ["Nothing is known of the target's own figures (metrics): 404 Not Found."]
+
+
+@pytest.mark.parametrize(("late_ms", "said"), [(35.0, True), (25.0, False)])
+def test_late_reads_that_are_much_beside_the_gaps_are_a_threat(tmp_path: Path, late_ms: float, said: bool) -> None:
+    """The p99 of the gaps is 300 ms. The run stays valid: the TTFT is 1 s."""
+    run = write_run(tmp_path / "run", 1000)
+    health = [
+        HealthSample(float(t), 0, 0.1, late_ms / 1e3, 0.0, 0, 0, 0, read_late_ms=[0.1] * 90 + [late_ms] * 10) for t in range(300)
+    ]
+    (run / "health.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(health))
+    summary = analyse(run)
+    assert summary.verdict == "pass"
+    found = [threat for threat in summary.threats if "late at the p99" in threat]
+    assert found == ([f"Answers were read up to {late_ms} ms late at the p99: so much of the p99 of the ITL, 300.0 ms, may be the "
+                      "generator's own."] if said else [])  # fmt: skip
+
+
+def test_a_run_whose_schedule_was_changed_afterwards_is_invalid(tmp_path: Path) -> None:
+    summary = analyse(write_run(tmp_path / "run", 1000, manifest={"schedule_sha256": "ab" * 32}))
+    assert (summary.verdict, summary.distributions) == ("invalid", {})
+    assert any("schedule.jsonl has the hash" in gate.text for gate in summary.gates if not gate.ok)
+
+
+def test_a_run_without_a_good_answer_passes_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1000, lambda row: ended(row, "http_error", row.due_s + 0.1))
+    assert analyse(run).verdict == "undecided"

@@ -1,0 +1,63 @@
+"""Runs whose rows are written by hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadtest.judge.summary import Quantile, Summary
+from loadtest.plan.scenario import parse_scenario
+from loadtest.plan.schedule import Schedule
+from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
+
+Change = Callable[[Row], Row | None]
+
+
+def answered(request: ScheduledRequest, due_s: float, took_s: float = 1.0) -> Row:
+    """First token after ``took_s``, three more tokens in two chunks, 100 and 300 ms later each."""
+    sent = due_s + 0.001
+    first_ms = took_s * 1000 - 1  # from sending
+    return Row(
+        id=request.id, worker=0, due_s=due_s, state="ok", sent_s=sent, first_s=due_s + took_s, last_s=due_s + took_s + 0.4,
+        end_s=due_s + took_s + 0.5, status=200, chunks=[(first_ms, 1), (first_ms + 100, 1), (first_ms + 400, 2)],
+        prompt_tokens=10, output_tokens=4,
+    )  # fmt: skip
+
+
+def ended(row: Row, state: Any, end_s: float) -> Row:
+    """The same request without an answer."""
+    return Row(id=row.id, worker=0, due_s=row.due_s, state=state, reason="as asked", sent_s=row.sent_s, end_s=end_s)
+
+
+def write_run(
+    folder: Path,
+    num: int,
+    change: Change = lambda row: row,
+    *,
+    manifest: dict[str, Any] | None = None,
+    session: str = "",
+    **scenario: Any,
+) -> Path:
+    """Write a run of ten requests a second; ``change`` makes each row what it shall be, or None for no row."""
+    values = {"name": "by-hand", "arrival": {"law": "constant", "rate": 10}, "duration_s": num / 10, "warmup_s": 0, **scenario}
+    closed = values["arrival"]["law"] == "closed"
+    due = [k / 10 for k in range(num)]
+    schedule = [ScheduledRequest(k, None if closed else at, "default", 10, 4, session) for k, at in enumerate(due)]
+    rows = [row for request, at in zip(schedule, due, strict=True) if (row := change(answered(request, at))) is not None]
+    health = [HealthSample(float(t), 0, 0.1, 0.001, 0.0, 0, 0, 0) for t in range(int(num / 10) + 200)]
+    fields: dict[str, Any] = {"state": "finished", "model": "", "ended_s": num / 10 + 1} | (manifest or {})
+    fields = {"schedule_sha256": Schedule(schedule).sha256} | fields
+    ran = Manifest(
+        scenario=parse_scenario(values).model_dump(mode="json"), num_scheduled=num, target="",
+        epoch_unix_s=0.0, command=[], **fields,
+    )  # fmt: skip
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(ran))
+    for name, lines in (("schedule", schedule), ("rows", rows), ("health", health)):
+        (folder / f"{name}.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return folder
+
+
+def quantile(summary: Summary, metric: str, q: float) -> Quantile:
+    return next(found for found in summary.distributions[metric].quantiles if found.q == q)
