@@ -88,7 +88,8 @@ def test_a_replica_that_gets_sigterm_takes_nothing_more_and_loses_no_stream(pair
         "moved": float(ends.count("moved")),
         "lost": float(len(ends) - ends.count("moved") - ends.count("length")),
     }
-    most = {"closed_s": 1.0, "last_given_s": 1.0, "lost": 0.0, "lived_s": DRAIN_S + 5.0}
+    # `closed_s` has no limit: the test polls two ingresses on one port until it has met both.
+    most = {"last_given_s": 1.0, "lost": 0.0, "lived_s": DRAIN_S + 5.0}
     audit(REPLICA, seed, answers, undisturbed, healed_s=healed_s, measured=measured, at_most=most)
     assert measured["moved"] > 0, ends
 
