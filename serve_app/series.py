@@ -128,6 +128,18 @@ TABLE = (
         "free_disk_bytes", "gauge", (), "Room on the disk of the temporary folder, where Ray keeps its logs and vLLM its sockets."
     ),
     Series(
+        "free_threads",
+        "gauge",
+        (),
+        "Threads and processes that may still be started where the ingress runs, by the limits of its cgroups (pids.max).",
+    ),
+    Series(
+        "clock_steps_seconds",
+        "gauge",
+        (),
+        "How far the machine's time of day has been set since the ingress started; times in logs and ledgers are that much off.",
+    ),
+    Series(
         "batches",
         "gauge",
         ("status",),

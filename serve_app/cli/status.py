@@ -120,7 +120,7 @@ def target(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print the report in 80 columns: a table of the deployments, one of the ingresses, one of each model's replicas."""
+    """Print the report in 80 columns: the deployments, what Serve says of them, the ingresses, and the replicas of each model."""
     versions = sorted({lease["vllm_version"] for lease in report["members"]} - {""})
     vllm = f"  vLLM {', '.join(versions)}" if versions else ""
     console.print(f"{report['name']}: {report['status']}  {report['url']}{vllm}")
@@ -129,8 +129,11 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         states = ", ".join(f"{count} {state.lower()}" for state, count in d["replica_states"].items() if count)
         bounds = f"{d['min']}..{d['max']}" if "min" in d else ""
         wanted = str(d.get("target", ""))
-        rows.append((name, d["status"], states or "0", wanted, bounds, d.get("rollout", ""), own_words(d["message"])))
-    print_table(console, "", ("deployment", "status", "replicas", "target", "bounds", "rollout", "message"), rows)
+        rows.append((name, d["status"], states or "0", wanted, bounds, d.get("rollout", "")))
+    print_table(console, "", ("deployment", "status", "replicas", "target", "bounds", "rollout"), rows)
+    for name, d in report["deployments"].items():
+        if d["message"]:  # no cell of the table: a reason of several lines would be a column of half words
+            console.print(f"\n{name}: {own_words(d['message'])}", markup=False)
     by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for lease in sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"])):
         by_model[lease["model"]].append(lease)

@@ -128,7 +128,8 @@ class IngressSettings(Section):
     max_waiting_requests: Int = Field(default=1000, ge=0)
     """Requests per model and ingress that may wait for a replica; one more is answered with 503."""
     max_loop_lag_s: Real = Field(default=2.0, ge=0.05, le=60)
-    """Seconds by which the event loop of an ingress may be late, twice in a row, before it answers new requests with 503. Streams go on."""
+    """Seconds by which the event loop of an ingress may be late, twice in a row, before it answers new requests with 503. Streams go on.
+    Set it below protocol.heartbeat_timeout_s: a loop that is later than that has lost the links to all its replicas already."""
     keep_alive_s: Real = Field(default=65.0, gt=0)
     """Seconds a connection without a request stays open, rounded up to whole ones. 65 exceeds the 60 s of many load balancers."""
     stalled_client_s: Real = Field(default=60.0, ge=1, le=86400)

@@ -13,6 +13,7 @@ from ray import serve
 from serve_app.config import Settings, parse_settings
 from serve_app.logs import log_configuration, use_serve_handlers
 from serve_app.membership import Lease, Membership
+from serve_app.sigterm import OrderlyEnd
 from serve_app.vllm_start import settle, without_collection
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class Ingress:
             asyncio.create_task(self._membership.watch(self._runtime.set_members), name="membership"),
             asyncio.create_task(self._membership.keep(self._lease), name="lease"),
         ]
+        self._end = OrderlyEnd(self._drain)
+        self._end.begin_at_sigterm()
 
     def _lease(self) -> Lease:
         app = self._runtime.app
@@ -72,6 +75,7 @@ class Ingress:
         for name, front in self._runtime.front_ends.items():
             if not front.engine.is_running:
                 raise RuntimeError(f"the front end of {name!r} has stopped")
+        self._end.check()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Always numbers: the first wrong type switches Serve's collection off. Names carry the model; all but gauges count up."""
@@ -80,9 +84,11 @@ class Ingress:
 
     async def __del__(self) -> None:
         """The drain: unready, off the board; a moment later no new connections; end when what runs has ended. Serve bounds it."""
-        runtime = getattr(self, "_runtime", None)
-        if runtime is None:
-            return
+        if (end := getattr(self, "_end", None)) is not None:
+            await end.drained()
+
+    async def _drain(self) -> None:
+        runtime = self._runtime
         runtime.app.draining = True
         logger.info("draining %d streams", runtime.app.streams)
         renewing = self._tasks.pop()

@@ -28,6 +28,7 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import describe
 from serve_app.core.gaps import BOUNDS_S, Gaps
 from serve_app.protocol.messages import ENGINE_LOST
+from serve_app.surroundings import ClockSteps, free_threads
 
 
 def _shared(cls: type) -> Any:
@@ -162,6 +163,10 @@ def count_lost_link(model: str, end: LinkEnd) -> None:
 
 FREE_DISK = series.gauge("free_disk_bytes")
 FREE_DISK.set_function(lambda: shutil.disk_usage(tempfile.gettempdir()).free)
+FREE_THREADS = series.gauge("free_threads")
+FREE_THREADS.set_function(free_threads)
+CLOCK_STEPS = series.gauge("clock_steps_seconds")
+CLOCK_STEPS.set_function(ClockSteps().seconds)
 
 _REPLICA_GAUGES = ("held", "outstanding_tokens", "running", "waiting", "kv_usage", "draining")
 """What `describe` tells of a replica; each is a series ``serve_app_replica_NAME``."""

@@ -22,6 +22,7 @@ from serve_app.replica.oom import OomOrder
 from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
 from serve_app.replica.start_report import StartReport, asked_at
+from serve_app.sigterm import OrderlyEnd
 from serve_app.tls import server_context
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Replica:
         self._lost: EngineLost | None = None
         self._server: ReplicaServer | None = None
         self._start_report: StartReport | None = None
+        self._end = OrderlyEnd(self._drain)
         self._engine = EngineProcess(self.settings.health, on_message=self._from_engine, on_lost=self._engine_lost)
         ready = await self._start_engine()
         engine_ready = time.monotonic()
@@ -64,6 +66,7 @@ class Replica:
             asyncio.create_task(self._membership.keep(self._lease), name="lease"),
             asyncio.create_task(report.run(asked_at(context), self._server.first_output, self._show_start), name="start"),
         ]
+        self._end.begin_at_sigterm()
 
     async def _start_engine(self) -> pipe.EngineReady:
         from serve_app.checkpoints import resolve_model
@@ -134,6 +137,7 @@ class Replica:
                 raise exc
         if self._lost is not None:
             raise self._lost
+        self._end.check()
 
     def reconfigure(self, user_config: None, rank: ReplicaRank) -> None:
         """Called by Serve after the start and whenever this replica's rank among those of its deployment changes."""
@@ -159,7 +163,11 @@ class Replica:
         """The drain: take nothing new, wait for what runs or moves away, then stop the engine. Serve bounds it."""
         if self._server is None:
             await self._engine.stop()
-            return
+        else:
+            await self._end.drained()
+
+    async def _drain(self) -> None:
+        assert self._server is not None
         logger.info("draining %d attempts", self._server.num_attempts())
         await self._server.drain(self.settings.timeouts.drain_s)
         for task in self._tasks:

@@ -48,7 +48,8 @@ def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> Non
 
 def main() -> None:
     """Entry point of the process: argument 1 is the file descriptor of the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the supervisor decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and systemd signal every process at once; the supervisor decides
+        signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     end = pipe.EngineEnd(sock)
     watch = SupervisorWatch(sock, end)

@@ -1,6 +1,11 @@
-"""What a scenario measured, one JSON line per run; as a command, the worst of each scenario's runs."""
+"""What a scenario measured, one JSON line per run.
+
+python -m tests.chaos.records FOLDER          the worst of each scenario's runs
+python -m tests.chaos.records FOLDER --rows   the same as rows of the table in docs/reliability.md, but for its first column
+"""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -121,10 +126,23 @@ def worst(records: Sequence[Record]) -> str:
     return f"{line}  silence p50 {median(silences):.1f} s, worst {max(silences):.1f} s{''.join(others)}  load {load:.1f}"
 
 
+def row(records: Sequence[Record]) -> str:
+    """Return one scenario's runs as columns: runs and answers, failures, healed p50 and worst, silence p50 and worst, loads."""
+    n, failures = sum(r.n for r in records), sum(r.failures for r in records)
+    silences = [silence for r in records for silence in r.longest_silences_s]
+    healed, loads = [r.healed_s for r in records], [math.ceil(r.load_1min) for r in records]
+    counted = (
+        f"{len(records)}, {n} | {failures} (< {math.ceil(1000 * share_bound(failures, n)) / 10:.1f} %)"  # a bound is rounded up
+    )
+    times = " | ".join(f"{median(values):.1f} / {max(values):.1f} s" for values in (healed, silences))
+    return f"| {records[0].scenario} | {counted} | {times} | {' to '.join(map(str, sorted({min(loads), max(loads)})))} |"
+
+
 def main() -> None:
     records = read(Path(sys.argv[1]))
+    shown = row if "--rows" in sys.argv[2:] else worst
     for scenario in sorted({r.scenario for r in records}):
-        print(worst([r for r in records if r.scenario == scenario]))
+        print(shown([r for r in records if r.scenario == scenario]))
     if late := [f"{r.scenario}, seed {r.seed}: {', '.join(r.missed)}" for r in records if r.missed]:
         raise SystemExit("\n".join(["limits that were not kept; remove these lines once their cause is mended:", *late]))
 

@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests.chaos.records import audit, is_there, seeds
 from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.conftest import Configure
-from tests.e2e_fleet.operations import MODEL, Fleet, fleet
+from tests.e2e_fleet.operations import MODEL, ROOT, Fleet, fleet
 from tests.e2e_fleet.streams import Load, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.xdist_group("chaos")]
@@ -27,8 +28,21 @@ RELEASES: dict[str, tuple[dict[str, Any], str]] = {
     "canary-that-is-slow": ({"simulated": {"time_scale": 4.0}}, "bad"),
     "canary-that-hangs": ({"simulated": {"time_scale": 1000.0}}, "bad"),
     "canary-that-fails-its-golden-prompt": ({"golden": [{"prompt": "a", "expect": "^no such text$"}]}, "undecided"),
+    "canary-that-crashes": (
+        {
+            "simulated": None,
+            "engine_args": {
+                "distributed_executor_backend": "tests.chaos.crashing.CrashingExecutor",
+                "additional_config": {"simulated": {"profile": "a10g-llama-8b"}},
+            },
+        },
+        "bad",
+    ),
+    "canary-of-other-text": ({"simulated": {"seed": 7}}, "good"),
     "canary-as-good-as-its-model": ({"env": {"RELEASE": "2"}}, "good"),
 }
+WRONG_ANSWERS = ("canary-with-empty-answers", "canary-of-other-text")
+"""Nobody but the reader of an answer can see that it is another text: what golden prompts do not find, a canary does not."""
 IN_SHORT = "canary-with-empty-answers"
 
 
@@ -51,7 +65,7 @@ def pair(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iter
         simulated={"profile": "a10g-llama-8b"},
     )
     config["health"] = {"eject_after_s": NEVER, "max_step_s": NEVER}  # a release whose steps take minutes is left to the canary
-    with fleet(with_canary(config, RELEASES[IN_SHORT][0]), tmp_path_factory.mktemp("canary")) as running:
+    with fleet(with_canary(config, RELEASES[IN_SHORT][0]), tmp_path_factory.mktemp("canary"), PYTHONPATH=str(ROOT)) as running:
         yield running
 
 
@@ -90,12 +104,13 @@ def test_a_canary_gets_its_share_until_it_is_found_worse(pair: Fleet, scenario: 
         at_verdict = canary_of(pair).get("requests", 0)
         time.sleep(2.0)
     said = canary_of(pair)
-    undisturbed = max(load.answers, key=lambda answer: len(answer.text()))
+    text, _ = Counter(answer.text() for answer in load.answers).most_common(1)[0]
+    undisturbed = next(answer for answer in load.answers if answer.text() == text)
     measured = {"canary_requests": float(said["requests"]), "canary_share": said["requests"] / len(load.answers)}
-    most = {"failures": said["requests"] if scenario == IN_SHORT else 0}
+    most = {"failures": said["requests"] if scenario in WRONG_ANSWERS else 0}
     record = audit(scenario, seed, load.answers, undisturbed, healed_s=found_s, measured=measured, at_most=most)
     assert said["state"] == state, said
     assert said["requests"] <= SHARE * record.n + 1
     if state == "bad":
         assert said["requests"] == at_verdict, "requests came after the verdict"
-    assert play(pair.url, [ask])[0].folded() == undisturbed.folded()
+        assert play(pair.url, [ask])[0].folded() == undisturbed.folded()

@@ -231,12 +231,13 @@ def test_processes_that_can_start_no_thread_go_on_with_those_they_have(pair: Fle
                 assert process is not None
                 (group / "cgroup.procs").write_text(str(process.pid))
             (group / "pids.max").write_text((group / "pids.current").read_text())
+            said_s = seconds_until(lambda: scrape(pair.url)["serve_app_free_threads", ()] == 0, "that no thread is free")
             for _ in range(3):
                 answers = play(pair.url, [SHORT] * 8)
                 assert [a.status for a in answers] == [200] * 8
                 assert all(a.is_complete() for a in answers)
             (group / "pids.max").write_text("max")
-        return 0.0, seconds_until(lambda: answers_again(pair), "an answer")
+        return said_s, seconds_until(lambda: answers_again(pair), "an answer")
 
     tried(pair, undisturbed, "threads", seed, course)
 
@@ -256,14 +257,19 @@ def test_a_clock_that_steps_by_an_hour_changes_nothing(
         told = float(json.loads(file.read_text().splitlines()[-1])["time"])
         return round((told - time.time()) / 3600)
 
+    def says(step_s: float) -> bool:
+        return abs(scrape(pair.url)["serve_app_clock_steps_seconds", ()] - step_s) < 60.0
+
     def course() -> tuple[float, float]:
+        said: list[float] = []
         for step_s in random.Random(seed).sample((3600, -3600), 2):
             set_clock(step, step_s)
+            said.append(seconds_until(lambda: says(step_s), "the step in the metrics"))  # noqa: B023
             time.sleep(2.0)
             assert play(pair.url, [SHORT])[0].is_complete()
             wait_until(lambda: newest_hour() == step_s / 3600, limit_s=LIMIT_S, what="a line of that hour")  # noqa: B023
         set_clock(step, 0)
-        return 0.0, seconds_until(lambda: answers_again(pair), "an answer")
+        return max(said), seconds_until(lambda: answers_again(pair), "an answer")
 
     tried(pair, undisturbed, "clock-step", seed, course)
 

@@ -69,9 +69,10 @@ def test_a_line_is_one_member_with_its_load() -> None:
     assert ["abcdefgh", "draining", "255.255.255.255:65535", "4194304", "12", "3", "46%", "2"] in words
 
 
-def test_a_reason_is_in_our_own_words() -> None:
-    assert "the engine core of 'a' did not start: no memory" in " ".join(shown(200))
-    assert "Traceback" not in "\n".join(shown(200))
+def test_a_reason_is_in_our_own_words_and_across_the_whole_width() -> None:
+    lines = shown(200)
+    assert "replica-meta-llama-Llama-3-1-8B-Instruct-c14cdd: the engine core of 'a' did not start: no memory" in lines
+    assert "Traceback" not in "\n".join(lines)
 
 
 def test_starts_are_a_median_and_the_slowest_by_phase() -> None:

@@ -43,6 +43,8 @@ STEPS, WALKS = 10_000, 10
 CREDIT = 4
 SILENCE_S = 5.0
 MAX_LIVE = 24  # requests of an ingress at once
+KEPT, KEPT_A_REQUEST = 150, 30
+"""The most that a fleet may keep, in elements of its collections: without a request, and for each. A walk has some 400 requests."""
 GOODBYES = (LinkEnd.SAID_GOODBYE, LinkEnd.BROKE_OFF, LinkEnd.ENGINE_DIED)
 
 
@@ -80,7 +82,11 @@ class Connection:
 class Replica:
     replica_id: str
     links: list[Connection] = field(default_factory=list)
-    draining: bool = False
+    drain_ends_at: float | None = None
+
+    @property
+    def draining(self) -> bool:
+        return self.drain_ends_at is not None
 
     def __post_init__(self) -> None:
         self.trials = Trials[Connection](self.begin_trial, lambda: self.trials.answered())
@@ -272,7 +278,8 @@ class World:
             self.handle(ingress, Ticked())
         elif dice < 0.92 and connection is not None:
             beat = (1, len(connection.running), rng.choice((0, 0, 2)), 0.5)
-            connection.down.append(HeartbeatArrived(replica.replica_id, *beat, draining=replica.draining))
+            left_s = max(0.0, (replica.drain_ends_at or 0.0) - self.now)
+            connection.down.append(HeartbeatArrived(replica.replica_id, *beat, replica.draining, left_s))
         else:
             self.rarely(ingress, replica, connection)
 
@@ -288,9 +295,9 @@ class World:
                 connection.frozen = True
             case 3 | 4 | 5 if connection is not None:
                 self.thaw(connection)
-            case 6 if self.rng.random() < 0.2:
-                replica.draining = True
-            case 7 if replica.draining or self.rng.random() < 0.05:
+            case 6 if not replica.draining and self.rng.random() < 0.5:
+                replica.drain_ends_at = self.now + self.rng.choice((0.0, 1.0, 5.0))
+            case 7 if self.now >= replica.drain_ends_at if replica.drain_ends_at is not None else self.rng.random() < 0.05:
                 self.replace(replica)
             case 8 if self.late:
                 self.carry_late()
@@ -322,7 +329,7 @@ class World:
         for replica in self.replicas:
             for connection in list(replica.links):
                 self.thaw(connection)
-            replica.draining = False
+            replica.drain_ends_at = None
         for _ in range(400):
             for ingress in self.ingresses:
                 for replica in self.replicas:
@@ -339,8 +346,25 @@ class World:
             self.now += 0.05
 
 
+def num_kept(root: object) -> int:
+    """Return how many elements the collections hold that can be reached from ``root`` through objects of this package."""
+    num, seen, to_visit = 0, set[int](), [root]
+    while to_visit:
+        found = to_visit.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, (dict, list, tuple, set, frozenset, deque)):
+            num += len(found)
+            to_visit += found.values() if isinstance(found, dict) else found
+        elif type(found).__module__.startswith("serve_app."):
+            slots = [name for kind in type(found).__mro__ for name in getattr(kind, "__slots__", ())]
+            to_visit += [getattr(found, name, None) for name in (*slots, *getattr(found, "__dict__", {}))]
+    return num
+
+
 @pytest.mark.parametrize("seed", range(WALKS))
-def test_every_request_has_one_outcome_and_every_token_comes_once(seed: int) -> None:
+def test_every_request_has_one_outcome_every_token_comes_once_and_nothing_is_kept(seed: int) -> None:
     world = World(random.Random(seed))
     for number in range(STEPS):
         world.step()
@@ -348,11 +372,14 @@ def test_every_request_has_one_outcome_and_every_token_comes_once(seed: int) -> 
             for ingress in world.ingresses:
                 ingress.fleet.validate()
                 assert ingress.fleet.requests.keys() == ingress.clients.keys()
+                assert num_kept(ingress.fleet) <= KEPT + KEPT_A_REQUEST * len(ingress.clients)
     world.settle()
     for ingress in world.ingresses:
         ingress.fleet.validate()
         assert not ingress.fleet.requests, "a request without an outcome"
         assert not ingress.fleet.waiting
+        assert num_kept(ingress.fleet) <= KEPT
+    assert sum(i.fleet.drains.num_moved for i in world.ingresses) > 2
     assert not any(c.running for r in world.replicas for c in r.links), "an engine works for nobody"
     assert sum(world.ended.values()) == sum(i.num_clients for i in world.ingresses)
     assert world.ended.keys() <= {"complete", "aborted", "queue_full", "no_replica", "replica_lost", "request_quarantined"}

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.fleet import Server, serve_app, wait_ready, wait_until
 
 MODEL = "tiny"
-COMMAND_LIMIT_S = 60.0
+COMMAND_LIMIT_S = 180.0  # of a busy machine
 ROOT = Path(__file__).parents[2]
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]

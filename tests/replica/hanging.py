@@ -1,4 +1,7 @@
-"""A simulated executor whose steps do what a file says: ``deadlock``, or ``compute`` without a word for `COMPUTE_S`."""
+"""A simulated executor whose steps do what a file says: ``deadlock``, or ``compute`` without a word for `COMPUTE_S`.
+
+``deadlock PID`` is meant for one of several engines that read the same file.
+"""
 
 import os
 import threading
@@ -16,9 +19,9 @@ COMPUTE_S = 8.0
 class HangingExecutor(SimulatedExecutor):
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         file = Path(os.environ[FILE])
-        if file.exists() and file.read_text() == "deadlock":
+        if file.exists() and file.read_text() in ("deadlock", f"deadlock {os.getpid()}"):
             threading.Event().wait()
-        elif file.exists():
+        elif file.exists() and file.read_text() == "compute":
             file.unlink()
             until = time.monotonic() + COMPUTE_S
             while time.monotonic() < until:

@@ -111,6 +111,12 @@ def test_an_engine_that_is_idle_asleep_or_slow_is_left_alone_and_killed_once_it_
     pair.until_gone()
 
 
+def test_an_engine_core_leaves_ctrl_c_and_sigterm_to_its_supervisor(pair: Pair) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pair.engine_pid, number)
+    pair.work()
+
+
 def block(pair: Pair) -> None:
     pair.tell("block")
 

@@ -1,0 +1,65 @@
+"""SIGTERM to a process of Ray Serve begins its drain, where Ray would end the process at once and cut what it streams."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ray._private import worker
+
+logger = logging.getLogger(__name__)
+
+RAYS_LAST_CALL = "raise_sys_exit_with_custom_error_message"
+"""What Ray's handler of SIGTERM calls to end the process, by its name in `ray._private.worker`."""
+
+
+class OrderlyEnd:
+    """The end of one deployment's process: its drain runs once, whether Serve's ``__del__`` or SIGTERM asks for it first.
+
+    Ray sets its handler in the main thread, and Python lets no other thread set one. Serve runs deployments in another thread, so this
+    replaces the function that Ray's handler calls. If a later Ray calls something else there, SIGTERM ends the process at once again, and
+    `tests/test_sigterm.py` fails.
+    """
+
+    def __init__(self, drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._drain = drain
+        self._draining: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    def begin_at_sigterm(self) -> None:
+        """Let SIGTERM begin the drain in the running loop from now on. When the drain is over, Ray ends the process."""
+        loop, rays_own = asyncio.get_running_loop(), getattr(worker, RAYS_LAST_CALL)
+
+        def begin(*_: object, **__: object) -> None:
+            loop.call_soon_threadsafe(self._begin, rays_own)
+
+        setattr(worker, RAYS_LAST_CALL, begin)
+
+    async def drained(self) -> None:
+        """Drain, or wait for the end of the drain that runs already."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(), name="drain")
+        await asyncio.shield(self._draining)
+
+    def check(self) -> None:
+        """Called by Serve's health check: Serve starts another replica in place of one that fails three of them.
+
+        Raises:
+            RuntimeError: SIGTERM has come, so this process is about to end.
+        """
+        if self._ending is not None:
+            raise RuntimeError("SIGTERM has come: this process drains and then ends")
+
+    def _begin(self, rays_own: object) -> None:
+        if self._ending is None:
+            logger.warning("SIGTERM: draining before the end")
+            self._ending = asyncio.create_task(self._end(rays_own), name="end at SIGTERM")
+
+    async def _end(self, rays_own: object) -> None:
+        try:
+            await self.drained()
+        finally:
+            setattr(worker, RAYS_LAST_CALL, rays_own)
+            os.kill(os.getpid(), signal.SIGTERM)
