@@ -82,8 +82,8 @@ class FleetProcess:
 
     def status(self, timeout_s: float = 2.0) -> int:
         """Return the HTTP status of its readiness, 200 when it is ready; 0 when nothing answers within ``timeout_s``."""
-        with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/readyz", timeout=timeout_s).status_code
+        with contextlib.suppress(requests.RequestException):
+            return requests.get(f"{self.url}/readyz", timeout=timeout_s).status_code
         return 0
 
     def __exit__(self, *_: object) -> None:
