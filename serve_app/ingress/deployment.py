@@ -41,6 +41,7 @@ class Ingress:
         await self._runtime.listener.start()
         self._tasks = [
             *self._runtime.start(),
+            asyncio.create_task(self._runtime.prepare_grammars(), name="grammars"),
             asyncio.create_task(self._membership.watch(self._runtime.set_members), name="membership"),
             asyncio.create_task(self._membership.keep(self._lease), name="lease"),
         ]

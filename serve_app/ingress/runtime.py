@@ -85,15 +85,15 @@ class IngressRuntime:
         return await build_front_end(model, path, client, compiler=grammars)
 
     def start(self) -> list[asyncio.Task[Any]]:
-        """Start batches, the clients' loops, the watch of the event loop and the compiler of grammars; the caller owns the tasks."""
+        """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
         if self.batches is not None:
             adapters = [name for front in self.front_ends.values() for name in front.adapters]
             self.batches.start(self.app.answer_batch, (*self.front_ends, *adapters))
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
-        preparing = asyncio.create_task(self._prepare_grammars(), name="grammars")
-        return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), preparing, *clients]
+        return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 
-    async def _prepare_grammars(self) -> None:
+    async def prepare_grammars(self) -> None:
+        """Start what tries grammars, so that the first request with one need not wait for that."""
         for name, front in self.front_ends.items():
             try:
                 if front.grammars is not None:

@@ -80,6 +80,8 @@ async def serving(model: Path, monkeypatch: pytest.MonkeyPatch, port: int, *, si
         await asyncio.wait([running])
         for replica in ingress.replicas:
             await replica.close()
+        assert front.grammars is not None
+        await front.grammars.compiler.close()
         front.engine.shutdown()
 
 

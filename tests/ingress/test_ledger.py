@@ -97,6 +97,8 @@ async def serving(model: Path, folder: Path, **sections: Any) -> AsyncIterator[I
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        assert front.grammars is not None
+        await front.grammars.compiler.close()
         front.engine.shutdown()
         for replica in replicas.values():
             await replica.close()
