@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 from collections.abc import Iterator
 
 
@@ -23,6 +24,8 @@ def settle() -> None:
     """
     from vllm.envs import enable_envs_cache
 
+    # A batch of prompts is some 2 ms of one thread. The tokenizers' own threads, one a core, take turns looking for work, and for longer.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 10, 10)

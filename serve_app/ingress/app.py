@@ -201,6 +201,9 @@ class IngressApp:
                 account.refusal = exc
             raise
         finally:
+            verdict.repeatable = (
+                None  # the answer knows the verdict, too: as a cycle both would wait for Python's search for garbage
+            )
             count_request(verdict, verdict.ending(held.answer, refusal), key)
             if self.accounting is not None and account is not None:
                 self.accounting.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))

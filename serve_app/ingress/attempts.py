@@ -8,6 +8,8 @@ import copy
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from vllm.v1.engine import FinishReason
@@ -25,16 +27,21 @@ def fingerprint_of(request: Any, model: str) -> str:
     """
     digest = hashlib.sha256()
     params = request.sampling_params or request.pooling_params
-    names = [name for name in params.__struct_fields__ if not name.startswith("_") and name != "seed"]
+    kind: Any = type(params)
+    told = _told_of(kind)(params)
     media = [feature.identifier for feature in request.mm_features or ()]
     lora = request.lora_request and request.lora_request.lora_name
-    digest.update(
-        repr((model, lora, media, [(name, getattr(params, name)) for name in names])).encode("utf-8", "backslashreplace")
-    )
+    digest.update(repr((model, lora, media, kind.__name__, told)).encode("utf-8", "backslashreplace"))
     digest.update(array("q", request.prompt_token_ids or ()).tobytes())
     if request.prompt_embeds is not None:
         digest.update(request.prompt_embeds.float().numpy(force=True).tobytes())
     return digest.hexdigest()
+
+
+@cache
+def _told_of(params: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads, of this class of parameters, all that an engine computes by, in order, but the seed."""
+    return attrgetter(*(name for name in params.__struct_fields__ if not name.startswith("_") and name != "seed"))
 
 
 def attempt_request(request: Any, start: StartAttempt) -> Any:

@@ -53,6 +53,7 @@ from serve_app.ingress.attempts import (
 )
 from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.error_answers import FleetError
+from serve_app.ingress.frames import take_in
 from serve_app.ingress.link import ReplicaLink
 from serve_app.ingress.links import ReplicaLinks
 from serve_app.ingress.metrics import LoadGauges
@@ -192,21 +193,17 @@ class FleetClient(EngineCoreClient):
             link.close("malformed_message", f"outputs: {type(exc).__name__}: {exc}", LinkEnd.MISUNDERSTOOD)
             return
         now = time.monotonic()
-        for output in frame.outputs:
-            if output.finish_reason is not None:
-                link.connection.attempt_finished(output.request_id)
-            for event in output.events or ():
-                event.timestamp += now - frame.timestamp
-        # Engine-host monotonic times mean nothing here: vLLM subtracts them from the ingress's.
-        frame.timestamp, frame.engine_index = now, 0
+        some_finished = take_in(frame, link.connection, now)
         instructions = self.fleet.handle(OutputsArrived(link.replica_id, frame.outputs), now=now)
         frame.outputs = []
         if instructions and isinstance(deliver := instructions[0], DeliverOutputs):
             del instructions[0]
             drop_what_belongs_to_swallowed(deliver)
-            refused = refused_grammars(deliver.outputs, self._requests, self._output_processor.request_states)
-            instructions += [FailRequest(request_id, error) for request_id, error in refused.items()]
-            frame.outputs = self.streams.take([o for o in deliver.outputs if o.request_id not in refused], now)
+            outputs: Sequence[Any] = deliver.outputs
+            if some_finished and (refused := refused_grammars(outputs, self._requests, self._output_processor.request_states)):
+                instructions += [FailRequest(request_id, error) for request_id, error in refused.items()]
+                outputs = [o for o in outputs if o.request_id not in refused]
+            frame.outputs = self.streams.take(outputs, now)
             self._forget_finished(frame.outputs)
         if frame.scheduler_stats is not None:
             self._gauges.show(frame.scheduler_stats)
@@ -292,6 +289,7 @@ class FleetClient(EngineCoreClient):
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
+        self.streams.write_now(fail.request_id)
         if (verdict := self._verdicts.get(fail.request_id)) is not None:
             verdict.error = fail.error
         self._forget(fail.request_id)

@@ -30,7 +30,7 @@ from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.ingress.grammar_trials import GrammarTrials, try_grammars
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
-from serve_app.ingress.tokenizing import tokenize_directly
+from serve_app.ingress.rendering import render_directly
 from serve_app.vllm_start import inspect_models_here
 
 _TOOL_FLAGS = {"--enable-auto-tool-choice": "enable_auto_tool_choice: true", "--tool-call-parser": "tool_call_parser"}
@@ -141,7 +141,7 @@ async def _build(model: ModelSettings, engine_args: dict[str, Any], client: Flee
     inspect_models_here()
     vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     engine = _async_llm(vllm_config, client)
-    tokenize_directly(engine.renderer)
+    render_directly(engine.renderer)
     client.bind(
         vllm_config=vllm_config,
         output_processor=engine.output_processor,

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serve_app.errors import ServingError
 from serve_app.ingress.error_answers import MAX_ERROR_BYTES, answer_of, responses_event, shortened, stream_event, stream_line
+from serve_app.ingress.gathering import Gathering
 from serve_app.ingress.outcomes import Answer
 from serve_app.ingress.verdict import Verdict
 
@@ -72,6 +73,8 @@ class HeldAnswer:
         self.head: Message = {}
         """The last that the app gave, or that went out in its place."""
         self._told_error = False
+        self._is_ending = False
+        self._last: Gathering | None = None
         self.on_event: Callable[[bytes], None] | None = None
         """Is told each body that went out."""
 
@@ -92,6 +95,10 @@ class HeldAnswer:
             self._filled, event = False, self._form.filler + event
         self._silent = False
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
+
+    def ends_next(self) -> None:
+        """Write as one what vLLM sends from now on: it has the last tokens, and makes its last events without a pause."""
+        self._is_ending = True
 
     @property
     def answer(self) -> Answer:
@@ -126,9 +133,20 @@ class HeldAnswer:
             self._told_error = True
         if error is not None and body.startswith(_ERROR_OF_VLLM):
             message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
-        if not self._begun:
+        if self._begun:
+            await self._pass_on(message)
+        else:
+            await self._begin(message)
+
+    async def _begin(self, message: Message) -> None:
+        """Send what was held, and the first body with it."""
+        gathering = Gathering.of(self.cycle)
+        try:
             await self._release()
-        await self._pass_on(message)
+            await self._pass_on(message)
+        finally:
+            if gathering is not None:
+                gathering.flush()
 
     async def end(self) -> bool:
         """Tell the client why the app has failed, if the fleet knows; return whether the client has a whole answer now."""
@@ -228,11 +246,16 @@ class HeldAnswer:
                     self._between_events = body.endswith(self._form.end)
                     message = self._after_a_filler(self._form, message) if self._filled else message
             self._ended = not message.get("more_body", False)
+        if self._is_ending and (last := Gathering.of(self.cycle)) is not None:
+            self._is_ending, self._last = False, last
+            asyncio.get_running_loop().call_soon(last.flush)  # should vLLM pause after all, the client does not wait for it
         self.is_sending = True
         try:
             await self._send(message)
         finally:
             self.is_sending = False
+            if self._last is not None and self._ended:
+                self._last.flush()
         if self.on_event is not None and told:
             self.on_event(told)
 

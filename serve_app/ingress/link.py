@@ -33,7 +33,9 @@ class ReplicaLink(asyncio.Protocol):
         self._on_messages = on_messages
         self._on_lost = on_lost
         self._send_buffer_bytes = send_buffer_bytes
-        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._unwritten: list[bytes] = []
         self._end = LinkEnd.BROKE_OFF
         self._cause = "the connection was closed"
         self._transport: asyncio.Transport
@@ -75,7 +77,7 @@ class ReplicaLink(asyncio.Protocol):
             self._fail(exc)
             return
         if pending := self.connection.data_to_send():
-            self._transport.write(pending)
+            self._transport.write(self._take_unwritten() + pending)
         if not was_open and self.is_open():
             self._opened.set_result(None)
             self._on_open(self)
@@ -98,18 +100,33 @@ class ReplicaLink(asyncio.Protocol):
             self._on_lost(self, self._end, self._cause)
 
     def write(self, data: bytes) -> None:
-        """Write, or drop what nobody will read; a replica that reads too slowly is cut off: its requests resume elsewhere."""
+        """Write with the next turn of the loop, or drop what nobody will read.
+
+        In a burst many requests start in one turn. Their frames are one write here, and one read for the replica. A replica that reads too
+        slowly is cut off: its requests resume elsewhere.
+        """
         if self._transport.is_closing():
             return
-        self._transport.write(data)
+        if not self._unwritten:
+            self._loop.call_soon(self._write_all)
+        self._unwritten.append(data)
+
+    def _write_all(self) -> None:
+        if not (unwritten := self._take_unwritten()) or self._transport.is_closing():
+            return
+        self._transport.write(unwritten)
         if (size := self._transport.get_write_buffer_size()) > self._send_buffer_bytes:
             self.abort(f"{size} bytes unread, limit {self._send_buffer_bytes}", LinkEnd.UNRESPONSIVE)
+
+    def _take_unwritten(self) -> bytes:
+        unwritten, self._unwritten = self._unwritten, []
+        return b"".join(unwritten)
 
     def close(self, code: str, reason: str, end: LinkEnd = LinkEnd.ENDED_HERE) -> None:
         """Say goodbye and close; ``on_lost`` follows if the link was open."""
         self._end, self._cause = end, reason
         if self.connection.state is not State.CLOSED:
-            self._transport.write(self.connection.close(code, reason))
+            self._transport.write(self._take_unwritten() + self.connection.close(code, reason))
         self._transport.close()
 
     def abort(self, cause: str, end: LinkEnd = LinkEnd.ENDED_HERE) -> None:
@@ -124,7 +141,7 @@ class ReplicaLink(asyncio.Protocol):
         if not self._opened.done():
             self._opened.set_exception(exc)
             self._opened.exception()
-        self._transport.write(self.connection.data_to_send())
+        self._transport.write(self._take_unwritten() + self.connection.data_to_send())
         self._transport.close()
 
 

@@ -6,14 +6,13 @@ ingress share the collectors; vLLM labels every series with ``model_name``.
 
 import shutil
 import tempfile
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 from prometheus_client.core import REGISTRY, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -27,6 +26,7 @@ from serve_app.core.events import LinkEnd
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_report import describe
 from serve_app.core.gaps import BOUNDS_S, Gaps
+from serve_app.ingress.lazy_histogram import LazyHistogram
 from serve_app.protocol.messages import ENGINE_LOST
 from serve_app.surroundings import ClockSteps, free_threads
 
@@ -45,7 +45,7 @@ def _shared(cls: type) -> Any:
 
 def shared_stat_logger() -> Any:
     """Return a class: vLLM's Prometheus logger, once per model, over collectors that all models of the process share."""
-    shared = {"_gauge_cls": _shared(Gauge), "_counter_cls": _shared(Counter), "_histogram_cls": _shared(Histogram)}
+    shared = {"_gauge_cls": _shared(Gauge), "_counter_cls": _shared(Counter), "_histogram_cls": _shared(LazyHistogram)}
 
     def sharing(part: type) -> Any:
         """Return ``part`` of vLLM's logger with our stand-ins for those of prometheus's classes that it uses."""
@@ -67,7 +67,7 @@ def shared_stat_logger() -> Any:
             self.streams: Any = None
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
-            """As vLLM's, with what `streaming` has counted since the last step, and all gaps between tokens in one pass."""
+            """As vLLM's, with what `streaming` has counted since the last step, and all gaps between tokens at once."""
             if self.streams is not None:
                 iteration_stats = _sum(self.streams.take_stats(), iteration_stats)
             gaps: list[float] = []
@@ -75,7 +75,7 @@ def shared_stat_logger() -> Any:
                 gaps, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
             super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
             if gaps:
-                observe_all(self.histogram_inter_token_latency[engine_idx], gaps)
+                self.histogram_inter_token_latency[engine_idx].observe_all(gaps)
 
     return StatLogger
 
@@ -90,19 +90,6 @@ def _sum(written: Any, stats: Any) -> Any:
     stats.num_preempted_reqs += written.num_preempted_reqs
     stats.inter_token_latencies_iter += written.inter_token_latencies_iter
     return stats
-
-
-def observe_all(histogram: Histogram, values: Iterable[float]) -> None:
-    """Do what ``histogram.observe`` does for each value; with a step of many streams most are in the same bucket."""
-    bounds, total = histogram._upper_bounds, 0.0
-    counts = [0] * len(bounds)
-    for value in values:
-        total += value
-        counts[bisect_left(bounds, value)] += 1
-    histogram._sum.inc(total)
-    for bucket, count in zip(histogram._buckets, counts, strict=True):
-        if count:
-            bucket.inc(count)
 
 
 SharedPrometheusStatLogger = shared_stat_logger()

@@ -31,9 +31,11 @@ CALLED = {
     "vllm.renderers": """
         BaseRenderer._tokenize_prompt(self, prompt, params)
         BaseRenderer._wants_offsets(self, prompt, params)
+        BaseRenderer.get_eos_token_id(self)
         BaseRenderer.get_tokenizer(self)
         BaseRenderer.render_cmpl_async(self, prompts, tok_params=, *, prompt_extras=, skip_mm_cache=)
         BaseRenderer.validate_token_ids(self, token_ids, *, parameter=)""",
+    "vllm.renderers.hf": "safe_apply_chat_template(model_config, tokenizer, conversation, *, tools=, chat_template=, tokenize=, **kwargs)",
     "vllm.renderers.params": """
         TokenizeParams.get_encode_kwargs(self)
         TokenizeParams.with_kwargs(self, **tokenization_kwargs)""",
@@ -140,6 +142,9 @@ USED = {
     "vllm.multimodal.inputs": {"MultiModalFeatureSpec": "identifier mm_position", "PlaceholderRange": "offset"},
     "vllm.outputs": {"CompletionOutput": "finish_reason index logprobs text", "RequestOutput": "finished outputs"},
     "vllm.renderers": {"BaseRenderer": "_executor _tokenize_prompt_async default_cmpl_tok_params tokenizer"},
+    "vllm.renderers.base": {"_SwappableExecutor": "_inner _max_workers"},
+    "vllm.renderers.hf": {"HfRenderer": "_apply_chat_template_async"},
+    "vllm.renderers.params": {"TokenizeParams": "truncate_prompt_tokens"},
     "vllm.sampling_params": {
         "RequestOutputKind": "CUMULATIVE DELTA FINAL_ONLY",
         "SamplingParams": "all_stop_token_ids eos_token_id num_logprobs",
@@ -176,7 +181,7 @@ USED = {
         "OutputProcessor": "request_states",
         "RequestOutputCollector": "output",
         "RequestState": """detokenizer is_prefilling logprobs_processor output_kind parent_req queue sent_tokens_offset
-            stream_interval streaming_input""",
+            stats stream_interval streaming_input""",
     },
     "vllm.v1.engine.parallel_sampling": {"ParentRequest": "child_requests request_id"},
     "vllm.v1.engine.utils": {"EngineZmqAddresses": "inputs outputs"},
@@ -201,6 +206,7 @@ USED = {
     },
     "vllm.v1.metrics.stats": {
         "PrefillStats": "num_cached_tokens",
+        "RequestStateStats": "last_token_ts num_generation_tokens",
         "IterationStats": "inter_token_latencies_iter num_generation_tokens num_preempted_reqs",
         "SchedulerStats": "kv_cache_usage num_running_reqs num_skipped_waiting_reqs num_waiting_reqs",
     },

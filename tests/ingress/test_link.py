@@ -1,4 +1,5 @@
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,29 @@ async def test_a_replica_with_another_token_is_refused_and_told_so() -> None:
         await probe.connect(replica.lease.port)
     await until(lambda: not replica.server._links)
     assert (probe.opened, probe.lost) == (0, [])
+    await replica.close()
+
+
+@in_loop
+async def test_frames_of_one_turn_of_the_loop_are_one_write_and_go_before_a_goodbye() -> None:
+    replica = await start_replica(settings(), "a")
+    probe = Probe()
+    link = await probe.connect(replica.lease.port)
+    written: list[bytes] = []
+    stands_in: Any = SimpleNamespace(
+        write=written.append, close=lambda: None, is_closing=lambda: False, get_write_buffer_size=lambda: 0
+    )
+    transport, link._transport = link._transport, stands_in
+    link.write(b"one ")
+    link.write(b"two")
+    await asyncio.sleep(0)
+    link.write(b"three ")
+    link.close("test_over", "enough")
+    await asyncio.sleep(0)
+    assert written[0] == b"one two"
+    assert (len(written), written[1].startswith(b"three "), b"test_over" in written[1]) == (2, True, True)
+    transport.abort()
+    await until(lambda: probe.lost)
     await replica.close()
 
 

@@ -18,7 +18,8 @@ from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.request import Resume
 from serve_app.engine_args import frontend_engine_args
-from serve_app.ingress.metrics import Configured, FleetCollector, LoadGauges, observe_all, shared_stat_logger
+from serve_app.ingress.lazy_histogram import MAX_WAITING, LazyHistogram
+from serve_app.ingress.metrics import Configured, FleetCollector, LoadGauges, shared_stat_logger
 from serve_app.testing.fleet import MODEL, Fleet, in_loop, until
 from serve_app.testing.fleet import fleet as fleet_on_loopback
 
@@ -179,16 +180,21 @@ async def test_a_replica_that_lost_its_engine_is_counted_with_the_reason_and_one
     }
 
 
-def test_many_values_are_observed_as_one_by_one() -> None:
+@pytest.mark.parametrize("num", [204, 3 * MAX_WAITING])
+def test_a_lazy_histogram_shows_what_prometheus_own_shows(num: int) -> None:
     chosen = random.Random(1)
-    values = [chosen.expovariate(5.0) for _ in range(200)] + [0.1, 0.5, 0.0, 100.0]
-    one_by_one, at_once = (Histogram("gaps", "", buckets=(0.1, 0.5, 1.0), registry=None) for _ in range(2))
+    values = [chosen.expovariate(5.0) for _ in range(num - 4)] + [0.1, 0.5, 0.0, 100.0]
+    lazy = LazyHistogram("gaps", "", ["model"], buckets=(0.1, 0.5, 1.0), registry=None)
+    own = Histogram("gaps", "", ["model"], buckets=(0.1, 0.5, 1.0), registry=None)
     for value in values:
-        one_by_one.observe(value)
-    observe_all(at_once, values)
-    wanted, found = (
-        {(s.name, s.labels.get("le")): s.value for s in next(iter(h.collect())).samples if s.name != "gaps_created"}
-        for h in (one_by_one, at_once)
-    )
-    assert found == pytest.approx(wanted)
-    assert found["gaps_count", None] == len(values)
+        own.labels("m").observe(value)
+        lazy.labels("m").observe(value)
+    own.labels("m").observe(7.0)
+    lazy.labels("m").observe_all([7.0])
+    for _ in range(2):  # a look takes nothing away
+        wanted, found = (
+            {(s.name, s.labels.get("le")): s.value for s in next(iter(h.collect())).samples if s.name != "gaps_created"}
+            for h in (own, lazy)
+        )
+        assert found == pytest.approx(wanted)
+        assert found["gaps_count", None] == len(values) + 1

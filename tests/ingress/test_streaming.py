@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import random
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import msgspec
 import pytest
 
 from serve_app.checkpoints import make_tiny_llama
+from serve_app.core.instructions import FailRequest
+from serve_app.errors import NoReplica
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.metrics import SharedPrometheusStatLogger
 from serve_app.ingress.streaming import text_of
-from serve_app.testing.fleet import in_loop, until
+from serve_app.testing.fleet import FakeReplica, in_loop, until
 from tests.ingress.streams import CHAT, COMPLETIONS, NUM_TOKENS, Ingress, Play, both, serving
 
 pytestmark = pytest.mark.engine
@@ -234,6 +238,73 @@ async def test_under_pressure_the_text_and_the_end_are_those_of_vllm(model: Path
         assert num_parked > 10
 
 
+def have_come(ingress: Ingress, num_repeated: int) -> bool:
+    return ingress.num_repeated == num_repeated
+
+
+async def waiting(ingress: Ingress, replica: FakeReplica, num: int) -> Play:
+    """Return an answer whose last ``num`` tokens wait for a pass that does not come."""
+    play = Play(ingress, COMPLETIONS)
+    await until(lambda: replica.engine.running)
+    for _ in range(3):
+        await play.step(replica)
+    events, repeated = play.num_events(), ingress.num_repeated
+    ingress.front.client.streams._pace._next_at = time.monotonic() + 3600.0
+    for number in range(1, num + 1):
+        replica.engine.step()
+        await until(partial(have_come, ingress, repeated + number))
+    assert play.num_events() == events
+    return play
+
+
+@in_loop
+async def test_tokens_that_come_before_the_next_pass_become_one_event(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(model, monkeypatch, 18134) as ingress:
+        replica = await ingress.join()
+        whole = Play(ingress, COMPLETIONS)
+        await whole.to_end(replica)
+        play = await waiting(ingress, replica, 5)
+        events, streams = play.num_events(), ingress.front.client.streams
+        assert streams._due is not None
+        streams._due.cancel()
+        streams._pass()
+        await until(lambda: play.num_events() == events + 1)
+        await play.to_end(replica)
+        assert (play.text(), play.ends()) == (whole.text(), whole.ends())
+
+
+@in_loop
+async def test_what_waits_for_a_pass_comes_before_the_error_that_ends_the_answer(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(model, monkeypatch, 18135) as ingress:
+        replica = await ingress.join()
+        whole = Play(ingress, COMPLETIONS)
+        await whole.to_end(replica)
+        play = await waiting(ingress, replica, 5)
+        (request_id,) = ingress.front.client._requests
+        ingress.front.client._carry_out([FailRequest(request_id, NoReplica(model="tiny", waited_s=1.0, retry_after_s=1.0))])
+        await play.task
+        *events, error = play.told()
+        said = "".join(event["choices"][0]["text"] for event in events)
+        assert (error["error"]["type"], len(events), said) == ("no_replica", 4, whole.text()[: len(said)])
+        assert len(said) > len("".join(event["choices"][0]["text"] for event in events[:3]))
+
+
+@in_loop
+async def test_the_last_tokens_of_an_answer_wait_for_no_pass(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(model, monkeypatch, 18136) as ingress:
+        replica = await ingress.join()
+        whole = Play(ingress, COMPLETIONS)
+        await whole.to_end(replica)
+        play = await waiting(ingress, replica, 5)
+        while replica.engine.running:
+            replica.engine.step()
+            await asyncio.sleep(0)
+        await play.task
+        assert (play.text(), play.ends()) == (whole.text(), whole.ends())
+
+
 @in_loop
 async def test_a_client_that_goes_in_the_middle_is_aborted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(model, monkeypatch, 18114) as ingress:
@@ -272,8 +343,11 @@ def counts(ingress: Ingress) -> list[float]:
     stat_loggers = ingress.front.engine.logger_manager.stat_loggers
     (mine,) = (found for found in stat_loggers if isinstance(found, SharedPrometheusStatLogger))
     gaps = mine.histogram_inter_token_latency[0]
+    by_step = mine.histogram_iteration_tokens[0]
+    gaps.sort()
+    by_step.sort()
     num_gaps = sum(bucket.get() for bucket in gaps._buckets)
-    return [mine.counter_generation_tokens[0]._value.get(), num_gaps, mine.histogram_iteration_tokens[0]._sum.get()]
+    return [mine.counter_generation_tokens[0]._value.get(), num_gaps, by_step._sum.get()]
 
 
 @in_loop

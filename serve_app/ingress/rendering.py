@@ -1,0 +1,126 @@
+"""vLLM's rendering of requests, for less: prompts tokenized without Transformers' layer, and no tasks and threads that nobody needs.
+
+That layer sets padding and truncation and makes masks and offsets that nobody reads. Where nothing of it has an effect, the ids are those
+of the tokenizer's own `encode_batch_fast`. A prompt that has to be cut, or that the tokenizer refuses, goes vLLM's own way.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import TokenizersBackend
+from vllm.inputs import TokensPrompt
+from vllm.renderers import base
+from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
+from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
+
+from serve_app.ingress.thread_batches import Call, ThreadBatches, tried
+
+_DECIDES = ("__call__", "_encode_plus")
+"""What a model's own tokenizer class may replace, to make other ids."""
+
+MAX_TEMPLATES = 32
+"""Conversations of one batch. The event loop waits while templates run, as that is Python: some 3 ms for all. 8 cost more CPU."""
+
+
+def render_directly(renderer: Any) -> None:
+    """Let vLLM's ``renderer`` take the short ways that it has. Called before the first prompt."""
+    stands_in: Any = _WithoutNeedlessTasks()
+    base.asyncio = stands_in
+    if type(renderer) is HfRenderer:
+        renderer._apply_chat_template_async = ThreadBatches(
+            _apply_templates, renderer._executor, _chars_of_conversation, MAX_TEMPLATES
+        )
+    if _is_plain(renderer.tokenizer):
+        tokenizing = _Direct(renderer)
+        renderer._tokenize_prompt = tokenizing.one
+        renderer._tokenize_prompt_async = ThreadBatches(tokenizing.several, renderer._executor, _chars_of_prompt)
+        eos_token_id = renderer.get_eos_token_id()
+        renderer.get_eos_token_id = lambda: eos_token_id  # Transformers looks for it anew at each request
+
+
+def _apply_templates(calls: Sequence[Call]) -> list[Any]:
+    return [tried(safe_apply_chat_template, *args, **kwargs) for args, kwargs in calls]
+
+
+def _chars_of_conversation(call: Call) -> int:
+    return sum(len(said) for message in call[0][2] if isinstance(said := message.get("content"), str))
+
+
+def _chars_of_prompt(call: Call) -> int:
+    return len(call[0][0]["prompt"])
+
+
+class _Direct:
+    """The short way to token ids, and vLLM's own where that is needed. Runs in a thread."""
+
+    def __init__(self, renderer: Any) -> None:
+        self._encode = renderer.tokenizer._tokenizer.encode_batch_fast
+        self._wants_offsets = renderer._wants_offsets
+        self._by_vllm = renderer._tokenize_prompt
+
+    def one(self, prompt: Any, params: Any) -> Any:
+        """Return vLLM's ``TokensPrompt``, or raise vLLM's error."""
+        if self._wants_offsets(prompt, params):
+            return self._by_vllm(prompt, params)
+        limits = params.get_encode_kwargs()
+        try:
+            (encoding,) = self._encode([prompt["prompt"]], add_special_tokens=limits["add_special_tokens"])
+        except Exception:  # half a surrogate pair, or no text: vLLM's way raises vLLM's error
+            return self._by_vllm(prompt, params)
+        return self._within(limits, encoding.ids, prompt, params)
+
+    def several(self, calls: Sequence[Call]) -> list[Any]:
+        """Return of each call what `one` returns or raises, in order."""
+        prompts = [args for args, _ in calls]
+        of_all = [params.get_encode_kwargs() for _, params in prompts]
+        ways = {limits["add_special_tokens"] for limits in of_all}
+        if len(prompts) == 1 or len(ways) > 1 or any(self._wants_offsets(*each) for each in prompts):
+            return [tried(self.one, *each) for each in prompts]
+        try:
+            encoded = self._encode([prompt["prompt"] for prompt, _ in prompts], add_special_tokens=ways.pop())
+        except Exception:  # of one of them, which `one` will find
+            return [tried(self.one, *each) for each in prompts]
+        in_order = zip(of_all, encoded, prompts, strict=True)
+        return [tried(self._within, limits, found.ids, *each) for limits, found, each in in_order]
+
+    def _within(self, limits: Any, ids: list[int], prompt: Any, params: Any) -> Any:
+        longest = limits.get("max_length")
+        if longest is not None and len(ids) > longest:
+            if params.truncate_prompt_tokens is not None:
+                return self._by_vllm(prompt, params)
+            ids = ids[:longest]  # vLLM refuses the prompt, and its error tells this number
+        return TokensPrompt(prompt_token_ids=ids, **prompt)
+
+
+class _WithoutNeedlessTasks:
+    """``asyncio`` for vLLM's renderer, which awaits each `gather` where it stands: a single coroutine needs no task for that."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    def gather(*awaitables: Any) -> Any:
+        return _in_a_list(*awaitables) if len(awaitables) == 1 else asyncio.gather(*awaitables)
+
+
+async def _in_a_list(awaitable: Any) -> list[Any]:
+    return [await awaitable]
+
+
+def _is_plain(tokenizer: Any) -> bool:
+    """Return whether Transformers' own classes make the ids, and neither pad nor cut them by themselves.
+
+    vLLM's pool has to stand in front: then a prompt that vLLM cuts sets the limit of a copy, and not of the tokenizer that is used here.
+    """
+    if not isinstance(tokenizer, TokenizersBackend) or not isinstance(tokenizer, ThreadSafeHFTokenizerMixin):
+        return False
+    classes = type(tokenizer).__mro__
+    own = [each for each in classes[: classes.index(TokenizersBackend)] if not each.__module__.startswith("vllm.")]
+    backend = tokenizer._tokenizer
+    return (
+        not any(name in vars(each) for each in own for name in _DECIDES)
+        and backend.truncation is None
+        and backend.padding is None
+        and backend.encode_special_tokens == tokenizer.split_special_tokens
+    )

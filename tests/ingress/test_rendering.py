@@ -1,0 +1,151 @@
+"""Requests rendered by shorter ways: the ids, and the errors, are those of vLLM's own way."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers import base
+from vllm.renderers.params import ChatParams, TokenizeParams
+from vllm.tokenizers.hf import maybe_make_thread_pool
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from serve_app.ingress.rendering import _is_plain, render_directly
+from serve_app.testing.fleet import in_loop
+
+pytestmark = pytest.mark.engine
+
+TEXTS = (
+    "",
+    " ",
+    "hello",
+    "The capital of France is\n\n",
+    "<s>special</s> <|im_start|>user",
+    "día 日本語 🙂 \u200b\x00",
+    "a" * 300,
+    "word " * 300,
+)
+
+
+HALF = "half \ud83d a pair"
+
+
+@pytest.fixture
+def renderer(engine: AsyncLLM) -> Any:
+    renderer: Any = engine.renderer
+    before, by_vllm = dict(vars(renderer)), base.asyncio
+    yield renderer
+    base.asyncio = by_vllm
+    vars(renderer).clear()
+    vars(renderer).update(before)
+
+
+def tokenized(renderer: Any, text: str, params: TokenizeParams) -> Any:
+    try:
+        found = renderer._tokenize_prompt({"prompt": text, "cache_salt": "x"}, params)
+    except Exception as error:
+        found = error
+    return accepted(renderer, found, params)
+
+
+def accepted(renderer: Any, found: Any, params: TokenizeParams) -> Any:
+    """Return what vLLM makes of the tokens: it refuses those that are too many, and says how many there are."""
+    try:
+        if not isinstance(found, Exception):
+            return params.apply_post_tokenization(renderer.tokenizer, found)
+    except Exception as error:
+        found = error
+    return type(found), str(found)
+
+
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+@pytest.mark.parametrize("limits", [{}, {"max_total_tokens": 64}, {"truncate_prompt_tokens": 3}, {"return_token_offsets": True}])
+def test_ids_are_those_of_vllm(renderer: Any, add_special_tokens: bool, limits: dict[str, Any]) -> None:
+    fields = {"max_total_tokens": None, "max_output_tokens": 0, "add_special_tokens": add_special_tokens, **limits}
+    params = TokenizeParams(**fields)
+    texts = (*TEXTS, HALF)
+    wanted = [tokenized(renderer, text, params) for text in texts]
+    render_directly(renderer)
+    assert "_tokenize_prompt" in vars(renderer)
+    assert [tokenized(renderer, text, params) for text in texts] == wanted
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_total_tokens": 64}, {"truncate_prompt_tokens": 3}, {"return_token_offsets": True}])
+def test_prompts_that_go_together_get_what_each_gets_alone(renderer: Any, limits: dict[str, Any]) -> None:
+    params = TokenizeParams(**{"max_total_tokens": None, "max_output_tokens": 0, "add_special_tokens": True, **limits})
+    wanted = [tokenized(renderer, text, params) for text in TEXTS]
+    refused = tokenized(renderer, HALF, params)
+    render_directly(renderer)
+    together = [({"prompt": text, "cache_salt": "x"}, params) for text in TEXTS]
+    assert several(renderer, together) == wanted
+    assert several(renderer, [*together, ({"prompt": HALF, "cache_salt": "x"}, params)]) == [*wanted, refused]
+    other = TokenizeParams(max_total_tokens=None, add_special_tokens=False)
+    assert several(renderer, [*together, ({"prompt": "a"}, other)]) == [
+        *wanted,
+        renderer._tokenize_prompt({"prompt": "a"}, other),
+    ]
+
+
+def several(renderer: Any, prompts: Sequence[Any]) -> list[Any]:
+    found = renderer._tokenize_prompt_async._several([(args, {}) for args in prompts])
+    return [accepted(renderer, each, params) for each, (_, params) in zip(found, prompts, strict=True)]
+
+
+@in_loop
+async def test_a_request_of_one_prompt_is_rendered_in_its_own_task(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_vllm = await renderer.render_cmpl_async([{"prompt": "a b c"}])
+    made = list[str]()
+    loop = asyncio.get_running_loop()
+
+    def task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(coro.__qualname__)
+        return asyncio.Task(coro, loop=loop, **options)
+
+    loop.set_task_factory(task)
+    render_directly(renderer)
+    (rendered,) = await renderer.render_cmpl_async([{"prompt": "a b c"}])
+    two = await renderer.render_cmpl_async([{"prompt": "a b c"}, {"prompt": "d"}])
+    loop.set_task_factory(None)
+    assert rendered["prompt_token_ids"] == by_vllm[0]["prompt_token_ids"] == two[0]["prompt_token_ids"]
+    assert len(made) == 6, "three of each of two prompts, none of one"
+
+
+@in_loop
+async def test_a_conversation_is_the_text_that_vllm_makes_of_it(renderer: Any) -> None:
+    conversations = [[{"role": "user", "content": text}] for text in ("hello", "two words", "")]
+    wanted = [renderer.render_chat([each], ChatParams(), TokenizeParams(max_total_tokens=None)) for each in conversations]
+    render_directly(renderer)
+    asked = (renderer.render_chat_async([each], ChatParams(), TokenizeParams(max_total_tokens=None)) for each in conversations)
+    found = await asyncio.gather(*asked)
+    assert [each[1][0]["prompt_token_ids"] for each in found] == [each[1][0]["prompt_token_ids"] for each in wanted]
+
+
+def test_a_prompt_that_is_too_long_is_tokenized_once(renderer: Any) -> None:
+    params = TokenizeParams(max_total_tokens=64, max_output_tokens=0)
+    wanted = tokenized(renderer, "word " * 300, params)
+    assert wanted[0] is VLLMValidationError
+    asked = list[str]()
+    by_vllm = renderer._tokenize_prompt
+
+    def once_more(prompt: Any, params: TokenizeParams) -> Any:
+        asked.append(prompt["prompt"])
+        return by_vllm(prompt, params)
+
+    renderer._tokenize_prompt = once_more
+    render_directly(renderer)
+    assert (tokenized(renderer, "word " * 300, params), asked) == (wanted, [])
+
+
+def test_a_tokenizer_that_cuts_or_is_anothers_goes_vllms_way(engine: AsyncLLM, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(engine.model_config.tokenizer)
+    assert not _is_plain(tokenizer), "no pool is in front: a prompt that is cut would cut those after it"
+    own_class = type("Own", (type(tokenizer),), {"__call__": lambda self, text, **_: {"input_ids": []}})
+    assert _is_plain(maybe_make_thread_pool(tokenizer))
+    other = AutoTokenizer.from_pretrained(engine.model_config.tokenizer)
+    other.__class__ = own_class
+    assert not _is_plain(maybe_make_thread_pool(other))
+    tokenizer._tokenizer.enable_truncation(5)
+    assert not _is_plain(tokenizer)
