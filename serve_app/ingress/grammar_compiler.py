@@ -43,7 +43,6 @@ class _Process:
         self._tokenizers: dict[str, int] = {}
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.reader = asyncio.create_task(self._read(), name="grammar-compiler")
-        self._ending = asyncio.create_task(self._end_children(), name="grammar-compiler-end")
 
     @classmethod
     async def start(cls, limits: TrialLimits) -> Self:
@@ -64,11 +63,6 @@ class _Process:
         self._killed = True
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-
-    async def _end_children(self) -> None:
-        """End what a process that was killed leaves behind: its children keep its pipes open, so that they do not tell of its end."""
-        await self._process.wait()
-        self.kill()
 
     def number(self, tokenizer: str) -> int:
         """Return the number by which the process knows the tokenizer; tell it about one that is new."""

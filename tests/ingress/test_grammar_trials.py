@@ -217,18 +217,6 @@ async def test_a_process_that_hangs_before_it_is_ready_is_ended_and_the_next_gra
 
 
 @in_loop
-async def test_a_process_that_is_killed_while_it_tries_a_grammar_is_replaced_at_once(model: Path) -> None:
-    async with trials_of(model, compile_s=600, run_s=600.0, wait_s=600.0) as trials:
-        slow = asyncio.create_task(refusal(trials, **SLOW))
-        await until(lambda: trials.compiler._process is not None)
-        first = pid(trials.compiler)
-        await until(lambda: Path(f"/proc/{first}/task/{first}/children").read_text() != "")
-        os.kill(first, signal.SIGKILL)
-        assert "retry in 1.0 s" in await asyncio.wait_for(slow, 60)
-        await trials.check(StructuredOutputsParams(json=PERSON))
-
-
-@in_loop
 async def test_a_grammar_is_tried_that_is_wanted_again_in_the_moment_in_which_its_last_client_leaves(model: Path) -> None:
     async with trials_of(model) as trials:
         for _ in range(grammar_compiler._AT_ONCE):
