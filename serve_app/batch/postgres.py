@@ -101,7 +101,7 @@ class PostgresDatabase:
         """Lend a connection with a transaction, which is kept at the end, or undone by an exception.
 
         Raises:
-            StorageAway: In place of psycopg's errors of connections, of time limits and of a server that is full.
+            StorageAway: In place of psycopg's errors of connections, of time limits, and of a server that is full or takes no writes.
             StorageFailed: In place of its other errors.
         """
         try:
@@ -112,7 +112,8 @@ class PostgresDatabase:
                 self._prepare()
             with self._pool.connection() as db:
                 yield db
-        except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
+        except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction) as exc:
+            # A server takes no writes for a moment when another one takes over.
             if not self._is_away:
                 logger.warning("the database of batches does not answer: %s", masked(str(exc)))
             self._is_away = True

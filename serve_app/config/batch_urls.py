@@ -43,7 +43,7 @@ def checked_database(url: str) -> str:
 def checked_files(url: str) -> str:
     """Return the URL."""
     parts = _split(url)
-    if parts is None or parts.scheme not in _PLACES or not (parts.path if parts.scheme == "file" else parts.netloc):
+    if parts is None or parts.scheme not in _PLACES or not (_is_folder(parts) if parts.scheme == "file" else parts.netloc):
         refuse([wrong("", f"is {masked(url)!r}, no place that ingresses can share", _FILES_HINT)])
     elif "@" in parts.netloc or masked(url) != url:
         hint = "give the ingress an identity, such as IRSA on EKS, or the variables of the environment that its client reads"
@@ -96,3 +96,8 @@ def _split(url: str) -> SplitResult | None:
         return parts if parts.port is None or parts.port > 0 else None
     except ValueError:
         return None
+
+
+def _is_folder(parts: SplitResult) -> bool:
+    """Return whether a `file` URL names a folder of its own. `file://batches/a` names the host `batches`, and `file:///` the whole disk."""
+    return not parts.netloc and bool(parts.path.strip("/"))

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -70,12 +71,16 @@ class _Process:
             self._send({"tokenizer": tokenizer, "number": self._tokenizers[tokenizer]})
         return self._tokenizers[tokenizer]
 
-    async def answer_to(self, trial: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Return what the process says of the trial, or the step `LATE` if it has said nothing ``limit_s`` after it was ready."""
+    async def answer_to(self, trial: dict[str, Any], limit_s: float, *, start_s: float) -> dict[str, Any]:
+        """Return what the process says of the trial.
+
+        The step is `LATE` if it is not ready within ``start_s``, or has said nothing ``limit_s`` after it was ready.
+        """
         answer = self._answers[trial["id"]] = asyncio.get_running_loop().create_future()
         try:
             self._send(trial)
-            await self._ready.wait()
+            async with asyncio.timeout(start_s):
+                await self._ready.wait()
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
@@ -133,13 +138,18 @@ class GrammarCompiler:
         if (process := await self._running()) is not None:
             process.number(tokenizer)
 
-    async def try_(self, kind: str, spec: str, *, tokenizer: str, any_whitespace: bool) -> dict[str, Any]:
+    async def try_(self, grammar: Mapping[str, Any], tokenizer: str) -> dict[str, Any]:
         """Return what `grammar_process` says of the grammar, or the step `LATE`. The caller holds one of the `places`."""
-        if (process := await self._running()) is None:
+        process: _Process | None = None
+        try:
+            process = await self._running()
+        except OSError:  # no memory, no file descriptor, no process left: the client may come again
+            logger.exception("no process could be started that compiles grammars on trial")
+        if process is None:
             return {"step": LATE}
         self._num_trials += 1
-        trial = {"id": self._num_trials, "kind": kind, "spec": spec, "any_whitespace": any_whitespace}
-        return await process.answer_to({**trial, "number": process.number(tokenizer)}, self.limits.run_s + _SPARE_S)
+        trial = {**grammar, "id": self._num_trials, "number": process.number(tokenizer)}
+        return await process.answer_to(trial, self.limits.run_s + _SPARE_S, start_s=self.limits.wait_s)
 
     async def close(self) -> None:
         """End the process and start no other. What waits for it has no verdict."""

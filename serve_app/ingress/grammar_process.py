@@ -1,7 +1,8 @@
 """A process that compiles grammars on trial, each in a child of its own with a limit on CPU time and memory.
 
 xgrammar's compiler has no limit of time, and nothing can stop a thread in it; the kernel can stop a child process. This process imports
-xgrammar and nothing of vLLM, so that it stays small and has one thread: forking it is cheap and safe.
+the libraries that read grammars (`grammar_readers`) and nothing of vLLM, so that it stays small and has one thread: forking it is cheap
+and safe.
 
 Each line of standard input is JSON: first the limits, then a tokenizer with its number, or a trial with the number of its tokenizer. An
 empty object on standard output says that the process is ready, then each trial becomes one line. The process ends with its input.
@@ -14,9 +15,12 @@ import select
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import xgrammar as xgr
+
+from serve_app.ingress.grammar_readers import read, tag_arguments
 
 _LOOK_S = 0.05
 """Seconds between two looks for children that were killed; one that ends by itself writes its line before."""
@@ -90,13 +94,14 @@ def _try(compiler: Any, trial: Mapping[str, Any]) -> dict[str, Any]:
     These are `read_s`, the reading, in the ingress's event loop, and `mask_s`, finding the tokens that may come first, in an engine step.
     """
     kind, spec = trial["kind"], trial["spec"]
+    read_it = partial(read, kind, spec, second=trial["second"], ignores=trial["ignores"])
     step, said, cost, began = "read", "", {"read_s": 0.0, "mask_s": 0.0}, time.process_time()
     try:
-        _read(kind, spec)
+        read_it()
         cost["read_s"] = time.process_time() - began
         if cost["read_s"] > _AGAIN_S:  # a good grammar must not be refused for one bad moment of the machine
             began = time.process_time()
-            _read(kind, spec)
+            read_it()
             cost["read_s"] = min(cost["read_s"], time.process_time() - began)
         step = "compile"
         grammar = _compile(compiler, kind, spec, any_whitespace=trial["any_whitespace"])
@@ -113,20 +118,6 @@ def _try(compiler: Any, trial: Mapping[str, Any]) -> dict[str, Any]:
     return {"step": step, "said": said, **cost}
 
 
-def _read(kind: str, spec: str) -> None:
-    """Do what vLLM's validation does in the event loop."""
-    if kind == "json":
-        xgr.Grammar.from_json_schema(spec)
-    elif kind == "regex":
-        xgr.Grammar.from_regex(spec)
-    elif kind == "structural_tag":
-        xgr.Grammar.from_structural_tag(*_tag(spec))
-    elif kind == "lark":
-        xgr.Grammar.from_lark(spec)
-    else:
-        xgr.Grammar.from_ebnf(spec)
-
-
 def _compile(compiler: Any, kind: str, spec: str, *, any_whitespace: bool) -> Any:
     """Do what vLLM's backend does in the engine core."""
     match kind:
@@ -136,19 +127,10 @@ def _compile(compiler: Any, kind: str, spec: str, *, any_whitespace: bool) -> An
         case "regex":
             return compiler.compile_regex(spec)
         case "structural_tag":
-            return compiler.compile_structural_tag(*_tag(spec))
+            return compiler.compile_structural_tag(*tag_arguments(spec))
         case "lark":
             return compiler.compile_lark(spec)
     return compiler.compile_grammar(spec)
-
-
-def _tag(spec: str) -> tuple[Any, ...]:
-    """Return xgrammar's arguments for a structural tag of the new form, or of the old one with `structures`."""
-    tag = json.loads(spec)
-    if "structures" not in tag:
-        return (spec,)
-    items = [xgr.StructuralTagItem(begin=s["begin"], schema=json.dumps(s["schema"]), end=s["end"]) for s in tag["structures"]]
-    return items, tag["triggers"]
 
 
 def _report_killed(children: dict[int, int]) -> None:

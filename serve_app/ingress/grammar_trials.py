@@ -8,6 +8,7 @@ engine. The engine compiles it again: the result is larger than the text by a fa
 
 import asyncio
 import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ import xgrammar as xgr
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.mistral import is_mistral_tokenizer
+from vllm.v1.structured_output.backend_guidance import has_guidance_unsupported_json_features
+from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 from vllm.v1.structured_output.request import get_structured_output_key
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
 from serve_app.errors import BadRequest, GrammarsBusy
 from serve_app.ingress.grammar_compiler import LATE, GrammarCompiler
+from serve_app.ingress.grammar_readers import GUIDANCE, OUTLINES
 from serve_app.ingress.verdict import current_verdict
 
 _REMEMBERED = 1024
@@ -50,14 +54,18 @@ class GrammarTrials:
             Requests with a grammar fail by what it raises.
         compiler: Shared by all models of the ingress, whose owner closes it.
         any_whitespace: Whether schemas allow any white space between the values, as vLLM's setting says.
+        has_fallback: Whether vLLM reads with another library what xgrammar cannot, as it does with the backend `auto`.
     """
 
-    def __init__(self, tokenizer: Callable[[], str], compiler: GrammarCompiler, *, any_whitespace: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Callable[[], str], compiler: GrammarCompiler, *, any_whitespace: bool = True, has_fallback: bool = True
+    ) -> None:
         self.compiler = compiler
         self._describe = tokenizer
         self._describing = asyncio.Lock()
         self._described: str | None = None
         self._any_whitespace = any_whitespace
+        self._has_fallback = has_fallback
         self._trials: dict[bytes, _Trial] = {}
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
@@ -68,7 +76,7 @@ class GrammarTrials:
     async def check(self, params: StructuredOutputsParams) -> None:
         """Return if the grammar of ``params`` may go on to vLLM and an engine.
 
-        What xgrammar cannot read is left to vLLM, which knows other compilers.
+        What xgrammar cannot read is left to vLLM, which reads it with another library: the trial has done that, too, within the limits.
 
         Raises:
             VLLMValidationError: Compiling it fails, or exceeds a limit, or there is no verdict in time. The HTTP request's own verdict
@@ -90,7 +98,7 @@ class GrammarTrials:
         if (trial := self._trials.get(digest)) is None:
             task = asyncio.create_task(self._judge(digest, kind, spec), name="grammar-trial")
             trial = self._trials[digest] = _Trial(task)
-            task.add_done_callback(lambda _: self._trials.pop(digest))
+            task.add_done_callback(lambda _: self._forget(digest, task))
         trial.num_waiting += 1
         try:
             async with asyncio.timeout(self.compiler.limits.wait_s):
@@ -101,12 +109,19 @@ class GrammarTrials:
             trial.num_waiting -= 1
             if not (trial.num_waiting or trial.begun):
                 trial.task.cancel()
+                self._forget(digest, trial.task)  # now, or the next request with this grammar would wait for what was cancelled
+
+    def _forget(self, digest: bytes, task: asyncio.Task[None]) -> None:
+        if (trial := self._trials.get(digest)) is not None and trial.task is task:
+            del self._trials[digest]
 
     async def _judge(self, digest: bytes, kind: str, spec: str) -> None:
         async with self.compiler.places:
             self._trials[digest].begun = True
             tokenizer = await self._tokenizer()
-            result = await self.compiler.try_(kind, spec, tokenizer=tokenizer, any_whitespace=self._any_whitespace)
+            second, ignores = _second_reader(kind, spec) if self._has_fallback else (None, False)
+            grammar = {"kind": kind, "spec": spec, "any_whitespace": self._any_whitespace, "second": second, "ignores": ignores}
+            result = await self.compiler.try_(grammar, tokenizer)
             if result["step"] != LATE:
                 self._remember(digest, self._refusal(result))
 
@@ -158,7 +173,9 @@ def try_grammars(engine: Any, vllm_config: Any, compiler: GrammarCompiler) -> Gr
     if config.backend not in ("auto", "xgrammar") or tokenizer is None or is_mistral_tokenizer(tokenizer):
         return None
     describe = partial(tokenizer_description, tokenizer, vllm_config.model_config.get_vocab_size())
-    trials = GrammarTrials(describe, compiler, any_whitespace=not config.disable_any_whitespace)
+    trials = GrammarTrials(
+        describe, compiler, any_whitespace=not config.disable_any_whitespace, has_fallback=config.backend == "auto"
+    )
     add = engine.add_request
 
     async def add_request(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -189,3 +206,15 @@ def _kind_and_spec(params: StructuredOutputsParams) -> tuple[str, str] | None:
     if name == "grammar":
         return ("lark" if grammar_is_likely_lark(spec) else "ebnf"), spec
     return name, spec
+
+
+def _second_reader(kind: str, spec: str) -> tuple[str, bool]:
+    """Return the library that vLLM's backend `auto` asks after xgrammar, and whether it asks that even if xgrammar can read the grammar."""
+    if kind != "json":
+        return GUIDANCE, False
+    try:
+        schema = json.loads(spec)
+        second = OUTLINES if has_guidance_unsupported_json_features(schema) else GUIDANCE
+        return second, has_xgrammar_unsupported_json_features(schema)
+    except (AttributeError, TypeError, ValueError, RecursionError):  # vLLM refuses it at the same place
+        return GUIDANCE, False

@@ -4,6 +4,7 @@ import logging
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from serve_app.batch.journal import Line
@@ -144,6 +145,25 @@ def test_what_is_kept_of_an_ended_batch_is_removed(ingresses: tuple[Storage, Sto
     one.store.change(batch, lambda batch: batch.moved("failed", now=0.0), guard=lease.check)
     other.claims.clean()
     assert postgres.ask("SELECT (SELECT count(*) FROM answers) + (SELECT count(*) FROM leases)") == [(0,)]
+
+
+def test_a_server_that_takes_no_writes_is_away_until_it_takes_them(
+    ingresses: tuple[Storage, Storage], postgres: PostgresServer
+) -> None:
+    one, _ = ingresses
+    batch = add_batch(one)
+    with psycopg.connect(postgres.url, autocommit=True) as operator:
+        operator.execute("ALTER ROLE batches SET default_transaction_read_only = on")
+        try:
+            other = shared(postgres.url, "file:///nowhere/files", lease_s=30.0)
+            with pytest.raises(StorageAway) as away:
+                other.store.change(batch, lambda batch: batch.moved("failed", now=0.0))
+            assert (away.value.http_status, away.value.retry_after_s) == (503, 5.0)
+        finally:
+            operator.execute("ALTER ROLE batches RESET default_transaction_read_only")
+    other = shared(postgres.url, "file:///nowhere/files", lease_s=30.0)
+    other.store.change(batch, lambda batch: batch.moved("failed", now=0.0))
+    assert one.store.batch(batch.id, OWNER).status == "failed"
 
 
 def test_a_server_that_is_away_is_told_at_once_and_the_next_call_after_its_return_is_answered(

@@ -55,6 +55,16 @@ def refusal(batch: dict[str, Any], *, max_ingresses: int = 1) -> str:
             "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER",
         ),
         (
+            {**SHARED, "files": "file://shared/batches"},
+            "ingress.batch.files: is 'file://shared/batches', no place that ingresses can share; "
+            "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER",
+        ),
+        (
+            {**SHARED, "files": "file:///"},
+            "ingress.batch.files: is 'file:///', no place that ingresses can share; "
+            "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER",
+        ),
+        (
             {**SHARED, "files": "s3://bucket/?region=eu-central-1"},
             "ingress.batch.files: is 's3://bucket/?region=eu-central-1', a bucket as a whole, and files that the database does not know "
             "are removed there; add a prefix that only this database uses, such as s3://bucket/batches",

@@ -1,6 +1,8 @@
 """Grammars are compiled on trial by a real process, with a real tokenizer and limits that a test can reach."""
 
 import asyncio
+import errno
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 from transformers import AutoTokenizer
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
@@ -18,6 +21,7 @@ from serve_app.checkpoints import make_tiny_llama
 from serve_app.errors import GrammarsBusy
 from serve_app.ingress import grammar_compiler, grammar_trials
 from serve_app.ingress.grammar_compiler import GrammarCompiler, TrialLimits
+from serve_app.ingress.grammar_readers import _for_guidance
 from serve_app.ingress.grammar_trials import GrammarTrials, tokenizer_description
 from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.testing.fleet import MODEL, in_loop, until
@@ -137,6 +141,55 @@ async def test_what_xgrammar_cannot_read_is_left_to_vllm(model: Path) -> None:
         await trials.check(StructuredOutputsParams(json={"$ref": "#/$defs/nowhere"}))
 
 
+MANY_ITEMS = {"type": "array", "minItems": 10**9}
+"""xgrammar refuses it at once. guidance, which vLLM asks next, writes all the items out."""
+NAMES = [f"a{n}" for n in range(400)]
+LEVELS = [{"$ref": "#/$defs/1"}, {"$ref": "#/$defs/2"}, {"type": "null"}]
+CUBIC = {
+    "$defs": {str(n): {"type": "object", "properties": dict.fromkeys(NAMES, LEVELS[n]), "required": NAMES} for n in range(3)},
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/0"}},
+    "required": ["a"],
+    "patternProperties": {"x": {}},
+}
+"""outlines, which vLLM asks about `patternProperties`, writes 400**3 values out."""
+
+
+@in_loop
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"json": MANY_ITEMS},
+        {"json": {"type": "object", "properties": {"a": MANY_ITEMS, "b": {"type": "integer", "multipleOf": 5}}}},
+        {"json": CUBIC},
+        {
+            "structural_tag": json.dumps(
+                {"structures": [{"begin": "<f>", "schema": MANY_ITEMS, "end": "</f>"}], "triggers": ["<f>"]}
+            )
+        },
+    ],
+    ids=["unreadable", "keyword that xgrammar ignores", "outlines", "structural tag"],
+)
+async def test_what_another_library_of_vllm_s_would_read_without_end_is_refused(model: Path, constraint: dict[str, Any]) -> None:
+    async with trials_of(model, compile_s=1, memory_bytes=256 << 20) as trials:
+        assert "which is the limit; simplify it" in await refusal(trials, **constraint)
+        await trials.check(StructuredOutputsParams(json=PERSON))
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        ("json", json.dumps(PERSON)),
+        ("regex", "a+"),
+        ("ebnf", 'root ::= "a" | "b" root'),
+        ("lark", 'start: "a"'),
+        ("structural_tag", GOOD[-1]["structural_tag"]),
+    ],
+)
+def test_guidance_is_given_what_it_can_read(kind: str, spec: str) -> None:
+    assert LLMatcher.validate_grammar(_for_guidance(kind, spec)) == ""
+
+
 @in_loop
 async def test_a_process_that_is_gone_is_started_again(model: Path) -> None:
     async with trials_of(model) as trials:
@@ -145,6 +198,49 @@ async def test_a_process_that_is_gone_is_started_again(model: Path) -> None:
         assert trials.compiler._process is not None
         await asyncio.wait([trials.compiler._process.reader])
         await trials.check(StructuredOutputsParams(json=TREE))
+
+
+@in_loop
+async def test_a_process_that_hangs_before_it_is_ready_is_ended_and_the_next_grammar_passes(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trials_of(model) as trials:
+        await trials.prepare()
+        os.kill(pid(trials.compiler), signal.SIGSTOP)
+        monkeypatch.setattr(trials.compiler, "limits", TrialLimits(wait_s=0.5))
+        assert "retry in 1.0 s" in await refusal(trials, json=PERSON)
+        hanging = trials.compiler._process
+        assert hanging is not None
+        await until(lambda: hanging.has_ended)
+        monkeypatch.setattr(trials.compiler, "limits", TrialLimits())
+        await trials.check(StructuredOutputsParams(json=TREE))
+
+
+@in_loop
+async def test_a_grammar_is_tried_that_is_wanted_again_in_the_moment_in_which_its_last_client_leaves(model: Path) -> None:
+    async with trials_of(model) as trials:
+        for _ in range(grammar_compiler._AT_ONCE):
+            await trials.compiler.places.acquire()
+        leaving = asyncio.create_task(trials.check(StructuredOutputsParams(json=PERSON)))
+        await until(lambda: bool(trials._trials))
+        leaving.cancel()
+        staying = asyncio.create_task(trials.check(StructuredOutputsParams(json=PERSON)))
+        await asyncio.wait([leaving])
+        for _ in range(grammar_compiler._AT_ONCE):
+            trials.compiler.places.release()
+        await staying
+
+
+@in_loop
+async def test_where_no_process_can_be_started_the_client_may_come_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_memory(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    async with trials_of(model) as trials:
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "create_subprocess_exec", no_memory)
+            assert "retry in 1.0 s" in await refusal(trials, json=PERSON)
+        await trials.check(StructuredOutputsParams(json=PERSON))
 
 
 @in_loop
