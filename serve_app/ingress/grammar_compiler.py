@@ -26,7 +26,8 @@ class TrialLimits:
 
     compile_s: int = 5
     """CPU seconds. A schema of 16 kB with 100 properties takes 0.15 s with a vocabulary of 49,152 tokens."""
-    memory_bytes: int = 1 << 30
+    memory_bytes: int = 512 << 20
+    """Beside what the process has. The most that a constraint took within the limit of CPU time was 130 MB."""
     run_s: float = 40.0
     """Seconds that a trial may take, however busy the machine is."""
     wait_s: float = 60.0

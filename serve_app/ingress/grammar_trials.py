@@ -32,7 +32,7 @@ from serve_app.ingress.verdict import current_verdict
 _REMEMBERED = 1024
 _RETRY_AFTER_S = 1.0
 
-_IN_LOOP_S = 0.25
+_IN_LOOP_S = 0.1
 """CPU seconds that reading may take, which vLLM does in the event loop, and finding the tokens that may come first, which the engine does
 in a step. A schema of 16 kB with 100 properties takes 0.005 s to read."""
 
