@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -21,6 +22,7 @@ from pyarrow import ArrowException, NativeFile
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from serve_app.batch.folder import LEFTOVER_S, Folder, storage_error
+from serve_app.batch.output import put_in_place
 from serve_app.config.batch_urls import masked
 from serve_app.errors import StorageAway, StorageFailed
 
@@ -108,10 +110,11 @@ class Bucket:
 
     def sweep(self, file_ids: Collection[str], open_batches: Collection[str]) -> None:
         """Remove what ingresses that were killed have left: all files with names like ours but these, unless they are young."""
-        self._scratch.sweep((), open_batches)
+        with self._lock:
+            lent = {copy.path.name for copy in self._copies.values()}  # a job reads its input for hours, and writes nothing to it
+        self._scratch.sweep(lent, open_batches)
         with _away_on_error():
-            files, root = self._root()
-            self._refuse_another_database(files, root)  # again: two databases may have begun at the same moment
+            files, root = self._root(check_again=True)  # two databases may have begun at the same moment
             for found in files.get_file_info(FileSelector(root, allow_not_found=True)):
                 is_old = (
                     found.type == FileType.File and found.mtime_ns is not None and found.mtime_ns / 1e9 < time.time() - LEFTOVER_S
@@ -120,9 +123,10 @@ class Bucket:
                     with contextlib.suppress(FileNotFoundError):
                         files.delete_file(found.path)
 
-    def _root(self) -> tuple[FileSystem, str]:
+    def _root(self, *, check_again: bool = False) -> tuple[FileSystem, str]:
         with self._root_lock:
-            if self._found is None:
+            if self._found is None or check_again:
+                self._found = None  # after a refusal each call checks again, and is refused until the marker names this database
                 files, root = FileSystem.from_uri(self._url)
                 if isinstance(files, LocalFileSystem):
                     files.create_dir(root, recursive=True)
@@ -131,15 +135,18 @@ class Bucket:
             return self._found
 
     def _refuse_another_database(self, files: FileSystem, root: str) -> None:
-        """Make the marker where there is none.
+        """Make the marker where there is none, or an empty one.
 
         Raises:
             StorageFailed: It names another database.
         """
         path, ours = f"{root}/{_MARKER}", self._database()
-        if files.get_file_info(path).type == FileType.NotFound:
-            with files.open_output_stream(path) as marker:
-                marker.write(ours.encode())
+        if not files.get_file_info(path).size:
+            if isinstance(files, LocalFileSystem):
+                _write_whole(Path(path), ours)
+            else:
+                with files.open_output_stream(path) as marker:
+                    marker.write(ours.encode())
         with files.open_input_stream(path) as marker:
             found = marker.read().decode(errors="replace")
         if found != ours:
@@ -167,6 +174,18 @@ def _copy(stored: NativeFile, part: Path) -> None:
                     left = left[copy.write(left) :]
             except OSError as exc:
                 raise storage_error(exc) from exc
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a small file that is there whole or not at all, also when the disk is full or this process is killed."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        part.write_text(text)
+        _sync(part)
+        put_in_place(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _sync(path: Path) -> None:

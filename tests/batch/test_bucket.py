@@ -1,5 +1,6 @@
 """Files of several ingresses, in a server that speaks S3 and in a folder."""
 
+import errno
 import logging
 import os
 import shutil
@@ -7,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from pyarrow.fs import FileSystem
 
 from serve_app.batch import bucket as bucket_module
 from serve_app.batch import storage as storage_module
@@ -147,3 +149,63 @@ def test_ingresses_of_another_database_are_refused_and_remove_nothing(
     assert "belong to the database database-1, and this one is database-2: give each database a prefix of its own" in caplog.text
     assert content_of(first, file_id) == b"x"
     first.remove([file_id])
+
+
+def test_a_copy_that_is_lent_outlives_a_sweep_however_old_it_is(tmp_path: Path) -> None:
+    scratch = Folder(tmp_path / "scratch")
+    bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
+    put(bucket, scratch, "file-1", b"x")
+    left = scratch.part()
+    left.touch()
+    with bucket.on_disk("file-1") as held:
+        for path in (held, left):
+            os.utime(path, (0, 0))
+        bucket.sweep((), ())
+        assert (content_of(bucket, "file-1"), left.exists()) == (b"x", False)
+    assert list((scratch.root / "work").iterdir()) == []
+
+
+def test_a_database_that_lost_the_race_for_the_marker_stores_and_reads_nothing_after_the_next_sweep(
+    url: str, tmp_path: Path
+) -> None:
+    scratch, known = Folder(tmp_path / "scratch"), ["database-2"]
+    winner, loser = Bucket(url, scratch, database), Bucket(url, scratch, lambda: known[-1])
+    known.append("database-1")  # both found no marker, and wrote one; the winner's was the last
+    put(loser, scratch, "file-1", b"x")
+    known.append("database-2")
+    for ask in (lambda: loser.sweep((), ()), lambda: put(loser, scratch, "file-2", b"y"), lambda: content_of(loser, "file-1")):
+        with pytest.raises(StorageFailed):
+            ask()
+    assert content_of(winner, "file-1") == b"x"
+    winner.remove(["file-1"])
+
+
+def test_an_empty_marker_counts_as_none(url: str, tmp_path: Path) -> None:
+    """A kill between opening and closing it has left it on a shared volume."""
+    scratch = Folder(tmp_path / "scratch")
+    files, root = FileSystem.from_uri(url)
+    files.create_dir(root)
+    with files.open_output_stream(f"{root}/serve-app-database"):
+        pass
+    put(Bucket(url, scratch, database), scratch, "file-1", b"x")
+    with files.open_input_stream(f"{root}/serve-app-database") as marker:
+        assert marker.read() == b"database-1"
+    with pytest.raises(StorageFailed):
+        content_of(Bucket(url, scratch, lambda: "database-2"), "file-1")
+    Bucket(url, scratch, database).remove(["file-1"])
+
+
+def test_a_marker_for_which_the_volume_has_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch, shared_folder = Folder(tmp_path / "scratch"), tmp_path / "shared"
+    bucket = Bucket(f"file://{shared_folder}", scratch, database)
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(bucket_module, "_sync", refuse)
+        with pytest.raises(StorageAway):
+            put(bucket, scratch, "file-1", b"x")
+    assert list(shared_folder.iterdir()) == []
+    put(bucket, scratch, "file-1", b"x")
+    assert content_of(bucket, "file-1") == b"x"
