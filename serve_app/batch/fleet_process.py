@@ -32,15 +32,17 @@ class FleetProcess:
     Linux sends the child SIGTERM when its parent's thread ends, whatever ends it; ``serve-app up`` then stops as at Ctrl-C.
     """
 
-    def __init__(self, file: Path, *, port: int = 0, command: Sequence[str] = UP) -> None:
-        """Read the configuration, whose name and port are replaced. ``port`` 0: a free one.
+    def __init__(self, config: Path | Mapping[str, Any], *, port: int = 0, command: Sequence[str] = UP) -> None:
+        """Read the configuration, or take what it holds. Its name and port are replaced; ``port`` 0: a free one.
 
         Raises:
             ConfigError: As ``serve-app up`` would refuse it.
         """
-        self._mapping, settings = _own(mapping_in(read_text(file), file), port)
+        mapping = config if isinstance(config, Mapping) else mapping_in(read_text(config), config)
+        self._mapping, settings = _own(mapping, port)
         self.url, self.address = settings.ingress.local_url, (settings.ingress.host, settings.ingress.port)
-        self._file, self._drain_s, self._command = file, settings.timeouts.drain_s, command
+        self._called = "the fleet" if isinstance(config, Mapping) else f"the fleet of {config}"
+        self._drain_s, self._command = settings.timeouts.drain_s, command
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - nameless, so that nothing of it outlives this process
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -67,7 +69,9 @@ class FleetProcess:
 
     def start(self) -> None:
         """Start the child; return at once."""
-        self._log.truncate(0)  # what an earlier child has said
+        # Forget what an earlier child has said. Children write where this file's position is: past its end there would be NUL bytes.
+        self._log.seek(0)
+        self._log.truncate()
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -93,10 +97,14 @@ class FleetProcess:
         """Raise BatchError when the fleet has ended, with its last words."""
         if self._process is not None and (code := self._process.poll()) is not None:
             hint = "mend what it says and run the same command: what was answered is kept"
-            raise BatchError(f"the fleet of {self._file} ended with status {code}: {self._last_words()}", hint)
+            raise BatchError(f"{self._called} ended with status {code}: {self._last_words()}", hint)
 
     def stop(self, limit_s: float | None = None) -> None:
-        """End it as Ctrl-C would. A second Ctrl-C kills it, and so does a stop that takes longer than ``limit_s``; None: than drains."""
+        """End it as Ctrl-C would. A second Ctrl-C kills it, and so does a stop that takes longer than ``limit_s``.
+
+        Args:
+            limit_s: None: ``timeouts.drain_s`` of the configuration and two minutes.
+        """
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):

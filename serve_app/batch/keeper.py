@@ -2,18 +2,20 @@
 
 The first worker process that needs the fleet starts the keeper (`shared_fleet.py`). The keeper starts the fleet as its child, tells its
 URL in ``FOLDER/state``, starts the fleet again when it ends or is stuck, and ends it with the last worker process. A worker process counts
-as long as it holds a shared lock on ``FOLDER/users``, which the kernel releases also when the process is killed.
+as long as it holds a shared lock on ``FOLDER/users``, which the kernel releases also when the process is killed. The fleet's
+configuration comes on standard input, as JSON.
 """
 
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -24,12 +26,14 @@ from serve_app.batch.fleet_process import FleetProcess
 from serve_app.batch.keeping import Keep, Keeping, Look
 from serve_app.errors import ServingError
 
-CONFIG, STATE, USERS, LOCK, LOG = "config.yaml", "state", "users", "keeper.lock", "keeper.log"
+logger = logging.getLogger(__name__)
+
+STATE, USERS, LOCK, LOG = "state", "users", "keeper.lock", "keeper.log"
 _LOOK_S = 1.0
 _PROBE_S = 5.0
 _PORT_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0
-"""Of a fleet that nobody uses, so that it has no streams to wait for."""
+"""Longest time, in seconds, that a fleet may take to end once nobody uses it. It has no streams to wait for."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class State:
     """What a keeper tells the worker processes, in ``FOLDER/state``."""
 
     number: int = 0
-    """Of the keeper: each new one has the next number."""
+    """The number of the keeper: each new keeper of the folder has the next one."""
     status: Literal["none", "starting", "ready", "failed"] = "none"
     url: str = ""
     port: int = 0
@@ -49,11 +53,12 @@ class State:
 
     @classmethod
     def read(cls, folder: Path) -> "State":
+        """Return what the last keeper has told; where the file is missing or damaged, what holds before the first keeper."""
         try:
             values: dict[str, Any] = json.loads((folder / STATE).read_text())
-        except FileNotFoundError:
+            return cls(**{**values, "fleet": tuple(values["fleet"])})
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
             return cls()
-        return cls(**{**values, "fleet": tuple(values["fleet"])})
 
     def write(self, folder: Path) -> None:
         partial = folder / f"{STATE}.partial"
@@ -70,10 +75,12 @@ def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
 
 
 class Keeper:
-    """Holds the lock of its folder."""
+    """Its process holds the lock of the folder."""
 
-    def __init__(self, folder: Path, keep: Keep, command: list[str]) -> None:
-        self._folder, self._keep, self._command = folder, keep, command
+    _fleet: FleetProcess
+
+    def __init__(self, folder: Path, configuration: Mapping[str, Any], keep: Keep, command: list[str]) -> None:
+        self._folder, self._configuration, self._keep, self._command = folder, configuration, keep, command
         self._before = State.read(folder)
         self._state = State(self._before.number + 1, "starting", port=self._before.port)
 
@@ -84,15 +91,17 @@ class Keeper:
             self._run()
         except (ServingError, OSError) as exc:
             self._tell(status="failed", why=str(exc))
+        except Exception as exc:  # untold, each worker process would start the next keeper, without end
+            logger.exception("the keeper failed")
+            self._tell(status="failed", why=f"{type(exc).__name__}: {exc}")
 
     def _run(self) -> None:
         _end_fleet_of_before(self._before)
-        fleet = self._fleet()
-        with (self._folder / USERS).open("ab") as users, _ended(fleet):
-            self._start(fleet)
+        with (self._folder / USERS).open("ab") as users, self._ended():
+            self._start()
             keeping = Keeping(self._keep, time.monotonic())
             while True:
-                look = self._look(fleet, users)
+                look = self._look(users)
                 action = keeping.handle(look, now=time.monotonic())
                 if action == "end":
                     if not try_lock(users):  # somebody has come within this instant
@@ -100,55 +109,52 @@ class Keeper:
                     self._tell(status="none", why="")
                     return  # the lock on `users` is held until the fleet has gone: who comes now waits
                 if action == "give up":
-                    fleet.kill()
+                    self._fleet.kill()
                     self._tell(status="failed", why=keeping.why)
                     return
                 if action == "restart":
-                    fleet.kill()
+                    self._fleet.kill()
                     self._tell(status="starting", why=keeping.why)
-                    self._start(fleet)
+                    self._start()
                     keeping.started(time.monotonic())
                 elif look.ready and self._state.status != "ready":
                     self._tell(status="ready")
                 time.sleep(_LOOK_S)
 
-    def _fleet(self) -> FleetProcess:
-        """Return the fleet at the port of the keeper before, whose URL the worker processes know; at another one if that is taken."""
-        config = self._folder / CONFIG
-        if self._state.port:
-            fleet = FleetProcess(config, port=self._state.port, command=self._command)
-            if _becomes_free(fleet.address):
-                return fleet
-        return FleetProcess(config, command=self._command)
+    def _start(self) -> None:
+        """Start the fleet at the port of before, whose URL the worker processes know; at another one if that is taken."""
+        if not _becomes_free(self._fleet.address):
+            self._fleet = self._fleet_at(0)
+        self._fleet.start()
+        process = self._fleet.pid, psutil.Process(self._fleet.pid).create_time()
+        self._tell(url=self._fleet.url, port=self._fleet.address[1], fleet=process, num_starts=self._state.num_starts + 1)
 
-    def _start(self, fleet: FleetProcess) -> None:
-        _becomes_free(fleet.address)
-        fleet.start()
-        process = fleet.pid, psutil.Process(fleet.pid).create_time()
-        self._tell(url=fleet.url, port=fleet.address[1], fleet=process, num_starts=self._state.num_starts + 1)
+    def _fleet_at(self, port: int) -> FleetProcess:
+        return FleetProcess(self._configuration, port=port, command=self._command)
 
-    def _look(self, fleet: FleetProcess, users: IO[bytes]) -> Look:
+    def _look(self, users: IO[bytes]) -> Look:
         has_users = not try_lock(users)
         if not has_users:
             fcntl.flock(users, fcntl.LOCK_UN)
         try:
-            fleet.refuse_end()
+            self._fleet.refuse_end()
         except ServingError as exc:
             return Look(ended=str(exc), answers=False, ready=False, has_users=has_users)
-        status = fleet.status(min(_PROBE_S, self._keep.stuck_s))
+        status = self._fleet.status(min(_PROBE_S, self._keep.stuck_s))
         return Look(answers=status > 0, ready=status == 200, has_users=has_users)
 
     def _tell(self, **changes: Any) -> None:
         self._state = replace(self._state, **changes)
         self._state.write(self._folder)
 
-
-@contextlib.contextmanager
-def _ended(fleet: FleetProcess) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        fleet.stop(_END_LIMIT_S)
+    @contextlib.contextmanager
+    def _ended(self) -> Iterator[None]:
+        """Have a fleet, not started yet, which is stopped at the end."""
+        self._fleet = self._fleet_at(self._state.port)
+        try:
+            yield
+        finally:
+            self._fleet.stop(_END_LIMIT_S)
 
 
 def _end_fleet_of_before(state: State) -> None:
@@ -178,13 +184,14 @@ def _becomes_free(address: tuple[str, int]) -> bool:
 def main() -> None:
     """Arguments: the folder, `Keep` as JSON, and the command that serves. Another keeper of the folder makes this one end at once."""
     folder, keep, command = Path(sys.argv[1]), Keep(**json.loads(sys.argv[2])), sys.argv[3:]
+    configuration = json.load(sys.stdin)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(1))
     with (folder / LOCK).open("ab") as lock:
         if try_lock(lock):
             with (folder / LOG).open("w") as log:
                 os.dup2(log.fileno(), 2)
-            Keeper(folder, keep, command).run()
+            Keeper(folder, configuration, keep, command).run()
 
 
 if __name__ == "__main__":

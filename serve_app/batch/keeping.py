@@ -16,7 +16,8 @@ class Keep:
     stuck_s: float = 60.0
     """A fleet that was ready and whose URL then answers nothing for so long is killed and started again."""
     start_s: float = 1800.0
-    """Killed and started again is also a fleet that is not ready for so long: from its start on, or later for want of replicas."""
+    """A fleet that is not ready for so long is killed and started again, too. The time counts from its start, or from when it was last
+    ready."""
     starts: int = 3
     """Starts in a row that may fail; then the fleet is given up, and the elements that wait for it fail with the reason."""
     linger_s: float = 10.0

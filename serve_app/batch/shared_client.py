@@ -35,18 +35,20 @@ class SharedClient:
             ServiceAway: The fleet has answered nothing for ``limits.patience_s``.
             BatchError: The fleet was given up.
         """
-        return self._connected().ask(requests, self._watch)
+        url, client = self._connected()
+        return client.ask(requests, lambda: self._watch(url))
 
     def only_model(self) -> str:
         """Return the name of the one model of the fleet."""
         return only_model(self._fleet.url(), self._key, self._limits)
 
-    def _watch(self) -> None:
-        if (state := self._fleet.look()).status == "ready" and state.url != self._url:
+    def _watch(self, url: str) -> None:
+        """Raise ServiceAway when the fleet is no longer at the URL that the caller's requests went to."""
+        if (state := self._fleet.look()).status == "ready" and state.url != url:
             raise ServiceAway(f"the fleet has moved to {state.url}", "the runner repeats the bundle")
 
-    def _connected(self) -> BlockingClient:
+    def _connected(self) -> tuple[str, BlockingClient]:
         with self._lock:
             if (url := self._fleet.url()) != self._url:
                 self._url, self._client = url, BlockingClient(url, self._key, self._limits)
-            return self._client
+            return self._url, self._client

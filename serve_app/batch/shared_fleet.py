@@ -1,8 +1,8 @@
 """One fleet for all worker processes of a machine that have the same configuration: the worker process's side.
 
 Whoever comes first starts the keeper (`keeper.py`); whoever finds no keeper starts another one. A worker process only holds a shared lock
-while it uses the fleet, so that nothing is left of one that was killed. Workers share a machine's fleet if they see the same cache folder
-(``$SERVE_APP_CACHE``) and the same loopback interface.
+while it uses the fleet, so that nothing is left of one that was killed. Worker processes share a fleet if they have the same cache folder
+(``$SERVE_APP_CACHE``), the same loopback interface and the same version of serve-app.
 """
 
 import contextlib
@@ -16,28 +16,36 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-import yaml
-
 from serve_app.batch.fleet_process import UP
-from serve_app.batch.keeper import CONFIG, LOCK, LOG, USERS, State, try_lock
+from serve_app.batch.keeper import LOCK, LOG, USERS, State, try_lock
 from serve_app.batch.keeping import Keep
 from serve_app.config import default_cache_dir
 from serve_app.errors import BatchError
 
 _POLL_S = 0.2
+_BOOT_ID, _NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
+
+
+def folder_of(configuration: Mapping[str, Any]) -> Path:
+    """Return the folder of the fleet that serves the configuration here: on this machine since it booted, and in this network namespace.
+
+    The cache may be on a volume that several machines or containers mount, and a fleet's URL is one of the loopback interface.
+    """
+    parts = (configuration, _BOOT_ID.read_text(), _NETWORK.stat().st_ino, metadata.version("serve-app"))
+    return default_cache_dir() / "fleets" / hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class SharedFleet:
-    """Of this machine. The fleet stays until `release`, the end of this object, or the end of this process, however that ends."""
+    """Of this machine. The fleet stays until the end of this object or of this process, however that ends."""
 
     def __init__(self, configuration: Mapping[str, Any], keep: Keep, command: Sequence[str] = ()) -> None:
         """Start nothing yet. ``keep`` counts if this process is the first one."""
-        text = json.dumps(configuration, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        self._folder = default_cache_dir() / "fleets" / digest
-        self._configuration, self._keep, self._command = configuration, keep, command or UP
+        self._folder = folder_of(configuration)
+        self._configuration, self._keep, self._command = json.dumps(configuration), keep, command or UP
         self._lock = threading.Lock()
         self._keeper: subprocess.Popen[bytes] | None = None
         self._number_before = 0
@@ -72,10 +80,6 @@ class SharedFleet:
                 return State(state.number, "starting")
             return state
 
-    def release(self) -> None:
-        """No longer use the fleet."""
-        self._users.close()
-
     def _join(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._users = (self._folder / USERS).open("ab")
@@ -100,18 +104,17 @@ class SharedFleet:
                 raise BatchError(
                     f"the keeper of the fleet did not start: status {code}", f"its words are in {self._folder / LOG}"
                 )
-        config = self._folder / CONFIG
-        if not config.exists():
-            partial = self._folder / f"{CONFIG}.{id(self)}"
-            partial.write_text(yaml.safe_dump(json.loads(json.dumps(self._configuration))))
-            partial.replace(config)
         self._number_before = state.number
         arguments = [str(self._folder), json.dumps(asdict(self._keep)), *self._command]
         with contextlib.closing((self._folder / LOG).open("ab")) as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-m", "serve_app.batch.keeper", *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,
             )
+        assert self._keeper.stdin is not None
+        # Not by a file, which would outlive a keeper that is killed: the environment of a fleet may hold tokens.
+        with contextlib.suppress(BrokenPipeError), self._keeper.stdin as stdin:
+            stdin.write(self._configuration.encode())

@@ -16,6 +16,7 @@ import pytest
 from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, RunInference
 from apache_beam.testing.util import assert_that, equal_to
 
+from serve_app.batch import shared_fleet
 from serve_app.batch.client import Limits
 from serve_app.batch.keeper import State
 from serve_app.batch.keeping import Keep
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.timeout(240)
 CONFIG: dict[str, Any] = {"models": {"tiny": {"model": "embedded:smollm2-135m-instruct"}}, "timeouts": {"drain_s": 1.0}}
 TWO: dict[str, Any] = {**CONFIG, "models": {name: {"model": "embedded:smollm2-135m-instruct"} for name in ("red", "blue")}}
 COMMAND = (sys.executable, "-m", "tests.batch.fake_fleet")
-KEEP = Keep(stuck_s=2.0, linger_s=1.0)
+KEEP = Keep(stuck_s=10.0, linger_s=1.0)
+"""A fleet of a test starts within less than `stuck_s`, also on a busy machine, so that starts can be counted."""
 LIMIT_S = 60.0
 ROOT = Path(__file__).parents[2]
 WORKER = """
@@ -85,8 +87,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         keeper.wait(2 * LIMIT_S)
 
 
-def handler(config: dict[str, Any] = CONFIG, model: str = "", **options: Any) -> EmbeddedModelHandler:
-    return EmbeddedModelHandler(config, model, keep=KEEP, command=COMMAND, **options)
+def handler(config: dict[str, Any] = CONFIG, model: str = "", keep: Keep = KEEP, **options: Any) -> EmbeddedModelHandler:
+    return EmbeddedModelHandler(config, model, keep=keep, command=COMMAND, **options)
 
 
 def texts(handler: EmbeddedModelHandler, client: Any, prompts: list[str]) -> list[str]:
@@ -137,7 +139,7 @@ def test_worker_processes_share_one_fleet_and_it_outlives_the_first_one_that_is_
 
 @pytest.mark.parametrize("how", ["die", "hang"])
 def test_a_fleet_that_ends_or_hangs_is_started_again_and_each_prompt_is_answered(machine: Machine, how: str) -> None:
-    embedded = handler()
+    embedded = handler(keep=replace(KEEP, stuck_s=2.0) if how == "hang" else KEEP)
     client = embedded.load_model()
     assert texts(embedded, client, ["a", how, "b"]) == ["A", how.upper(), "B"]
     assert len(machine.starts()) == 2
@@ -159,23 +161,26 @@ def test_a_killed_keeper_is_replaced_while_requests_wait_and_the_url_stays(machi
 def test_a_fleet_that_cannot_start_fails_the_workers_with_its_own_reason_and_the_next_try_begins_anew(machine: Machine) -> None:
     (machine.folder / "refuse").write_text("the checkpoint is damaged")
     embedded = handler()
-    with pytest.raises(BatchError, match=r"the fleet of this worker machine was given up: .* the checkpoint is damaged"):
+    with pytest.raises(BatchError) as given_up:
         embedded.load_model()
+    ended = "the fleet ended with status 1: the checkpoint is damaged"
+    hint = "mend what it says and run the same command: what was answered is kept; mend what it says"
+    assert str(given_up.value) == f"the fleet of this worker machine was given up: {ended}; {hint}"
     assert len(machine.starts()) == KEEP.starts
     (machine.folder / "refuse").unlink()
     client = embedded.load_model()
     assert texts(embedded, client, ["a"]) == ["A"]
 
 
-def test_who_releases_the_fleet_lets_it_go_and_a_later_one_has_another(machine: Machine) -> None:
+def test_who_drops_the_fleet_lets_it_go_and_a_later_one_has_another(machine: Machine) -> None:
     fleet = SharedFleet(CONFIG, KEEP, COMMAND)
     fleet.url()
-    fleet.release()
+    del fleet
     machine.wait_until_empty()
     again = SharedFleet(CONFIG, KEEP, COMMAND)
     again.url()
     assert (len(machine.starts()), again.look().number) == (2, 2)
-    again.release()
+    del again
     machine.wait_until_empty()
 
 
@@ -191,6 +196,33 @@ def test_a_fleet_that_comes_back_at_another_port_is_found(machine: Machine) -> N
     replace(state, port=0).write(folder)  # as if it had found its port taken
     assert texts(embedded, client, ["b"]) == ["B"]
     assert machine.state().url != state.url
+
+
+def test_the_configuration_is_on_no_disk(machine: Machine) -> None:
+    """The environment of a model may hold tokens, and a keeper that is killed removes nothing."""
+    config = {**CONFIG, "models": {"tiny": {**CONFIG["models"]["tiny"], "env": {"HF_TOKEN": "hf_secret"}}}}
+    fleet = SharedFleet(config, KEEP, COMMAND)
+    fleet.url()
+    files = [path for path in (machine.folder / "cache").rglob("*") if path.is_file()]
+    assert [path.name for path in files if b"hf_secret" in path.read_bytes()] == []
+    assert len(files) > 1
+
+
+def test_a_fleet_is_of_one_boot_one_network_namespace_and_one_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its URL is good nowhere else, and the cache may be on a volume that others mount."""
+    monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "other").write_text("of another machine")
+    folders = {shared_fleet.folder_of(CONFIG), shared_fleet.folder_of(dict(CONFIG))}
+    for what, value in {
+        "_BOOT_ID": tmp_path / "other",
+        "_NETWORK": tmp_path / "other",
+        "metadata.version": lambda name: "9",
+    }.items():
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(f"serve_app.batch.shared_fleet.{what}", value)
+            folders.add(shared_fleet.folder_of(CONFIG))
+    folders.add(shared_fleet.folder_of(TWO))
+    assert (len(folders), {folder.parent for folder in folders}) == (5, {tmp_path / "cache" / "fleets"})
 
 
 def test_wrong_configurations_are_refused_where_the_pipeline_is_made() -> None:
