@@ -80,13 +80,15 @@ class PostgresDatabase:
         )
         self._url = url
         self._is_prepared = self._is_away = False
+        self._is_read_only = False
+        """The server is away because it took no writes. It may go on to answer reads."""
 
     def read(self, sql: str, *values: object) -> list[Any]:
         with self._connection() as db:
             return db.execute(_postgres(sql), values).fetchall()
 
     def change(self, change: Callable[[Transaction], T]) -> T:
-        with self._connection() as db:
+        with self._connection(writes=True) as db:
             return change(_Transaction(db))
 
     def identity(self) -> str:
@@ -97,7 +99,7 @@ class PostgresDatabase:
         self._pool.close()
 
     @contextmanager
-    def _connection(self) -> "Iterator[psycopg.Connection[Any]]":
+    def _connection(self, *, writes: bool = False) -> "Iterator[psycopg.Connection[Any]]":
         """Lend a connection with a transaction, which is kept at the end, or undone by an exception.
 
         Raises:
@@ -105,7 +107,7 @@ class PostgresDatabase:
             StorageFailed: In place of its other errors.
         """
         try:
-            if self._is_away:
+            if self._is_away and not self._is_read_only:
                 # A refusal is told at once; the pool would wait for its own time limit.
                 psycopg.connect(self._url, **_CONNECTION).close()
             if not self._is_prepared:
@@ -117,13 +119,14 @@ class PostgresDatabase:
             if not self._is_away:
                 logger.warning("the database of batches does not answer: %s", masked(str(exc)))
             self._is_away = True
+            self._is_read_only = isinstance(exc, psycopg.errors.ReadOnlySqlTransaction)
             raise StorageAway(retry_after_s=_RETRY_AFTER_S) from exc
         except psycopg.Error as exc:
             logger.error("the database of batches refused a statement: %s", masked(str(exc)))
             raise StorageFailed from exc
-        if self._is_away:
+        if self._is_away and (writes or not self._is_read_only):
             logger.info("the database of batches answers again")
-        self._is_away = False
+            self._is_away = self._is_read_only = False
 
     def _prepare(self) -> None:
         """Make the tables; several threads and processes may come at the same time."""

@@ -141,7 +141,7 @@ def local_cluster(settings: Settings) -> Iterator[str]:
             context = ray.init(
                 address="local",
                 num_cpus=num_cpus,
-                num_gpus=simulated_gpus(settings),
+                num_gpus=_gpus_for_ray(settings),
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level="warning",
@@ -200,6 +200,14 @@ def simulated_gpus(settings: Settings) -> int | None:
     if not holders or any(m.simulated is None for m in holders):
         return None
     return settings.autoscaling.max_gpus or sum(m.gpus_per_replica * m.replicas.max for m in holders)
+
+
+def _gpus_for_ray(settings: Settings) -> int | None:
+    """Return `simulated_gpus`. Where there are some, let this process's environment restrict no real ones."""
+    if (num_gpus := simulated_gpus(settings)) is not None:
+        # Ray refuses to start with more GPUs than the variable names, and nothing of this fleet uses a real one.
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    return num_gpus
 
 
 def connect(address: str, namespace: str, token: str = "") -> None:

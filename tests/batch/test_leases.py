@@ -7,7 +7,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from serve_app.batch.database import Transaction
 from serve_app.batch.journal import Line
+from serve_app.batch.postgres import PostgresDatabase
 from serve_app.batch.records import Batch, File
 from serve_app.batch.storage import Storage, shared
 from serve_app.errors import LeaseLost, NotStored, StorageAway, StorageFull, TooManyBatches
@@ -164,6 +166,30 @@ def test_a_server_that_takes_no_writes_is_away_until_it_takes_them(
     other = shared(postgres.url, "file:///nowhere/files", lease_s=30.0)
     other.store.change(batch, lambda batch: batch.moved("failed", now=0.0))
     assert one.store.batch(batch.id, OWNER).status == "failed"
+
+
+def test_a_server_that_answers_reads_and_takes_no_writes_is_told_once(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(transaction: Transaction) -> None:
+        transaction.execute("UPDATE leases SET fence = 1", ())
+
+    def write_in_vain(transaction: Transaction) -> None:
+        transaction.execute("SET TRANSACTION READ ONLY", ())  # as on a server that another one takes over from
+        write(transaction)
+
+    caplog.set_level(logging.INFO, "serve_app.batch.postgres")
+    database = PostgresDatabase(database_url)
+    for _ in range(3):
+        with pytest.raises(StorageAway):
+            database.change(write_in_vain)
+        assert database.read("SELECT batch FROM leases") == []
+    database.change(write)
+    database.close()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "the database of batches does not answer",
+        "the database of batches answers again",
+    ]
 
 
 def test_a_server_that_is_away_is_told_at_once_and_the_next_call_after_its_return_is_answered(

@@ -1,10 +1,12 @@
 """What Ray is told of the machine, when `serve-app up` starts it."""
 
+import os
 from typing import Any
 
 import pytest
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
-from serve_app.cli.cluster import simulated_gpus
+from serve_app.cli.cluster import _gpus_for_ray, simulated_gpus
 from serve_app.config import parse_settings
 
 SIMULATED = {"model": "/m", "simulated": {"profile": "a10g-llama-8b"}, "gpus_per_replica": 2, "replicas": {"min": 1, "max": 3}}
@@ -25,3 +27,18 @@ def test_gpus_are_simulated_where_all_models_that_hold_some_are(
     models: dict[str, Any], autoscaling: dict[str, Any], told: int | None
 ) -> None:
     assert simulated_gpus(parse_settings({"models": models, "autoscaling": autoscaling})) == told
+
+
+@pytest.mark.parametrize("visible", ["", "0"])
+def test_ray_takes_simulated_gpus_whatever_real_ones_the_environment_allows(
+    visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    told = _gpus_for_ray(parse_settings({"models": {"a": SIMULATED}}))
+    spec = ResourceAndLabelSpec(1, told, 1 << 30, 1 << 30, {}, {})
+    assert spec.resolve(is_head=True, node_ip_address="127.0.0.1").num_gpus == 6
+
+
+def test_real_gpus_stay_those_that_the_environment_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert (_gpus_for_ray(parse_settings({"models": {"a": REAL}})), os.environ["CUDA_VISIBLE_DEVICES"]) == (None, "0")
