@@ -92,9 +92,7 @@ class Client:
         mine = (s for s in samples if s.name == "serve_app_replica_held" and s.labels["model"] == self.model)
         return {s.labels["replica"]: s.value for s in mine}
 
-    def chat(
-        self, question: str, *, max_tokens: int, on_text: OnText | None = None, streams: _Streams | None = None
-    ) -> Answer:
+    def chat(self, question: str, *, max_tokens: int, on_text: OnText | None = None, streams: _Streams | None = None) -> Answer:
         """Stream one greedy answer; ``on_text`` gets every piece as it comes. What goes wrong is in the answer.
 
         The answer is one of ``streams`` while it is read.

@@ -135,8 +135,8 @@ def client_of_stalled_streams(closed: queue.Queue[bool]) -> Iterator[Client]:
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            head = parse_headers(self.rfile) if self.rfile.readline() else {}
-            self.rfile.read(int(head.get("content-length", 0)))
+            self.rfile.readline()
+            self.rfile.read(int(parse_headers(self.rfile)["content-length"]))
             self.wfile.write(streamed(WHOLE[:2], whole=False).encode())
             with contextlib.suppress(threading.BrokenBarrierError):
                 begun.wait(timeout=3)

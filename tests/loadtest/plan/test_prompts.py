@@ -67,7 +67,9 @@ def test_single_prompts_and_a_column_of_them(tmp_path: Path) -> None:
     assert read_prompts(lines) == read_prompts(column) == (Record("", ("a",)), Record("", ("b",)))
 
 
-@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b"\n", b"\xef\xbb\xbf \r\n" + b" " * 5000], ids=["none", "mark", "blank", "both"])
+@pytest.mark.parametrize(
+    "before", [b"", b"\xef\xbb\xbf", b"\n", b"\xef\xbb\xbf \r\n" + b" " * 5000], ids=["none", "mark", "blank", "both"]
+)
 def test_a_list_may_be_one_long_line_behind_blanks_and_a_byte_order_mark(
     tmp_path: Path, before: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,9 +80,7 @@ def test_a_list_may_be_one_long_line_behind_blanks_and_a_byte_order_mark(
 
 
 @pytest.mark.parametrize("content", ['["a", "b", "c"]', '"a"\n"b"\n"c"\n'])
-def test_a_file_of_too_many_records_is_refused_and_not_cut(
-    tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_too_many_records_is_refused_and_not_cut(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "many.json"
     path.write_text(content)
     monkeypatch.setattr("loadtest.plan.prompts.MAX_RECORDS", 2)
@@ -103,7 +103,9 @@ def test_a_request_is_as_long_as_its_record_and_sends_it(tmp_path: Path) -> None
     assert make_schedule(made).requests == requests
 
 
-@pytest.mark.parametrize("arrival", [{"law": "closed", "concurrency": 4, "max_requests": 300}, {"law": "burst", "max_requests": 300}])
+@pytest.mark.parametrize(
+    "arrival", [{"law": "closed", "concurrency": 4, "max_requests": 300}, {"law": "burst", "max_requests": 300}]
+)
 def test_each_text_is_tokenized_once_however_many_requests_say_it(
     tmp_path: Path, arrival: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
