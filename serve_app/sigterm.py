@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,10 +22,16 @@ class OrderlyEnd:
     Ray sets its handler in the main thread, and Python lets no other thread set one. Serve runs deployments in another thread, so this
     replaces the function that Ray's handler calls. If a later Ray calls something else there, SIGTERM ends the process at once again, and
     `tests/test_sigterm.py` fails.
+
+    Args:
+        drain: The deployment's.
+        limit_s: How long after SIGTERM the process ends at once although the drain is not over, or the event loop stands still.
     """
 
-    def __init__(self, drain: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, drain: Callable[[], Coroutine[Any, Any, None]], limit_s: float) -> None:
         self._drain = drain
+        self._limit_s = limit_s
+        self._limit: threading.Timer | None = None
         self._draining: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -33,6 +40,10 @@ class OrderlyEnd:
         loop, rays_own = asyncio.get_running_loop(), getattr(worker, RAYS_LAST_CALL)
 
         def begin(*_: object, **__: object) -> None:
+            if self._limit is None:
+                self._limit = threading.Timer(self._limit_s, os._exit, (1,))  # a thread: the loop may stand still
+                self._limit.daemon = True
+                self._limit.start()
             loop.call_soon_threadsafe(self._begin, rays_own)
 
         setattr(worker, RAYS_LAST_CALL, begin)

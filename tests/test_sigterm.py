@@ -1,10 +1,12 @@
 """SIGTERM to a worker of Ray that has an `OrderlyEnd`: Ray's own handler of the signal in a process of its own, without a cluster."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,12 @@ from serve_app.sigterm import OrderlyEnd
 
 async def drain():
     print("draining", flush=True)
+    if sys.argv[1] == "blocked":
+        time.sleep(3600)
     print(await asyncio.to_thread(sys.stdin.readline), end="", flush=True)
 
 async def serve():
-    OrderlyEnd(drain).begin_at_sigterm()
+    OrderlyEnd(drain, float(sys.argv[2])).begin_at_sigterm()
     print("serving", flush=True)
     await asyncio.Event().wait()
 
@@ -38,14 +42,29 @@ worker.main_loop()
 """
 
 
-def test_sigterm_drains_a_worker_once_and_then_ends_it_as_ray_would() -> None:
-    command = [sys.executable, "-c", WORKER]
+@contextlib.contextmanager
+def serving(loop: str, *, limit_s: float) -> Iterator[subprocess.Popen[str]]:
+    """A worker that serves; its event loop is "free" while it drains, or "blocked"."""
+    command = [sys.executable, "-c", WORKER, loop, str(limit_s)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
     ) as process:
-        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "serving\n"
+        yield process
+
+
+@pytest.mark.parametrize("loop", ["free", "blocked"])
+def test_a_drain_that_does_not_end_is_cut_at_the_limit(loop: str) -> None:
+    with serving(loop, limit_s=0.5) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 1
+
+
+def test_sigterm_drains_a_worker_once_and_then_ends_it_as_ray_would() -> None:
+    with serving("free", limit_s=3600.0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "draining\n"
         process.send_signal(signal.SIGTERM)
@@ -65,7 +84,7 @@ def test_serves_own_stop_waits_for_the_drain_that_runs() -> None:
         drains.append("ended")
 
     async def stop_twice() -> None:
-        end = OrderlyEnd(drain)
+        end = OrderlyEnd(drain, limit_s=3600.0)
         end.check()
         stops = [asyncio.create_task(end.drained()) for _ in range(2)]
         await asyncio.sleep(0)
@@ -86,7 +105,7 @@ def test_serves_health_check_fails_from_sigterm_on(monkeypatch: pytest.MonkeyPat
         pass
 
     async def terminate() -> None:
-        end = OrderlyEnd(drain)
+        end = OrderlyEnd(drain, limit_s=3600.0)
         end.begin_at_sigterm()
         getattr(worker, RAYS_LAST_CALL)("The process receives a SIGTERM.", exit_code=1)
         await asyncio.sleep(0)

@@ -24,6 +24,7 @@ from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import build_front_end
 from serve_app.ingress.generate_body import GenerateRequest
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 
 PAGE = Path(__file__).parents[1] / "docs" / "openapi.json"
 APPLICATIONS: Mapping[str, Mapping[str, Any]] = {"llama": {}, "embedding": {"runner": "pooling"}}
@@ -103,7 +104,7 @@ async def _applications() -> dict[str, dict[str, Any]]:
             settings = parse_settings({"models": {kind: {"model": checkpoint, "engine_args": dict(args)}}})
             model = settings.models[kind]
             client = FleetClient(settings, model, ingress_id="openapi", token=b"", tls=None)
-            told[kind] = (await (await build_front_end(model, checkpoint, client)).app()).openapi()
+            told[kind] = (await (await build_front_end(model, checkpoint, client, GrammarCompiler())).app()).openapi()
     return told
 
 

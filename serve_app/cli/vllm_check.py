@@ -70,13 +70,14 @@ async def _refusals(settings: Settings, folders: Mapping[str, str]) -> list[tupl
     """Return the name of each model that vLLM refuses, and why; an engine core is not asked about where the front end is refused."""
     from serve_app.ingress.fleet_client import FleetClient
     from serve_app.ingress.frontend import build_front_end
+    from serve_app.ingress.grammar_compiler import GrammarCompiler
 
     found = []
     for name, folder in folders.items():
         model = settings.models[name]
         client = FleetClient(settings, model, ingress_id="check", token=b"", tls=None)
         try:
-            await build_front_end(model, folder, client)
+            await build_front_end(model, folder, client, GrammarCompiler())
         except FrontEndStartFailed as exc:
             found.append((name, exc.reason))
         else:

@@ -11,6 +11,7 @@ import ray
 from ray import serve
 
 from serve_app.config import Settings, parse_settings
+from serve_app.config.timeouts import serve_shutdown_s
 from serve_app.logs import log_configuration, use_serve_handlers
 from serve_app.membership import Lease, Membership
 from serve_app.sigterm import OrderlyEnd
@@ -46,7 +47,7 @@ class Ingress:
             asyncio.create_task(self._membership.watch(self._runtime.set_members), name="membership"),
             asyncio.create_task(self._membership.keep(self._lease), name="lease"),
         ]
-        self._end = OrderlyEnd(self._drain)
+        self._end = OrderlyEnd(self._drain, serve_shutdown_s(self.settings))
         self._end.begin_at_sigterm()
 
     def _lease(self) -> Lease:

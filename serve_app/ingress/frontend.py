@@ -119,19 +119,17 @@ def serves(app: FastAPI, path: str) -> bool:
     return any(getattr(route, "path", None) == path for route in app.routes)
 
 
-async def build_front_end(
-    model: ModelSettings, model_path: str, client: FleetClient, *, compiler: GrammarCompiler | None = None
-) -> FrontEnd:
+async def build_front_end(model: ModelSettings, model_path: str, client: FleetClient, compiler: GrammarCompiler) -> FrontEnd:
     """Build the front end; takes seconds (tokenizer, chat template) and starts no engine.
 
     Args:
-        compiler: Compiles grammars on trial, for this model and others. Default: one for this model alone.
+        compiler: Compiles grammars on trial, for this model and others; its owner closes it.
 
     Raises:
         FrontEndStartFailed: vLLM refuses an argument, or a file of the checkpoint.
     """
     try:
-        return await _build(model, frontend_engine_args(model, model_path), client, compiler or GrammarCompiler())
+        return await _build(model, frontend_engine_args(model, model_path), client, compiler)
     except Exception as exc:  # vLLM raises of every kind: KeyError for an unknown parser, OSError for a missing tokenizer
         raise FrontEndStartFailed(model.name, in_one_line(exc)) from exc
 

@@ -29,14 +29,13 @@ def read(kind: str, spec: str, *, second: str | None, ignores: bool) -> None:
     """
     try:
         _read_with_xgrammar(kind, spec)
-        is_read = not ignores
     except MemoryError:
         raise
     except Exception:
         if second is not None:
             _read_with(second, kind, spec)
         raise
-    if not is_read and second is not None:
+    if ignores and second is not None:
         _read_with(second, kind, spec)
 
 

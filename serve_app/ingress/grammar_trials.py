@@ -32,10 +32,6 @@ from serve_app.ingress.verdict import current_verdict
 _REMEMBERED = 1024
 _RETRY_AFTER_S = 1.0
 
-_IN_LOOP_S = 0.1
-"""CPU seconds that reading may take, which vLLM does in the event loop, and finding the tokens that may come first, which the engine does
-in a step. A schema of 16 kB with 100 properties takes 0.005 s to read."""
-
 
 @dataclass
 class _Trial:
@@ -152,8 +148,8 @@ class GrammarTrials:
             case "compile":
                 return f"The grammar of the answer cannot be compiled: {result['said']}"
         for name, what in (("read_s", "to read"), ("mask_s", "for one token")):
-            if result[name] > _IN_LOOP_S:
-                return f"The grammar of the answer takes {result[name]:.2f} s {what}, limit {_IN_LOOP_S} s; {way_out}"
+            if result[name] > limits.in_loop_s:
+                return f"The grammar of the answer takes {result[name]:.2f} s {what}, limit {limits.in_loop_s} s; {way_out}"
         return None
 
 

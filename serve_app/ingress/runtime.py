@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from serve_app import VERSION
@@ -38,9 +38,9 @@ class IngressRuntime:
     app: IngressApp
     listener: Listener
     front_ends: dict[str, FrontEnd]
+    grammars: GrammarCompiler
     batches: BatchService | None = None
     vllm_version: str = VLLM_VERSION
-    grammars: GrammarCompiler = field(default_factory=GrammarCompiler)
 
     @classmethod
     async def build(cls, settings: Settings, *, ingress_id: str, fleet_id: str, report: FleetReport | None = None) -> Self:
@@ -73,7 +73,7 @@ class IngressRuntime:
         canaries = {canary.front.model.name: canary.describe for canary in app.canaries.values()}
         begin_at_zero(["", *fronts])
         metrics.register((front.client.fleet for front in fronts.values()), canaries, _configured(settings))
-        return cls(app, Listener(app, settings.ingress), fronts, batches, grammars=grammars)
+        return cls(app, Listener(app, settings.ingress), fronts, grammars, batches)
 
     @staticmethod
     async def _front_end(settings: Settings, model: ModelSettings, ingress_id: str, grammars: GrammarCompiler) -> FrontEnd:
@@ -81,7 +81,7 @@ class IngressRuntime:
         tls = client_context(protocol.tls)
         client = FleetClient(settings, model, ingress_id=ingress_id, token=cluster_token(settings), tls=tls)
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
-        return await build_front_end(model, path, client, compiler=grammars)
+        return await build_front_end(model, path, client, grammars)
 
     def start(self) -> list[asyncio.Task[Any]]:
         """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
@@ -97,8 +97,10 @@ class IngressRuntime:
             try:
                 if front.grammars is not None:
                     await front.grammars.prepare()
-            except Exception:  # of xgrammar, for a tokenizer that it does not know: requests with a grammar get the error
-                logger.exception("the tokenizer of %r cannot be prepared for grammars", name)
+            except (
+                Exception
+            ):  # of xgrammar for a tokenizer that it does not know, or of the start: requests with a grammar get the error
+                logger.exception("the trials of grammars of %r cannot be prepared", name)
 
     async def drain(self, limit_s: float) -> None:
         """Take no new connections and let requests end; those that still run after ``limit_s`` end by an error.

@@ -14,6 +14,7 @@ from ray.serve.metrics import Gauge
 from ray.serve.schema import ReplicaRank
 
 from serve_app.config import Settings, cluster_token, parse_settings
+from serve_app.config.timeouts import serve_shutdown_s
 from serve_app.errors import EngineLost
 from serve_app.logs import log_configuration, use_serve_handlers
 from serve_app.membership import Lease, Membership
@@ -47,7 +48,7 @@ class Replica:
         self._lost: EngineLost | None = None
         self._server: ReplicaServer | None = None
         self._start_report: StartReport | None = None
-        self._end = OrderlyEnd(self._drain)
+        self._end = OrderlyEnd(self._drain, serve_shutdown_s(self.settings))
         self._engine = EngineProcess(self.settings.health, on_message=self._from_engine, on_lost=self._engine_lost)
         ready = await self._start_engine()
         engine_ready = time.monotonic()

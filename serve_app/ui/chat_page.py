@@ -156,7 +156,9 @@ class ChatPage:
             return
         history = [] if preset.mode == "completion" else _with(history, asked, choices)
         busy = {self.send: gr.update(visible=False), self.stop: gr.update(visible=True)}
-        yield busy | {self.problem: _problem(""), self.controls["prompt"]: "", self.history: history}
+        # Before the first words: Gradio may lose what it is told to write into a column that the same update shows.
+        columns = {column: gr.update(visible=number < preset.n) for number, column in enumerate(self.columns)}
+        yield busy | columns | {self.problem: _problem(""), self.controls["prompt"]: "", self.history: history}
         answer, problem = None, ""
         try:
             async with aclosing(self._answering.answer(request.session_hash, preset, history, key)) as answers:
@@ -176,8 +178,8 @@ class ChatPage:
 
     def _show(self, history: list[Message], preset: Preset, answer: Answer) -> Update:
         update: Update = {self.figures: _figures(answer.figures(now=time.monotonic()))}
-        for number, (column, chat, keep) in enumerate(zip(self.columns, self.chats, self.keeps, strict=True)):
-            update |= {column: gr.update(visible=number < preset.n), keep: gr.update(visible=False)}
+        for number, (chat, keep) in enumerate(zip(self.chats, self.keeps, strict=True)):
+            update[keep] = gr.update(visible=False)
             if number < preset.n:
                 thought = [_thought(answer.thoughts[number])] if answer.thoughts[number] else []
                 text = {"role": "assistant", "content": answer.texts[number]}

@@ -297,12 +297,16 @@ class World:
                 self.thaw(connection)
             case 6 if not replica.draining and self.rng.random() < 0.5:
                 replica.drain_ends_at = self.now + self.rng.choice((0.0, 1.0, 5.0))
-            case 7 if self.now >= replica.drain_ends_at if replica.drain_ends_at is not None else self.rng.random() < 0.05:
+            case 7 if self.may_be_replaced(replica):
                 self.replace(replica)
             case 8 if self.late:
                 self.carry_late()
             case _ if replica.replica_id not in ingress.links:
                 self.dial(ingress, replica)
+
+    def may_be_replaced(self, replica: Replica) -> bool:
+        """Return whether its drain is over; without a drain it ends by chance."""
+        return self.rng.random() < 0.05 if replica.drain_ends_at is None else self.now >= replica.drain_ends_at
 
     def thaw(self, connection: Connection) -> None:
         """What was sent arrives; then the replica hears that the ingress has left, if it has."""

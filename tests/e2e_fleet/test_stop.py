@@ -143,7 +143,8 @@ def test_a_missing_model_is_named_before_anything_starts(configure: Configure, t
 
 def test_a_machine_without_the_gpus_is_told_so(configure: Configure, tmp_path: Path) -> None:
     config = copy.deepcopy(config_of(configure, 8047, drain_s=4.0))
-    config["models"][MODEL]["gpus_per_replica"] = 1000
+    del config["models"][MODEL]["simulated"]  # GPUs of a simulated model are simulated, too
+    config["models"][MODEL] |= {"device": "cuda", "gpus_per_replica": 1000}
     assert "needs 1000 GPU and this machine has" in failure(config, tmp_path)
 
 

@@ -13,6 +13,7 @@ from serve_app.fingerprint import model_fingerprint
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import build_front_end
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.testing.fake_engine import FakeEngine
 from serve_app.testing.fleet import MODEL, start_replica, until
 
@@ -33,7 +34,8 @@ async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[
     values = parse_settings({"models": {MODEL: tiny}, "protocol": {"heartbeat_timeout_s": 100.0}})
     settings = values.models[MODEL]
     client = FleetClient(values, settings, ingress_id="ingress-1", token=b"", tls=None)
-    front = await build_front_end(settings, str(model), client)
+    grammars = GrammarCompiler()
+    front = await build_front_end(settings, str(model), client, grammars)
     engine = FakeEngine(fingerprint=model_fingerprint(front.engine.model_config))
     replica = await start_replica(values, "r", engine=engine)
     client.set_members([replace(replica.lease, adapters=tuple(a.number(name) for name, a in settings.adapters.items()))])
@@ -56,6 +58,5 @@ async def serving(model: Path, *, stepping: bool = True) -> AsyncIterator[tuple[
         await asyncio.wait(tasks)
         client.set_members([])
         await replica.close()
-        if front.grammars is not None:
-            await front.grammars.compiler.close()
+        await grammars.close()
         front.engine.shutdown()

@@ -17,6 +17,7 @@ from serve_app.fingerprint import model_fingerprint
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import FrontEnd, build_front_end
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.streaming import Stream
 from serve_app.testing.fake_engine import FakeEngine
@@ -58,7 +59,8 @@ async def serving(model: Path, monkeypatch: pytest.MonkeyPatch, port: int, *, si
     sections = {"protocol": {"heartbeat_timeout_s": 100.0}, "ingress": {"host": "127.0.0.1", "port": port}}
     values = parse_settings({"models": {MODEL: tiny}, **sections})
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
-    front = await build_front_end(values.models[MODEL], str(model), client)
+    grammars = GrammarCompiler()
+    front = await build_front_end(values.models[MODEL], str(model), client, grammars)
     listener = Listener(IngressApp({MODEL: front}, AppLimits(100_000, stream_silence_s=silence_s), version={}), values.ingress)
     await listener.start()
     ingress = Ingress(f"http://127.0.0.1:{port}", front, values)
@@ -80,8 +82,7 @@ async def serving(model: Path, monkeypatch: pytest.MonkeyPatch, port: int, *, si
         await asyncio.wait([running])
         for replica in ingress.replicas:
             await replica.close()
-        assert front.grammars is not None
-        await front.grammars.compiler.close()
+        await grammars.close()
         front.engine.shutdown()
 
 

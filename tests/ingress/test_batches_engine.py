@@ -20,6 +20,7 @@ from serve_app.fingerprint import model_fingerprint
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import FrontEnd, build_front_end
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.runtime import IngressRuntime
 from serve_app.testing.fake_engine import FakeEngine
@@ -74,10 +75,11 @@ async def serving(model: Path, folder: Path, *, credit: int = 100) -> AsyncItera
     sections: dict[str, Any] = {"ingress": {"port": free_port()}, "protocol": {"credit": credit}}
     values = parse_settings({"models": {MODEL: tiny}, **sections})
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
-    front = await build_front_end(values.models[MODEL], str(model), client)
+    grammars = GrammarCompiler()
+    front = await build_front_end(values.models[MODEL], str(model), client, grammars)
     service = BatchService(BatchSettings(dir=folder / "store"))
     app = IngressApp({MODEL: front}, AppLimits(2000), version={}, batches=service)
-    runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front}, service)
+    runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front}, grammars, service)
     await runtime.listener.start()
     tasks = runtime.start()
     engine = FakeEngine(fingerprint=model_fingerprint(front.engine.model_config))
@@ -92,6 +94,7 @@ async def serving(model: Path, folder: Path, *, credit: int = 100) -> AsyncItera
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        await grammars.close()
         front.engine.shutdown()
         await replica.close()
 

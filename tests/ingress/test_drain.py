@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from serve_app.ingress.app import AppLimits, IngressApp
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.runtime import IngressRuntime
 from serve_app.testing.fleet import in_loop, settings, until
@@ -49,7 +50,7 @@ async def never_done(scope: Scope, receive: Receive, send: Send) -> None:
 async def serving() -> AsyncIterator[tuple[IngressRuntime, httpx.AsyncClient]]:
     app = IngressApp({"tiny": front("tiny", never_done)}, AppLimits(max_body_bytes=1000), version={})
     values = settings(ingress={"port": free_port()}).ingress
-    runtime = IngressRuntime(app, Listener(app, values), {})
+    runtime = IngressRuntime(app, Listener(app, values), {}, GrammarCompiler())
     await runtime.listener.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{values.port}") as client:
         yield runtime, client

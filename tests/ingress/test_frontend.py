@@ -13,6 +13,7 @@ from serve_app.config import parse_settings
 from serve_app.errors import FrontEndStartFailed
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import FrontEnd, build_front_end, serves
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.testing.fake_engine import CAPABILITIES
 from serve_app.testing.fleet import in_loop
 
@@ -27,7 +28,7 @@ async def test_routes_follow_the_tasks_that_the_replicas_report(tmp_path: Path) 
     }
     values = parse_settings({"models": {"embedding": model}})
     client = FleetClient(values, values.models["embedding"], ingress_id="ingress-1", token=b"", tls=None)
-    front = await build_front_end(values.models["embedding"], model["model"], client)
+    front = await build_front_end(values.models["embedding"], model["model"], client, GrammarCompiler())
     guessed = await front.app()
     assert serves(guessed, "/v1/embeddings")
 
@@ -44,7 +45,8 @@ async def test_routes_follow_the_tasks_that_the_replicas_report(tmp_path: Path) 
 def front_of(folder: Path, **more: Any) -> Coroutine[Any, Any, FrontEnd]:
     values = parse_settings({"models": {"chat": {"model": str(folder), **more}}})
     model = values.models["chat"]
-    return build_front_end(model, str(folder), FleetClient(values, model, ingress_id="ingress-1", token=b"", tls=None))
+    client = FleetClient(values, model, ingress_id="ingress-1", token=b"", tls=None)
+    return build_front_end(model, str(folder), client, GrammarCompiler())
 
 
 @in_loop

@@ -19,7 +19,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.errors import GrammarsBusy
-from serve_app.ingress import grammar_compiler, grammar_trials
+from serve_app.ingress import grammar_compiler
 from serve_app.ingress.grammar_compiler import GrammarCompiler, TrialLimits
 from serve_app.ingress.grammar_readers import _for_guidance
 from serve_app.ingress.grammar_trials import GrammarTrials, tokenizer_description
@@ -273,7 +273,7 @@ async def test_models_share_one_process_that_is_there_before_the_first_grammar_a
 
 
 def test_routes_answer_400_with_the_sentence_and_the_engine_never_sees_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_trials, "_IN_LOOP_S", -1.0)
+    monkeypatch.setattr(grammar_compiler, "TrialLimits", partial(TrialLimits, in_loop_s=-1.0))
 
     @in_loop
     async def ask() -> None:

@@ -19,6 +19,7 @@ from serve_app.fingerprint import model_fingerprint
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import FrontEnd, build_front_end
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.testing.fake_engine import FakeEngine
 from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, start_replica, until
 
@@ -72,7 +73,8 @@ async def serving(model: Path, *, silence_s: float, **timeouts: float) -> AsyncI
     tiny = {"model": str(model), "simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"max_model_len": 512}}
     values = parse_settings({"models": {MODEL: tiny}, "timeouts": timeouts, "protocol": {"heartbeat_timeout_s": 100.0}})
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
-    front = await build_front_end(values.models[MODEL], str(model), client)
+    grammars = GrammarCompiler()
+    front = await build_front_end(values.models[MODEL], str(model), client, grammars)
     app = IngressApp({MODEL: front}, AppLimits(100_000, stream_silence_s=silence_s), version={})
     running = asyncio.create_task(client.run())
     try:
@@ -80,6 +82,7 @@ async def serving(model: Path, *, silence_s: float, **timeouts: float) -> AsyncI
     finally:
         running.cancel()
         await asyncio.wait([running])
+        await grammars.close()
         front.engine.shutdown()
 
 

@@ -20,6 +20,7 @@ from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.fleet_client import FleetClient
 from serve_app.ingress.frontend import FrontEnd, build_front_end
+from serve_app.ingress.grammar_compiler import GrammarCompiler
 from serve_app.ingress.listener import Listener
 from serve_app.ingress.runtime import IngressRuntime
 from serve_app.ledger_check import Report, check
@@ -83,10 +84,11 @@ async def serving(model: Path, folder: Path, **sections: Any) -> AsyncIterator[I
     of_ingress = {"port": free_port(), "ledger": {"dir": str(ledger)}, **sections.pop("ingress", {})}
     values = parse_settings({"models": {MODEL: tiny}, "ingress": of_ingress, **sections})
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
-    front = await build_front_end(values.models[MODEL], str(model), client)
+    grammars = GrammarCompiler()
+    front = await build_front_end(values.models[MODEL], str(model), client, grammars)
     accounting = Accounting.of(values, "ingress-1")
     app = IngressApp({MODEL: front}, AppLimits(2000), version={}, keys=ApiKeys(keys), accounting=accounting)
-    runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front})
+    runtime = IngressRuntime(app, Listener(app, values.ingress), {MODEL: front}, grammars)
     await runtime.listener.start()
     tasks = runtime.start()
     replicas: dict[str, FakeReplica] = {}
@@ -97,8 +99,7 @@ async def serving(model: Path, folder: Path, **sections: Any) -> AsyncIterator[I
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        assert front.grammars is not None
-        await front.grammars.compiler.close()
+        await grammars.close()
         front.engine.shutdown()
         for replica in replicas.values():
             await replica.close()
