@@ -9,8 +9,8 @@ A record is ``{"conversations": [{"from": "human", "value": ...}, ...]}``, ``{"m
 the user says nothing are left out. Which record a request has follows from the scenario's seed, the class and the request's id alone.
 """
 
+import codecs
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -40,7 +40,8 @@ def read_prompts(path: Path) -> tuple[Record, ...]:
     """Return the records of a file in its order.
 
     Raises:
-        UsageError: The file cannot be read or is too large, a record is of no known form, or in none does a user say anything.
+        UsageError: The file cannot be read, is too large or has too many records, a record is of no known form, or in none does a user
+            say anything.
     """
     try:
         size = path.stat().st_size
@@ -48,7 +49,11 @@ def read_prompts(path: Path) -> tuple[Record, ...]:
         raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
     if size > MAX_FILE_BYTES:
         raise UsageError(str(path), f"has {size:,} bytes, at most {MAX_FILE_BYTES:,}; cut it")
-    said = [_said(path, number, record) for number, record in enumerate(itertools.islice(_records(path), MAX_RECORDS), 1)]
+    said: list[Record] = []
+    for number, record in enumerate(_records(path), 1):
+        if number > MAX_RECORDS:
+            raise UsageError(str(path), f"has more than {MAX_RECORDS:,} records; cut it")
+        said.append(_said(path, number, record))
     kept = tuple(record for record in said if record.turns)
     if not kept:
         raise UsageError(str(path), f"in none of its {len(said)} records does a user say anything")
@@ -71,17 +76,28 @@ def _records(path: Path) -> Iterator[Any]:
     if path.suffix == ".parquet":
         yield from _parquet(path)
         return
-    lines = bounded_lines(path)
-    first = next(lines, "")
     try:
-        if first.lstrip().startswith("["):
-            yield from msgspec.json.decode(path.read_bytes(), type=list[Any])
+        if _first_byte(path) == b"[":
+            yield from msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=list[Any])
             return
-        for line in itertools.chain([first], lines):
+        for line in bounded_lines(path):
             if line.strip():
                 yield msgspec.json.decode(line)
+    except OSError as exc:
+        raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
     except (msgspec.DecodeError, RecursionError) as exc:
         raise UsageError(str(path), f"{exc}; give a list of records, or one record a line") from exc
+
+
+def _first_byte(path: Path) -> bytes:
+    """Return the first byte that is neither blank nor of a byte order mark. A list may be a single line, too long to be read as a line."""
+    with path.open("rb") as file:
+        chunk = file.read(4096).removeprefix(codecs.BOM_UTF8)
+        while chunk:
+            if told := chunk.lstrip():
+                return told[:1]
+            chunk = file.read(4096)
+    return b""
 
 
 def _parquet(path: Path) -> Iterator[Any]:

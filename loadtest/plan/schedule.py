@@ -8,7 +8,7 @@ hash of the id: each share of a Poisson process is one again, and together they 
 import hashlib
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -137,10 +137,11 @@ def _drawn(scenario: Scenario) -> list[ScheduledRequest]:
 
 
 def _with_prompts(scenario: Scenario, first: list[ScheduledRequest], later: list[ScheduledRequest]) -> list[ScheduledRequest]:
-    """Return all requests; those with prompts of a file are as long as these, and their conversations end with their record."""
+    """Return all requests. A request whose prompt comes from a file is as long as that prompt; a conversation ends with its record."""
     files = {cls.name: cls.prompts for cls in scenario.requests if cls.prompts is not None}
     if not files:
         return first + later
+    num_tokens = cache(partial(tokens_of, scenario))  # a million requests may share a few records
     turns: dict[int, list[str]] = {}  # of the conversation that a request has begun, or goes on with: what is still to say
     kept: list[ScheduledRequest] = []
     ids: dict[int, int] = {}  # what was left out has no number
@@ -152,7 +153,7 @@ def _with_prompts(scenario: Scenario, first: list[ScheduledRequest], later: list
             if not said:
                 continue
             turns[request.id] = said[1:]
-            request = msgspec.structs.replace(request, input_tokens=tokens_of(scenario, said[0]))
+            request = msgspec.structs.replace(request, input_tokens=num_tokens(said[0]))
         ids[request.id] = len(kept)
         after = None if request.after is None else ids[request.after]
         kept.append(msgspec.structs.replace(request, id=len(kept), after=after))

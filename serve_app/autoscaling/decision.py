@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from serve_app.autoscaling.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
 from serve_app.autoscaling.demand import QUIET_S, WINDOWS_S, Arrivals, arrivals, growth, weights_of
-from serve_app.autoscaling.feedback import Feedback
+from serve_app.autoscaling.feedback import MEMORY_S, Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
 from serve_app.autoscaling.needs import Needs, keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
@@ -25,10 +25,11 @@ A queue ends, and what was asked for stays for two cold starts. A few more cost 
 CHANCE = 1.5
 """While the measured demand lies within so many of its standard deviations of what the replicas that there are can carry, there is no
 reason for another number of them."""
-KV_GUARD = 0.95
 LEAST_CHANCE, MOST_CHANCE = 0.05, 0.5
-"""However much or little has been seen, a demand is taken to be off by a share within these: step costs are never exact, and without the
-first a large fleet would stand so near its limit that a step hurts more than the replicas cost."""
+"""A demand is taken to be off by a twentieth at least and by a half at most, however many requests were seen. At least: step costs are
+never exact. A large fleet that trusted its demand more would stand so near its limit that a step of the load costs more than it saved."""
+KV_GUARD = 0.95
+"""Share of the KV cache in use above which a replica counts as full."""
 MANY = 1e6
 """Requests at once, where nothing is known of a limit."""
 MISMEASURED = ("kv cache full", "late first tokens")
@@ -162,6 +163,8 @@ class ModelAutoscaler:
             mean.weigh(weight)
         if span_s > STALE_S:
             self._guard_since.clear()  # nobody knows whether the signs went on
+        if span_s > MEMORY_S:
+            self._feedback = Feedback()
         if span_s > HISTORY_S:
             self._history = History()
         self._unseen_s = span_s
@@ -277,18 +280,19 @@ class ModelAutoscaler:
             self._feedback.observe(load, step_s=step_s, demand=plain, running=seen.running)
         quantities = self._quantities(seen, at, capacity, come)
         by_demand, low = self._for_demand(seen, capacity, come, quantities)
-        demand, needed = quantities["demand"], capacity.replicas_for(quantities["demand"], self._factor())
+        demand, needed = quantities["demand"], capacity.replicas_for(quantities["demand"], self._factor(capacity))
         most = int(QUEUE_MOST * needed + QUEUE_FEW * needed**0.5) + 1
         asked |= by_demand | {"queue": min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))}
         asked |= self._guards(seen, at, capacity, most=2 * needed)
         quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False))
-        quantities["utilization"] = capacity.utilization(max(1, needed)) * self._factor()
+        quantities["utilization"] = capacity.utilization(max(1, needed)) * self._factor(capacity)
         limit = capacity.batch_limit()[1]
         return _Wishes(asked=_positive(asked), inputs=inputs | quantities, limit=limit, demand=needed, low=low)
 
-    def _factor(self) -> float:
-        """Return the factor on the utilization that keeps the SLO as computed: what the configuration says, and what was measured."""
-        return min(1.0, self.rule.utilization * self._feedback.factor())
+    def _factor(self, capacity: Capacity) -> float:
+        """Return the factor on the utilization that keeps the SLO as computed, <= 1: of the configuration, times what was measured."""
+        measured = self._feedback.factor(with_ttft="ttft" not in capacity.left_out)
+        return min(1.0, self.rule.utilization * measured)
 
     def _for_demand(
         self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
@@ -296,7 +300,7 @@ class ModelAutoscaler:
         """Return what the demand, a step up to the headroom and growth ask for, and the fewest that carry what demand there may be."""
         demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
         chance = min(MOST_CHANCE, max(LEAST_CHANCE, CHANCE * error))
-        rules: dict[str, Callable[[float], int]] = {"demand": lambda work: capacity.replicas_for(work, self._factor())}
+        rules: dict[str, Callable[[float], int]] = {"demand": lambda work: capacity.replicas_for(work, self._factor(capacity))}
         if self.rule.headroom:
             rules["headroom"] = lambda work: math.ceil(work * (1 + self.rule.headroom) / capacity.saturation())
         asked = {}
@@ -325,7 +329,7 @@ class ModelAutoscaler:
                 "queue_s": self._queue_s(seen, at, capacity, demand),
                 "itl_batch": capacity.slo_batches()["itl"],
                 "saturation": capacity.saturation(),
-                "correction": self._feedback.factor(),
+                "correction": self._factor(capacity) / self.rule.utilization,
                 "itl_s": self._feedback.itl_s,
                 "expected_itl_s": self._feedback.expected_itl_s,
                 "late_share": self._feedback.late_share,

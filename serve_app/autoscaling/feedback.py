@@ -69,11 +69,14 @@ class Feedback:
         """Return the share of first tokens that were late although nobody waited, 0..1."""
         return self._late / self._first_tokens if self._first_tokens else 0.0
 
-    def factor(self) -> float:
-        """Return by what the capacity is multiplied, `LEAST` to `MOST`; 1 where replicas do as computed."""
+    def factor(self, *, with_ttft: bool = True) -> float:
+        """Return by what the capacity is multiplied, `LEAST` to `MOST`; 1 where replicas do as computed.
+
+        Without ``with_ttft`` late first tokens do not count: they say nothing of a replica where the limit is too short for any.
+        """
         if self._span_s < MEASURED_S or not self._taken_s:
             return 1.0
         itl = self._expected_s / self._taken_s
         itl = 1.0 if abs(itl - 1) < USUAL else itl
-        ttft = 1 - LATE_PRICE * max(0.0, self.late_share - MAY_BE_LATE)
+        ttft = 1 - LATE_PRICE * max(0.0, self.late_share - MAY_BE_LATE) if with_ttft else 1.0
         return min(MOST, max(LEAST, min(itl, ttft) if ttft < 1 else itl))

@@ -122,7 +122,7 @@ class History:
 
 @dataclass(slots=True)
 class Mean:
-    """A mean that forgets: the last few hundred requests."""
+    """A mean that forgets: of the last 300 requests, and of the last 30 s where more than 300 came in them."""
 
     _total: float = 0.0
     _weight: float = 0.0

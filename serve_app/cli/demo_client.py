@@ -1,8 +1,10 @@
 """The client side of ``serve-app demo``: streamed chats, a closed loop, and which replica holds a stream."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import requests
@@ -16,6 +18,37 @@ _ANSWER_LIMIT_S = 300.0
 _POLL_S = 0.25
 
 OnText = Callable[[str], None]
+
+
+class _Streams:
+    """The answers that threads read at the moment, for another thread to cut."""
+
+    def __init__(self) -> None:
+        self._responses: set[requests.Response] = set()
+        self._cut = Event()
+
+    @property
+    def is_cut(self) -> bool:
+        return self._cut.is_set()
+
+    @contextlib.contextmanager
+    def reading(self, response: requests.Response) -> Iterator[None]:
+        """Take part while an answer is read. One that begins after the cut is cut as well."""
+        self._responses.add(response)
+        try:
+            if self.is_cut:
+                raise requests.ConnectionError("the load was stopped")
+            yield
+        finally:
+            self._responses.discard(response)
+
+    def cut(self) -> None:
+        """End the answers under way: to their readers the connections are closed."""
+        self._cut.set()
+        for response in tuple(self._responses):
+            # `close` would not wake a thread that waits for the next bytes. ValueError, RuntimeError: the answer has just ended.
+            with contextlib.suppress(ValueError, RuntimeError):
+                response.raw.shutdown()
 
 
 class Client:
@@ -59,8 +92,11 @@ class Client:
         mine = (s for s in samples if s.name == "serve_app_replica_held" and s.labels["model"] == self.model)
         return {s.labels["replica"]: s.value for s in mine}
 
-    def chat(self, question: str, *, max_tokens: int, on_text: OnText | None = None) -> Answer:
-        """Stream one greedy answer; ``on_text`` gets every piece as it comes. What goes wrong is in the answer."""
+    def chat(self, question: str, *, max_tokens: int, on_text: OnText | None = None, streams: _Streams | None = None) -> Answer:
+        """Stream one greedy answer; ``on_text`` gets every piece as it comes. What goes wrong is in the answer.
+
+        The answer is one of ``streams`` while it is read.
+        """
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": "user", "content": question}],
@@ -69,9 +105,9 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        answer, sent_at = Answer(), time.monotonic()
+        answer, sent_at, streams = Answer(), time.monotonic(), streams or _Streams()
         try:
-            with self._send("POST", "/v1/chat/completions", json=body, stream=True) as response:
+            with self._send("POST", "/v1/chat/completions", json=body, stream=True) as response, streams.reading(response):
                 if not response.ok:
                     answer.error = f"{response.status_code}: {response.text}"
                     return answer
@@ -90,15 +126,23 @@ class Client:
         return requests.request(method, f"{self._url}{path}", timeout=_ANSWER_LIMIT_S, **options)
 
     def load(self, question: str, *, num_streams: int, seconds: float) -> tuple[list[Answer], float]:
-        """Keep ``num_streams`` answers streaming for ``seconds``; return them and the time until the last one ended."""
-        started = time.monotonic()
+        """Keep ``num_streams`` answers streaming for ``seconds``; return them and the time until the last one ended.
+
+        What interrupts it, as Ctrl-C does, cuts the answers under way.
+        """
+        started, streams = time.monotonic(), _Streams()
 
         def loop(stream: int) -> list[Answer]:
             answers: list[Answer] = []
-            while time.monotonic() - started < seconds:
-                answers.append(self.chat(f"{question} ({stream}.{len(answers) + 1})", max_tokens=64))
+            while time.monotonic() - started < seconds and not streams.is_cut:
+                answers.append(self.chat(f"{question} ({stream}.{len(answers) + 1})", max_tokens=64, streams=streams))
             return answers
 
-        with ThreadPoolExecutor(num_streams) as threads:
+        threads = ThreadPoolExecutor(num_streams)
+        try:
             by_stream = list(threads.map(loop, range(num_streams)))
+        finally:
+            streams.cut()
+            # Not waited for: an answer whose head has not come yet cannot be cut. It ends with the fleet, which stops next.
+            threads.shutdown(wait=False)
         return [answer for answers in by_stream for answer in answers], time.monotonic() - started

@@ -167,10 +167,14 @@ def test_the_first_request_starts_the_first_replica_and_the_last_goes_when_all_i
 
 @pytest.mark.parametrize("cold_start_s", [30.0, 120.0, 300.0])
 def test_a_step_from_one_replica_overshoots_by_what_waits_meanwhile_and_no_more(cold_start_s: float) -> None:
+    """50 requests/s are the work of 4 replicas, at a utilization of 0.6 that of 7. The worst step in docs/autoscaling.md, the one after a
+    trickle, wants 1.75 times the need: here 12. The queue rule alone would allow 13.
+    """
     plant = Plant(cold_start_s=cold_start_s)
     plant.run(6.0, 300)
     wanted = plant.run(50.0, 900)
-    assert max(wanted) <= 1.2 * wanted[-1] + 1.5 * wanted[-1] ** 0.5 + 1, "the most that the queue rule may ask for"
+    assert wanted[-1] == 7
+    assert max(wanted) <= 1.75 * 7
 
 
 def test_without_a_measure_nothing_that_works_is_taken_away() -> None:

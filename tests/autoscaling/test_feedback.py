@@ -1,11 +1,12 @@
 """Measured ITL and late first tokens, against the law of the stationary batch by hand."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from serve_app.autoscaling.feedback import LEAST, MEASURED_S, MOST, Feedback
+from serve_app.autoscaling.feedback import LEAST, MEASURED_S, MEMORY_S, MOST, Feedback
 from serve_app.autoscaling.signals import Load
+from tests.autoscaling.plant import RULE, TIMES
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 
 STEP_S = 0.03
@@ -59,12 +60,24 @@ def test_a_full_replica_or_none_or_a_short_time_says_nothing() -> None:
     assert fed(slow, seconds=MEASURED_S - 1).factor() == 1.0
 
 
+@dataclass
 class LateWithoutQueue(QueuePlant):
-    """Replicas that make 6 % of first tokens late, for a reason that no queue shows."""
+    """Replicas that make a share of first tokens late, for a reason that no queue shows."""
+
+    late_share: float = 0.06
 
     def load(self, rate: float) -> Load:
         load = super().load(rate)
-        return replace(load, late_first_tokens=0.06 * load.first_tokens)
+        return replace(load, late_first_tokens=self.late_share * load.first_tokens)
+
+
+@dataclass
+class FastSteps(QueuePlant):
+    """Replicas that are busy for 1.2 s in each second, as if one of six were not counted: batches are smaller than the law says."""
+
+    def load(self, rate: float) -> Load:
+        load, more_s = super().load(rate), 0.2 * self.running
+        return replace(load, steps=load.steps + more_s / TIMES.step_s, busy_s=load.busy_s + more_s)
 
 
 def test_a_model_whose_first_tokens_are_late_gets_more_replicas_and_no_more_than_the_bound() -> None:
@@ -75,3 +88,38 @@ def test_a_model_whose_first_tokens_are_late_gets_more_replicas_and_no_more_than
     plain, corrected = counts
     assert plain < corrected <= plain / LEAST + 1
     assert plant.decisions[-1].inputs["correction"] == pytest.approx(0.9, abs=0.02)
+
+
+def test_first_tokens_that_no_replica_has_in_time_take_no_capacity() -> None:
+    """A step alone takes 0.03 s and a prompt 0.04 s: all first tokens are late, however many replicas there are."""
+    counts, corrections = [], []
+    for late in (0.0, 1.0):
+        plant = QueuePlant(replace(RULE, slo=replace(RULE.slo, ttft_s=0.05)), running=20, maximum=100, cold_start_s=40.0)
+        for _ in range(900):
+            load = plant.load(rate_of(20))
+            plant.tick(replace(load, late_first_tokens=late * load.first_tokens))
+        counts.append(plant.decisions[-1].desired)
+        corrections.append(plant.decisions[-1].inputs["correction"])
+        assert plant.decisions[-1].inputs["late_share"] == pytest.approx(late)
+    assert corrections == [1.0, 1.0]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(("unseen_s", "correction"), [(MEMORY_S - 1, LEAST), (MEMORY_S + 1, 1.0), (86_400.0, 1.0)])
+def test_what_a_controller_measured_corrects_nothing_once_it_is_older_than_what_is_remembered(
+    unseen_s: float, correction: float
+) -> None:
+    plant = LateWithoutQueue(running=20, maximum=100, late_share=0.2)
+    plant.run(rate_of(20), 900)
+    assert plant.decisions[-1].inputs["correction"] == pytest.approx(LEAST)
+    plant.autoscaler.pass_unseen(unseen_s)
+    plant.run(rate_of(20), 20)
+    assert plant.decisions[-1].inputs["correction"] == pytest.approx(correction, abs=0.01)
+
+
+def test_the_correction_that_is_told_is_the_one_that_is_applied() -> None:
+    """Short steps would allow a tenth more, but no utilization above what keeps the SLO as computed: 1 / 0.95 is left."""
+    plant = FastSteps(running=20, maximum=100, cold_start_s=40.0)
+    plant.run(rate_of(20), 900)
+    assert plant.decisions[-1].inputs["expected_itl_s"] > MOST * plant.decisions[-1].inputs["itl_s"]
+    assert plant.decisions[-1].inputs["correction"] == pytest.approx(1 / 0.95)

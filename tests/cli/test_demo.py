@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import queue
 import signal
 import socketserver
 import subprocess
@@ -9,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import astuple
+from http.client import parse_headers
 from typing import Any
 
 import pytest
@@ -117,6 +120,48 @@ def test_a_refusal_and_a_cut_connection_are_in_the_answer() -> None:
     with client_of(streamed(WHOLE[:2], whole=False)) as client:
         cut = client.chat("?", max_tokens=2)
     assert (cut.text, cut.outcome, bool(cut.lost)) == ("Par", "truncated", True)
+
+
+NUM_STREAMS = 2
+
+
+@contextlib.contextmanager
+def client_of_stalled_streams(closed: queue.Queue[bool]) -> Iterator[Client]:
+    """A client of a server whose answers begin and then stall. Once `NUM_STREAMS` have begun, the server presses Ctrl-C.
+
+    ``closed`` gets an item for each stream: whether the client closed it. After 3 s the server does.
+    """
+    begun = threading.Barrier(NUM_STREAMS, action=lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.rfile.read(int(parse_headers(self.rfile)["content-length"]))
+            self.wfile.write(streamed(WHOLE[:2], whole=False).encode())
+            with contextlib.suppress(threading.BrokenBarrierError):
+                begun.wait(timeout=3)
+            self.connection.settimeout(3)
+            try:
+                closed.put(self.rfile.read(1) == b"")
+            except TimeoutError:
+                closed.put(False)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield Client(settings(ingress={"port": server.server_address[1]}))
+        server.shutdown()
+
+
+def test_ctrl_c_during_the_load_closes_the_answers_under_way_and_asks_for_no_more() -> None:
+    closed = queue.Queue[bool]()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with client_of_stalled_streams(closed) as client, pytest.raises(KeyboardInterrupt):
+            client.load("?", num_streams=NUM_STREAMS, seconds=3)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [closed.get(timeout=30) for _ in range(NUM_STREAMS)] == [True] * NUM_STREAMS
+    assert closed.empty()
 
 
 def held(**by_replica: int) -> str:

@@ -59,6 +59,12 @@ def test_every_series_that_is_asked_for_exists() -> None:
     assert len(asked & ours) > 20
 
 
+def test_a_release_is_never_chosen_by_what_a_name_begins_with() -> None:
+    """The pods of `demo-2` begin like those of `demo`."""
+    begins_with = re.compile(r"\$\{?release\}?-?\.[*+]")
+    assert [promql for _, panel in panels() for promql in panel.shown.values() if begins_with.search(promql)] == []
+
+
 def test_every_label_that_is_asked_for_exists() -> None:
     known = {"le", "model_name"}.union(*(series.labels for series in TABLE)) | TARGET_LABELS | OF_A_GPU
     for promql in all_promql():

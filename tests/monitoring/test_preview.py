@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from tests.monitoring.expressions import FACTS
 from tools.monitoring.boards import BOARDS, board_file
 from tools.monitoring.facts import filled
 from tools.monitoring.panels import Board
-from tools.monitoring.preview import Line, legend_of, picture, shown
+from tools.monitoring.preview import Line, draw, legend_of, picture, shown
 
 
 class TwoSeries:
@@ -31,6 +32,17 @@ def test_each_panel_is_at_its_place_with_its_title_and_its_series(board: Board) 
     assert [len(ax.lines) for ax in figure.axes] == [2 if panel["type"] == "timeseries" else 0 for panel in panels]
     boxes = [ax.get_position() for ax in figure.axes]
     assert [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)] == []
+
+
+@pytest.mark.parametrize("values", [(-4.0, 3.0), (-4.0, -3.0), (3.0, 4.0), (0.0, 0.0), (float("nan"), -4.0)])
+def test_values_below_zero_are_seen(values: tuple[float, float]) -> None:
+    panel = {"title": "a", "type": "timeseries", "fieldConfig": {"defaults": {"unit": "short"}}}
+    ax = Figure().add_subplot()
+    draw(panel, [Line("a", (-60.0, 0.0), values)], ax)
+    lowest, highest = ax.get_ylim()
+    assert lowest <= 0 <= highest
+    assert lowest < highest
+    assert [value for value in values if not lowest <= value <= highest and value == value] == []
 
 
 def test_a_line_is_named_with_its_last_value_that_is_one() -> None:

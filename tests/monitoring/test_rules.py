@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from tests.monitoring.cases import CASES, Case, Series
-from tests.monitoring.expressions import FACTS, grouped_labels, rule_expressions, rules, selectors
+from tests.monitoring.expressions import FACTS, chosen, grouped_labels, rule_expressions, rules, selectors
 from tools.monitoring.alerts import ALERTS
 from tools.monitoring.facts import filled
+from tools.monitoring.gpus import GPUS
 from tools.monitoring.rules import rules_file
 from tools.observe import tool
 
@@ -57,6 +58,33 @@ def asked(name: str, given: Series, case: Case, expected: list[dict[str, Any]]) 
         "input_series": [{"series": series, "values": values} for series, values in given.items()],
         "alert_rule_test": [{"eval_time": f"{case.at}m", "alertname": name, "exp_alerts": expected}],
     }
+
+
+@promtool
+@pytest.mark.parametrize("prefix", ["", "exported_"], ids=["honoured", "exported"])
+def test_the_row_of_gpus_shows_those_of_the_releases_own_pods(tmp_path: Path, prefix: str) -> None:
+    """`serve-app-2` is another release, whose pods' names begin like this one's."""
+
+    def of(pod: str, gpu: int) -> str:
+        exporter = 'namespace="gpus",pod="dcgm-x",' if prefix else ""
+        return f'DCGM_FI_DEV_GPU_TEMP{{{exporter}{prefix}namespace="local",{prefix}pod="{pod}",Hostname="n1",gpu="{gpu}"}}'
+
+    def up(release: str, pod: str) -> str:
+        return f'up{{job="local/{release}-ray",namespace="local",pod="{pod}"}}'
+
+    own, other = "serve-app-abcde-model-chat-worker-x", "serve-app-2-abcde-model-chat-worker-x"
+    given = {of(own, 0): "40", of(other, 1): "50", up("serve-app", own): "1", up("serve-app-2", other): "1"}
+    (panel,) = [panel for panel in GPUS.panels if panel.title == "Temperature"]
+    (promql,) = panel.shown.values()
+    test = {
+        "input_series": [{"series": series, "values": value} for series, value in given.items()],
+        "promql_expr_test": [
+            {"expr": chosen(promql), "eval_time": "0m", "exp_samples": [{"labels": '{Hostname="n1", gpu="0"}', "value": 40}]}
+        ],
+    }
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"tests": [test]}, width=10_000))
+    done = subprocess.run([str(tool("promtool")), "test", "rules", str(tmp_path / "tests.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @promtool

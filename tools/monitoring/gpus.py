@@ -1,6 +1,8 @@
 """The health of the GPUs, as NVIDIA's DCGM exporter tells it with its default fields. Without that exporter the row is empty.
 
-Where Prometheus does not honour the exporter's labels, as by default, it puts ``exported_`` before the pod's own.
+Where Prometheus does not honour the exporter's labels, as by default, they begin with ``exported_``, and ``pod`` is the exporter's own.
+The series know nothing of releases but the names of their pods, which another release's may begin with. So the pods are those that the
+release's own PodMonitor scrapes.
 """
 
 from tools.monitoring.panels import Panel, Row
@@ -9,8 +11,9 @@ _NAME = "{{Hostname}} GPU {{gpu}}"
 
 
 def _of_the_release(series: str) -> str:
-    own, kept = (f'{p}namespace=~"$namespace",{p}pod=~"$release-.*"' for p in ("exported_", ""))
-    return f"max by (Hostname, gpu) ({series}{{{own}}} or {series}{{{kept}}})"
+    for label in ("namespace", "pod"):
+        series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
+    return f'max by (Hostname, gpu) ({series} and on (namespace, pod) up{{job=~"$namespace/$release-ray"}})'
 
 
 def _panel(title: str, series: str, unit: str, text: str, divisor: str = "") -> Panel:

@@ -97,8 +97,10 @@ def draw(panel: Mapping[str, Any], lines: Sequence[Line], ax: Axes) -> None:
         return
     for line in lines:
         ax.plot(line.times, line.values, linewidth=1, label=line.named(unit))
-    highest = max((value for line in lines for value in line.values if np.isfinite(value)), default=0.0)
-    ax.set_ylim(0, (highest or 1.0) * (1.1 + 0.07 * min(len(lines), 8)))  # room for the legend
+    drawn = [value for line in lines for value in line.values if np.isfinite(value)]
+    lowest, highest = min(drawn, default=0.0), max(drawn, default=0.0)
+    span = (max(0.0, highest) - min(0.0, lowest)) or 1.0
+    ax.set_ylim(1.1 * min(0.0, lowest), max(0.0, highest) + span * (0.1 + 0.07 * min(len(lines), 8)))  # room for the legend
     ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at / 60:g} min"))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
     ax.tick_params(labelsize=6)

@@ -67,8 +67,29 @@ def test_single_prompts_and_a_column_of_them(tmp_path: Path) -> None:
     assert read_prompts(lines) == read_prompts(column) == (Record("", ("a",)), Record("", ("b",)))
 
 
+@pytest.mark.parametrize(
+    "before", [b"", b"\xef\xbb\xbf", b"\n", b"\xef\xbb\xbf \r\n" + b" " * 5000], ids=["none", "mark", "blank", "both"]
+)
+def test_a_list_may_be_one_long_line_behind_blanks_and_a_byte_order_mark(
+    tmp_path: Path, before: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "compact.json"
+    path.write_bytes(before + json.dumps(SHAREGPT).encode())
+    monkeypatch.setattr("loadtest.inputs.MAX_LINE_CHARS", 100)
+    assert read_prompts(path) == RECORDS
+
+
+@pytest.mark.parametrize("content", ['["a", "b", "c"]', '"a"\n"b"\n"c"\n'])
+def test_a_file_of_too_many_records_is_refused_and_not_cut(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "many.json"
+    path.write_text(content)
+    monkeypatch.setattr("loadtest.plan.prompts.MAX_RECORDS", 2)
+    with pytest.raises(UsageError, match="has more than 2 records; cut it"):
+        read_prompts(path)
+
+
 def scenario(file: Path, cls: dict[str, Any], **arrival: Any) -> Scenario:
-    law = {"law": "poisson", "rate": 20} | arrival
+    law = arrival or {"law": "poisson", "rate": 20}
     requests = [{"name": "a", "prompt": "text", "prompts": file.name, **cls}]
     return parse_scenario({"name": "t", "seed": 3, "arrival": law, "duration_s": 10, "requests": requests}, folder=file.parent)
 
@@ -80,6 +101,24 @@ def test_a_request_is_as_long_as_its_record_and_sends_it(tmp_path: Path) -> None
     assert sent.keys() == {("one two", 2), ("four five six", 3)}
     assert min(sent.values()) > 0.3 * len(requests), "each record has its share"
     assert make_schedule(made).requests == requests
+
+
+@pytest.mark.parametrize(
+    "arrival", [{"law": "closed", "concurrency": 4, "max_requests": 300}, {"law": "burst", "max_requests": 300}]
+)
+def test_each_text_is_tokenized_once_however_many_requests_say_it(
+    tmp_path: Path, arrival: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counter[str]()
+
+    def tokens_of(_: Scenario, text: str) -> int:
+        counted[text] += 1
+        return len(text)
+
+    monkeypatch.setattr("loadtest.plan.schedule.tokens_of", tokens_of)
+    requests = make_schedule(scenario(written(tmp_path, "json"), {"output_tokens": {"mean": 5}}, **arrival)).requests
+    assert len(requests) == 300
+    assert counted == {"one two": 1, "four five six": 1}
 
 
 def test_a_conversation_says_its_record_turn_by_turn_and_ends_with_it(tmp_path: Path) -> None:
