@@ -146,7 +146,7 @@ async def test_a_batch_that_a_replaced_thread_has_not_begun_goes_on_before_what_
     second = thread.double(2)
     thread.executor.replace_inner()
     async with asyncio.timeout(LIMIT_S):
-        assert await asyncio.gather(first, second) == [2, 4]
+        assert [await first, await second] == [2, 4]
     assert not another_function.done()
     assert thread.batches == [[1, 2]]
 
