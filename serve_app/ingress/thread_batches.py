@@ -1,4 +1,4 @@
-"""Calls to a thread in batches: a free thread gets all that came while it was busy.
+"""Calls to threads in batches: free threads share all that came while they were busy.
 
 vLLM hands each prompt to a thread by itself. For a short prompt the hand-over costs as much as its tokenization, and in a burst the thread
 waits for Python's lock at each one.
