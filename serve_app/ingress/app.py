@@ -105,6 +105,7 @@ class IngressApp:
         self._stopped = False
         self._running: dict[asyncio.Timeout, Verdict] = {}
         self._models = ServedModels(front_ends)
+        self._front_ends = front_ends
         self.canaries = self._models.canaries
         self._limits = limits
         self.lag = LoopLag(limits.max_loop_lag_s)
@@ -130,8 +131,10 @@ class IngressApp:
         return len(self._running)
 
     def end_all(self) -> None:
-        """End every request that still runs by its one error, and from now on each new one."""
+        """End every request that still runs by its one error, behind all its text that has come, and from now on each new one."""
         self._stopped = True
+        for front in self._front_ends.values():
+            front.client.streams.write_all()
         for limit, verdict in self._running.items():
             verdict.error = verdict.error or ServerStopping(retry_after_s=_RETRY_AFTER_S)
             limit.reschedule(0.0)
@@ -201,9 +204,8 @@ class IngressApp:
                 account.refusal = exc
             raise
         finally:
-            verdict.repeatable = (
-                None  # the answer knows the verdict, too: as a cycle both would wait for Python's search for garbage
-            )
+            # The answer knows the verdict, too: as a cycle both would wait for Python's search for garbage.
+            verdict.repeatable = None
             count_request(verdict, verdict.ending(held.answer, refusal), key)
             if self.accounting is not None and account is not None:
                 self.accounting.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))

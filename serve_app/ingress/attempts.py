@@ -39,9 +39,9 @@ def fingerprint_of(request: Any, model: str) -> str:
 
 
 @cache
-def _told_of(params: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what reads, of this class of parameters, all that an engine computes by, in order, but the seed."""
-    return attrgetter(*(name for name in params.__struct_fields__ if not name.startswith("_") and name != "seed"))
+def _told_of(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads, of parameters of this class, all that an engine computes by, in order, but the seed."""
+    return attrgetter(*(name for name in kind.__struct_fields__ if not name.startswith("_") and name != "seed"))
 
 
 def attempt_request(request: Any, start: StartAttempt) -> Any:

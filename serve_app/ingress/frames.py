@@ -6,9 +6,10 @@ from serve_app.protocol.connection import IngressConnection
 
 
 def take_in(frame: Any, connection: IngressConnection, now: float) -> bool:
-    """Give the times of vLLM's ``EngineCoreOutputs`` by this machine's clock, and end what has finished on its link.
+    """Make vLLM's ``EngineCoreOutputs`` as if they came from an engine on this machine, and end what has finished on its link.
 
-    The monotonic times of the engine's machine mean nothing here: vLLM subtracts them from the ingress's.
+    Times become those of this machine's clock: the monotonic times of the engine's machine mean nothing here, and vLLM subtracts them from
+    the ingress's. ``engine_index`` becomes 0, the only engine for which vLLM's loggers have series here: to them the fleet is one engine.
 
     Returns:
         Whether some attempt has finished.

@@ -96,8 +96,8 @@ class HeldAnswer:
         self._silent = False
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
 
-    def ends_next(self) -> None:
-        """Write as one what vLLM sends from now on: it has the last tokens, and makes its last events without a pause."""
+    def expect_end(self) -> None:
+        """Its next writes are the last: gather them. vLLM has the last tokens, and makes its last events without a pause."""
         self._is_ending = True
 
     @property

@@ -5,7 +5,7 @@ of the tokenizer's own `encode_batch_fast`. A prompt that has to be cut, or that
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transformers import TokenizersBackend
@@ -39,12 +39,20 @@ def render_directly(renderer: Any) -> None:
         renderer.get_eos_token_id = lambda: eos_token_id  # Transformers looks for it anew at each request
 
 
-def _apply_templates(calls: Sequence[Call]) -> list[Any]:
-    return [tried(safe_apply_chat_template, *args, **kwargs) for args, kwargs in calls]
+def _apply_templates(calls: Sequence[Call]) -> Iterator[Any]:
+    return (tried(safe_apply_chat_template, *args, **kwargs) for args, kwargs in calls)  # each when it is asked for
 
 
 def _chars_of_conversation(call: Call) -> int:
-    return sum(len(said) for message in call[0][2] if isinstance(said := message.get("content"), str))
+    return sum(_chars_of(message.get("content")) for message in call[0][2])
+
+
+def _chars_of(content: Any) -> int:
+    """Return the length of a message's text, which is one text or a list of parts; a part may be no text."""
+    if isinstance(content, str):
+        return len(content)
+    texts = (part.get("text") for part in content or () if isinstance(part, dict))
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _chars_of_prompt(call: Call) -> int:

@@ -17,9 +17,8 @@ from serve_app.ingress.request_metrics import SPANS
 OUTCOMES = ("exported", "failed", "dropped")
 _BATCH = 64  # spans; the thread encodes a batch in about 2 ms, for which it may hold the interpreter against the event loop
 _REST_MS = 1000.0
-CLOSE_S = (
-    1.5  # at the end, for what is queued: 4,096 spans take 1 s. With one `timeout_s` it must fit into what runtime.py leaves
-)
+# At the end, for what is queued: 4,096 spans take 1 s. With one `timeout_s` it must fit into what runtime.py leaves.
+CLOSE_S = 1.5
 _LOG_EVERY_S = 60.0
 
 

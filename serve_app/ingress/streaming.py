@@ -159,9 +159,9 @@ class Stream:
         self._held.on_event = None
         return True
 
-    def ends_next(self) -> None:
-        """vLLM gets the last tokens."""
-        self._held.ends_next()
+    def expect_end(self) -> None:
+        """Its next writes are the last: gather them."""
+        self._held.expect_end()
 
     def end(self) -> None:
         self._held.on_event = None
@@ -200,7 +200,10 @@ def _is_plain(state: Any, output: Any) -> bool:
 
 
 def _count_middle(stats: Any, of_request: Any, num_tokens: int, now: float) -> None:
-    """Count tokens in the middle of a stream as vLLM's ``IterationStats.update_from_output`` does, in a third of its time."""
+    """Count tokens in the middle of a stream as vLLM's ``IterationStats.update_from_output`` does, in a third of its time.
+
+    A gap is between arrivals at the ingress; the write of a token may come ``MAX_PAUSE_S`` later.
+    """
     stats.num_generation_tokens += num_tokens
     of_request.num_generation_tokens += num_tokens
     stats.inter_token_latencies_iter.append(now - of_request.last_token_ts)
@@ -214,13 +217,15 @@ class Streams:
         give: Gives a frame to vLLM, behind those that it was given before.
     """
 
+    _pace = Pace()
+    """Of the process: the passes of all models take the time of one event loop."""
+
     def __init__(self, give: Callable[[EngineCoreOutputs], None]) -> None:
         self._give = give
         self._stats = IterationStats()
         self._processor: Any = None
         self._of: dict[str, Stream] = {}
         self._unwritten: dict[str, Stream] = {}
-        self._pace = Pace()
         self._due: asyncio.TimerHandle | None = None
         """The next pass, where tokens wait for it."""
         self._shapes: set[tuple[bytes, ...]] = set()
@@ -265,7 +270,7 @@ class Streams:
                 self._give_parked(stream)
                 stream.num_given += len(output.new_token_ids)
                 if output.finish_reason is not None:
-                    stream.ends_next()
+                    stream.expect_end()
                 rest.append(output)
             elif stream.begun:
                 if not self._add(stream, output, now):
@@ -292,8 +297,14 @@ class Streams:
             stream.write()
         self._pace.wrote(time.thread_time() - began_s, time.monotonic())
 
+    def write_all(self) -> None:
+        """Write now what waits for a pass, of all streams."""
+        if self._due is not None:
+            self._due.cancel()
+        self._pass()
+
     def write_now(self, request_id: str) -> None:
-        """Write what this stream has taken in: no more comes, and no last output of vLLM's either."""
+        """Write now what waits for a pass: the request has failed, so vLLM gets no last output that would bring it."""
         if (stream := self._unwritten.pop(request_id, None)) is not None:
             stream.write()
 

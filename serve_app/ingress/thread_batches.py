@@ -1,4 +1,4 @@
-"""Calls to a thread in batches: a free thread gets all that came while it was busy.
+"""Calls to threads in batches: free threads share all that came while they were busy.
 
 vLLM hands each prompt to a thread by itself. For a short prompt the hand-over costs as much as its tokenization, and in a burst the thread
 waits for Python's lock at each one.
@@ -6,7 +6,8 @@ waits for Python's lock at each one.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -24,15 +25,16 @@ class ThreadBatches:
     """Calls of one function that wait for the threads of vLLM's renderer.
 
     Args:
-        several: Makes each of the calls and returns a result or an exception for each, in order; runs in a thread.
-        executor: The renderer's, whose threads vLLM replaces when one hangs.
+        several: Makes each of the calls and gives a result or an exception for each, in order; runs in a thread. Each is told to its caller
+            as soon as `several` gives it: should a later call hang, those before it have theirs.
+        executor: The renderer's, whose threads vLLM replaces when one hangs (``replace_inner``, which is wrapped here).
         num_chars: Returns how long the text of a call is.
         max_calls: Of one batch.
     """
 
     def __init__(
         self,
-        several: Callable[[Sequence[Call]], list[Any]],
+        several: Callable[[Sequence[Call]], Iterable[Any]],
         executor: Any,
         num_chars: Callable[[Call], int],
         max_calls: int = MAX_CALLS,
@@ -43,40 +45,58 @@ class ThreadBatches:
         self._max_calls = max_calls
         self._waiting: deque[_Waiting] = deque()
         self._threads: Any = None
-        self._num_busy = 0
-        """Batches that are with ``_threads``."""
+        self._handed: dict[Future[None], list[_Waiting]] = {}
+        """Batches that are with ``_threads``, in order."""
         self._is_due = False
+        executor.replace_inner = partial(self._replace, executor.replace_inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
         """Return what will have the result of this call."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(((args, kwargs), future))
-        if not self._is_due and self._has_free_thread():
+        if not self._is_due and self._num_free_threads() > 0:
             self._is_due = True
             loop.call_soon(self._hand_over, loop)  # behind the calls that come in the same turn of the loop
         return future
 
-    def _has_free_thread(self) -> bool:
-        if self._threads is not self._executor._inner:  # what hangs does so in the threads before
-            self._threads, self._num_busy = self._executor._inner, 0
-        return self._num_busy < self._executor._max_workers
+    def _num_free_threads(self) -> int:
+        if self._threads is not self._executor._inner:
+            # vLLM has replaced its threads: a call that hangs is in the old ones, and does not count.
+            self._threads, self._handed = self._executor._inner, {}
+        return int(self._executor._max_workers) - len(self._handed)
+
+    def _replace(self, replace_inner: Callable[[], None]) -> None:
+        """Let vLLM replace its threads; the new ones get what waits, and what no old one has begun."""
+        replace_inner()
+        for handed, batch in reversed(self._handed.items()):
+            if handed.cancel():
+                self._waiting.extendleft(reversed(batch))
+        if self._waiting:
+            self._hand_over(asyncio.get_running_loop())
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due = False
-        while self._has_free_thread() and (batch := self._next_batch()):
-            calls, futures = [call for call, _ in batch], [future for _, future in batch]
+        while (num_free := self._num_free_threads()) > 0 and (batch := self._next_batch(num_free)):
             try:
-                handed = loop.run_in_executor(self._executor, self._several, calls)
+                handed = self._executor.submit(self._make, loop, batch)
             except RuntimeError as error:  # vLLM has shut its threads down
-                _settle(futures, [error] * len(futures))
+                _settle_all(batch, error)
                 continue
-            self._num_busy += 1
-            handed.add_done_callback(partial(self._done, loop, self._threads, futures))
+            self._handed[handed] = batch
+            asyncio.wrap_future(handed, loop=loop).add_done_callback(partial(self._done, loop, self._threads, handed, batch))
 
-    def _next_batch(self) -> list[_Waiting]:
+    def _make(self, loop: asyncio.AbstractEventLoop, batch: Sequence[_Waiting]) -> None:
+        """Make the calls; runs in a thread."""
+        results = self._several([call for call, _ in batch])
+        for (_, future), result in zip(batch, results, strict=True):
+            loop.call_soon_threadsafe(_settle, future, result)
+
+    def _next_batch(self, num_free_threads: int) -> list[_Waiting]:
+        """Return what one of the free threads gets; the others shall have as much."""
         batch, num_chars = list[_Waiting](), 0
-        while self._waiting and len(batch) < self._max_calls:
+        max_calls = min(self._max_calls, -(-len(self._waiting) // num_free_threads))
+        while self._waiting and len(batch) < max_calls:
             call, future = self._waiting[0]
             if not future.done():  # a client may have gone
                 num_chars += self._num_chars(call)
@@ -90,31 +110,39 @@ class ThreadBatches:
         self,
         loop: asyncio.AbstractEventLoop,
         threads: Any,
-        futures: Sequence["asyncio.Future[Any]"],
-        handed: "asyncio.Future[Any]",
+        handed: Future[None],
+        batch: Sequence[_Waiting],
+        made: "asyncio.Future[None]",
     ) -> None:
-        if threads is self._threads:
-            self._num_busy -= 1
-        error = asyncio.CancelledError() if handed.cancelled() else handed.exception()
-        _settle(futures, handed.result() if error is None else [error] * len(futures))
+        self._handed.pop(handed, None)
+        if made.cancelled():
+            if threads is self._threads:  # else `_replace` has taken the batch back
+                _settle_all(batch, asyncio.CancelledError())
+        elif (error := made.exception()) is not None:
+            _settle_all(batch, error)
         self._hand_over(loop)
 
 
 def tried(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what the call returns, or the exception that it raises, for the one whose call it is."""
+    """Return the result or the exception, so that one call's error does not end the batch."""
     try:
         return call(*args, **kwargs)
     except Exception as error:
         return error
 
 
-def _settle(futures: Sequence["asyncio.Future[Any]"], results: Sequence[Any]) -> None:
-    for future, result in zip(futures, results, strict=True):
-        if future.done():
-            continue
-        if isinstance(result, asyncio.CancelledError):
-            future.cancel()
-        elif isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+def _settle_all(batch: Sequence[_Waiting], error: BaseException) -> None:
+    """Tell the error to those of the batch who have no result yet."""
+    for _, future in batch:
+        _settle(future, error)
+
+
+def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
+    if future.done():
+        return
+    if isinstance(result, asyncio.CancelledError):
+        future.cancel()
+    elif isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -144,7 +144,7 @@ USED = {
     "vllm.multimodal.inputs": {"MultiModalFeatureSpec": "identifier mm_position", "PlaceholderRange": "offset"},
     "vllm.outputs": {"CompletionOutput": "finish_reason index logprobs text", "RequestOutput": "finished outputs"},
     "vllm.renderers": {"BaseRenderer": "_executor _tokenize_prompt_async default_cmpl_tok_params tokenizer"},
-    "vllm.renderers.base": {"_SwappableExecutor": "_inner _max_workers"},
+    "vllm.renderers.base": {"_SwappableExecutor": "_inner _max_workers replace_inner"},
     "vllm.renderers.hf": {"HfRenderer": "_apply_chat_template_async"},
     "vllm.renderers.params": {"TokenizeParams": "truncate_prompt_tokens"},
     "vllm.sampling_params": {

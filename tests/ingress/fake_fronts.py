@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import VLLM_ROUTES, AppLimits, IngressApp
 from serve_app.ingress.frontend import FrontEnd
+from serve_app.ingress.streaming import Streams
 from serve_app.testing.fleet import MODEL, settings
 
 MAX_BODY_BYTES = 1000
@@ -70,7 +71,8 @@ class Front:
 
 def front(name: str, asgi: ASGIApp = echo, *, ready: bool = True, required: bool = True) -> FrontEnd:
     model = settings().models[MODEL].model_copy(update={"name": name, "required": required})
-    return cast(FrontEnd, Front(model, SimpleNamespace(is_ready=lambda: ready), App(name, asgi)))
+    client = SimpleNamespace(is_ready=lambda: ready, streams=Streams(lambda _: None))
+    return cast(FrontEnd, Front(model, client, App(name, asgi)))
 
 
 def ingress(*fronts: FrontEnd, keys: ApiKeys | None = None, sagemaker: bool = False) -> IngressApp:

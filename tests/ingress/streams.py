@@ -33,6 +33,7 @@ class Ingress:
     """``num_repeated``: tokens whose event vLLM did not write."""
 
     url: str
+    app: IngressApp
     front: FrontEnd
     settings: Settings
     replicas: list[FakeReplica] = field(default_factory=list)
@@ -61,9 +62,10 @@ async def serving(model: Path, monkeypatch: pytest.MonkeyPatch, port: int, *, si
     client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
     grammars = GrammarCompiler()
     front = await build_front_end(values.models[MODEL], str(model), client, grammars)
-    listener = Listener(IngressApp({MODEL: front}, AppLimits(100_000, stream_silence_s=silence_s), version={}), values.ingress)
+    app = IngressApp({MODEL: front}, AppLimits(100_000, stream_silence_s=silence_s), version={})
+    listener = Listener(app, values.ingress)
     await listener.start()
-    ingress = Ingress(f"http://127.0.0.1:{port}", front, values)
+    ingress = Ingress(f"http://127.0.0.1:{port}", app, front, values)
     add = Stream.add
 
     def counted(stream: Stream, output: Any) -> bool:

@@ -13,7 +13,8 @@ from vllm.renderers.params import ChatParams, TokenizeParams
 from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from serve_app.ingress.rendering import _is_plain, render_directly
+from serve_app.ingress.rendering import _chars_of_conversation, _is_plain, render_directly
+from serve_app.ingress.thread_batches import Call, ThreadBatches
 from serve_app.testing.fleet import in_loop
 
 pytestmark = pytest.mark.engine
@@ -118,9 +119,29 @@ async def test_a_conversation_is_the_text_that_vllm_makes_of_it(renderer: Any) -
     conversations = [[{"role": "user", "content": text}] for text in ("hello", "two words", "")]
     wanted = [renderer.render_chat([each], ChatParams(), TokenizeParams(max_total_tokens=None)) for each in conversations]
     render_directly(renderer)
+    batches = renderer._apply_chat_template_async
+    assert isinstance(batches, ThreadBatches)
+    sizes, apply = list[int](), batches._several
+
+    def counted(calls: Sequence[Call]) -> Any:
+        sizes.append(len(calls))
+        return apply(calls)
+
+    batches._several = counted
     asked = (renderer.render_chat_async([each], ChatParams(), TokenizeParams(max_total_tokens=None)) for each in conversations)
     found = await asyncio.gather(*asked)
     assert [each[1][0]["prompt_token_ids"] for each in found] == [each[1][0]["prompt_token_ids"] for each in wanted]
+    assert sizes == [3]
+
+
+def test_the_text_of_a_conversation_is_that_of_its_messages_and_of_their_parts() -> None:
+    parts = [{"type": "text", "text": "three"}, {"type": "image"}, {"type": "text", "text": "!"}]
+    conversation = [
+        {"role": "system", "content": "one"},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None},
+    ]
+    assert _chars_of_conversation((("config", "tokenizer", conversation), {})) == len("one" + "three" + "!")
 
 
 def test_a_prompt_that_is_too_long_is_tokenized_once(renderer: Any) -> None:

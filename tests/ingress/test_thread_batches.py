@@ -12,32 +12,51 @@ from serve_app.ingress.thread_batches import MAX_CALLS, MAX_CHARS, Call, ThreadB
 from serve_app.testing.fleet import in_loop
 
 LIMIT_S = 60.0
+HANGS = 1000
 
 
 class Thread:
-    """Doubles numbers and the length of texts in ``batches``; waits for ``open`` before each. What is no number it refuses."""
+    """Doubles numbers and the length of texts in ``batches``; waits for ``open`` before each. What is no number it refuses.
 
-    def __init__(self) -> None:
+    At `HANGS` it waits for ``released``.
+    """
+
+    def __init__(self, *, num_threads: int = 1) -> None:
         self.batches: list[list[Any]] = []
         self.open = threading.Event()
-        self.executor = _SwappableExecutor(max_workers=1)
+        self.released = threading.Event()
+        self.executor = _SwappableExecutor(max_workers=num_threads)
         self.double = ThreadBatches(self._several, self.executor, lambda call: len(str(call[0][0])))
 
-    def _several(self, calls: Sequence[Call]) -> list[Any]:
+    def _several(self, calls: Sequence[Call]) -> Iterator[Any]:
         self.batches.append([args[0] for args, _ in calls])
         assert self.open.wait(LIMIT_S)
-        return [tried(self._one, *args, **kwargs) for args, kwargs in calls]
+        for args, kwargs in calls:
+            yield tried(self._one, *args, **kwargs)
 
     def _one(self, value: Any, *, times: int = 2) -> Any:
+        if value == HANGS:
+            assert self.released.wait(LIMIT_S)
         return times * (len(value) if isinstance(value, str) and value.isalpha() else int(value))
+
+    def end(self) -> None:
+        self.open.set()
+        self.released.set()
+        self.executor.shutdown()
 
 
 @pytest.fixture
 def thread() -> Iterator[Thread]:
     thread = Thread()
     yield thread
-    thread.open.set()
-    thread.executor.shutdown()
+    thread.end()
+
+
+@pytest.fixture
+def threads() -> Iterator[Thread]:
+    threads = Thread(num_threads=4)
+    yield threads
+    threads.end()
 
 
 async def first_is_in(thread: Thread, *, num: int = 1) -> None:
@@ -103,6 +122,55 @@ async def test_calls_go_on_in_the_threads_that_replace_a_hung_one(thread: Thread
     thread.open.set()
     assert await asyncio.gather(hung, *others) == [0, 2, 4]
     assert await thread.double(3) == 6
+
+
+@in_loop
+async def test_what_waited_when_a_hung_thread_was_replaced_goes_on_without_a_further_call(thread: Thread) -> None:
+    thread.open.set()
+    hung = thread.double(HANGS)
+    await first_is_in(thread)
+    others = [thread.double(1), thread.double(2)]
+    thread.executor.replace_inner()
+    async with asyncio.timeout(LIMIT_S):
+        assert await asyncio.gather(*others) == [2, 4]
+    assert not hung.done()
+    assert thread.batches == [[HANGS], [1, 2]]
+
+
+@in_loop
+async def test_a_batch_that_a_replaced_thread_has_not_begun_goes_on_before_what_waits(thread: Thread) -> None:
+    thread.open.set()
+    another_function = thread.executor.submit(thread.released.wait, LIMIT_S)  # vLLM has others for the same threads
+    first = thread.double(1)
+    await asyncio.sleep(0)
+    second = thread.double(2)
+    thread.executor.replace_inner()
+    async with asyncio.timeout(LIMIT_S):
+        assert [await first, await second] == [2, 4]
+    assert not another_function.done()
+    assert thread.batches == [[1, 2]]
+
+
+@in_loop
+async def test_a_call_that_hangs_keeps_no_result_of_those_before_it(thread: Thread) -> None:
+    thread.open.set()
+    before, wrong, hung, behind = map(thread.double, (1, "?", HANGS, 2))
+    async with asyncio.timeout(LIMIT_S):
+        assert await before == 2
+        with pytest.raises(ValueError, match=r"\?"):
+            await wrong
+    assert (hung.done(), behind.done(), len(thread.batches)) == (False, False, 1)
+    thread.released.set()
+    assert (await hung, await behind) == (2 * HANGS, 4)
+
+
+@in_loop
+async def test_free_threads_get_as_many_calls_each(threads: Thread) -> None:
+    calls = [threads.double(number) for number in range(10)]
+    await first_is_in(threads, num=4)
+    threads.open.set()
+    assert await asyncio.gather(*calls) == [2 * number for number in range(10)]
+    assert sorted(threads.batches) == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
 
 
 @in_loop
