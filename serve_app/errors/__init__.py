@@ -29,7 +29,6 @@ code and status, so that no code is given twice. Import from the package, not fr
       ReplicaLost                502  replica_lost            a replica failed while it held the request
       ResumeDiverged             502  resume_diverged
       SendFailed                 500  send_failed             our own fault while a request was put on the wire
-      CallFailed                 502  call_failed
       EngineStartFailed          500  engine_start_failed     never over HTTP: the replica does not come up
       FrontEndStartFailed        500  front_end_start_failed  never over HTTP: the ingress does not come up
       EngineLost                 500  engine_lost             never over HTTP: why a replica ended its links; its requests resume elsewhere
@@ -104,14 +103,13 @@ from serve_app.errors.limits import (
     TooManyUploads,
 )
 from serve_app.errors.models import CheckpointError, EngineStartFailed, FrontEndStartFailed
-from serve_app.errors.replicas import CallFailed, ReplicaLost, ResumeDiverged, SendFailed
+from serve_app.errors.replicas import ReplicaLost, ResumeDiverged, SendFailed
 from serve_app.errors.storage import StorageAway, StorageFailed, StorageFull
 
 __all__ = [
     "BadRequest",
     "BatchError",
     "BodyTooSlow",
-    "CallFailed",
     "CheckpointError",
     "ClusterFailed",
     "ClusterSilent",

@@ -44,17 +44,3 @@ class SendFailed(ServingError):
 
     def __str__(self) -> str:
         return f"request {self.request} could not be sent to a replica: {self.cause}"
-
-
-@dataclass(eq=False)
-class CallFailed(ServingError):
-    """A replica refused or failed a utility call, such as resetting a cache."""
-
-    http_status: ClassVar[int] = 502
-    code: ClassVar[str] = "call_failed"
-    method: str
-    replica_id: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.method} failed on replica {self.replica_id}: {self.reason}"

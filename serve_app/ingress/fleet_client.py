@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
 
-import msgspec
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -42,7 +41,7 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.engine_args import BACKGROUND_PRIORITY
-from serve_app.errors import CallFailed, NoReplica, ServingError
+from serve_app.errors import ServingError
 from serve_app.ingress.adapters import refusal_of
 from serve_app.ingress.arrivals import arrival_of
 from serve_app.ingress.attempts import (
@@ -51,7 +50,6 @@ from serve_app.ingress.attempts import (
     refused_grammars,
     why_unsendable,
 )
-from serve_app.ingress.calls import PendingCalls
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.frames import take_in
 from serve_app.ingress.link import ReplicaLink
@@ -62,7 +60,7 @@ from serve_app.ingress.start_times import StartTimes
 from serve_app.ingress.streaming import Streams
 from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.membership import Lease
-from serve_app.protocol.messages import Heartbeat, Message, Outputs, Result, TrialBegins
+from serve_app.protocol.messages import Heartbeat, Message, Outputs, TrialBegins
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +106,6 @@ class FleetClient(EngineCoreClient):
         self._start_times = StartTimes(model, no_replica_s=settings.timeouts.no_replica_s)
         self._to_do: deque[Instruction] = deque()
         self._carrying_out = False
-        self._calls = PendingCalls()
 
     def bind(self, *, vllm_config: Any, output_processor: Any, fingerprint: str, vllm_version: str) -> None:
         """Tell the client what exists only after ``AsyncLLM`` was built around it."""
@@ -165,8 +162,7 @@ class FleetClient(EngineCoreClient):
         adapters = self._adapters.get(link.replica_id, frozenset())
         self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, told.weights, kv_tokens, adapters))
 
-    def _link_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
-        self._calls.link_lost(link, cause)
+    def _link_lost(self, link: ReplicaLink, end: LinkEnd) -> None:
         self._handle(LinkLost(link.replica_id, end))
 
     def _messages(self, link: ReplicaLink, messages: Sequence[Message]) -> None:
@@ -183,8 +179,6 @@ class FleetClient(EngineCoreClient):
                 self._handle(HeartbeatArrived(link.replica_id, *load, message.draining, message.drain_left_s))
             case TrialBegins():
                 self._handle(TrialBegan(message.attempt_id))
-            case Result():
-                self._calls.settle(link, message)
 
     def _outputs_arrived(self, link: ReplicaLink, message: Outputs) -> None:
         try:
@@ -284,8 +278,7 @@ class FleetClient(EngineCoreClient):
             link.write(link.connection.send_trial_passed(passed.attempt_id))
 
     def _close_link(self, close: CloseLink) -> None:
-        if (link := self.links.eject(close.replica_id, close.reason)) is not None:
-            self._calls.link_lost(link, close.reason)
+        self.links.eject(close.replica_id, close.reason)
 
     def _fail_request(self, fail: FailRequest) -> None:
         """End the whole HTTP-level generation, siblings of n>1 included, with the error."""
@@ -360,31 +353,6 @@ class FleetClient(EngineCoreClient):
         if self.links.capabilities is not None:
             return tuple(self.links.capabilities.tasks)
         return ("embed",) if self._vllm_config.model_config.runner_type == "pooling" else ("generate",)
-
-    async def call_all(self, method: str, *args: Any) -> list[Any]:
-        """Call a utility on every replica and return the results.
-
-        Raises:
-            FleetError: There is no replica, or one of them refused or did not answer.
-        """
-        if not (links := list(self.links)):
-            raise FleetError(NoReplica(model=self.model.name, waited_s=0.0, retry_after_s=self.fleet.retry_after_s()))
-        payload = msgspec.msgpack.encode(args)
-        calls = [self._calls.call(link, method, payload) for link in links]
-        try:
-            return list(await asyncio.gather(*calls))
-        except CallFailed as exc:
-            raise FleetError(exc) from exc
-
-    async def reset_mm_cache_async(self) -> None:
-        if list(self.links):
-            await self.call_all("reset_mm_cache")
-
-    async def reset_encoder_cache_async(self) -> None:
-        await self.call_all("reset_encoder_cache")
-
-    async def reset_prefix_cache_async(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        return all(await self.call_all("reset_prefix_cache", reset_running_requests, reset_connector))
 
     async def is_sleeping_async(self) -> bool:
         return False

@@ -32,7 +32,7 @@ class ReplicaLinks:
         tls: ssl.SSLContext | None,
         on_open: Callable[[ReplicaLink], None],
         on_messages: Callable[[ReplicaLink, Sequence[Message]], None],
-        on_lost: Callable[[ReplicaLink, LinkEnd, str], None],
+        on_lost: Callable[[ReplicaLink, LinkEnd], None],
     ) -> None:
         self.capabilities: Capabilities | None = None
         """Of a linked replica; of the last one that was linked while there is none."""
@@ -73,8 +73,8 @@ class ReplicaLinks:
             if link.is_open():
                 link.write(link.connection.ping())
 
-    def eject(self, replica_id: str, reason: str) -> ReplicaLink | None:
-        """End the link at once, without a word to a peer that may not read; return it."""
+    def eject(self, replica_id: str, reason: str) -> None:
+        """End the link at once, without a word to a peer that may not read."""
         if (link := self._links.pop(replica_id, None)) is not None:
             self._apply_capabilities()
             logger.warning("replica %s of %s ejected: %s", replica_id, self._model, reason)
@@ -129,7 +129,7 @@ class ReplicaLinks:
         self._apply_capabilities()
         logger.warning("replica %s of %s lost: %s", link.replica_id, self._model, cause)
         count_lost_link(self._model, end)
-        self._on_lost(link, end, cause)
+        self._on_lost(link, end)
         self._dialer.dial_missing()
 
     def _apply_capabilities(self) -> None:

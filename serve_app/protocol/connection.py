@@ -35,7 +35,6 @@ from serve_app.protocol.handshake import (
 )
 from serve_app.protocol.messages import (
     MAX_ATTEMPTS_PER_ABORT,
-    MAX_ERROR_CHARS,
     MAX_REASON_CHARS,
     NONCE_BYTES,
     PROTOCOL_VERSION,
@@ -43,7 +42,6 @@ from serve_app.protocol.messages import (
     Add,
     AddSuspect,
     BytesLike,
-    Call,
     Capabilities,
     Challenge,
     Goodbye,
@@ -53,7 +51,6 @@ from serve_app.protocol.messages import (
     Outputs,
     Ping,
     Proof,
-    Result,
     TrialBegins,
     TrialPassed,
     add_message,
@@ -227,7 +224,7 @@ class _Connection:
 class IngressConnection(_Connection):
     """The ingress's end, which connects and speaks first."""
 
-    _received_when_open = (Outputs, Heartbeat, Result, TrialBegins)
+    _received_when_open = (Outputs, Heartbeat, TrialBegins)
 
     ingress_id: str
     peer: Challenge | None = field(default=None, init=False)
@@ -277,10 +274,6 @@ class IngressConnection(_Connection):
         """Return the frame that lets the next suspect begin."""
         return self._frame(TrialPassed(attempt_id))
 
-    def send_call(self, call_id: int, method: str, args: bytes) -> bytes:
-        """Return the frame that calls a utility method; its Result carries the same ``call_id``."""
-        return self._frame(Call(call_id, method, args))
-
     def ping(self) -> bytes:
         """Return a Ping."""
         return self._frame(Ping())
@@ -304,7 +297,7 @@ class IngressConnection(_Connection):
 class ReplicaConnection(_Connection):
     """The replica's end of one link, which listens. Its Outputs are made in the engine core, as finished frames."""
 
-    _received_when_open = (Add, Abort, Ping, Call, AddSuspect, TrialPassed)
+    _received_when_open = (Add, Abort, Ping, AddSuspect, TrialPassed)
 
     replica_id: str
     credit: int
@@ -330,10 +323,6 @@ class ReplicaConnection(_Connection):
     def send_trial_begins(self, attempt_id: str) -> bytes:
         """Return the frame to write before the engine gets this suspect."""
         return self._frame(TrialBegins(attempt_id))
-
-    def send_result(self, call_id: int, error: str, value: bytes) -> bytes:
-        """Return the frame that ends a call; ``error`` is "" for success and cut at the protocol's limit."""
-        return self._frame(Result(call_id, readable(error, MAX_ERROR_CHARS), value))
 
     def _credit_limit(self) -> int:
         return self.credit

@@ -1,6 +1,6 @@
 """The messages of a link and how they become bytes: MessagePack arrays of the message's number and its fields in order.
 
-Pure. Payloads of the engine (`Add.buffers`, `Outputs.buffers`, `Call.args`, `Result.value`) are vLLM's own encoding and
+Pure. Payloads of the engine (`Add.buffers`, `Outputs.buffers`) are vLLM's own encoding and
 opaque here. Limits are checked when a message is decoded; docs/protocol.md lists them all.
 """
 
@@ -140,23 +140,6 @@ class Outputs(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, 
     buffers: Buffers
 
 
-class Call(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=8):
-    """Ingress to replica: run a utility method of the engine core. ``args`` is vLLM's encoding of the arguments."""
-
-    call_id: Count
-    method: Annotated[str, Meta(min_length=1, max_length=128)]
-    args: bytes
-
-
-class Result(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=9):
-    """Replica to ingress: the end of the call ``call_id``; ``error`` is "" where it succeeded."""
-
-    call_id: Count
-    # 10,000: the message of an exception with a short traceback.
-    error: Annotated[str, Meta(max_length=MAX_ERROR_CHARS)]
-    value: bytes
-
-
 class AddSuspect(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=11):
     """Ingress to replica: as Add, but start it only when no other suspect is on trial. An engine was lost that may have had it."""
 
@@ -185,22 +168,7 @@ class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True, 
     reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 
 
-Message = (
-    Hello
-    | Challenge
-    | Proof
-    | Heartbeat
-    | Ping
-    | Add
-    | Abort
-    | Outputs
-    | Call
-    | Result
-    | Goodbye
-    | AddSuspect
-    | TrialBegins
-    | TrialPassed
-)
+Message = Hello | Challenge | Proof | Heartbeat | Ping | Add | Abort | Outputs | Goodbye | AddSuspect | TrialBegins | TrialPassed
 
 
 class _Opening(Struct, array_like=True):

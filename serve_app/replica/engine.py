@@ -13,12 +13,6 @@ from serve_app.replica.process_group import end_own_group
 from serve_app.replica.supervisor_watch import SupervisorWatch
 from serve_app.vllm_start import inspect_models_here, without_collection
 
-CALLABLE_METHODS = frozenset(
-    {"add_lora", "is_sleeping", "list_loras", "pin_lora", "remove_lora", "reset_encoder_cache", "reset_mm_cache"}
-    | {"reset_prefix_cache", "sleep", "wake_up"}
-)
-"""What an ingress may call on an engine core: nothing that runs code it sends or changes weights."""
-
 
 def run(sock: socket.socket, end: pipe.EngineEnd, watch: SupervisorWatch) -> None:
     """Build the engine core and serve the pipe until its other end closes. Returns never; ends the process.

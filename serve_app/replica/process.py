@@ -89,21 +89,38 @@ class EngineProcess:
         timeout_s: float,
         max_frame_bytes: int,
     ) -> pipe.EngineReady:
-        """Start the process and wait until its engine has made a token, if its model makes any from a prompt of one token alone, and has
-        answered the golden prompts.
-
-        No frame of its outputs is over ``max_frame_bytes``.
+        """Start the process and wait until its engine has made a token and answered the golden prompts.
 
         Args:
             model_path: Awaited while the process imports vLLM, which takes as long as many a download. Its errors are raised on.
-            timeout_s: For the engine, once it has the path.
+            timeout_s: For the engine's first token, once it has the path.
+            max_frame_bytes: No frame of its outputs is larger.
 
         Raises:
             EngineStartFailed: It ended, had no token in time, or a golden prompt's answer was wrong or late; nothing is left running.
         """
-        ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
         self._ready, self._first_token = loop.create_future(), loop.create_future()
+        try:
+            await self._spawn(model, environment)
+            self._hand_over(model, await self._unless_it_ends(model_path), max_frame_bytes)
+            async with asyncio.timeout(timeout_s):
+                ready = await self._make_first_token(await self._ready)
+            await ask_all(model.name, model.golden, self._ask_golden, lambda: self._write(pipe.Ping(probe=False)))
+            self._begin_watch(model)
+            return ready
+        except TimeoutError:
+            missing = "not ready" if self._ready.cancelled() else "ready, but without a first token"
+            raise EngineStartFailed(model=model.name, reason=f"{missing} after {timeout_s:g} s") from None
+        except EngineStartFailed as failed:
+            raise EngineStartFailed(model=model.name, reason=failed.reason) from None
+        finally:
+            if self._watching is None:  # it failed, was cancelled, or has no files
+                self._ready.cancel()
+                await self.stop()
+
+    async def _spawn(self, model: ModelSettings, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "serve_app.replica.engine", str(theirs.fileno())),
@@ -112,31 +129,24 @@ class EngineProcess:
                 env=engine_environment(model, environment),
                 start_new_session=True,
             )
-        try:
-            self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
-            path = await self._unless_it_ends(model_path)
-            engine_args = engine_core_args(model, path)
-            limits = {"max_frame_bytes": max_frame_bytes, "supervisor_silence_s": self._health.eject_after_s}
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_unix_connection(lambda: _PipeProtocol(self._message, self._closed), sock=ours)
+
+    def _hand_over(self, model: ModelSettings, model_path: str, max_frame_bytes: int) -> None:
+        """Tell the process what engine to start."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        start = {
+            "engine_args": engine_core_args(model, model_path),
+            "device": model.device,
+            "max_frame_bytes": max_frame_bytes,
+            "supervisor_silence_s": self._health.eject_after_s,
             # Where nothing is scaled nobody asks what a step costs. A simulated accelerator takes the time of the one it stands for.
-            measured_as = "cuda" if model.simulated is not None else model.device
-            measures = {"measures_itself": model.replicas.is_scaled, "measured_as": measured_as}
-            self._hand_over({"engine_args": engine_args, "device": model.device, **limits, **measures})
-            async with asyncio.timeout(timeout_s):
-                ready = await self._make_first_token(await self._ready)
-            await ask_all(model.name, model.golden, self._ask_golden, lambda: self._write(pipe.Ping(probe=False)))
-            self._begin_watch(model)
-            return ready
-        except TimeoutError:
-            await self.stop()
-            missing = "not ready" if self._ready.cancelled() else "ready, but without a first token"
-            raise EngineStartFailed(model=model.name, reason=f"{missing} after {timeout_s:g} s") from None
-        except EngineStartFailed as failed:
-            await self.stop()
-            raise EngineStartFailed(model=model.name, reason=failed.reason) from None
-        except BaseException:  # cancelled, or no files
-            self._ready.cancel()
-            await self.stop()
-            raise
+            "measures_itself": model.replicas.is_scaled,
+            "measured_as": "cuda" if model.simulated is not None else model.device,
+        }
+        self._process.stdin.write(msgspec.json.encode(start))
+        self._process.stdin.close()
 
     async def _make_first_token(self, ready: pipe.EngineReady) -> pipe.EngineReady:
         """Some engines fail or hang with their first token, which is no request's then. Its time is added to that of the warm-up."""
@@ -169,12 +179,6 @@ class EngineProcess:
             return await path
         finally:
             path.cancel()
-
-    def _hand_over(self, start: Mapping[str, Any]) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(start))
-        self._process.stdin.close()
 
     def _begin_watch(self, model: ModelSettings) -> None:
         assert self._process is not None

@@ -18,10 +18,9 @@ from serve_app import descriptors
 from serve_app.config import ProtocolSettings
 from serve_app.errors import ListenFailed
 from serve_app.protocol.connection import ReplicaConnection, State
-from serve_app.protocol.errors import AuthenticationFailed, FrameTooLarge, HandshakeTimeout, ProtocolError, SlotsExhausted
-from serve_app.protocol.messages import Abort, Add, AddSuspect, Call, Message, TrialPassed
+from serve_app.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
+from serve_app.protocol.messages import Abort, Add, AddSuspect, Message, TrialPassed
 from serve_app.replica import pipe
-from serve_app.replica.engine import CALLABLE_METHODS
 from serve_app.replica.trials import Trials
 
 logger = logging.getLogger(__name__)
@@ -141,11 +140,8 @@ class ReplicaServer:
         match message:
             case pipe.StepOutputs():
                 self._on_step(message)
-            case pipe.CallResult(slot=pipe.TRIALS_SLOT):
-                self.trials.answered()
             case pipe.CallResult():
-                if link := self._links.get(message.slot):
-                    link.send_result(message)
+                self.trials.answered()
 
     def _on_step(self, step: pipe.StepOutputs) -> None:
         self.load.take(step)
@@ -304,15 +300,6 @@ class _Link(asyncio.Protocol):
             )
         )
 
-    def send_result(self, result: pipe.CallResult) -> None:
-        if not self.is_open():
-            return
-        try:
-            frame = self._connection.send_result(result.call_id, result.error, result.value)
-        except FrameTooLarge as exc:
-            frame = self._connection.send_result(result.call_id, str(exc), b"")
-        self._transport.write(frame)
-
     def say_goodbye(self, code: str, reason: str) -> None:
         if self._connection.state is not State.CLOSED:
             self._transport.write(self._connection.close(code, reason))
@@ -336,8 +323,6 @@ class _Link(asyncio.Protocol):
                 self._server.trials.let_go([message.attempt_id])
             case Abort():
                 self._server.abort(message.attempt_ids)
-            case Call():
-                self._call(message)
 
     def begin_trial(self, suspect: AddSuspect) -> None:
         """Tell the ingress first: a crash counts against the suspect only if the ingress knows that the engine had it."""
@@ -347,13 +332,6 @@ class _Link(asyncio.Protocol):
 
     def _start(self, add: Add | AddSuspect) -> None:
         self._server.engine.send(pipe.AddToEngine(self._slot, add.attempt_id, add.buffers, add.num_emitted))
-
-    def _call(self, call: Call) -> None:
-        if call.method in CALLABLE_METHODS:
-            self._server.engine.send(pipe.CallEngine(self._slot, call.call_id, call.method, call.args))
-        else:
-            error = f"{call.method!r} is not callable; callable are {', '.join(sorted(CALLABLE_METHODS))}"
-            self._transport.write(self._connection.send_result(call.call_id, error, b""))
 
     def _guarded(self, receive: Callable[[], list[Message]]) -> list[Message]:
         """Run the state machine; an error of the peer closes this link and no other."""

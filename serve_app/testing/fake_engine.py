@@ -72,7 +72,7 @@ class FakeEngine:
             for attempt_id in message.attempt_ids:
                 self.aborted += [attempt_id] if self.running.pop(attempt_id, None) else []
         elif isinstance(message, pipe.CallEngine):
-            self._call(message)
+            self._emit(pipe.CallResult(message.slot, message.call_id, "", msgspec.msgpack.encode(True)))
 
     async def stop(self) -> None:
         self.running.clear()
@@ -103,15 +103,6 @@ class FakeEngine:
         self.added.append(request)
         self.num_emitted[message.attempt_id] = message.num_emitted
         self.running[message.attempt_id] = (message.slot, request, [])
-
-    def _call(self, message: pipe.CallEngine) -> None:
-        if message.method == "sleep":
-            result = pipe.CallResult(message.slot, message.call_id, "the engine cannot sleep", b"")
-        elif message.method == "wake_up":
-            return  # never answers
-        else:
-            result = pipe.CallResult(message.slot, message.call_id, "", msgspec.msgpack.encode(True))
-        self._emit(result)
 
     def _compute(self, attempt_id: str, request: EngineCoreRequest, output: list[int], count: int) -> EngineCoreOutput:
         prompt = list(request.prompt_token_ids or ())

@@ -252,6 +252,7 @@ EXACT = {
 # Of the engine core client: what AsyncLLM asks of it and FleetClient leaves out. No route of ours leads there.
 LEFT_OUT = """
     add_lora_async list_loras_async pin_lora_async remove_lora_async
+    reset_encoder_cache_async reset_mm_cache_async reset_prefix_cache_async
     collective_rpc_async profile_async save_sharded_state_async execute_dummy_batch_async get_kv_event_sources
     sleep_async wake_up_async release_kv_cache_memory_async pause_scheduler_async resume_scheduler_async
     is_scheduler_paused_async

@@ -10,7 +10,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from serve_app.errors import CallFailed, NoReplica, QueueFull
+from serve_app.errors import NoReplica, QueueFull
 from serve_app.ingress.error_answers import FleetError
 from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.membership import Lease
@@ -234,45 +234,6 @@ async def test_a_request_counts_no_more_tokens_than_the_model_has_room_for() -> 
     async with fleet() as f:
         await f.front.add("r", PROMPT, max_tokens=10**9)
         assert f.client.fleet.outstanding_tokens() == 4096
-
-
-@in_loop
-async def test_a_call_fans_out_to_every_replica() -> None:
-    async with fleet() as f:
-        with pytest.raises(FleetError) as nobody:
-            await f.client.call_all("reset_prefix_cache")
-        assert isinstance(nobody.value.error, NoReplica)
-        await f.join("a", "b")
-        assert await f.client.call_all("reset_prefix_cache", False) == [True, True]
-        assert await f.client.reset_prefix_cache_async() is True
-
-
-@pytest.mark.parametrize(
-    ("method", "reason"), [("sleep", "the engine cannot sleep"), ("collective_rpc", "'collective_rpc' is not callable; ")]
-)
-@in_loop
-async def test_a_call_that_a_replica_refuses_says_why(method: str, reason: str) -> None:
-    async with fleet() as f:
-        await f.join("a")
-        with pytest.raises(FleetError) as failure:
-            await f.client.call_all(method)
-        error = failure.value.error
-        assert isinstance(error, CallFailed)
-        assert (error.method, error.replica_id) == (method, "a")
-        assert error.reason.startswith(reason)
-
-
-@in_loop
-async def test_a_call_ends_with_the_loss_of_its_replica() -> None:
-    async with fleet() as f:
-        await f.join("a")
-        call = asyncio.create_task(f.client.call_all("wake_up"))
-        await asyncio.sleep(0)
-        f.replicas["a"].stop_listening()
-        with pytest.raises(FleetError) as failure:
-            await call
-        assert isinstance(failure.value.error, CallFailed)
-        assert failure.value.error.reason.startswith("the link was lost: ")
 
 
 @in_loop

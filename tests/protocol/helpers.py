@@ -13,7 +13,6 @@ from serve_app.protocol.messages import (
     Abort,
     Add,
     AddSuspect,
-    Call,
     Capabilities,
     Challenge,
     Goodbye,
@@ -23,7 +22,6 @@ from serve_app.protocol.messages import (
     Outputs,
     Ping,
     Proof,
-    Result,
     TrialBegins,
     TrialPassed,
     decode_message,
@@ -148,7 +146,6 @@ messages_to_replica = st.one_of(
     st.builds(TrialPassed, attempt_id=ids),
     st.builds(Abort, attempt_ids=st.lists(ids, min_size=1, max_size=4)),
     st.builds(Ping),
-    st.builds(Call, call_id=counts, method=labels, args=st.binary(max_size=64)),
 )
 messages_to_ingress = st.one_of(
     st.builds(
@@ -162,7 +159,6 @@ messages_to_ingress = st.one_of(
     ),
     st.builds(Outputs, buffers=buffers),
     st.builds(TrialBegins, attempt_id=ids),
-    st.builds(Result, call_id=counts, error=st.just("") | ids, value=st.binary(max_size=64)),
 )
 messages_of_the_handshake = st.one_of(
     st.builds(Hello, ingress_id=ids, **opening),

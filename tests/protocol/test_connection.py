@@ -18,13 +18,11 @@ from serve_app.protocol.messages import (
     Abort,
     Add,
     AddSuspect,
-    Call,
     Goodbye,
     Heartbeat,
     Message,
     Outputs,
     Ping,
-    Result,
     TrialBegins,
     TrialPassed,
     encode_message,
@@ -140,7 +138,6 @@ SAMPLE_TO_REPLICA = TO_REPLICA + wire_of(
     [
         Ping(),
         Add("r1@0", [b"prompt", b"tensor"], 0),
-        Call(1, "reset_prefix_cache", b"\x90"),
         Abort(["r1@0"]),
         Add("r2@0", [b"p"], 0),
         AddSuspect("r3@1", [b"p"], 0),
@@ -152,7 +149,6 @@ SAMPLE_TO_INGRESS = TO_INGRESS + wire_of(
         Heartbeat(1, 1, 0, 0.25, False, 0.0),
         TrialBegins("r3@1"),
         Outputs([b"o" * 40]),
-        Result(1, "", b"\xc0"),
         Goodbye("shutdown", "drained"),
     ]
 )
@@ -255,8 +251,6 @@ def test_the_ingress_refuses_its_own_faults_and_the_link_goes_on() -> None:
         with pytest.raises(MalformedMessage):
             ingress.send_add(attempt_id, buffers)
     with pytest.raises(MalformedMessage):
-        ingress.send_call(-1, "m", b"")
-    with pytest.raises(MalformedMessage):
         ingress.close("not a code", "")
     wire += ingress.send_add("b", [b"x"])
     with pytest.raises(CreditExceeded):
@@ -269,21 +263,18 @@ def test_the_replica_refuses_its_own_faults_and_the_link_goes_on() -> None:
     ingress, replica = open_pair()
     with pytest.raises(MalformedMessage):
         replica.send_heartbeat(step=1, running=0, waiting=0, kv_usage=1.5)
-    with pytest.raises(FrameTooLarge):
-        replica.send_result(1, "", b"x" * MAX_FRAME_BYTES)
-    assert ingress.receive_data(replica.send_result(1, "", b"x")) == [Result(1, "", b"x")]
+    assert ingress.receive_data(replica.send_trial_begins("a")) == [TrialBegins("a")]
 
 
 def test_every_message_of_an_open_link_arrives() -> None:
     ingress, replica = open_pair()
-    wire = ingress.ping() + ingress.send_add("a", [b"x", memoryview(b"y")]) + ingress.send_call(7, "reset", b"\x90")
-    assert replica.receive_data(wire) == [Ping(), Add("a", [b"x", b"y"], 0), Call(7, "reset", b"\x90")]
+    wire = ingress.ping() + ingress.send_add("a", [b"x", memoryview(b"y")])
+    assert replica.receive_data(wire) == [Ping(), Add("a", [b"x", b"y"], 0)]
     wire = replica.send_heartbeat(step=5, running=1, waiting=2, kv_usage=0.5, drain_left_s=7.5)
-    wire += outputs(b"o") + replica.send_result(7, "e" * 20_000, b"")
+    wire += outputs(b"o")
     assert ingress.receive_data(wire) == [
         Heartbeat(5, 1, 2, 0.5, True, 7.5),
         Outputs([b"o"]),
-        Result(7, "e" * 10_000, b""),
     ]
 
 
@@ -314,7 +305,7 @@ def test_closing_says_why_once_and_nothing_is_sent_after_it() -> None:
         replica.send_heartbeat(step=1, running=0, waiting=0, kv_usage=0.0)
     assert (refused.value.message, refused.value.state) == ("Heartbeat", "closed")
     with pytest.raises(UnexpectedMessage):
-        replica.close("shutdown", "") or replica.send_result(1, "", b"")
+        replica.close("shutdown", "")
     assert_silent(replica)
     ingress.close("shutdown", "")
     with pytest.raises(UnexpectedMessage):

@@ -259,7 +259,7 @@ def test_the_ingress_speaks_first() -> None:
 
 def test_nothing_is_sent_before_the_link_is_open() -> None:
     ingress, replica = initiated(), greeted()
-    for send in (ingress.ping, lambda: ingress.send_add("a", [b"x"]), lambda: replica.send_result(1, "", b"")):
+    for send in (ingress.ping, lambda: ingress.send_add("a", [b"x"]), lambda: replica.send_trial_begins("a")):
         with pytest.raises(UnexpectedMessage):
             send()
     assert (ingress.attempts, ingress.state, replica.state) == (set(), State.HANDSHAKE, State.HANDSHAKE)

@@ -7,7 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 
 from serve_app.protocol.connection import State
 from serve_app.protocol.errors import CreditExceeded, DuplicateAttempt, PeerClosed, UnexpectedMessage
-from serve_app.protocol.messages import Abort, Add, Call, Heartbeat, Outputs, Ping, Result
+from serve_app.protocol.messages import Abort, Add, Heartbeat, Outputs, Ping
 from tests.protocol.helpers import make_ingress, make_replica, outputs
 
 CREDIT = 3
@@ -26,8 +26,6 @@ class LinkMachine(RuleBasedStateMachine):
         self.to_ingress = bytearray()
         self.running: set[str] = set()
         self.num_added = self.num_pings = self.num_pings_seen = 0
-        self.calls: list[int] = []
-        self.results: list[int] = []
 
     @rule(target=added)
     def add(self) -> str:
@@ -61,9 +59,9 @@ class LinkMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.ingress.state is State.OPEN)
     @rule()
-    def ping_and_call(self) -> None:
+    def ping(self) -> None:
         self.num_pings += 1
-        self.to_replica += self.ingress.ping() + self.ingress.send_call(self.num_pings, "reset", b"")
+        self.to_replica += self.ingress.ping()
 
     @precondition(lambda self: self.replica.state is State.OPEN)
     @rule(data=st.data())
@@ -76,10 +74,8 @@ class LinkMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.replica.state is State.OPEN)
     @rule()
-    def heartbeat_and_result(self) -> None:
+    def heartbeat(self) -> None:
         self.to_ingress += self.replica.send_heartbeat(step=1, running=len(self.running), waiting=0, kv_usage=0.0)
-        if self.calls:
-            self.to_ingress += self.replica.send_result(self.calls.pop(0), "", b"")
 
     @rule(num_bytes=byte_counts)
     def deliver_to_replica(self, num_bytes: int) -> None:
@@ -92,8 +88,6 @@ class LinkMachine(RuleBasedStateMachine):
                     self.running.add(attempt_id)
                 case Abort(attempt_ids):
                     self.running.difference_update(attempt_ids)
-                case Call(call_id, _, _):
-                    self.calls.append(call_id)
                 case _:
                     assert message == Ping()
                     self.num_pings_seen += 1
@@ -108,8 +102,6 @@ class LinkMachine(RuleBasedStateMachine):
                 case Outputs([_, *finished]):
                     for attempt_id in finished:
                         self.ingress.attempt_finished(attempt_id.decode())
-                case Result(call_id, _, _):
-                    self.results.append(call_id)
                 case _:
                     assert isinstance(message, Heartbeat)
                     assert message.running <= CREDIT
@@ -126,13 +118,9 @@ class LinkMachine(RuleBasedStateMachine):
         while self.to_replica or self.to_ingress:
             self.deliver_to_replica(100_000)
             self.deliver_to_ingress(100_000)
-        while self.calls:
-            self.heartbeat_and_result()
-        self.deliver_to_ingress(100_000)
         assert [self.ingress.state, self.replica.state] == [State.OPEN, State.OPEN]
         assert self.ingress.attempts == self.replica.attempts
         assert self.num_pings_seen == self.num_pings
-        assert self.results == list(range(1, self.num_pings + 1))
         goodbye = self.replica.close("shutdown", "the test is over")
         with pytest.raises(PeerClosed):
             self.ingress.receive_data(goodbye)

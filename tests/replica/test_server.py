@@ -13,7 +13,7 @@ from serve_app.errors import ListenFailed
 from serve_app.protocol.connection import IngressConnection, State
 from serve_app.protocol.errors import HandshakeTimeout, MalformedMessage, PeerClosed
 from serve_app.protocol.frames import FrameDecoder
-from serve_app.protocol.messages import Goodbye, Heartbeat, Message, Outputs, Result, decode_message
+from serve_app.protocol.messages import Goodbye, Heartbeat, Message, Outputs, decode_message
 from serve_app.replica import pipe
 from serve_app.replica.server import MAX_UNPROVED
 from serve_app.testing.fake_engine import answer
@@ -92,12 +92,10 @@ async def test_messages_go_to_the_engine_with_the_slot_of_their_link() -> None:
     with recorded(replica) as told:
         _, probe = await linked(replica), await linked(replica)
         add(probe, "r@0")
-        probe.link.write(probe.link.connection.send_call(7, "reset_prefix_cache", b"args"))
         probe.link.write(probe.link.connection.send_abort(["r@0", "unknown@3"]))
-        await until(lambda: len(told) == 3)
+        await until(lambda: len(told) == 2)
     assert told == [
         pipe.AddToEngine(1, "r@0", [b"request"], 0),
-        pipe.CallEngine(1, 7, "reset_prefix_cache", b"args"),
         pipe.AbortInEngine(["r@0", "unknown@3"]),
     ]
     await replica.close()
@@ -117,32 +115,6 @@ async def test_what_a_lost_ingress_left_unfinished_is_aborted() -> None:
     assert told[3] == pipe.AbortInEngine(["r0@0", "r1@0"])
     assert replica.server.num_attempts() == 0
     replica.engine.emit_outputs(0, [b"for nobody"])
-    await replica.close()
-
-
-@in_loop
-async def test_a_call_that_is_not_allowed_never_reaches_the_engine() -> None:
-    replica = await start_replica(settings(), "a")
-    with recorded(replica) as told:
-        probe = await linked(replica)
-        probe.link.write(probe.link.connection.send_call(1, "collective_rpc", b""))
-        await until(lambda: len(probe.messages) == 2)
-    result = probe.messages[1]
-    assert isinstance(result, Result)
-    assert result.error.startswith("'collective_rpc' is not callable; callable are add_lora, ")
-    assert told == []
-    await replica.close()
-
-
-@in_loop
-async def test_a_result_too_large_for_the_link_is_an_error_of_its_call() -> None:
-    replica = await start_replica(settings(protocol={"max_frame_bytes": 1 << 20}), "a")
-    probe = await linked(replica)
-    # By hand: an array, its number, the call, "" and the binary's length of 4 bytes take 9 bytes more.
-    replica.server.on_engine_message(pipe.CallResult(0, 7, "", b"x" * (1 << 20)))
-    await until(lambda: len(probe.messages) == 2)
-    assert probe.messages[1] == Result(7, "frame of 1048585 bytes, limit 1048576", b"")
-    assert probe.link.is_open()
     await replica.close()
 
 
