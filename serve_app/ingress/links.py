@@ -81,7 +81,6 @@ class ReplicaLinks:
             count_lost_link(self._model, LinkEnd.UNRESPONSIVE)
             link.abort(reason)
             self._dialer.dial_missing()
-        return link
 
     async def stop(self) -> None:
         """Say goodbye on every link and dial nobody any more."""
