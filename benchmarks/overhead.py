@@ -1,10 +1,10 @@
 """What the fleet costs beside a bare ``vllm serve``: same engine arguments, interleaved rounds.
 
 ``make bench-overhead`` measures simulated accelerators; ``--config FILE`` takes the first model of a configuration instead, for
-example one on a GPU. The load is vLLM's own ``vllm bench serve``: 64 + 64 tokens, EOS ignored, a fixed number of streams.
-All servers are up all the time and idle but for the one under test. CPU is that of each server's process tree, so that the
-generator, which shares the cores, is not in it. What a server needs while nothing is asked is measured before the first run,
-named by itself in milliseconds of CPU per second, and is not in its microseconds per token.
+example one on a GPU. The load is vLLM's own ``vllm bench serve``: prompts of 64 tokens, EOS ignored, a fixed number of streams.
+All servers are up all the time and idle but for the one under test. CPU is that of each server's process tree, without the
+generator, which shares the cores unless ``--client-cpus`` gives it its own. What a server needs while nothing is asked is measured before
+the first run, named by itself in milliseconds of CPU per second, and is not in its microseconds per token.
 
 ``--alone`` measures one ingress process over a fake engine instead, and ``--trees A B`` two checkouts of it in turn (`ingress_alone`).
 """
@@ -18,13 +18,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks import ingress_alone
-from benchmarks.processes import cpu_by_role
 from benchmarks.targets import VLLM, Target, environment, source_of, started
 from serve_app.checkpoints import make_tiny_llama
 from serve_app.config import ModelSettings, load_settings
@@ -33,10 +34,20 @@ PROFILE = "h100-llama-8b"
 ENGINE = {"max_model_len": 1024, "max_num_seqs": 256, "dtype": "float32", "enforce_eager": True}
 INPUT_TOKENS, OUTPUT_TOKENS = 64, 64
 REQUESTS = {1: 40, 32: 640, 256: 2048}
-"""Requests per run and concurrency: about 10 s each on two cores."""
+"""Requests per run and concurrency: about 10 s each on two cores, with answers of 64 tokens."""
 ALONE_TOKENS = 20_000
 """Tokens per run of one ingress process; a request weighs as much as 16."""
 _IDLE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """``streams`` at a time, answers of ``tokens`` tokens."""
+
+    streams: int
+    tokens: int = OUTPUT_TOKENS
+
+
 METRICS = ("output_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
 
 
@@ -45,19 +56,32 @@ def main() -> None:
     parser.add_argument("--config", type=Path, help="serve its first model; default: a simulated accelerator")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=sorted(REQUESTS))
-    sides = "bare: vLLM's server; rust: the same with vLLM's Rust front end, fetched once (330 MB); fleet-N: N replicas"
+    sides = "bare: vLLM's server; rust: the same with vLLM's Rust front end, fetched once (330 MB); fleet-N-M: N replicas, M ingresses"
     parser.add_argument("--targets", nargs="+", default=["bare", "fleet-1", "fleet-2"], help=sides)
+    parser.add_argument(
+        "--proxy",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "COMMAND"),
+        help="one more target, before the bare server: {url} in its command is that server's, {port} is where to listen",
+    )
     parser.add_argument("--time-scale", type=float, default=1.0, help="of the simulated accelerator")
     parser.add_argument("--out", type=Path, default=Path("results/overhead.json"))
     parser.add_argument("--alone", action="store_true", help="measure one ingress process over a fake engine instead")
     parser.add_argument(
         "--trees", type=Path, nargs="+", default=[Path()], help="with --alone: checkouts to compare; default: this one"
     )
-    parser.add_argument("--tokens", type=int, nargs="+", default=[4, 64], help="with --alone: lengths of answers")
+    parser.add_argument("--tokens", type=int, nargs="+", help="lengths of answers; default: 64, with --alone 4 and 64")
+    parser.add_argument(
+        "--client-cpus", type=int, nargs="+", help="cores of the load generator alone; the servers get the others"
+    )
     arguments = parser.parse_args()
     if arguments.alone:
         alone(arguments)
         return
+    if arguments.client_cpus:
+        os.sched_setaffinity(0, os.sched_getaffinity(0) - set(arguments.client_cpus))  # the servers inherit it
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = (
@@ -65,8 +89,10 @@ def main() -> None:
             if arguments.config
             else simulated(folder, arguments.time_scale)
         )
-        with started(model, arguments.targets, folder) as targets:
-            report = measure(targets, model, arguments.concurrency, arguments.rounds, folder)
+        proxies = dict(arguments.proxy)
+        with started(model, [*arguments.targets, *proxies], folder, proxies) as targets:
+            loads = [Load(streams, tokens) for streams in arguments.concurrency for tokens in arguments.tokens or [OUTPUT_TOKENS]]
+            report = measure(targets, model, loads, arguments.rounds, folder, arguments.client_cpus)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1))
     print(table(report))
@@ -78,7 +104,7 @@ def alone(arguments: argparse.Namespace) -> None:
         ingress_alone.Load(kind, streams, tokens, max(2 * streams, ALONE_TOKENS // (tokens + 16)))
         for kind in ingress_alone.PATHS
         for streams in arguments.concurrency
-        for tokens in arguments.tokens
+        for tokens in arguments.tokens or (4, OUTPUT_TOKENS)
     ]
     with tempfile.TemporaryDirectory() as name:
         model = make_tiny_llama(Path(name) / "tiny")
@@ -96,43 +122,64 @@ def simulated(folder: Path, time_scale: float = 1.0) -> ModelSettings:
 
 
 def measure(
-    targets: Sequence[Target], model: ModelSettings, concurrency: Sequence[int], rounds: int, folder: Path
+    targets: Sequence[Target],
+    model: ModelSettings,
+    loads: Sequence[Load],
+    rounds: int,
+    folder: Path,
+    client_cpus: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Load the servers in turn and return the report: what ran where, and one entry per run."""
+    bench = partial(_bench, model=model, folder=folder, client_cpus=client_cpus)
     for target in targets:
-        _bench(target, model, 32, folder, {})  # warm-up, not counted
+        bench(target, Load(32), idle={})  # warm-up, not counted
     idle = {target.name: _idle_cpu(target) for target in targets}
-    order = [(target, streams) for streams in concurrency for _ in range(rounds) for target in targets]
-    runs = [_bench(target, model, streams, folder, idle[target.name]) for target, streams in order]
+    order = [(target, load) for load in loads for _ in range(rounds) for target in targets]
+    runs = [bench(target, load, idle=idle[target.name]) for target, load in order]
     return {"machine": _machine(), "model": model.model_dump(mode="json", exclude_unset=True), "idle_cpu": idle, "runs": runs}
 
 
 def _idle_cpu(target: Target) -> dict[str, float]:
     """Return CPU seconds per second by role while nothing is asked."""
-    before = cpu_by_role(target.root)
+    before = target.cpu_s()
     time.sleep(_IDLE_S)
-    return {role: (seconds - before.get(role, 0.0)) / _IDLE_S for role, seconds in cpu_by_role(target.root).items()}
+    return {role: (seconds - before.get(role, 0.0)) / _IDLE_S for role, seconds in target.cpu_s().items()}
 
 
-def _bench(target: Target, model: ModelSettings, concurrency: int, folder: Path, idle: Mapping[str, float]) -> dict[str, Any]:
-    """Load one server with ``concurrency`` streams and return vLLM's figures and, by role, what it adds in CPU us per output token."""
-    started_s, before = time.monotonic(), cpu_by_role(target.root)
+def _bench(
+    target: Target,
+    load: Load,
+    *,
+    model: ModelSettings,
+    folder: Path,
+    idle: Mapping[str, float],
+    client_cpus: Sequence[int] | None,
+) -> dict[str, Any]:
+    """Load one server and return vLLM's figures and, by role, what it adds in CPU us per output token."""
+    started_s, before = time.monotonic(), target.cpu_s()
     result = folder / "result.json"
-    command = [*VLLM, "bench", "serve", "--base-url", target.url, "--model", model.name]
+    command = ["taskset", "--cpu-list", ",".join(map(str, client_cpus))] if client_cpus else []
+    command += [*VLLM, "bench", "serve", "--base-url", target.url, "--model", model.name]
     command += ["--tokenizer", source_of(model)]
-    command += ["--dataset-name", "random", "--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)]
-    command += ["--ignore-eos", "--num-prompts", str(REQUESTS.get(concurrency, 8 * concurrency)), "--seed", "1"]
-    command += ["--max-concurrency", str(concurrency), "--num-warmups", "0", "--disable-tqdm"]
+    command += ["--dataset-name", "random", "--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(load.tokens)]
+    command += ["--ignore-eos", "--num-prompts", str(REQUESTS.get(load.streams, 8 * load.streams)), "--seed", "1"]
+    command += ["--max-concurrency", str(load.streams), "--num-warmups", "0", "--disable-tqdm"]
     command += ["--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99"]
     command += ["--save-result", "--result-filename", str(result)]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **environment(model)})
     figures = json.loads(result.read_text())
     tokens = figures["total_output_tokens"]
-    after, elapsed_s = cpu_by_role(target.root), time.monotonic() - started_s
+    after, elapsed_s = target.cpu_s(), time.monotonic() - started_s
     cpu = {r: (after[r] - before.get(r, 0.0) - idle.get(r, 0.0) * elapsed_s) / tokens * 1e6 for r in after}
-    run = {"target": target.name, "concurrency": concurrency, "failed": figures["failed"], "cpu_us_per_token": cpu}
+    run = {
+        "target": target.name,
+        "concurrency": load.streams,
+        "tokens": load.tokens,
+        "failed": figures["failed"],
+        "cpu_us_per_token": cpu,
+    }
     run |= {name: figures[name] for name in METRICS}
-    print(f"{target.name:8} x{concurrency:<4} {run['output_throughput']:8.0f} tok/s  {_show_cpu(cpu)}", flush=True)
+    print(f"{target.name:9} x{load.streams:<4} {load.tokens} {run['output_throughput']:8.0f} tok/s  {_show_cpu(cpu)}", flush=True)
     return run
 
 
@@ -154,20 +201,21 @@ def _machine() -> dict[str, Any]:
 def table(report: Mapping[str, Any]) -> str:
     """Return the Markdown table, medians over the rounds and the range of the throughput, and what idle servers use."""
     rows = [
-        "| streams | server | tok/s (min-max) | x bare | TTFT p50/p99 ms | ITL p50/p99 ms | CPU us/token above idle |",
-        "|---|---|---|---|---|---|---|",
+        "| streams | tokens | server | tok/s (min-max) | x bare | TTFT p50/p99 ms | ITL p50/p99 ms | CPU us/token above idle |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    keys = sorted({(r["concurrency"], r["target"]) for r in report["runs"]})
-    for concurrency, target in keys:
-        runs = [r for r in report["runs"] if (r["concurrency"], r["target"]) == (concurrency, target)]
-        bare = [r["output_throughput"] for r in report["runs"] if (r["concurrency"], r["target"]) == (concurrency, "bare")]
+    by_side: dict[tuple[int, int, str], list[Mapping[str, Any]]] = {}
+    for run in report["runs"]:
+        by_side.setdefault((run["concurrency"], run["tokens"], run["target"]), []).append(run)
+    for (streams, tokens, target), runs in sorted(by_side.items()):
+        bare = [r["output_throughput"] for r in by_side.get((streams, tokens, "bare"), ())]
         rates = [r["output_throughput"] for r in runs]
         ratio = f"{statistics.median(rates) / statistics.median(bare):.2f}" if bare else "-"
         middle = {name: statistics.median(r[name] for r in runs) for name in METRICS}
         roles = {role for r in runs for role in r["cpu_us_per_token"]}
         cpu = {role: statistics.median(r["cpu_us_per_token"].get(role, 0.0) for r in runs) for role in roles}
         rows.append(
-            f"| {concurrency} | {target} | {statistics.median(rates):.0f} ({min(rates):.0f}-{max(rates):.0f}) | {ratio} "
+            f"| {streams} | {tokens} | {target} | {statistics.median(rates):.0f} ({min(rates):.0f}-{max(rates):.0f}) | {ratio} "
             f"| {middle['median_ttft_ms']:.1f} / {middle['p99_ttft_ms']:.1f} "
             f"| {middle['median_itl_ms']:.1f} / {middle['p99_itl_ms']:.1f} | {_show_cpu(cpu)} |"
         )

@@ -3,6 +3,7 @@ the same arguments.
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.processes import server
+from benchmarks.processes import cpu_by_role, server
 from benchmarks.rust_front_end import rust_front_end
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, default_cache_dir
@@ -21,7 +22,7 @@ from serve_app.engine_args import engine_core_args, engine_environment
 
 VLLM = [sys.executable, "-m", "benchmarks.vllm_cli"]
 BARE_PORT = 8060
-"""A fleet of n replicas listens n ports above it, a vLLM server with the Rust front end one below."""
+"""A fleet listens n ports above it for n replicas and 20 more for each further ingress; a vLLM server with the Rust front end one below."""
 _NOT_OF_RUST = ("mm_processor_cache_gb",)
 """Arguments that the Rust front end refuses; this one is of the cache of images, which no benchmark sends."""
 _START_S = {"cpu": 240.0, "cuda": 1200.0}  # on a GPU: fetching weights, compiling, capturing graphs
@@ -29,21 +30,44 @@ _START_S = {"cpu": 240.0, "cuda": 1200.0}  # on a GPU: fetching weights, compili
 
 @dataclass
 class Target:
-    """One server under test. ``root`` is the process from which all of its others descend."""
+    """One server under test. ``root`` is the process from which all of its others descend; ``behind`` the server that a proxy asks."""
 
     name: str
     url: str
     root: psutil.Process
+    behind: "Target | None" = None
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the seconds of CPU time so far, by role; a proxy is one role, by its name."""
+        own = cpu_by_role(self.root)
+        return own if self.behind is None else {self.name: sum(own.values()), **self.behind.cpu_s()}
 
 
 @contextmanager
-def started(model: ModelSettings, names: Sequence[str], folder: Path) -> Iterator[list[Target]]:
-    """Start these servers one after another: ``bare``, ``rust``, or ``fleet-N`` for N replicas. All stay up until left."""
+def started(
+    model: ModelSettings, names: Sequence[str], folder: Path, proxies: Mapping[str, str] | None = None
+) -> Iterator[list[Target]]:
+    """Start these servers one after another. All stay up until left.
+
+    Args:
+        names: ``bare``, ``rust``, ``fleet-N`` for N replicas, ``fleet-N-M`` for M ingresses as well, or a key of ``proxies``.
+        proxies: The command of each. ``{port}`` in it is where to listen, ``{url}`` the bare server's, which comes first in ``names``.
+    """
     with ExitStack() as stack:
-        yield [
-            _vllm(stack, name, model, folder) if name in ("bare", "rust") else _fleet(stack, name, model, folder)
-            for name in names
-        ]
+        targets: list[Target] = []
+        for name in names:
+            if name in (proxies or ()):
+                bare = next(target for target in targets if target.name == "bare")
+                targets.append(_proxy(stack, name, (proxies or {})[name], bare, BARE_PORT - 1 - len(targets), folder))
+            else:
+                targets.append((_vllm if name in ("bare", "rust") else _fleet)(stack, name, model, folder))
+        yield targets
+
+
+def _proxy(stack: ExitStack, name: str, command: str, bare: Target, port: int, folder: Path) -> Target:
+    words, url = shlex.split(command.format(port=port, url=bare.url)), f"http://127.0.0.1:{port}"
+    root = stack.enter_context(server(words, f"{url}/v1/models", log=folder / f"{name}.log", environment={}, start_s=240.0))
+    return Target(name, url, root, behind=bare)
 
 
 def environment(model: ModelSettings) -> dict[str, str]:
@@ -95,8 +119,8 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _fleet(stack: ExitStack, name: str, model: ModelSettings, folder: Path) -> Target:
-    replicas = int(name.removeprefix("fleet-"))
-    config = fleet_config(model, replicas)
+    replicas, ingresses = map(int, f"{name}-1".split("-")[1:3])
+    config = fleet_config(model, replicas, ingresses)
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(path)]
@@ -106,13 +130,17 @@ def _fleet(stack: ExitStack, name: str, model: ModelSettings, folder: Path) -> T
     return Target(name, url, root)
 
 
-def fleet_config(model: ModelSettings, replicas: int) -> dict[str, Any]:
+def fleet_config(model: ModelSettings, replicas: int, ingresses: int = 1) -> dict[str, Any]:
     """Return the configuration of a fleet on this machine."""
     section = model.model_dump(mode="json", exclude_unset=True)
     section |= {"replicas": {"min": replicas, "max": replicas}, "replicas_per_node": replicas, "num_cpus": 0.1}
     return {
-        "name": f"bench-fleet-{replicas}",
+        "name": f"bench-fleet-{replicas}-{ingresses}",
         "models": {model.name: section},
-        "ingress": {"port": BARE_PORT + replicas, "num_cpus": 0.1},
+        "ingress": {
+            "port": BARE_PORT + replicas + 20 * (ingresses - 1),
+            "num_cpus": 0.1,
+            "replicas": {"min": ingresses, "max": ingresses},
+        },
         "timeouts": {"drain_s": 5},
     }

@@ -1,7 +1,7 @@
 """vLLM's rendering of requests, for less: prompts tokenized without Transformers' layer, and no tasks and threads that nobody needs.
 
-That layer sets padding and truncation and makes masks and offsets that nobody reads. Where nothing of it has an effect, the ids are those
-of the tokenizer's own `encode_batch_fast`. A prompt that has to be cut, or that the tokenizer refuses, goes vLLM's own way.
+Transformers' layer sets padding and truncation and makes masks and offsets that nobody reads. Where nothing of it has an effect, the ids
+are those of the tokenizer's own `encode_batch_fast`. A prompt that has to be cut, or that the tokenizer refuses, goes vLLM's own way.
 """
 
 import asyncio
@@ -23,6 +23,11 @@ MAX_TEMPLATES = 32
 """Conversations of one batch. The event loop waits while templates run, as that is Python: some 3 ms for all. 8 cost more CPU."""
 
 
+MAX_CHARS_HERE = 1024
+"""Characters of the longest prompt that the event loop tokenizes itself: some 300 tokens, 0.2 ms. A thread would leave the event loop free
+for that time, but in a busy ingress its hand-overs take longer: Python gives a thread its lock only after 5 ms, twice for each batch."""
+
+
 def render_directly(renderer: Any) -> None:
     """Let vLLM's ``renderer`` take the short ways that it has. Called before the first prompt."""
     stands_in: Any = _WithoutNeedlessTasks()
@@ -34,7 +39,7 @@ def render_directly(renderer: Any) -> None:
     if _is_plain(renderer.tokenizer):
         tokenizing = _Direct(renderer)
         renderer._tokenize_prompt = tokenizing.one
-        renderer._tokenize_prompt_async = ThreadBatches(tokenizing.several, renderer._executor, _chars_of_prompt)
+        renderer._tokenize_prompt_async = tokenizing.soon
         eos_token_id = renderer.get_eos_token_id()
         renderer.get_eos_token_id = lambda: eos_token_id  # Transformers looks for it anew at each request
 
@@ -60,26 +65,27 @@ def _chars_of_prompt(call: Call) -> int:
 
 
 class _Direct:
-    """The short way to token ids, and vLLM's own where that is needed. Runs in a thread."""
+    """The short way to token ids, and vLLM's own where that is needed."""
 
     def __init__(self, renderer: Any) -> None:
         self._encode = renderer.tokenizer._tokenizer.encode_batch_fast
         self._wants_offsets = renderer._wants_offsets
         self._by_vllm = renderer._tokenize_prompt
+        self._in_threads = ThreadBatches(self.several, renderer._executor, _chars_of_prompt)
+
+    async def soon(self, prompt: Any, params: Any) -> Any:
+        """Return or raise what `one` does: for most short prompts without a pause, for all others from a thread."""
+        if len(prompt["prompt"]) <= MAX_CHARS_HERE and (made := self._made(prompt, params)) is not None:
+            return made
+        return await self._in_threads(prompt, params)
 
     def one(self, prompt: Any, params: Any) -> Any:
-        """Return vLLM's ``TokensPrompt``, or raise vLLM's error."""
-        if self._wants_offsets(prompt, params):
-            return self._by_vllm(prompt, params)
-        limits = params.get_encode_kwargs()
-        try:
-            (encoding,) = self._encode([prompt["prompt"]], add_special_tokens=limits["add_special_tokens"])
-        except Exception:  # half a surrogate pair, or no text: vLLM's way raises vLLM's error
-            return self._by_vllm(prompt, params)
-        return self._within(limits, encoding.ids, prompt, params)
+        """Return vLLM's ``TokensPrompt``, or raise vLLM's error. Runs in a thread."""
+        made = self._made(prompt, params)
+        return self._by_vllm(prompt, params) if made is None else made
 
     def several(self, calls: Sequence[Call]) -> list[Any]:
-        """Return of each call what `one` returns or raises, in order."""
+        """Return of each call what `one` returns or raises, in order. Runs in a thread."""
         prompts = [args for args, _ in calls]
         of_all = [params.get_encode_kwargs() for _, params in prompts]
         ways = {limits["add_special_tokens"] for limits in of_all}
@@ -90,15 +96,29 @@ class _Direct:
         except Exception:  # of one of them, which `one` will find
             return [tried(self.one, *each) for each in prompts]
         in_order = zip(of_all, encoded, prompts, strict=True)
-        return [tried(self._within, limits, found.ids, *each) for limits, found, each in in_order]
+        made = ((_within(limits, found.ids, *each), each) for limits, found, each in in_order)
+        return [tried(self._by_vllm, *each) if prompt is None else prompt for prompt, each in made]
 
-    def _within(self, limits: Any, ids: list[int], prompt: Any, params: Any) -> Any:
-        longest = limits.get("max_length")
-        if longest is not None and len(ids) > longest:
-            if params.truncate_prompt_tokens is not None:
-                return self._by_vllm(prompt, params)
-            ids = ids[:longest]  # vLLM refuses the prompt, and its error tells this number
-        return TokensPrompt(prompt_token_ids=ids, **prompt)
+    def _made(self, prompt: Any, params: Any) -> Any:
+        """Return vLLM's ``TokensPrompt``; None where only vLLM's own way makes it, or the error."""
+        if self._wants_offsets(prompt, params):
+            return None
+        limits = params.get_encode_kwargs()
+        try:
+            (encoding,) = self._encode([prompt["prompt"]], add_special_tokens=limits["add_special_tokens"])
+        except Exception:  # half a surrogate pair, or no text
+            return None
+        return _within(limits, encoding.ids, prompt, params)
+
+
+def _within(limits: Any, ids: list[int], prompt: Any, params: Any) -> Any:
+    """Return the ids as vLLM's ``TokensPrompt``; None where vLLM has to cut the prompt."""
+    longest = limits.get("max_length")
+    if longest is not None and len(ids) > longest:
+        if params.truncate_prompt_tokens is not None:
+            return None
+        ids = ids[:longest]  # vLLM refuses the prompt, and its error tells this number
+    return TokensPrompt(prompt_token_ids=ids, **prompt)
 
 
 class _WithoutNeedlessTasks:

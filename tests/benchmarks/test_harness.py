@@ -36,11 +36,11 @@ def test_the_bare_server_gets_the_fleets_engine_arguments() -> None:
 
 
 def test_the_fleet_serves_the_same_model_on_one_machine() -> None:
-    settings = parse_settings(fleet_config(ON_A_GPU, 2))
+    settings = parse_settings(fleet_config(ON_A_GPU, 2, ingresses=3))
     (model,) = settings.models.values()
     assert engine_core_args(model, "org/m") == engine_core_args(ON_A_GPU, "org/m")
     assert (model.frontend_args, model.replicas.min, model.replicas_per_node) == (ON_A_GPU.frontend_args, 2, 2)
-    assert settings.ingress.port == 8062
+    assert (settings.ingress.replicas.min, settings.ingress.replicas.max, settings.ingress.port) == (3, 3, 8102)
 
 
 def test_the_table_has_medians_and_the_ratio_to_the_bare_server() -> None:
@@ -48,8 +48,8 @@ def test_the_table_has_medians_and_the_ratio_to_the_bare_server() -> None:
     runs, idle = [_run(target, rate) for target, rate in rounds], {"fleet-1": {"engine core": 0.011, "ray": 0.0001}}
     rows = table({"runs": runs, "idle_cpu": idle}).splitlines()[2:]
     assert rows == [
-        "| 32 | bare | 120 (100-200) | 1.00 | 7.0 / 7.0 | 7.0 / 7.0 | engine core 2.0 |",
-        "| 32 | fleet-1 | 90 (90-90) | 0.75 | 7.0 / 7.0 | 7.0 / 7.0 | engine core 2.0 |",
+        "| 32 | 64 | bare | 120 (100-200) | 1.00 | 7.0 / 7.0 | 7.0 / 7.0 | engine core 2.0 |",
+        "| 32 | 64 | fleet-1 | 90 (90-90) | 0.75 | 7.0 / 7.0 | 7.0 / 7.0 | engine core 2.0 |",
         "",
         "Idle fleet-1, ms of CPU per second: engine core 11.0",
     ]
@@ -70,6 +70,7 @@ def _run(target: str, rate: float) -> dict[str, Any]:
     return {
         "target": target,
         "concurrency": 32,
+        "tokens": 64,
         "cpu_us_per_token": cpu,
         **dict.fromkeys(METRICS, 7.0),
         "output_throughput": rate,

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.overhead import measure, table
+from benchmarks.overhead import Load, measure, table
 from benchmarks.targets import Target, started
 from serve_app.config import ModelSettings
 
@@ -60,7 +60,7 @@ def compare(model: ModelSettings, streams: Sequence[int], rounds: int) -> dict[s
     """Start both servers and return the report of `measure`, with every answer that differs under ``different``."""
     with tempfile.TemporaryDirectory() as name, started(model, ["bare", "fleet-1"], Path(name)) as (bare, fleet):
         different = [both for prompt in PROMPTS if (both := _ask_both(bare, fleet, model.name, prompt)) is not None]
-        return {**measure([bare, fleet], model, streams, rounds, Path(name)), "different": different}
+        return {**measure([bare, fleet], model, list(map(Load, streams)), rounds, Path(name)), "different": different}
 
 
 def _ask_both(bare: Target, fleet: Target, model: str, prompt: str) -> dict[str, Any] | None:

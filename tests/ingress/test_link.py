@@ -6,6 +6,7 @@ import pytest
 
 from serve_app.core.events import LinkEnd
 from serve_app.errors import ServingError
+from serve_app.ingress.link import MAX_TOGETHER
 from serve_app.protocol.connection import State
 from serve_app.protocol.errors import AuthenticationFailed, HandshakeTimeout, PeerClosed
 from serve_app.protocol.messages import Heartbeat
@@ -61,6 +62,24 @@ async def test_a_replica_with_another_token_is_refused_and_told_so() -> None:
         await probe.connect(replica.lease.port)
     await until(lambda: not replica.server._links)
     assert (probe.opened, probe.lost) == (0, [])
+    await replica.close()
+
+
+@in_loop
+async def test_the_first_frames_of_a_burst_do_not_wait_for_its_last() -> None:
+    replica = await start_replica(settings(), "a")
+    probe = Probe()
+    link = await probe.connect(replica.lease.port)
+    written: list[bytes] = []
+    stands_in: Any = SimpleNamespace(write=written.append, is_closing=lambda: False, get_write_buffer_size=lambda: 0)
+    transport, link._transport = link._transport, stands_in
+    for _ in range(MAX_TOGETHER + 1):
+        link.write(b"x")
+    assert written == [b"x" * MAX_TOGETHER]
+    await asyncio.sleep(0)
+    assert written == [b"x" * MAX_TOGETHER, b"x"]
+    transport.abort()
+    await until(lambda: probe.lost)
     await replica.close()
 
 

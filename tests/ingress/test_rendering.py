@@ -13,7 +13,7 @@ from vllm.renderers.params import ChatParams, TokenizeParams
 from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from serve_app.ingress.rendering import _chars_of_conversation, _is_plain, render_directly
+from serve_app.ingress.rendering import MAX_CHARS_HERE, _chars_of_conversation, _is_plain, render_directly
 from serve_app.ingress.thread_batches import Call, ThreadBatches
 from serve_app.testing.fleet import in_loop
 
@@ -91,8 +91,30 @@ def test_prompts_that_go_together_get_what_each_gets_alone(renderer: Any, limits
 
 
 def several(renderer: Any, prompts: Sequence[Any]) -> list[Any]:
-    found = renderer._tokenize_prompt_async._several([(args, {}) for args in prompts])
+    found = renderer._tokenize_prompt.__self__.several([(args, {}) for args in prompts])
     return [accepted(renderer, each, params) for each, (_, params) in zip(found, prompts, strict=True)]
+
+
+@in_loop
+async def test_the_event_loop_tokenizes_short_prompts_itself_and_no_other(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = TokenizeParams(max_total_tokens=None, add_special_tokens=True)
+    with_offsets = TokenizeParams(max_total_tokens=None, add_special_tokens=True, return_token_offsets=True)
+    cut = TokenizeParams(max_total_tokens=None, truncate_prompt_tokens=3, add_special_tokens=True)
+    asked = [("short", plain), ("a" * MAX_CHARS_HERE, plain), ("a" * (MAX_CHARS_HERE + 1), plain)]
+    asked += [(HALF, plain), ("short", with_offsets), ("too long for three tokens", cut)]
+    wanted = [tokenized(renderer, text, params) for text, params in asked]
+    render_directly(renderer)
+    to_threads, submit = list[str](), renderer._executor.submit
+
+    def noted(make: Any, loop: asyncio.AbstractEventLoop, batch: Any) -> Any:
+        to_threads.extend(args[0]["prompt"] for (args, _), _ in batch)
+        return submit(make, loop, batch)
+
+    monkeypatch.setattr(renderer._executor, "submit", noted)
+    calls = (renderer._tokenize_prompt_async({"prompt": text, "cache_salt": "x"}, params) for text, params in asked)
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [accepted(renderer, each, params) for each, (_, params) in zip(found, asked, strict=True)] == wanted
+    assert to_threads == [text for text, _ in asked[2:]]
 
 
 @in_loop
