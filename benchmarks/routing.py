@@ -47,12 +47,12 @@ class ConsistentHash(LeastOutstandingTokens):
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
         key = request.request_id.partition("/")[0]
-        best = max(replicas, key=lambda replica_id: _score(key, replica_id))
+        best = max(replicas, key=lambda replica_id: score(key, replica_id))
         return Choice(replicas[best], Reason.SESSION)
 
 
 @cache
-def _score(key: str, replica_id: str) -> float:
+def score(key: str, replica_id: str) -> float:
     return random.Random(f"{key} {replica_id}").random()
 
 
