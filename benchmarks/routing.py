@@ -230,9 +230,7 @@ def played(
     return fleet, counted
 
 
-def measure(
-    workload: Workload, policy: Policy, *, seed: int, num_ingresses: int, minutes: float
-) -> Figures:
+def measure(workload: Workload, policy: Policy, *, seed: int, num_ingresses: int, minutes: float) -> Figures:
     """Run a workload once."""
     fleet, counted = played(workload, policy, seed=seed, num_ingresses=num_ingresses, minutes=minutes)
     ttft_s = sorted((ask.first_at or 0.0) - ask.due_at for ask in counted)

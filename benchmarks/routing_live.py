@@ -50,7 +50,9 @@ def config_of(model: Path, sides: list[str], port: int, time_scale: float) -> di
         "num_cpus": 0.1,
     }
     several = one | {"replicas": {"min": REPLICAS, "max": REPLICAS}}
-    models = {by: several | {"routing": {"by": by}} for by, side in (("load", "least load"), ("prefix", "prefix")) if side in sides}
+    models = {
+        by: several | {"routing": {"by": by}} for by, side in (("load", "least load"), ("prefix", "prefix")) if side in sides
+    }
     if {"round robin", "consistent hash"} & set(sides):
         models |= dict.fromkeys(SPLIT, one)
     return {
@@ -138,7 +140,9 @@ def main() -> None:
         url = f"http://127.0.0.1:{arguments.port}"
         quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
         with server(command, f"{url}/readyz", log=folder / "up.log", environment=quiet, start_s=_START_S):
-            print("| workload | routing | requests | failed | hit rate % | TTFT p50 ms | TTFT p99 ms |\n|---|---|---|---|---|---|---|")
+            print(
+                "| workload | routing | requests | failed | hit rate % | TTFT p50 ms | TTFT p99 ms |\n|---|---|---|---|---|---|---|"
+            )
             for workload in (each for each in WORKLOADS if each.name in arguments.workloads):
                 for side in arguments.sides:
                     run = Run(url, workload, side, arguments)

@@ -4,8 +4,9 @@
 
 ``make soak`` starts a fleet of two simulated accelerators and keeps 70 % of the places in their batches taken. Clients open a connection
 for each request; some leave in mid-answer, some ask what is refused, and all prompts but their system prompts are new. Every
-``--kill-every`` seconds the engine of the youngest replica is killed, so the older one and the ingress live through all of it. The first quarter of the time is
-warm-up. Exit status 0: each process that lived through the rest is as large in its last third as in its first, and no answer failed.
+``--kill-every`` seconds the engine of the youngest replica is killed, so the older one and the ingress live through all of it. The first
+quarter of the time is warm-up. Exit status 0: each process that lived through the rest is as large in its last third as in its first,
+and no answer failed.
 """
 
 import argparse
@@ -97,7 +98,10 @@ async def client(url: str, rng: random.Random, record: Record) -> None:
         body["messages"] = [{"role": "user", "content": " ".join(map(str, body.pop("prompt")[:300]))}]
     leave_after = rng.randint(1, 5) if kind < LEAVES else None
     try:
-        async with httpx.AsyncClient(timeout=_ANSWER_S, verify=False) as http, http.stream("POST", url + path, json=body) as answer:
+        async with (
+            httpx.AsyncClient(timeout=_ANSWER_S, verify=False) as http,
+            http.stream("POST", url + path, json=body) as answer,
+        ):
             record.ends[await _end(answer, leave_after)] += 1
     except httpx.HTTPError as exc:
         record.ends[f"failed: {type(exc).__name__}"] += 1
@@ -139,13 +143,13 @@ async def watch(url: str, root: psutil.Process, record: Record, until: float) ->
 
 def looks(root: psutil.Process, tasks: float) -> list[Sample]:
     """Return one sample of each process below ``root``."""
-    samples = []
+    at, samples = time.monotonic(), []
     for process in [root, *root.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             role = role_of(process) if role_of(process) != "other" else process.name()
             memory, descriptors = process.memory_full_info().uss / 2**20, process.num_fds()
             figures = {"memory MiB": memory, "descriptors": float(descriptors), "threads": float(process.num_threads())}
-            samples.append(Sample(time.monotonic(), process.pid, role, figures | ({"tasks": tasks} if role == "ingress" else {})))
+            samples.append(Sample(at, process.pid, role, figures | ({"tasks": tasks} if role == "ingress" else {})))
     return samples
 
 
@@ -172,13 +176,13 @@ async def soak(url: str, root: psutil.Process, arguments: argparse.Namespace) ->
 
 def grown(samples: Sequence[Sample]) -> list[str]:
     """Return what grew, a line each, and print a row for each process that lived through the time after the warm-up."""
-    begin, end = samples[0].at, samples[-1].at
+    begin, end = samples[0].at, samples[-1].at  # all samples of a look have its time
     warm_at = begin + WARM_UP_SHARE * (end - begin)
     problems = []
     print("| process | pid | figure | first third | last third | most |\n|---|---|---|---|---|---|")
     for pid in sorted({sample.pid for sample in samples}):
         of_it = [sample for sample in samples if sample.pid == pid]
-        if of_it[0].at > warm_at or of_it[-1].at < end - 2 * SAMPLE_S:
+        if of_it[0].at > warm_at or of_it[-1].at < end:
             continue
         counted = [sample for sample in of_it if sample.at >= warm_at]
         third = max(1, len(counted) // 3)

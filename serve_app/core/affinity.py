@@ -42,7 +42,8 @@ class PrefixAffinity:
     """Where the longest part of a prompt is cached; then by its session, or by what is new in it; then by load.
 
     ``max_load``, > 1: no request goes to a replica by affinity that has more to do than so many times the mean plus the request's own
-    tokens. ``continued``: the share of requests that go on, until requests have shown it. Cost of a pick, amortized: as `LeastOutstandingTokens`, and a hash for each replica that may be chosen.
+    tokens. ``continued``: the share of requests that go on where another ended, until requests have shown it. Cost of a pick,
+    amortized: as `LeastOutstandingTokens`, and a hash for each replica that may be chosen.
     """
 
     def __init__(self, max_load: float = 2.0, continued: float = CONTINUED_AT_START) -> None:

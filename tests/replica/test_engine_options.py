@@ -1,4 +1,4 @@
-"""Speculative decoding and quantized weights, named in the configuration alone: a real engine on the CPU gives the answers of Transformers."""
+"""Speculative decoding and quantized weights by configuration: a real engine on the CPU answers as Transformers does."""
 
 import asyncio
 import json
@@ -50,7 +50,12 @@ def eight_bits(base: Path, target: Path, whole: Path) -> None:
         "input_activations": scheme | {"strategy": "token", "dynamic": True},
     }
     config = json.loads((base / "config.json").read_text())
-    quantized = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+    quantized = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
     for folder, weights_of, more in ((target, made, {"quantization_config": quantized}), (whole, meant, {})):
         shutil.copytree(base, folder)
         save_file(weights_of, folder / "model.safetensors", metadata={"format": "pt"})
