@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-routing bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-routing bench-routing-live soak bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -114,9 +114,17 @@ bench-batch-steps: .venv ## the same, computed without processes, for each way t
 bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (15 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
 
-bench-routing: .venv ## routing policies on 16 simulated replicas with prefix caches, and what a choice costs (10 minutes)
+bench-routing: .venv ## routing policies on 16 simulated replicas with prefix caches, and what a choice costs (15 minutes)
 	$(BIN)/python -m benchmarks.routing
+	$(BIN)/python -m benchmarks.routing_truth
 	$(BIN)/python -m benchmarks.routing_cost
+
+bench-routing-live: .venv ## the same policies live: 4 replicas on simulated accelerators, 12 engines in all, 16 GiB (15 minutes)
+	$(BIN)/python -m benchmarks.routing_live
+
+MINUTES_OF_SOAK ?= 60
+soak: .venv ## a fleet at 70 % load while clients and replicas come and go, for MINUTES_OF_SOAK: is memory flat, are descriptors, threads, tasks?
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES_OF_SOAK)
 
 bench-cold-start: .venv ## what the start of a replica costs, phase by phase (5 to 15 minutes)
 	$(BIN)/python -m tools.cold_start --warm

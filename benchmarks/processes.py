@@ -69,12 +69,12 @@ def cpu_by_role(root: psutil.Process) -> dict[str, float]:
     for process in [root, *root.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            role = _role(process)
+            role = role_of(process)
             totals[role] = totals.get(role, 0.0) + times.user + times.system
     return totals
 
 
-def _role(process: psutil.Process) -> str:
+def role_of(process: psutil.Process) -> str:
     line = " ".join(process.cmdline()) or process.name()
     if "ServeReplica:" in line:
         return "ingress" if ":ingress" in line else "relay"

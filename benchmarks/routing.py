@@ -9,18 +9,18 @@ by the same pause. Each request comes to an ingress chosen at random, whatever i
 import argparse
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Protocol
 
-from benchmarks.routing_fleet import BLOCK_SIZE, Ask, RoutedFleet
+from benchmarks.routing_fleet import BLOCK_SIZE, Ask, Points, Policy, RoutedFleet
 from serve_app.autoscaling.simulated_replica import Hardware, steps_of_profile
 from serve_app.core.affinity import PrefixAffinity
 from serve_app.core.prefix_index import Prefix
 from serve_app.core.request import RequestState
-from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState, RoutingPolicy
+from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState
 from serve_app.ingress.prefixes import hash_points
 from serve_app.simulated.profiles import profile_from
 
@@ -47,20 +47,20 @@ class ConsistentHash(LeastOutstandingTokens):
 
     def pick(self, request: RequestState, replicas: Mapping[str, ReplicaState]) -> Choice | None:
         key = request.request_id.partition("/")[0]
-        best = max(replicas, key=lambda replica_id: _score(key, replica_id))
+        best = max(replicas, key=lambda replica_id: score(key, replica_id))
         return Choice(replicas[best], Reason.SESSION)
 
 
 @cache
-def _score(key: str, replica_id: str) -> float:
+def score(key: str, replica_id: str) -> float:
     return random.Random(f"{key} {replica_id}").random()
 
 
-POLICIES: dict[str, Callable[[int], RoutingPolicy]] = {
-    "round robin": RoundRobin,
-    "least load": lambda _: LeastOutstandingTokens(),
-    "consistent hash": lambda _: ConsistentHash(),
-    "prefix": lambda _: PrefixAffinity(),
+POLICIES: dict[str, Policy] = {
+    "round robin": lambda ingress, _: RoundRobin(ingress),
+    "least load": lambda *_: LeastOutstandingTokens(),
+    "consistent hash": lambda *_: ConsistentHash(),
+    "prefix": lambda *_: PrefixAffinity(),
 }
 
 
@@ -175,14 +175,15 @@ class Clients:
         prompt, output, pause_s = said
         self._open[name] = rng, turns, pause_s
         answered = prompt + text(tuple(prompt[-8:]), output)
-        prefix = Prefix(hash_points(prompt, BLOCK_SIZE), BLOCK_SIZE)
+        blocks = _blocks(prompt)
+        prefix = Prefix(Points(hash_points(prompt, BLOCK_SIZE), blocks), BLOCK_SIZE)
         return Ask(
             f"{name}/{turn}",
             at,
             len(prompt),
             output,
             ingress=random.Random(f"{name} {turn}").randrange(self._num_ingresses),
-            blocks=_blocks(prompt),
+            blocks=blocks,
             blocks_after=_blocks(answered),
             prefix=prefix,
         )
@@ -209,23 +210,35 @@ class Figures:
     """Most requests at one replica over the mean."""
 
 
-def measure(
-    workload: Workload, policy: Callable[[int], RoutingPolicy], *, seed: int, num_ingresses: int, minutes: float
-) -> Figures:
-    """Run a workload once."""
+def played(
+    workload: Workload,
+    policy: Policy,
+    *,
+    seed: int,
+    num_ingresses: int,
+    minutes: float,
+    cache_share: float = 1.0,
+) -> tuple[RoutedFleet, list[Ask]]:
+    """Run a workload once, with prefix caches of ``cache_share`` of the KV cache; return the fleet and the requests that count."""
     profile = profile_from(PROFILE)
     hardware = Hardware(step_s=steps_of_profile(profile), kv_tokens=profile.kv_cache_tokens, max_num_seqs=256)
     clients = Clients(workload, seed=seed, duration_s=60 * minutes, num_ingresses=num_ingresses)
-    fleet = RoutedFleet(hardware, NUM_REPLICAS, num_ingresses, policy)
+    fleet = RoutedFleet(hardware, NUM_REPLICAS, num_ingresses, policy, cache_tokens=int(cache_share * hardware.kv_tokens))
     asks = fleet.run(clients.first(), clients.following)
     counted = asks[int(WARM_UP_SHARE * len(asks)) :]
     assert all(ask.first_at is not None for ask in counted)
+    return fleet, counted
+
+
+def measure(workload: Workload, policy: Policy, *, seed: int, num_ingresses: int, minutes: float) -> Figures:
+    """Run a workload once."""
+    fleet, counted = played(workload, policy, seed=seed, num_ingresses=num_ingresses, minutes=minutes)
     ttft_s = sorted((ask.first_at or 0.0) - ask.due_at for ask in counted)
     return Figures(
         hit_rate=sum(ask.cached_tokens for ask in counted) / sum(ask.prompt_tokens for ask in counted),
         ttft_p50_s=ttft_s[len(ttft_s) // 2],
         ttft_p99_s=ttft_s[int(0.99 * len(ttft_s))],
-        busiest=max(fleet.placed.values()) * NUM_REPLICAS / len(asks),
+        busiest=max(fleet.placed.values()) * NUM_REPLICAS / len(fleet.asks),
     )
 
 
@@ -247,15 +260,15 @@ def main() -> None:
                     for s in args.seeds
                 ]
                 cells = [
-                    _spread([100 * r.hit_rate for r in runs], 1),
-                    _spread([1000 * r.ttft_p50_s for r in runs], 0),
-                    _spread([1000 * r.ttft_p99_s for r in runs], 0),
-                    _spread([r.busiest for r in runs], 2),
+                    spread([100 * r.hit_rate for r in runs], 1),
+                    spread([1000 * r.ttft_p50_s for r in runs], 0),
+                    spread([1000 * r.ttft_p99_s for r in runs], 0),
+                    spread([r.busiest for r in runs], 2),
                 ]
                 print(f"| {workload.name} | {name} | {num_ingresses} | {' | '.join(cells)} |", flush=True)
 
 
-def _spread(values: list[float], digits: int) -> str:
+def spread(values: list[float], digits: int) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 

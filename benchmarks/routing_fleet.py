@@ -6,7 +6,7 @@ is each replica's prefix cache: blocks of prompts and answers, what was used las
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,21 @@ from serve_app.core.events import HeartbeatArrived, LinkOpened, OutputsArrived, 
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import Instruction, StartAttempt
-from serve_app.core.prefix_index import Prefix
+from serve_app.core.prefix_index import Prefix, tokens_at
 from serve_app.core.request import Resume
 from serve_app.core.routing import RoutingPolicy
 
 BLOCK_SIZE = 16
 CREDIT = 2048
 BEAT_S = 1.0
+
+
+class Points(list[int]):
+    """The hashes of a `Prefix`, with the block that ends at each point: by these a replica's cache can be asked for points."""
+
+    def __init__(self, hashes: Sequence[int], blocks: Sequence[int]) -> None:
+        super().__init__(hashes)
+        self.blocks = [blocks[tokens_at(point, BLOCK_SIZE) // BLOCK_SIZE - 1] for point in range(len(hashes))]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +41,8 @@ class Ask(Job):
     blocks_after: Sequence[int]
     prefix: Prefix
     """As the ingress sees it."""
+    expected_tokens: int = 0
+    """What the ingress thought cached where the request went."""
 
 
 class BlockCache:
@@ -41,6 +51,9 @@ class BlockCache:
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._blocks
 
     def hit_tokens(self, ask: Ask) -> int:
         count = 0
@@ -62,15 +75,18 @@ class BlockCache:
 class CachingReplica(Replica):
     """A replica that computes of a prompt only what it has not cached."""
 
-    def __init__(self, replica_id: str, hardware: Hardware) -> None:
+    def __init__(self, replica_id: str, hardware: Hardware, cache_tokens: int) -> None:
         super().__init__(replica_id, hardware, 0.0)
-        self.cache = BlockCache(hardware.kv_tokens // BLOCK_SIZE)
+        self.cache = BlockCache(cache_tokens // BLOCK_SIZE)
 
     def begin(self, job: Job) -> int:
         assert isinstance(job, Ask)
         cached_tokens = self.cache.hit_tokens(job)
         self.cache.add(job.blocks)
         return cached_tokens
+
+
+Policy = Callable[[int, Mapping[str, CachingReplica]], RoutingPolicy]
 
 
 @dataclass(slots=True)
@@ -84,17 +100,19 @@ class _Output:
 
 @dataclass(slots=True)
 class RoutedFleet:
-    """``policy`` makes the routing of each ingress."""
+    """``policy`` makes the routing of each ingress, from its number and the replicas."""
 
     hardware: Hardware
     num_replicas: int
     num_ingresses: int
-    policy: Callable[[int], RoutingPolicy]
+    policy: Policy
+    cache_tokens: int
+    """Room of each replica's prefix cache, and what the ingresses are told of it."""
     asks: list[Ask] = field(default_factory=list)
     ingresses: list[FleetState] = field(default_factory=list)
     placed: Counter[str] = field(default_factory=Counter)
     """Replica -> requests."""
-    _replicas: dict[str, CachingReplica] = field(default_factory=dict)
+    replicas: dict[str, CachingReplica] = field(default_factory=dict)
     _versions: dict[str, int] = field(default_factory=dict)
     _running: dict[str, Ask] = field(default_factory=dict)
     _told: dict[str, int] = field(default_factory=dict)
@@ -106,13 +124,13 @@ class RoutedFleet:
         """Serve ``asks``, and what ``next_ask`` returns for an ask that has ended: the next turn of a conversation."""
         self._next_ask = next_ask
         limits = FleetSettings(model="m", max_waiting_requests=1 << 20, no_replica_s=1e9)
-        self.ingresses = [FleetState(limits, self.policy(i)) for i in range(self.num_ingresses)]
+        self.ingresses = [FleetState(limits, self.policy(i, self.replicas)) for i in range(self.num_ingresses)]
         for number in range(self.num_replicas):
-            replica = CachingReplica(f"replica-{number}", self.hardware)
-            self._replicas[replica.replica_id] = replica
+            replica = CachingReplica(f"replica-{number}", self.hardware, self.cache_tokens)
+            self.replicas[replica.replica_id] = replica
             self._versions[replica.replica_id] = 0
             for fleet in self.ingresses:
-                fleet.handle(LinkOpened(replica.replica_id, CREDIT, kv_tokens=self.hardware.kv_tokens), now=0.0)
+                fleet.handle(LinkOpened(replica.replica_id, CREDIT, kv_tokens=self.cache_tokens), now=0.0)
         for ask in asks:
             self._put(ask.due_at, "ask", ask)
         self._put(BEAT_S, "beat", None)
@@ -121,9 +139,9 @@ class RoutedFleet:
             if kind == "ask":
                 self._arrive(what, at)
             elif kind == "step" and what[1] == self._versions[what[0]]:
-                self._advance(self._replicas[what[0]], at)
+                self._advance(self.replicas[what[0]], at)
             elif kind == "beat":
-                for replica in self._replicas.values():
+                for replica in self.replicas.values():
                     self._beat(replica, at)
                 if self._agenda or self._running:
                     self._put(at + BEAT_S, "beat", None)
@@ -144,9 +162,11 @@ class RoutedFleet:
     def _start(self, instructions: Sequence[Instruction], at: float) -> None:
         for start in instructions:
             if isinstance(start, StartAttempt):
-                replica = self._replicas[start.replica_id]
+                replica = self.replicas[start.replica_id]
                 happened = replica.run_to(at)
-                replica.add(self._running[start.request_id], start.attempt_id, at)
+                ask = self._running[start.request_id]
+                ask.expected_tokens = self.ingresses[ask.ingress].requests[ask.request_id].trail.expected_hit_tokens
+                replica.add(ask, start.attempt_id, at)
                 self._told[start.attempt_id] = 0
                 self.placed[start.replica_id] += 1
                 self._report(replica, happened, at)

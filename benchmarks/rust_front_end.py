@@ -13,13 +13,15 @@ _INSIDE = "vllm/vllm-rs"
 
 
 def rust_front_end(cache: Path) -> Path:
-    """Return the path of the binary in ``cache``; the first call for a version downloads 330 MB, of which 60 stay.
+    """Return the path of the binary: the installed vLLM's, or one in ``cache``; the first call for a version downloads 330 MB, 60 stay.
 
     Raises:
         RuntimeError: pip cannot fetch the wheel; the message has pip's reason.
     """
     from vllm import version
 
+    if (installed := Path(version.__file__).parents[1] / _INSIDE).exists():
+        return installed
     number = public_version(version.__version__)
     path = cache / f"vllm-rs-{number}"
     if not path.exists():

@@ -139,6 +139,9 @@ TABLE = (
         "Threads and processes that may still be started where the ingress runs, by the limits of its cgroups (pids.max).",
     ),
     Series(
+        "tasks", "gauge", (), "Tasks of the ingress's event loop: some for itself and its links, and some for each open request."
+    ),
+    Series(
         "clock_steps_seconds",
         "gauge",
         (),

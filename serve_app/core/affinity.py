@@ -27,6 +27,9 @@ The hash is for conversations whose turns come to different ingresses; where the
 """
 CONTINUED_OVER = 100
 """Requests over which that share is taken."""
+CONTINUED_AT_START = 0.5
+"""What that share is thought to be before there were requests. The conversations that a new ingress meets may be known to others
+alone, who placed them by the hash. Where there are none, the share is below ``MIN_CONTINUED`` after 160 requests."""
 MAX_JUNCTIONS = 10_000
 _ODD, _BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1
 """A multiplication by it spreads each bit over all higher ones. With Python's hash of a tuple one replica got three times as much
@@ -39,10 +42,11 @@ class PrefixAffinity:
     """Where the longest part of a prompt is cached; then by its session, or by what is new in it; then by load.
 
     ``max_load``, > 1: no request goes to a replica by affinity that has more to do than so many times the mean plus the request's own
-    tokens. Cost of a pick, amortized: as `LeastOutstandingTokens`, and a hash for each replica that may be chosen.
+    tokens. ``continued``: the share of requests that go on where another ended, until requests have shown it. Cost of a pick,
+    amortized: as `LeastOutstandingTokens`, and a hash for each replica that may be chosen.
     """
 
-    def __init__(self, max_load: float = 2.0) -> None:
+    def __init__(self, max_load: float = 2.0, continued: float = CONTINUED_AT_START) -> None:
         self.index = PrefixIndex()
         self._max_load = max_load
         self._by_load = LeastOutstandingTokens()
@@ -50,7 +54,7 @@ class PrefixAffinity:
         self._tokens: dict[str, int] = {}
         """Replica -> tokens to do, of those that do not drain; ``_total`` is their sum."""
         self._total = 0
-        self._continued = 0.0
+        self._continued = continued
         """Share of the latest requests that went on where another ended."""
         self._junctions: OrderedDict[int, None] = OrderedDict()
         """Last known points of prompts that had something new behind them: who else leaves there shares a beginning with them."""

@@ -59,13 +59,13 @@ class PrefixIndex:
 
     def deepest(self, hashes: Sequence[int]) -> tuple[int, set[str]]:
         """Return the number of leading points that some replica holds, and the replicas that hold all of them."""
-        count = _count(hashes, self._holders)
+        count = count_known(hashes, self._holders)
         holders = self._holders[hashes[count - 1]] if count else set[str]()
         return count, {holders} if isinstance(holders, str) else holders
 
     def count(self, replica_id: str, hashes: Sequence[int]) -> int:
         """Return the number of leading points that the replica holds."""
-        return _count(hashes, self._held.get(replica_id, {}))
+        return count_known(hashes, self._held.get(replica_id, {}))
 
     def add(self, replica_id: str, prefix: Prefix, capacity_tokens: int) -> None:
         """The replica gets this prompt, and forgets what it has no room for. ``capacity_tokens`` 0: nobody knows its room."""
@@ -125,7 +125,7 @@ class PrefixIndex:
         assert all(len(some) > 1 for some in self._holders.values() if isinstance(some, set))
 
 
-def _count(hashes: Sequence[int], known: Container[int]) -> int:
+def count_known(hashes: Sequence[int], known: Container[int]) -> int:
     """Return how many leading hashes are known, if none is known behind one that is not."""
     low, high = 0, len(hashes)
     while low < high:

@@ -18,6 +18,7 @@ LATE_LOOKS = 2
 """So many looks in a row have to be too late: one alone is a pause, as of the garbage collector, and over when it is seen."""
 
 _lag = series.histogram("event_loop_lag_seconds", series.LAG_BOUNDS_S)
+_tasks = series.gauge("tasks")
 
 
 class LoopLag:
@@ -39,6 +40,7 @@ class LoopLag:
             intake_late_s: Returns for how long the oldest of those requests has waited that are not begun.
         """
         loop = asyncio.get_running_loop()
+        _tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         while True:
             due = loop.time() + PERIOD_S
             await asyncio.sleep(PERIOD_S)

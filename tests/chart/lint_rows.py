@@ -368,6 +368,18 @@ WEIGHTS: list[Check] = [
         merged(model("/models/m"), weights(HUB, existingClaim="c")),
     ),
     (
+        "an adapter without a volume",
+        model("/opt/m", adapters={"x": {"path": "/models/x"}}),
+        ("config.models.m.adapters.x.path is /models/x", "weights.enabled is false"),
+        model("/opt/m", adapters={"x": {"path": "/opt/x"}}),
+    ),
+    (
+        "an adapter that nothing fetches",
+        merged(model("/models/m", adapters={"x": {"path": "/models/mine/x"}}), weights(HUB)),
+        ("adapters.x.path is /models/mine/x, but weights.downloads fetches /models/m", "path mine/x"),
+        merged(model("/models/m", adapters={"x": {"path": "/models/mine/x"}}), weights(HUB, S3 | {"path": "mine"})),
+    ),
+    (
         "downloads into what cannot be written",
         weights(HUB, accessMode="ReadOnlyMany"),
         ("weights.accessMode is ReadOnlyMany, but weights.downloads has 1 entries", "ReadWriteMany"),

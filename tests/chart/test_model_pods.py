@@ -179,8 +179,8 @@ def test_headroom_asks_for_what_the_computed_sizes_of_its_model_are() -> None:
 def test_pods_of_a_model_wait_for_all_weights_that_the_model_names_and_for_no_others() -> None:
     folders = ("a", "a-draft", "adapter", "b")
     downloads = [{"path": path, "source": "hf:o/n", "revision": "a" * 40} for path in folders]
-    arguments = {"speculative_config": {"model": "/models/a-draft"}, "lora_modules": [{"name": "x", "path": "/models/adapter/x"}]}
-    named = CUDA | {"engine_args": arguments, "model": "/models/a"}
+    arguments = {"speculative_config": {"model": "/models/a-draft"}}
+    named = CUDA | {"engine_args": arguments, "model": "/models/a", "adapters": {"x": {"path": "/models/adapter/x"}}}
     made = render(merged(models(named, CPU), at("weights", {"enabled": True, "downloads": downloads})))
 
     def waited(group: str) -> list[str]:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from serve_app.core.affinity import CONTINUED_OVER, PrefixAffinity
+from serve_app.core.affinity import CONTINUED_AT_START, CONTINUED_OVER, PrefixAffinity
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, RequestArrived, RequestsAborted
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
@@ -29,8 +29,9 @@ def hash_of(words: str) -> int:
     return int.from_bytes(words.encode().ljust(8)[-8:]) * 7919 + len(words)
 
 
-def fleet_by_prefix(*replica_ids: str, max_load: float = 1.5, kv_tokens: int = 0) -> FleetState:
-    fleet = FleetState(FleetSettings(model="m"), PrefixAffinity(max_load))
+def fleet_by_prefix(*replica_ids: str, max_load: float = 1.5, kv_tokens: int = 0, continued: float = 0.0) -> FleetState:
+    """It has seen that there are no conversations, unless ``continued`` says how many of its requests went on."""
+    fleet = FleetState(FleetSettings(model="m"), PrefixAffinity(max_load, continued))
     for replica_id in replica_ids:
         fleet.handle(LinkOpened(replica_id, 100, kv_tokens=kv_tokens), now=0.0)
     return fleet
@@ -137,6 +138,21 @@ def test_ingresses_that_never_spoke_send_each_turn_of_a_conversation_to_the_same
             where.add(ask(fleets[turn % 3], f"r{number}-{turn}", " ".join(words[: turn + 1]))[0])
             finish(fleets[turn % 3], f"r{number}-{turn}")
         assert len(where) == 1
+
+
+def test_an_ingress_that_has_just_started_sends_a_turn_where_the_others_sent_the_ones_before() -> None:
+    old, new = (fleet_by_prefix(*"abcdefgh", continued=CONTINUED_AT_START) for _ in range(2))
+    for number in range(20):
+        went = ask(old, f"r{number}", f"c{number}")
+        finish(old, f"r{number}")
+        assert ask(new, f"r{number}", f"c{number} more")[:2] == went[:2]
+        finish(new, f"r{number}")
+
+
+def test_a_new_ingress_learns_that_there_are_no_conversations() -> None:
+    fleet = fleet_by_prefix("a", "b", continued=CONTINUED_AT_START, max_load=10.0)
+    reasons = [ask(fleet, f"r{n}", f"w{n} x y")[1] for n in range(165)]
+    assert reasons == [Reason.HASH] * 161 + [Reason.LOAD] * 4, "0.5 * 0.99 ** 161 < 0.1"
 
 
 def test_without_conversations_new_prompts_go_by_load() -> None:

@@ -1,10 +1,10 @@
-"""The fleet beside bare vLLM on this machine's NVIDIA GPU, same engine arguments. Never run on a GPU so far.
+"""The fleet beside bare vLLM, with Python's and with the Rust front end, on this machine's NVIDIA GPU; same engine arguments.
 
     .venv-cuda/bin/python -m tests.gpu.compare --model ID_OR_PATH [--gpus 1] [--streams 32 256] [--rounds 3] [--out FILE]
 
-First a few greedy answers, one at a time: a batch would change them on a GPU. They must be equal. Then throughput, TTFT and ITL as
-`benchmarks.overhead` measures them. Both engines are up at the same time and share the GPU's memory. Exit status 0: equal answers
-and no failed request; 1: not so; 2: there is no GPU.
+Never run on a GPU so far. First a few greedy answers, one at a time: a batch would change them on a GPU. They must be equal. Then the
+table of `benchmarks.overhead`: CPU per token, throughput, TTFT and ITL. All engines are up at the same time and share the GPU's memory.
+Exit status 0: equal answers and no failed request; 1: not so; 2: there is no GPU.
 """
 
 import argparse
@@ -30,6 +30,7 @@ PROMPTS = (
     "Water boils at a temperature of",
     "The three primary colours are",
 )
+SIDES = ("bare", "rust", "fleet-1")
 _ANSWER_S = 120.0
 
 
@@ -43,24 +44,25 @@ def missing_device() -> str:
     return f"no CUDA device found; this needs an NVIDIA GPU and vLLM's CUDA build (make .venv-cuda/.installed), here is {build}"
 
 
-def model_on_gpu(source: str, gpus: int = 1) -> ModelSettings:
-    """Return a model of ``gpus`` GPUs per engine. 0.4 of their memory each: a bare server and a replica are on them together."""
+def model_on_gpu(source: str, gpus: int = 1, num_sides: int = len(SIDES)) -> ModelSettings:
+    """Return a model of ``gpus`` GPUs per engine. Each has its part of 0.84 of their memory: all sides are on them together."""
     return ModelSettings.model_validate(
         {
             "name": "compared",
             "model": source,
             "device": "cuda",
             "gpus_per_replica": gpus,
-            "engine_args": {"gpu_memory_utilization": 0.4, "max_model_len": 2048, "max_num_seqs": 256},
+            "engine_args": {"gpu_memory_utilization": round(0.84 / num_sides, 2), "max_model_len": 2048, "max_num_seqs": 256},
         }
     )
 
 
-def compare(model: ModelSettings, streams: Sequence[int], rounds: int) -> dict[str, Any]:
-    """Start both servers and return the report of `measure`, with every answer that differs under ``different``."""
-    with tempfile.TemporaryDirectory() as name, started(model, ["bare", "fleet-1"], Path(name)) as (bare, fleet):
+def compare(model: ModelSettings, streams: Sequence[int], rounds: int, sides: Sequence[str] = SIDES) -> dict[str, Any]:
+    """Start the servers and return the report of `measure`, with every answer that differs under ``different``."""
+    with tempfile.TemporaryDirectory() as name, started(model, sides, Path(name)) as targets:
+        bare, fleet = targets[0], targets[-1]
         different = [both for prompt in PROMPTS if (both := _ask_both(bare, fleet, model.name, prompt)) is not None]
-        return {**measure([bare, fleet], model, list(map(Load, streams)), rounds, Path(name)), "different": different}
+        return {**measure(targets, model, list(map(Load, streams)), rounds, Path(name)), "different": different}
 
 
 def _ask_both(bare: Target, fleet: Target, model: str, prompt: str) -> dict[str, Any] | None:
@@ -89,13 +91,15 @@ def main() -> None:
     parser.add_argument("--model", default=EMBEDDED, help="Hugging Face id, path, or embedded:NAME")
     parser.add_argument("--gpus", type=int, default=1, help="of each engine; more than 1 is tensor parallel")
     parser.add_argument("--streams", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--sides", nargs="+", default=SIDES, help="bare first, fleet-1 last; fewer leave each more memory")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/gpu.json"))
     arguments = parser.parse_args()
     if why := missing_device():
         print(why, file=sys.stderr)
         sys.exit(2)
-    report = compare(model_on_gpu(arguments.model, arguments.gpus), arguments.streams, arguments.rounds)
+    model = model_on_gpu(arguments.model, arguments.gpus, len(arguments.sides))
+    report = compare(model, arguments.streams, arguments.rounds, arguments.sides)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1))
     print(table(report), *problems(report), sep="\n")

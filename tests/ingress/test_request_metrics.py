@@ -50,6 +50,18 @@ def test_an_answer_is_no_error_and_tells_how_long_it_waited() -> None:
     assert [value("queue_seconds_bucket", model="m2", le=le) for le in ("0.001", "1.0", "2.5", "+Inf")] == [1.0, 1.0, 2.0, 2.0]
 
 
+def test_the_tasks_of_the_loop_are_counted_when_asked() -> None:
+    async def count_tasks() -> None:
+        loop = asyncio.get_running_loop()
+        others: list[asyncio.Task[Any]] = [loop.create_task(LoopLag(2.0).watch()), loop.create_task(asyncio.Event().wait())]
+        await asyncio.sleep(0)
+        assert value("tasks") == 3.0
+        for task in others:
+            task.cancel()
+
+    asyncio.run(count_tasks())
+
+
 def test_a_loop_that_stands_still_is_late_by_that_long() -> None:
     async def stand_still() -> None:
         watch = asyncio.create_task(LoopLag(2.0).watch())

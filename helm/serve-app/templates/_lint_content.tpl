@@ -100,6 +100,20 @@ file, nor another variable. Args: name, value. */}}
 {{- list "weights-not-fetched" (printf "%s.model is %s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s, or name the claim that has it" $model.at $model.model (join ", " $paths | default "nothing") (trimPrefix "/models/" $model.model)) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
+{{- range $name, $adapter := $model.adapters | default dict -}}
+{{- $named := printf "%s.adapters.%s.path is %s" $model.at $name $adapter.path -}}
+{{- if hasPrefix "/models/" $adapter.path -}}
+{{- if not $w.enabled -}}
+{{- list "weights-not-enabled" (printf "%s, but weights.enabled is false: enable it, and fetch the adapter there or name an existing claim" $named) | toJson | nindent 0 -}}
+{{- else if not $w.existingClaim -}}
+{{- $is_fetched := false -}}
+{{- range $paths }}{{ if hasPrefix (printf "%s/" .) (printf "%s/" $adapter.path) }}{{ $is_fetched = true }}{{ end }}{{ end -}}
+{{- if not $is_fetched -}}
+{{- list "weights-not-fetched" (printf "%s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s or of a folder above it, or name the claim that has it" $named (join ", " $paths | default "nothing") (trimPrefix "/models/" $adapter.path)) | toJson | nindent 0 -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if not (or (hasPrefix "/" $model.model) (hasPrefix "embedded:" $model.model) $open) -}}
 {{- list "hub-out-of-reach" (printf "%s.model is %s, a Hugging Face id, but networkPolicies.enabled is true: serving pods reach no hub; let weights.downloads fetch it and use /models/PATH, or allow the hub in networkPolicies.extraEgress" $model.at $model.model) | toJson | nindent 0 -}}
 {{- end -}}
