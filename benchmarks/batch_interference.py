@@ -1,6 +1,8 @@
 """What a batch of the API costs those who chat, and how much of the idle capacity it uses. docs/batch.md has the result.
 
-    python -m benchmarks.batch_interference      5 minutes on 2 cores
+    python -m benchmarks.batch_interference                            5 minutes on 2 cores
+    python -m benchmarks.batch_interference --seed 2 --out results/b    two more rounds, of other chats
+    python -m benchmarks.batch_interference --read results/a results/b  the figures of both together
 
 One simulated replica with vLLM's priority scheduling behind one ingress. Chats come by a seeded schedule, the same one each time: alone
 and beside a batch, in turn. At last the batch runs alone. Idle capacity is what the batch computes alone, less what the chats take.
@@ -9,7 +11,7 @@ and beside a batch, in turn. At last the batch runs alone. Idle capacity is what
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ ALONE_S = 20.0
 QUANTILES = (0.5, 0.9, 0.99)
 LEAST_S = 1e-6
 SIDES = ("chats alone", "chats beside a batch")
+RATES = "rates.json"
 WORK = ("vllm:prompt_tokens", "vllm:generation_tokens")
 
 
@@ -50,11 +53,16 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3.0, help="chats a second; simulated time is half as fast")
     parser.add_argument("--seconds", type=float, default=50.0, help="of each load of chats")
     parser.add_argument("--rounds", type=int, default=2, help="of chats alone and beside a batch")
+    parser.add_argument("--seed", type=int, default=0, help="of the first round's chats; the next rounds count on")
     parser.add_argument("--concurrency", type=int, default=32, help="ingress.batch.concurrency")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="of vLLM as JSON, beside those of this benchmark")
     parser.add_argument("--share", type=float, help="batch_step_share; 10 for next to no bound")
     parser.add_argument("--out", type=Path, default=Path("results/batch-interference"))
+    parser.add_argument("--read", type=Path, nargs="+", help="only print the figures of these folders together")
     arguments = parser.parse_args()
+    if arguments.read:
+        print(report(pooled(arguments.read)))
+        return
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     share = {} if arguments.share is None else {"batch_step_share": arguments.share}
@@ -65,26 +73,39 @@ def main() -> None:
     command = [VLLM[0], "-m", "serve_app.cli.main", "up", "-f", str(out / "fleet.yaml")]
     url = f"http://127.0.0.1:{config['ingress']['port']}"
     with server(command, f"{url}/readyz", log=out / "fleet.log", environment=environment(model), start_s=240.0) as fleet:
-        print(report(measure(fleet, url, out, arguments.rate, arguments.seconds, arguments.rounds)))
+        seeds = range(arguments.seed, arguments.seed + arguments.rounds)
+        measure(fleet, url, out, arguments.rate, arguments.seconds, seeds)
+    print(report(pooled([out])))
 
 
-def measure(fleet: psutil.Process, url: str, out: Path, rate: float, seconds: float, rounds: int) -> dict[str, Any]:
-    """Run all loads; return latencies in seconds by side and metric, tokens a second by side, and shares of a core by side and role."""
-    loads: dict[str, list[Run]] = {side: [] for side in SIDES}
+def measure(fleet: psutil.Process, url: str, out: Path, rate: float, seconds: float, seeds: range) -> None:
+    """Run all loads into folders of ``out``, and write tokens a second by side and shares of a core by side and role beside them."""
     speeds: dict[str, list[float]] = {side: [] for side in (*SIDES, "batch alone")}
     cores: dict[str, dict[str, float]] = {}
-    for number in range(rounds):
+    for number in seeds:
         for side in SIDES:
             with batch(url) if side == SIDES[1] else nothing(), speed(url, speeds[side]), cpu(fleet, cores, side):
-                loads[side].append(chats(url, out / f"{side.replace(' ', '-')}-{number}", rate, seconds, seed=number))
+                chats(url, out / f"{_folder(side)}{number}", rate, seconds, seed=number)
             print(side, number, f"{speeds[side][-1]:.0f} tokens/s", flush=True)
     with batch(url), speed(url, speeds["batch alone"]), cpu(fleet, cores, "batch alone"):
         time.sleep(ALONE_S)
+    (out / RATES).write_text(json.dumps({"speeds": speeds, "cores": cores}))
+
+
+def pooled(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return what the folders hold: latencies in seconds by side and metric, and what `measure` wrote; of cores the last folder's."""
+    runs = {side: [Run(path, 1.0) for out in folders for path in sorted(out.glob(f"{_folder(side)}*"))] for side in SIDES}
     latencies = {
-        side: {metric: np.concatenate([r.latencies_s(metric) for r in runs]) for metric in ("ttft", "itl")}
-        for side, runs in loads.items()
+        side: {metric: np.concatenate([run.latencies_s(metric) for run in found]) for metric in ("ttft", "itl")}
+        for side, found in runs.items()
     }
-    return {"latencies": latencies, "speeds": speeds, "cores": cores}
+    rates = [json.loads((out / RATES).read_text()) for out in folders]
+    speeds = {side: [speed for rate in rates for speed in rate["speeds"][side]] for side in rates[0]["speeds"]}
+    return {"latencies": latencies, "speeds": speeds, "cores": rates[-1]["cores"]}
+
+
+def _folder(side: str) -> str:
+    return f"{side.replace(' ', '-')}-"
 
 
 def report(measured: dict[str, Any]) -> str:
@@ -120,7 +141,7 @@ def ratio(beside: Floats, alone: Floats, q: float) -> str:
     return f"{middle:.2f} (too few for an interval)" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
 
 
-def chats(url: str, out: Path, rate: float, seconds: float, *, seed: int) -> Run:
+def chats(url: str, out: Path, rate: float, seconds: float, *, seed: int) -> None:
     """Send the schedule of this seed; an invalid run says why, and its records count all the same."""
     request = {
         "token_ids": (10, 40_000),
@@ -134,7 +155,6 @@ def chats(url: str, out: Path, rate: float, seconds: float, *, seed: int) -> Run
         run(scenario, Target(url), out, quiet=True, report=False)
     except InvalidRun as exc:
         print(f"{out.name} is invalid: {'; '.join(exc.reasons)}", flush=True)
-    return Run(out, 1.0)
 
 
 @contextmanager

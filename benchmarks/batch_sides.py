@@ -1,4 +1,7 @@
-"""One side of the batch benchmark in a process of its own: ``naive FILE SIZE PART`` or ``beam FILE URL MODEL``. `batch.py` starts it."""
+"""One side of the batch benchmark in a process of its own, which `batch.py` starts.
+
+``naive FILE SIZE PART``, ``beam FILE URL MODEL``, or ``engine FILE PART TIME_SCALE``: vLLM's engine alone, with all prompts there.
+"""
 
 import json
 import sys
@@ -10,18 +13,21 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import RunInference
 from apache_beam.testing.util import assert_that, equal_to
 
-from benchmarks.batch import CONCURRENCY, PROFILE
+from benchmarks.batch import CONCURRENCY, PROFILE, part
 from benchmarks.batch_lines import sizes
 from benchmarks.batch_naive import SimulatedHandler, TransformersHandler, run_naive
+from benchmarks.targets import source_of
 from serve_app.beam import FleetModelHandler, Limits
+from serve_app.config import ModelSettings
+from serve_app.engine_args import engine_core_args
 
 _BATCH = 2500
 """Examples of a batch of `FleetModelHandler`: a batch ends with its slowest answer, so few and large ones leave few places empty."""
 
 
-def naive(file: Path, size: int, part: str) -> None:
+def naive(file: Path, size: int, name: str) -> None:
     """Print what it took as JSON: seconds, CPU seconds after the model was loaded, batches."""
-    simulated = part == "simulated"
+    simulated = name == "simulated"
     handler = SimulatedHandler(PROFILE, size or None) if simulated else TransformersHandler(size or None)
     clock = run_naive(_lines(file), handler)
     if simulated:
@@ -44,6 +50,24 @@ def fleet(file: Path, url: str, model: str) -> None:
         assert_that(tokens, equal_to([sizes(line)[1] for line in asked]))
 
 
+def engine(file: Path, name: str, time_scale: float) -> None:
+    """Print what it took from the first step to the last as JSON: seconds, and CPU seconds. Prompts are token ids, answers stay ids."""
+    from vllm import LLM, SamplingParams  # takes seconds, and the other sides need none
+
+    model = ModelSettings.model_validate(part(name, time_scale).model)
+    llm = LLM(**engine_core_args(model, source_of(model)))
+    for number, line in enumerate(_lines(file)):
+        prompt, answer = sizes(line)
+        params = SamplingParams(max_tokens=answer, ignore_eos=True, temperature=0.0, detokenize=False)
+        llm.llm_engine.add_request(str(number), {"prompt_token_ids": [10] * prompt}, params)
+    began_at, cpu_s, num_tokens = time.monotonic(), time.process_time(), 0
+    while llm.llm_engine.has_unfinished_requests():
+        num_tokens += sum(len(done.outputs[0].token_ids) for done in llm.llm_engine.step() if done.finished)
+    spent = {"seconds": time.monotonic() - began_at, "cpu_s": time.process_time() - cpu_s}
+    assert num_tokens == sum(sizes(line)[1] for line in _lines(file))
+    print(json.dumps(spent))
+
+
 def _lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -54,5 +78,7 @@ if __name__ == "__main__":
             naive(Path(path), int(number), name)
         case "beam", path, service, name:
             fleet(Path(path), service, name)
+        case "engine", path, name, scale:
+            engine(Path(path), name, float(scale))
         case _:
-            raise SystemExit(f"error: {' '.join(sys.argv[1:])!r} is neither naive FILE SIZE PART nor beam FILE URL MODEL")
+            raise SystemExit(f"error: {' '.join(sys.argv[1:])!r} is none of naive, beam and engine with their arguments")

@@ -39,18 +39,19 @@ def _common(settings: Settings, num_cpus: float, environment: Mapping[str, str])
     }
 
 
-def _scaling(minimum: int, maximum: int, initial: int | None = None, *, reports: bool = False) -> dict[str, Any]:
+def _scaling(minimum: int, maximum: int, *, reports: bool = False) -> dict[str, Any]:
     if minimum == maximum and minimum > 0 and not reports:
         return {"num_replicas": minimum}
-    return _bounds(minimum, maximum, initial)
+    return _bounds(minimum, maximum)
 
 
-def _bounds(minimum: int, maximum: int, initial: int | None) -> dict[str, Any]:
+def _bounds(minimum: int, maximum: int, initial: int | None = None) -> dict[str, Any]:
     return {
         "autoscaling_config": {
             "min_replicas": minimum,
             "max_replicas": maximum,
             # Serve makes a number its target with each deployment that differs from the one before: None keeps the replicas that run.
+            # So `replicas.initial` is not given to Serve: the autoscaling policy asks for it when it sees a model for the first time.
             "initial_replicas": initial,
             # The policy has the only delay (autoscaling/decision.py): Serve would apply its own after it.
             "upscale_delay_s": 0,
@@ -76,7 +77,7 @@ def bounds_entry(model: ModelSettings, *, minimum: int, initial: int | None = No
 
 def first_entries(settings: Settings) -> list[dict[str, Any]]:
     """Return the entries of all scaled models as the configuration has them."""
-    return [bounds_entry(m, minimum=m.replicas.min, initial=m.replicas.initial) for m in scaled_models(settings)]
+    return [bounds_entry(m, minimum=m.replicas.min) for m in scaled_models(settings)]
 
 
 def _replica(settings: Settings, model: ModelSettings) -> Any:
@@ -92,7 +93,7 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
     options["max_surge_percent"] = int(model.device == "cpu") if surge is None else surge
     # Without surge: Serve rounds this share of the replicas down, but to one at least. Its own 0.2 would take two of ten at once.
     options["rolling_update_percentage"] = 1e-9
-    scaling = _scaling(model.replicas.min, model.replicas.max, model.replicas.initial)
+    scaling = _scaling(model.replicas.min, model.replicas.max)
     return serve.deployment(Replica, name=replica_deployment(model), **options, **scaling)
 
 

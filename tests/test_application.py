@@ -87,7 +87,7 @@ def target(running: int, *versions: Any) -> int:
 @pytest.mark.parametrize("name", ["ingress", "replica-big"])
 def test_an_upgrade_keeps_the_replicas_that_run_and_a_first_deployment_has_the_minimum(name: str) -> None:
     ingress = {"replicas": {"min": 2, "max": 8}}
-    model = {**SCALED, "replicas": {"min": 2, "max": 8}}
+    model = {**SCALED, "replicas": {"min": 2, "max": 8, "initial": 5}}
     config = deployments({"models": {"big": model}, "ingress": ingress})[name]._deployment_config
     first, second = (
         SimpleNamespace(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from serve_app.autoscaling.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
+from serve_app.autoscaling.deadlines import Lines
 from serve_app.autoscaling.demand import QUIET_S, WINDOWS_S, Arrivals, arrivals, growth, weights_of
 from serve_app.autoscaling.feedback import MEMORY_S, Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
@@ -120,6 +121,7 @@ class ModelAutoscaler:
     _computed_share: Mean = field(default_factory=Mean)
     """The share of a prompt's tokens that engines compute: the prefix cache saves the others."""
     _kv_per_request: Mean = field(default_factory=Mean)
+    _lines: Lines = field(default_factory=Lines)
     _orders: Orders = field(default_factory=Orders)
     _needs: Needs = field(default_factory=Needs)
     _feedback: Feedback = field(default_factory=Feedback)
@@ -153,14 +155,9 @@ class ModelAutoscaler:
         """Take in that no controller saw the model for ``span_s`` seconds: what is known of it weighs less the longer that was."""
         weight = 0.5 ** (span_s / UNSEEN_HALF_S)
         self._costs.weigh(weight)
-        for mean in (
-            self._output_tokens,
-            self._squared_tokens,
-            self._finished_tokens,
-            self._kv_per_request,
-            self._computed_share,
-        ):
-            mean.weigh(weight)
+        lengths = self._output_tokens, self._squared_tokens, self._finished_tokens
+        for known in (*lengths, self._kv_per_request, self._computed_share, self._lines):
+            known.weigh(weight)
         if span_s > STALE_S:
             self._guard_since.clear()  # nobody knows whether the signs went on
         if span_s > MEMORY_S:
@@ -228,6 +225,7 @@ class ModelAutoscaler:
                 prefilled_tokens=load.prefilled_tokens,
             )
         self._learn_lengths(load)
+        self._lines.learn(load)
         if load.finished and self._answered_at is None:
             self._answered_at = at
         if load.running and seen.running:
@@ -244,7 +242,7 @@ class ModelAutoscaler:
         self._finished_tokens.add(load.finished_tokens, load.finished, load.interval_s)
         square, mean = self._squared_tokens.value, self._finished_tokens.value
         variation = min(1.0, max(0.0, square / mean**2 - 1)) if square and mean else 0.0
-        still_run = variation * (load.output_tokens - load.finished_tokens)
+        still_run = variation * (load.output_tokens - load.line_output_tokens - load.finished_tokens)
         self._output_tokens.add(load.finished_tokens + still_run, load.finished, load.interval_s)
         if prompts := load.prefilled_tokens + load.cached_tokens:
             self._computed_share.add(load.first_tokens * load.prefilled_tokens / prompts, load.first_tokens, load.interval_s)
@@ -257,12 +255,13 @@ class ModelAutoscaler:
     def _wishes(self, seen: Observation, at: float) -> _Wishes:
         load, times = seen.load, self._costs.times()
         come = arrivals(self._history, at, weights_of(times, self._output_tokens.value, self._computed()))
-        holds = load.waiting or load.queued or load.running
+        holds = load.waiting or load.queued or load.running > load.lines_held
         asked: dict[str, int] = {}
-        if holds or self._history.sums(at, QUIET_S).requests:
+        is_quiet = not holds and not self._history.sums(at, QUIET_S).requests
+        if load.lines_held or not is_quiet:
             asked["first"] = 1
-        else:
-            come = replace(come, requests_per_s=0.0)  # quiet: what came minutes ago is no demand
+        if is_quiet:
+            come = replace(come, requests_per_s=0.0)  # what came minutes ago is no demand
         inputs = {
             "cold_start_s": self._cold_start_s,
             "keep_s": keep_s(self._cold_start_s),
@@ -273,6 +272,7 @@ class ModelAutoscaler:
         capacity = self._capacity(come.prompt_tokens, load.max_num_seqs, at)
         if capacity is None:
             asked |= {"unmeasured": seen.target} if holds else {}
+            asked["batches"] = self._lines.replicas(load, times, demand=0.0)
             asked |= self._guards(seen, at, None, most=math.inf)
             return _Wishes(asked=_positive(asked), inputs=inputs, limit="unmeasured")
         if come.is_even:
@@ -283,6 +283,7 @@ class ModelAutoscaler:
         demand, needed = quantities["demand"], capacity.replicas_for(quantities["demand"], self._factor(capacity))
         most = int(QUEUE_MOST * needed + QUEUE_FEW * needed**0.5) + 1
         asked |= by_demand | {"queue": min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))}
+        asked["batches"] = self._lines.replicas(load, times, demand=demand)
         asked |= self._guards(seen, at, capacity, most=2 * needed)
         quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False))
         quantities["utilization"] = capacity.utilization(max(1, needed)) * self._factor(capacity)

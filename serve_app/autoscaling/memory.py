@@ -59,6 +59,9 @@ class Memory:
     """Deployment -> its members at the last look."""
     warned: set[str] = field(default_factory=set)
     """Models of which was said that their ITL limit cannot be kept."""
+    new: set[str] = field(default_factory=set)
+    """Models that have never been observed: `replicas.initial` is theirs. Serve itself gets no such number, because it would make it the
+    target at each upgrade."""
     left_at: dict[str, float] = field(default_factory=dict)
     """Deployment -> when a member was last seen to go: it drains, and reports no more."""
 
@@ -153,6 +156,7 @@ def _taken_over(memory: Memory, age_s: float, models: Mapping[str, str], clock_s
     if age_s > HISTORY_S:  # what came meanwhile is no load of now
         memory.ingresses, memory.replicas = Meter(), {}
         memory.observed_at += age_s
+    memory.new = (memory.new | models.keys() - memory.models.keys()) & models.keys()
     memory.models, memory.targets, memory.decided = dict(models), {}, {}
     return memory
 

@@ -97,7 +97,8 @@ class DemandPolicy:
         rules, clock_s = rules_of(settings), self._now()
         memory = unpack(data, time=self._wall(), models=digests, clock_s=clock_s) if data else None
         if memory is None:
-            return Memory(FleetScaler(rules), clock_s, models=digests)
+            # A memory that was kept, but cannot be read, is of an application that has been deployed before.
+            return Memory(FleetScaler(rules), clock_s, models=digests, new=set() if data else set(digests))
         memory.scaler.obey(rules)
         return memory
 
@@ -142,7 +143,10 @@ class DemandPolicy:
                 replica_drains = _total(reports, f"draining/{model.name}") > 0
                 has_just_left = memory.left_within(replica_deployment(model), STALE_S, at)  # ingresses may not have told yet
                 mute = meter.silent(members(context), now=at)
+                held, queued = (_total(reports, f"{of}/{model.name}") for of in ("lines_held", "lines_queued"))
+                of_replicas["queued"] = max(0.0, of_replicas["queued"] - queued)
                 load = Load(
+                    lines_held=held,
                     interval_s=interval_s,
                     silent=silent + mute,
                     silent_share=max(silent_share, len(mute) / max(1, len(members(context)))),
@@ -150,7 +154,9 @@ class DemandPolicy:
                     **load_at_ingresses(model, reports, increments),
                     **of_replicas,
                 )
-                models[model.name] = self._model(model, context, load, memory.scaler.cold_start_s(model.name))
+                initial = model.replicas.initial or 0 if model.name in memory.new else 0
+                memory.new.discard(model.name)
+                models[model.name] = self._model(model, context, load, memory.scaler.cold_start_s(model.name), initial)
         ingress = self._ingress(contexts[INGRESS], reports, increments, interval_s, silent)
         return FleetObservation(at=at, models=models, ingress=ingress)
 
@@ -166,7 +172,7 @@ class DemandPolicy:
                 text = f"{model.name}: a step takes {step_s:.3f} s even for few requests and replicas.itl_slo_s is {itl_slo_s:g}"
                 logger.warning("%s: no number of replicas keeps it, and only the other limits count", text)
 
-    def _model(self, model: ModelSettings, context: Any, load: Load, cold_start_s: float) -> Observation:
+    def _model(self, model: ModelSettings, context: Any, load: Load, cold_start_s: float, initial: int) -> Observation:
         replicas = model.replicas
         bounds = replicas.min, replicas.max
         minimum, maximum = bounds_at(replicas.schedule, bounds, time=self._wall(), cold_start_s=cold_start_s)
@@ -174,7 +180,7 @@ class DemandPolicy:
         if operated is not None and operated.min_replicas != replicas.min:
             # An operator has changed it; 0 is an unload, and wins over the schedule.
             minimum = max(minimum, operated.min_replicas) if operated.min_replicas else 0
-        running, target = len(members(context)), context.target_num_replicas
+        running, target = len(members(context)), max(context.target_num_replicas, initial)
         return Observation(running=running, target=target, minimum=minimum, maximum=maximum, load=load)
 
     def _ingress(
@@ -224,7 +230,8 @@ def newest_reports(context: Any) -> Reports:
 def load_at_ingresses(model: ModelSettings, reports: Reports, increments: Mapping[str, float]) -> dict[str, Any]:
     """Return the part of a `Load` that the ingresses know."""
     counted = {name: increments.get(f"{name}/{model.name}", 0.0) for name in INCREMENTS}
-    return {**counted, "waiting": _total(reports, f"waiting/{model.name}")}
+    lines_per_s = max((values.get(f"lines_per_s/{model.name}", 0.0) for _, values in reports.values()), default=0.0)
+    return {**counted, "waiting": _total(reports, f"waiting/{model.name}"), "lines_per_s": lines_per_s}
 
 
 def load_of_replicas(context: Any, meter: Meter, *, now: float) -> dict[str, Any]:

@@ -37,6 +37,10 @@ class Load:
     finished_tokens_squared: float = 0.0
     first_tokens: float = 0.0
     late_first_tokens: float = 0.0
+    lines: float = 0.0
+    line_prompt_tokens: float = 0.0
+    line_output_tokens: float = 0.0
+    lines_finished: float = 0.0
     steps: float = 0.0
     """Engine steps of all replicas."""
     busy_s: float = 0.0
@@ -44,9 +48,13 @@ class Load:
     waiting: float = 0.0
     """Requests without a replica at the ingresses."""
     queued: float = 0.0
-    """Requests in the engines' waiting queues."""
+    """Requests in the engines' waiting queues, without lines of batches: those wait for places that nobody else wants."""
     running: float = 0.0
     """Requests in the engines' running batches."""
+    lines_held: float = 0.0
+    """Lines of batches that replicas have."""
+    lines_per_s: float = 0.0
+    """Lines that have to be answered each second so that each open batch ends within its window."""
     kv_usage: float = 0.0
     """Used share of the KV cache, the mean over replicas, 0..1."""
     max_num_seqs: float | None = None

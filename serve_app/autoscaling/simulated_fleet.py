@@ -14,6 +14,7 @@ from serve_app.autoscaling.signals import INCREMENTS, Load
 from serve_app.autoscaling.simulated_replica import Hardware, Job, Replica
 from serve_app.core.events import HeartbeatArrived, LinkEnd, LinkLost, LinkOpened, OutputsArrived, RequestArrived, Ticked
 from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_report import num_lines
 from serve_app.core.fleet_settings import FleetSettings
 from serve_app.core.instructions import AbortAttempts, FailRequest, Instruction, StartAttempt
 from serve_app.core.request import EngineOutput, Resume
@@ -207,7 +208,8 @@ class SimulatedFleet:
 
     def _arrive(self, job: Job) -> None:
         self._jobs[job.request_id] = job
-        event = RequestArrived(job.request_id, job.prompt_tokens, job.output_tokens, Resume.CONTINUE, fingerprint=job.request_id)
+        sizes = job.prompt_tokens, job.output_tokens
+        event = RequestArrived(job.request_id, *sizes, Resume.CONTINUE, fingerprint=job.request_id, background=job.background)
         self._carry_out(self.fleet.handle(event, now=job.due_at), job.due_at)
 
     def _carry_out(self, instructions: Sequence[Instruction], at: float) -> None:
@@ -309,11 +311,13 @@ class SimulatedFleet:
         counted["busy_s"] = self._gone.busy_s + sum(r.busy_s for r in replicas)
         increments = {name: value - self._taken[name] for name, value in counted.items()}
         self._taken = counted
+        held, queued = num_lines(self.fleet)
         return replace(
             Load(**increments),  # type: ignore[arg-type]  # all of them are numbers
             interval_s=OBSERVE_S,
             waiting=len(self.fleet.waiting),
-            queued=sum(len(r.waiting) for r in replicas),
+            queued=max(0, sum(len(r.waiting) for r in replicas) - queued),
+            lines_held=held,
             running=sum(r.num_running for r in replicas),
             kv_usage=sum(r.reserved / r.hardware.kv_tokens for r in replicas) / max(1, len(replicas)),
             max_num_seqs=self.world.hardware.max_num_seqs,

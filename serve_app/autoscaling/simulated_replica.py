@@ -81,6 +81,8 @@ class Job:
     done_at: float | None = None
     refused: str = ""
     cached_tokens: int = 0
+    background: bool = False
+    """Whether it is a line of a batch."""
 
 
 class Replica:

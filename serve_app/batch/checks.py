@@ -1,8 +1,9 @@
 """What is wrong with the input of a batch of the API, line by line, before any of it is asked. Pure."""
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from serve_app.batch.records import LineError
 from serve_app.batch.requests import Defaults, request_of
@@ -14,9 +15,10 @@ MAX_ERRORS = 100
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``num_lines`` without empty ones. Without ``errors``, `request_of` makes a request of each of them."""
+    """``num_lines`` without empty ones, ``lines`` by model. Without ``errors``, `request_of` makes a request of each of them."""
 
     num_lines: int
+    lines: Mapping[str, int]
     errors: tuple[LineError, ...]
 
 
@@ -24,6 +26,7 @@ def check_input(rows: Iterable[Row], *, endpoint: str, models: Collection[str], 
     """Look at the whole input; it costs the time to parse it, and the memory of its ids."""
     errors: list[LineError] = []
     seen: dict[str, int] = {}
+    lines = Counter[str]()
     num_lines = 0
     for row in rows:
         num_lines += 1
@@ -32,6 +35,8 @@ def check_input(rows: Iterable[Row], *, endpoint: str, models: Collection[str], 
             break
         if (error := _problem(row, endpoint, models)) is not None:
             errors.append(error)
+        else:
+            lines[cast(Any, row.value)["body"]["model"]] += 1
         custom_id = row.value.get("custom_id") if isinstance(row.value, dict) else None
         if isinstance(custom_id, str) and (first := seen.setdefault(custom_id, row.number)) != row.number:
             said = f"The custom_id {custom_id[:80]!r} is that of line {first} already."
@@ -40,7 +45,7 @@ def check_input(rows: Iterable[Row], *, endpoint: str, models: Collection[str], 
             break
     if num_lines == 0:
         errors.append(LineError("empty_file", "The input has no lines."))
-    return Checked(num_lines, tuple(errors[:MAX_ERRORS]))
+    return Checked(num_lines, lines, tuple(errors[:MAX_ERRORS]))
 
 
 def _problem(row: Row, endpoint: str, models: Collection[str]) -> LineError | None:

@@ -149,9 +149,10 @@ class Client:
                 await asyncio.sleep(_spread(1.0))
                 continue
             else:
-                status, said, wait_s = response.status_code, _reason(response), 2.0**tries
-                if status == 200 and (value := _object(response)) is not None:
+                status, value, wait_s = response.status_code, _object(response), 2.0**tries
+                if status == 200 and value is not None:
                     return self._answered(Answer(value, _request_id(response, value), num_sent))
+                said = _reason(response, value)
                 if status in _BACK_PRESSURE:
                     self._shrink()
                     self._refuse_to_wait_for_ever(said)
@@ -214,8 +215,7 @@ def connect(url: str, key: str, limits: Limits) -> Connections:
         raise BatchError(f"the URL is {url!r}", "give one that begins with http:// or https://")
     if not all("!" <= char <= "~" for char in key):  # the key itself is told to nobody
         raise KeyRefused("the API key has a character that no header may have", f"{_KEY_HINT} without blanks and line ends")
-    timeout = httpx.Timeout(limits.timeout_s, connect=10.0, pool=None)
-    return Connections(limits.concurrency, base_url=_base(url), headers=_authorization(key), timeout=timeout)
+    return Connections(_base(url), _authorization(key), timeout_s=limits.timeout_s)
 
 
 def key_of_environment() -> str:
@@ -308,9 +308,8 @@ def _request_id(response: httpx.Response, value: dict[str, Any]) -> str:
     return str(response.headers.get("x-request-id", value.get("id", "")))
 
 
-def _reason(response: httpx.Response) -> str:
-    """Return the service's own words."""
-    value = _object(response) or {}
-    error = value.get("error")
+def _reason(response: httpx.Response, value: dict[str, Any] | None) -> str:
+    """Return the service's own words. ``value`` is the response's JSON, None where it has none."""
+    error = (value or {}).get("error")
     said = error.get("message") if isinstance(error, dict) else None
     return str(said or f"HTTP {response.status_code}: {response.text[:200]}")

@@ -124,7 +124,8 @@ class Job:
             lines = rows(file, "jsonl")
             found = check_input(lines, endpoint=self.batch.endpoint, models=self._models, max_lines=self._settings.max_lines)
         status: Status = "failed" if found.errors else "in_progress"
-        self._move("validating", status, total=0 if found.errors else found.num_lines, errors=found.errors)
+        lines = {} if found.errors else dict(found.lines)
+        self._move("validating", status, total=sum(lines.values()), lines=lines, errors=found.errors)
 
     def _move(self, expected: Status, status: Status, **changes: object) -> None:
         """Move it on, unless somebody has cancelled it meanwhile."""

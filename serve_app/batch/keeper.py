@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -32,6 +33,8 @@ STATE, USERS, LOCK, LOG = "state", "users", "keeper.lock", "keeper.log"
 _LOOK_S = 1.0
 _PROBE_S = 5.0
 _PORT_LIMIT_S = 60.0
+_OLD_S = 7 * 86400.0
+"""Age of a folder's last word after which a folder that nobody uses is removed, with its fleet's log."""
 _END_LIMIT_S = 60.0
 """Longest time, in seconds, that a fleet may take to end once nobody uses it. It has no streams to wait for."""
 
@@ -167,6 +170,21 @@ def _end_fleet_of_before(state: State) -> None:
             process.wait(_PORT_LIMIT_S)
 
 
+def sweep(folders: Path, now: float) -> None:
+    """Remove the folders of fleets that nobody uses any more: each configuration, version and boot of the machine has one of its own.
+
+    Args:
+        now: Seconds since 1970.
+    """
+    for folder in folders.iterdir():
+        with contextlib.suppress(OSError):  # another keeper sweeps, too
+            if now - max(file.stat().st_mtime for file in (folder, *folder.iterdir())) < _OLD_S:
+                continue
+            with (folder / LOCK).open("ab") as lock, (folder / USERS).open("ab") as users:
+                if try_lock(lock) and try_lock(users):
+                    shutil.rmtree(folder)
+
+
 def _becomes_free(address: tuple[str, int]) -> bool:
     """Return whether nothing listens at the address any more; waits for what is being ended."""
     deadline = time.monotonic() + _PORT_LIMIT_S
@@ -191,6 +209,7 @@ def main() -> None:
         if try_lock(lock):
             with (folder / LOG).open("w") as log:
                 os.dup2(log.fileno(), 2)
+            sweep(folder.parent, time.time())
             Keeper(folder, configuration, keep, command).run()
 
 

@@ -90,6 +90,8 @@ class Batch:
     times: Mapping[str, int] = field(default_factory=dict)
     errors: tuple[LineError, ...] = ()
     total: int = 0
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Of the input, by the model that they ask; empty until it is looked at."""
     completed: int = 0
     failed: int = 0
     output_file_id: str | None = None

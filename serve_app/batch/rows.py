@@ -6,10 +6,11 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from io import BufferedReader, TextIOWrapper
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
+from serve_app.batch.urls import open_url, without_query
 from serve_app.errors import BatchError
 
 MAX_ROW_BYTES = 16 << 20
@@ -47,7 +48,7 @@ def format_of(name: str) -> str:
     Raises:
         BatchError: The name tells none.
     """
-    stem = Path(name.rpartition("/")[2])
+    stem = Path(without_query(name).rpartition("/")[2])
     suffixes = [suffix for suffix in stem.suffixes if suffix not in _COMPRESSED]
     if not suffixes or suffixes[-1].lower() not in FORMATS:
         raise BatchError(
@@ -57,23 +58,15 @@ def format_of(name: str) -> str:
 
 
 def open_input(name: str) -> BinaryIO:
-    """Open a local path or a URL of fsspec, compressed or not.
+    """Open a local path or a URL, compressed or not.
 
     Raises:
         BatchError: It cannot be opened.
     """
     try:
-        if "://" not in name and not name.endswith(_COMPRESSED):
-            return Path(name).open("rb")
-        import fsspec
-
-        file = fsspec.open(name, "rb", compression="infer").open()
-        return cast(BinaryIO, file if hasattr(file, "readline") and not name.endswith(".zst") else BufferedReader(file))
-    except ImportError as exc:  # fsspec names the package for the protocol
-        raise BatchError(f"{name} cannot be opened: {exc}", "install the package for this protocol beside serve-app") from exc
-    except (OSError, ValueError) as exc:
-        said = getattr(exc, "strerror", None) or str(exc)
-        raise BatchError(f"{name} cannot be opened: {said}", "give a file that is there and can be read") from exc
+        return open_url(name) if "://" in name or name.endswith(_COMPRESSED) else Path(name).open("rb")
+    except OSError as exc:
+        raise BatchError(f"{name} cannot be opened: {exc.strerror or exc}", "give a file that is there and can be read") from exc
 
 
 def rows(file: BinaryIO, form: str, *, name: str = "the input") -> Iterator[Row]:

@@ -38,6 +38,10 @@ class BatchService:
         """Run batches by ``answer``, which is the ingress's own; ``models`` are the names that their lines may ask for."""
         self._worker.start(answer, models)
 
+    def lines_per_s(self) -> dict[str, float]:
+        """Return model -> lines a second that have to be answered so that all batches of the database end in time."""
+        return self._worker.lines_per_s()
+
     async def stop(self) -> None:
         """Give up the requests under way; answers are kept, and the next process goes on with the batches. The routes still answer."""
         await self._worker.stop()

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from serve_app.batch.fleet_process import UP
 from serve_app.batch.keeper import LOCK, LOG, USERS, State, try_lock
@@ -81,12 +81,21 @@ class SharedFleet:
             return state
 
     def _join(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._users = (self._folder / USERS).open("ab")
+        self._users = self._locked_users()
         weakref.finalize(self, self._users.close)
-        fcntl.flock(self._users, fcntl.LOCK_SH)  # waits for a fleet that is just being ended
         state = State.read(self._folder)
         self._wanted = state.number + int(state.status in ("none", "failed") or not self._is_kept())
+
+    def _locked_users(self) -> IO[bytes]:
+        """Return the file of the users with its lock, once a fleet has gone that is just being ended."""
+        while True:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with contextlib.suppress(FileNotFoundError):  # a keeper removes the folder, which was old, at this moment
+                users = (self._folder / USERS).open("ab")
+                fcntl.flock(users, fcntl.LOCK_SH)
+                if (self._folder / USERS).samefile(f"/proc/self/fd/{users.fileno()}"):
+                    return users
+                users.close()
 
     def _is_kept(self) -> bool:
         with (self._folder / LOCK).open("ab") as lock:

@@ -17,6 +17,7 @@ from typing import TypeVar
 import httpx
 
 from serve_app.batch.claims import Claim
+from serve_app.batch.deadlines import lines_per_s
 from serve_app.batch.in_process import Answer, InProcess
 from serve_app.batch.job import REQUEST_TIMEOUT_S, Job
 from serve_app.batch.records import Batch
@@ -52,6 +53,8 @@ class Worker:
         """A thread apart from the jobs' threads and the house-keeping's: a claim that is renewed too late is lost."""
         self._house_keeping: asyncio.Task[None] | None = None
         self._cleaned_at = -_CLEAN_S
+        self._open: list[Batch] = []
+        """Batches of all processes that have not ended, as of the last look."""
         self._told = ""
         """The error of the last look, "" when it had none."""
         self._stopping = False
@@ -72,6 +75,10 @@ class Worker:
         if self._loop is not None and not self._stopping:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 self._loop.call_soon_threadsafe(self._woken.set)
+
+    def lines_per_s(self) -> dict[str, float]:
+        """Return model -> lines a second that have to be answered, by whichever process, so that all batches end in time."""
+        return lines_per_s(self._open, time.time())
 
     async def stop(self) -> None:
         """Give up what is asked; the next process goes on. Waits for `_STOP_S` at most."""
@@ -143,6 +150,7 @@ class Worker:
     async def _begin(self, job: Callable[[Batch, Claim], Job]) -> None:
         claims, store = self._storage.claims, self._storage.store
         batches, taken = await self._in_claims_thread(lambda: (store.open_batches(), claims.taken()))
+        self._open = batches
         for batch in batches:
             if batch.id in taken or not self._may_begin(batch):
                 continue

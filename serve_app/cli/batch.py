@@ -8,13 +8,15 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
+from serve_app.batch.output import write_lines
+from serve_app.batch.urls import beside, is_url, refuse_no_room, remove_url, without_query, write_url
 from serve_app.cli import batch_options as options
 from serve_app.errors import BatchError
 
@@ -35,6 +37,7 @@ FAILED_LINES = 3
 def run(
     source: options.Source,
     output: options.Output,
+    journal: options.Journal = None,
     url: options.Url = "",
     embedded: options.Embedded = None,
     model: options.Model = "",
@@ -53,7 +56,7 @@ def run(
 ) -> None:
     """Ask a service for each line of INPUT and write one line for each.
 
-    OUTPUT is written at the end, in one piece and in the order of the input. Until then answers are in OUTPUT.journal: after Ctrl-C or any
+    OUTPUT is written at the end, in one piece and in the order of the input. Until then answers are in the journal: after Ctrl-C or any
     crash the same command goes on. Lines that failed are in OUTPUT.errors.jsonl.
 
     Exit status 0: each line has an answer. 3: some lines failed. 1: it could not begin, or not go on.
@@ -65,18 +68,19 @@ def run(
 
     parameters = _parameters(parameter or [], schema, chat=chat)
     limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
-    _refuse_to_write(source, output)
+    files = _Files(output, _journal_of(output, journal))
+    files.refuse_to_write(source)
     _refuse_two_services(url, embedded)
     form = checked_format(form) if form else format_of(source)
     key = key_of_file(api_key_file) if api_key_file else key_of_environment()
     defaults = Defaults(model, chat, system, prompt_field, parameters)
-    _answer(source, form, output, defaults, limits, embedded or url or options.DEFAULT_URL, key, retry_failed=retry_failed)
+    _answer(source, form, files, defaults, limits, embedded or url or options.DEFAULT_URL, key, retry_failed=retry_failed)
 
 
 def _answer(
     source: str,
     form: str,
-    output: Path,
+    files: "_Files",
     defaults: "Defaults",
     limits: "Limits",
     service: "str | Path",
@@ -85,6 +89,8 @@ def _answer(
     retry_failed: bool,
 ) -> None:
     """Ask for what the journal has no answer of, and write the output. ``service``: a URL, or the configuration of a fleet to start."""
+    import uvloop
+
     from serve_app.batch.client import connect, only_model
     from serve_app.batch.journal import Journal
     from serve_app.batch.requests import request_of
@@ -93,14 +99,14 @@ def _answer(
 
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_input(source))
-        journal = stack.enter_context(Journal(_journal_of(output)))
+        journal = stack.enter_context(Journal(files.journal))
         fleet = stack.enter_context(_fleet(service)) if isinstance(service, Path) else None
         url = fleet.url if fleet else str(service)
         http = connect(url, key, limits)
         defaults = defaults if defaults.model else replace(defaults, model=only_model(url, key, limits))
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
-        asyncio.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), fleet))
-        _finish(journal, output)
+        uvloop.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), fleet))
+        files.finish(journal)
 
 
 def _refuse_two_services(url: str, embedded: Path | None) -> None:
@@ -155,43 +161,64 @@ async def _watch(fleet: "FleetProcess | None", progress: "Progress") -> None:
         console.print(line, end="\r" if console.is_terminal else "\n")
 
 
-def _errors_of(output: Path) -> Path:
-    return output.with_name(output.name + ".errors.jsonl")
+@dataclass(frozen=True)
+class _Files:
+    """What the command writes. ``output`` is a path or a URL, and the errors are beside it."""
+
+    output: str
+    journal: Path
+
+    @property
+    def errors(self) -> str:
+        return beside(self.output, ".errors.jsonl")
+
+    def refuse_to_write(self, source: str) -> None:
+        """Raise BatchError when a file that the command writes is the input, by whatever path, or cannot be one."""
+        if is_url(self.output):
+            refuse_no_room(self.output)
+            if without_query(source) in (without_query(self.output), without_query(self.errors)):
+                raise BatchError(f"INPUT is {source}, which this command writes", "choose another --output")
+            return
+        output = Path(self.output)
+        if not output.name or output.is_dir():
+            raise BatchError(f"--output is {self.output!r}, a folder", "name a file in it, for example answers.jsonl")
+        if not output.parent.is_dir():
+            raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
+        if is_url(source):
+            return
+        for written in (output, Path(self.errors), self.journal):
+            if Path(source.removeprefix("file://")).resolve() == written.resolve():
+                raise BatchError(f"INPUT is {written}, which this command writes", "choose another --output")
+
+    def finish(self, journal: "Journal") -> None:
+        """Write the output, and the errors where there are some."""
+        counts = journal.counts()
+        if counts.answered + counts.failed == 0:
+            raise BatchError("the input has no lines", "give a file with at least one prompt")
+        _write(self.output, journal.results(failed=False))
+        if counts.failed:
+            _write(self.errors, journal.results(failed=True))
+        elif is_url(self.output):
+            remove_url(self.errors)
+        else:
+            Path(self.errors).unlink(missing_ok=True)
+        console.print(f"{counts.answered:,} lines answered: {self.output}")
+        if counts.failed:
+            console.print(f"{counts.failed:,} lines failed: {self.errors}", style="red")
+            raise typer.Exit(FAILED_LINES)
 
 
-def _journal_of(output: Path) -> Path:
-    return output.with_name(output.name + ".journal")
+def _journal_of(output: str, given: Path | None) -> Path:
+    if given is None and is_url(output):
+        raise typer.BadParameter("name a file of this machine: --output is a URL", param_hint="--journal")
+    return given or Path(f"{output}.journal")
 
 
-def _refuse_to_write(source: str, output: Path) -> None:
-    """Raise BatchError when a file that the command writes is the input, by whatever path, or cannot be one."""
-    if not output.name or output.is_dir():
-        raise BatchError(f"--output is {str(output)!r}, a folder", "name a file in it, for example answers.jsonl")
-    if not output.parent.is_dir():
-        raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
-    if "://" in (local := source.removeprefix("file://")):
-        return
-    for written in (output, _errors_of(output), _journal_of(output)):
-        if Path(local).resolve() == written.resolve():
-            raise BatchError(f"INPUT is {written}, which this command writes", "choose another --output")
-
-
-def _finish(journal: "Journal", output: Path) -> None:
-    from serve_app.batch.output import write_lines
-
-    counts = journal.counts()
-    if counts.answered + counts.failed == 0:
-        raise BatchError("the input has no lines", "give a file with at least one prompt")
-    errors = _errors_of(output)
-    write_lines(output, journal.results(failed=False))
-    if counts.failed:
-        write_lines(errors, journal.results(failed=True))
+def _write(name: str, lines: Iterator[str]) -> None:
+    if is_url(name):
+        write_url(name, lines)
     else:
-        errors.unlink(missing_ok=True)
-    console.print(f"{counts.answered:,} lines answered: {output}")
-    if counts.failed:
-        console.print(f"{counts.failed:,} lines failed: {errors}", style="red")
-        raise typer.Exit(FAILED_LINES)
+        write_lines(Path(name), lines)
 
 
 def _parameters(given: list[str], schema: Path | None, *, chat: bool) -> dict[str, Any]:

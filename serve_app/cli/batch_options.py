@@ -7,8 +7,22 @@ import typer
 
 DEFAULT_URL = "http://127.0.0.1:8010"
 
-Source = Annotated[str, typer.Argument(metavar="INPUT", help="JSONL, CSV, text or Parquet; a path, or a URL that fsspec opens.")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="Where the answers go: JSONL in the form of OpenAI's Batch API.")]
+Source = Annotated[
+    str,
+    typer.Argument(metavar="INPUT", help="JSONL, CSV, text or Parquet: a path, s3://, gs://, or another URL that fsspec opens."),
+]
+Output = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="OUTPUT",
+        help="Where the answers go, a path, s3:// or gs://: JSONL in the form of OpenAI's Batch API.",
+    ),
+]
+Journal = Annotated[
+    Path | None, typer.Option(help="File of this machine that holds what was answered until the end. Default: OUTPUT.journal.")
+]
 Url = Annotated[str, typer.Option(help=f"The running service. Default: {DEFAULT_URL}.")]
 Embedded = Annotated[
     Path | None,

@@ -60,13 +60,18 @@ def examine(file: Path) -> Iterator[Finding]:
     if settings is None:
         return
     yield from _ports(settings)
-    yield findings.driver(_gpus(), _torch()[1], sum(m.gpus_per_replica * m.replicas.min for m in settings.models.values()))
+    yield findings.driver(_gpus(), _torch()[1], needed_gpus(settings))
     shm = shutil.disk_usage("/dev/shm")
     is_running = RunState.load(settings.name) is not None  # it holds its share already
     yield findings.shared_memory(shm.free, 0 if is_running else OBJECT_STORE_BYTES)
     yield findings.memory(_available_bytes(), 0 if is_running else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
     yield from findings.checkpoints({name: _missing(model) for name, model in settings.models.items()})
+
+
+def needed_gpus(settings: Settings) -> float:
+    """Return the GPUs of the smallest fleet; simulated accelerators are none."""
+    return sum(m.gpus_per_replica * m.replicas.min for m in settings.models.values() if m.simulated is None)
 
 
 def _packages() -> Iterator[Finding]:

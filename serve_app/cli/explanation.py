@@ -14,6 +14,7 @@ REASONS: Mapping[str, str] = {
     "demand": "that is what the demand needs",
     "growth": "the demand grows, and that is what it will need when a new replica serves",
     "queue": "that is what the demand and the queue need",
+    "batches": "that is what the demand and the open batches need, each within its window",
     "unmeasured": "nothing was measured yet, so what there is stays",
     "queue without measure": "requests wait and nothing was measured yet: one more",
     "kv cache full": "the KV cache is full: one more",

@@ -138,8 +138,7 @@ class FleetState:
         if event.background and (no_place := self._refusals.of_background(len(self.waiting))) is not None:
             self.outcomes["held_back"] += 1
             return [FailRequest(event.request_id, no_place)]
-        self.tally.requests += 1
-        self.tally.prompt_tokens += event.prompt_tokens
+        self.tally.arrival(event)
         request = RequestState(event.request_id, event.prompt_tokens, event.max_tokens, event.resume, event.fingerprint)
         request.prefix, request.adapter, request.background = event.prefix, event.adapter, event.background
         request.arrived_at = request.waiting_since = now
@@ -288,7 +287,7 @@ class FleetState:
     def _count_emitted(self, replica: ReplicaState, request: RequestState, token_ids: Sequence[int]) -> None:
         """Add to the emitted ids; what the replica still has to compute for this request is now its output tokens left."""
         request.emitted_ids += token_ids
-        self.tally.output_tokens += len(token_ids)
+        self.tally.output(request, len(token_ids))
         request.max_tokens -= len(token_ids)
         left = request.to_swallow + (request.max_tokens if request.max_tokens > 0 else 0)
         replica.outstanding_tokens += left - request.outstanding_tokens

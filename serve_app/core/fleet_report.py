@@ -5,6 +5,12 @@ from typing import Any
 from serve_app.core.fleet import FleetState
 
 
+def num_lines(fleet: FleetState) -> tuple[int, int]:
+    """Return how many lines of batches replicas have, and how many of these have no token yet."""
+    lines = [request for replica in fleet.replicas.values() for request in replica.held.values() if request.background]
+    return len(lines), sum(not line.emitted_ids for line in lines)
+
+
 def num_on_draining(fleet: FleetState) -> int:
     """Return how many requests run on replicas that drain."""
     return sum(len(replica.held) for replica in fleet.replicas.values() if replica.draining)

@@ -3,12 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.core.events import RequestArrived
 from serve_app.core.request import RequestState
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one ingress has seen of one model since its start; ``FleetState`` counts. Tokens and requests."""
+    """What one ingress has seen of one model since its start; ``FleetState`` counts. Tokens and requests.
+
+    Lines of batches (background requests) have counters of their own, because they have a deadline in place of an SLO. Only in
+    ``output_tokens``, ``prefilled_tokens`` and ``cached_tokens``, which tell what engine steps cost, they count like all others.
+    """
 
     requests: int = 0
     """Engine requests that arrived, refused ones included: demand does not shrink because it is turned away."""
@@ -30,6 +35,27 @@ class Tally:
     first_tokens: int = 0
     late_first_tokens: int = 0
     """First tokens that came later after the arrival than the SLO allows."""
+    lines: int = 0
+    """Lines of batches that got a place."""
+    line_prompt_tokens: int = 0
+    """Of those."""
+    line_output_tokens: int = 0
+    lines_finished: int = 0
+
+    def arrival(self, event: RequestArrived) -> None:
+        """Count a request that is not held back."""
+        if event.background:
+            self.lines += 1
+            self.line_prompt_tokens += event.prompt_tokens
+        else:
+            self.requests += 1
+            self.prompt_tokens += event.prompt_tokens
+
+    def output(self, request: RequestState, num_tokens: int) -> None:
+        """Count output tokens of a request."""
+        self.output_tokens += num_tokens
+        if request.background:
+            self.line_output_tokens += num_tokens
 
     def first_token(self, request: RequestState, output: Any, *, late: bool) -> None:
         """Count the first token of a request. ``output``: the ``EngineOutput`` that has it, which also tells of cached tokens."""
@@ -37,13 +63,17 @@ class Tally:
         cached = 0 if stats is None else min(request.prompt_tokens, stats.num_cached_tokens)
         self.cached_tokens += cached
         self.prefilled_tokens += request.prompt_tokens - cached
-        self.first_tokens += 1
-        self.late_first_tokens += late
+        if not request.background:
+            self.first_tokens += 1
+            self.late_first_tokens += late
 
     def answer(self, request: RequestState) -> None:
         """Count an answer that has ended."""
-        self.finished += 1
-        self.finished_tokens += len(request.emitted_ids)
-        self.finished_tokens_squared += len(request.emitted_ids) ** 2
+        if request.background:
+            self.lines_finished += 1
+        else:
+            self.finished += 1
+            self.finished_tokens += len(request.emitted_ids)
+            self.finished_tokens_squared += len(request.emitted_ids) ** 2
         if not request.emitted_ids:  # pooling: its one output is its first
             self.prefilled_tokens += request.prompt_tokens

@@ -11,7 +11,7 @@ from serve_app.batch.service import BatchService
 from serve_app.checkpoints import resolve_model
 from serve_app.config import ModelSettings, Settings, cluster_token, default_cache_dir
 from serve_app.config.timeouts import SHUTDOWN_MARGIN_S
-from serve_app.core.fleet_report import describe, num_on_draining
+from serve_app.core.fleet_report import describe, num_lines, num_on_draining
 from serve_app.ingress import metrics
 from serve_app.ingress.accounting import Accounting
 from serve_app.ingress.api_keys import ApiKeys
@@ -144,13 +144,21 @@ class IngressRuntime:
         return tuple(told for canary in self.app.canaries.values() for told in canary.condemned())
 
     def autoscaling_stats(self) -> dict[str, float]:
-        """Return per model ``<counter>/<model>`` of its `Tally`, and requests: ``waiting/<model>`` and ``draining/<model>``."""
+        """Return per model ``<counter>/<model>`` of its `Tally`, requests (``waiting``, ``draining``) and lines of batches.
+
+        Of lines there are ``lines_held``, ``lines_queued`` (without a token yet) and ``lines_per_s``, which open batches need, whoever
+        runs them: each ingress tells the same.
+        """
         stats: dict[str, float] = {}
+        needed = {} if self.batches is None else self.batches.lines_per_s()
         for name, front in self.front_ends.items():
             fleet = front.client.fleet
             stats |= {f"{counter}/{name}": float(value) for counter, value in asdict(fleet.tally).items()}
             stats[f"waiting/{name}"] = float(len(fleet.waiting))
             stats[f"draining/{name}"] = float(num_on_draining(fleet))
+            held, queued = num_lines(fleet)
+            stats |= {f"lines_held/{name}": float(held), f"lines_queued/{name}": float(queued)}
+            stats[f"lines_per_s/{name}"] = sum(needed.get(asked, 0.0) for asked in (name, *front.model.adapters))
         return stats
 
     def describe(self) -> dict[str, Any]:

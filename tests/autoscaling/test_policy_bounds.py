@@ -8,6 +8,19 @@ from serve_app.autoscaling.policy import DemandPolicy
 from tests.autoscaling.controller import BIG, INGRESS, MONDAY, TINY, Controller, reporting_controller
 
 
+class RememberingKeeper:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def kept(self) -> bytes | None:
+        return self.data
+
+    def keep(self, data: bytes) -> None:
+        self.data = data
+
+
 @pytest.fixture
 def controller() -> Controller:
     return reporting_controller()
@@ -33,6 +46,24 @@ def test_a_schedule_raises_the_minimum_a_cold_start_ahead_and_does_not_flap(cold
         controller.tick()
         controller.reports[TINY] = {f"t{n}": {"running": 0.0} for n in range(controller.targets[TINY])}
     assert controller.targets[TINY] == 0
+
+
+def test_a_first_deployment_has_its_initial_replicas_and_an_upgrade_moves_no_target() -> None:
+    settings = {"models": {"tiny": {"model": "/tiny", "replicas": {"min": 1, "max": 8, "initial": 3}}}}
+    first = Controller(settings)
+    first.policy._keeper = keeper = RememberingKeeper()
+    first.targets, first.reports = {INGRESS: 1, TINY: 1}, {INGRESS: {"i1": {"streams": 0.0}}, TINY: {}}
+    first.tick()
+    assert first.targets[TINY] == 3
+    upgraded = Controller(settings | {"logs": {"format": "json"}})
+    upgraded.policy._keeper = keeper
+    upgraded.at = first.at
+    upgraded.targets, upgraded.reports = (
+        {INGRESS: 1, TINY: 1},
+        {INGRESS: {"i1": {"streams": 0.0}}, TINY: {"t1": {"running": 0.0}}},
+    )
+    upgraded.tick()
+    assert upgraded.targets[TINY] == 1, "an operator has made it one meanwhile"
 
 
 def test_of_what_a_schedule_lowers_the_share_of_silent_members_stays(controller: Controller) -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from serve_app.batch.client import Answer, Client, Failure, Limits, connect, only_model
-from serve_app.batch.connections import GROUP, Connections
+from serve_app.batch.connections import Connections
 from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.requests import Defaults, request_of_example
 from serve_app.batch.runner import Progress, Runner
@@ -58,38 +58,6 @@ def test_the_model_of_a_full_service_is_waited_for_and_that_of_another_kind_of_s
     service.statuses_of_models = [404]
     with pytest.raises(BatchError, match="answers 404; check the URL"):
         only_model(service.url, "", Limits(patience_s=60.0))
-
-
-class Transport(httpx.AsyncBaseTransport):
-    """A client's connections, which may fail to close."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.is_closed = error, False
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200)
-
-    async def aclose(self) -> None:
-        self.is_closed = True
-        if self.error:
-            raise self.error
-
-
-def test_all_clients_are_closed_also_when_one_fails_to_close(caplog: pytest.LogCaptureFixture) -> None:
-    connections = Connections(0)
-    transports = [Transport(OSError("gone")), Transport()]
-    connections._clients += [httpx.AsyncClient(transport=transport) for transport in transports]
-    asyncio.run(connections.aclose())
-    assert [transport.is_closed for transport in transports] == [True, True]
-    assert "OSError('gone')" in caplog.text
-
-
-def test_no_concurrency_is_one_client() -> None:
-    async def ask() -> int:
-        async with Connections(0, transport=Transport()) as connections:
-            return (await connections.post("http://service", content=b"", headers={})).status_code
-
-    assert asyncio.run(ask()) == 200
 
 
 def test_a_key_that_no_header_can_have_is_refused_and_not_told() -> None:
@@ -203,15 +171,28 @@ def test_other_tasks_run_also_while_no_line_is_asked(service: Service, tmp_path:
     assert seen == [1000]
 
 
-def test_more_requests_at_once_than_one_group_of_connections_has_run_at_once(service: Service) -> None:
+def test_as_many_requests_run_at_once_as_are_sent(service: Service) -> None:
     service.delay_s = 0.3
-    num = 2 * GROUP + 3
+    num = 150  # above the 100 of aiohttp's own default
 
     async def run() -> list[int]:
-        async with Connections(num, base_url=service.url) as http:
+        async with Connections(service.url, {}, timeout_s=60.0) as http:
             body = b'{"model": "m", "prompt": "a"}'
             posts = [http.post("/v1/completions", content=body, headers={"content-type": "application/json"}) for _ in range(num)]
             return [response.status_code for response in await asyncio.gather(*posts)]
 
     assert asyncio.run(run()) == [200] * num
     assert service.most_at_once == num
+
+
+def test_an_answer_that_takes_too_long_and_a_service_that_is_away_are_told_apart(service: Service) -> None:
+    service.delay_s = 5.0
+
+    async def run(url: str) -> object:
+        async with Connections(url, {}, timeout_s=0.2) as http:
+            return await http.post("/v1/completions", content=b'{"prompt": "a"}', headers={})
+
+    with pytest.raises(httpx.TimeoutException):
+        asyncio.run(run(service.url))
+    with pytest.raises(httpx.NetworkError):
+        asyncio.run(run("http://127.0.0.1:9"))

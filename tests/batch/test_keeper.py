@@ -1,5 +1,6 @@
 """The keeper of a machine's fleet, in this process: what its worker processes are told when things go wrong."""
 
+import fcntl
 import json
 import os
 import socket
@@ -12,7 +13,7 @@ import pytest
 
 from serve_app.batch import keeper as keeper_module
 from serve_app.batch.fleet_process import FleetProcess
-from serve_app.batch.keeper import STATE, Keeper, State
+from serve_app.batch.keeper import LOCK, LOG, STATE, USERS, Keeper, State, sweep
 from serve_app.batch.keeping import Keep
 from tests.batch.fake_fleet import FOLDER
 from tests.e2e.fleet import wait_until
@@ -59,3 +60,19 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     state.write(tmp_path)
     assert State.read(tmp_path) == state
     assert json.loads((tmp_path / STATE).read_text())["number"] == 3
+
+
+def test_folders_of_fleets_that_nobody_uses_go_after_a_week(tmp_path: Path) -> None:
+    week_s, made_at = 7 * 86400.0, 1_000_000.0
+    for name in ("unused", "young", "kept", "used"):
+        (tmp_path / name).mkdir()
+        for file in (STATE, USERS, LOCK, LOG):
+            (tmp_path / name / file).touch()
+            os.utime(tmp_path / name / file, (made_at, made_at))
+        os.utime(tmp_path / name, (made_at, made_at))
+    os.utime(tmp_path / "young" / STATE, (made_at + 60, made_at + 60))
+    with (tmp_path / "kept" / LOCK).open("ab") as lock, (tmp_path / "used" / USERS).open("ab") as users:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(users, fcntl.LOCK_SH)
+        sweep(tmp_path, made_at + week_s + 1)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["kept", "used", "young"]

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from serve_app.cli import findings
 from serve_app.cli.demo import EXAMPLE
-from serve_app.cli.doctor import needed_bytes
+from serve_app.cli.doctor import needed_bytes, needed_gpus
 from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.main import app
-from serve_app.config import load_settings
+from serve_app.config import load_settings, parse_settings
 from serve_app.descriptors import SPARE
 
 CONFIG = """
@@ -46,6 +46,14 @@ def test_a_package_of_another_version_is_told_with_the_right_one() -> None:
     found = findings.package("ray", "2.59.0", "2.60.0")
     assert (found.state, found.said) == ("error", "2.59.0, and serve-app is made for 2.60.0")
     assert found.remedy.startswith("pip install 'ray==2.60.0'")
+
+
+def test_a_simulated_accelerator_needs_no_gpu() -> None:
+    real = {"model": "/m", "device": "cuda", "engine_args": {"tensor_parallel_size": 2}, "replicas": {"min": 3, "max": 3}}
+    simulated = {"model": "/s", "simulated": {"profile": "a10g-llama-8b"}, "replicas": {"min": 4, "max": 4}}
+    settings = parse_settings({"models": {"real": real, "simulated": simulated}})
+    assert settings.models["simulated"].gpus_per_replica > 0
+    assert needed_gpus(settings) == 6
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,7 @@
 {{- $plain := regexReplaceAll "[^A-Za-z0-9_-]" $name "-" -}}
 {{- if ne $plain $name -}}{{- $plain = printf "%s-%s" $plain (sha256sum $name | trunc 6) -}}{{- end -}}
 {{- $bounds := dict "min_replicas" $least "max_replicas" $most -}}
-{{- $initial := dig "replicas" "initial" nil $model -}}{{- /* nil keeps the replicas that run: Serve makes a number its target at each upgrade */ -}}
-{{- $_ := set $bounds "initial_replicas" (kindIs "invalid" $initial | ternary nil ($initial | int)) -}}
+{{- $_ := set $bounds "initial_replicas" nil -}}{{- /* nil keeps the replicas that run: Serve makes a number its target at each upgrade */ -}}
 {{- $delays := dict "upscale_delay_s" 0 "downscale_delay_s" 0 "metrics_interval_s" 1 "look_back_period_s" 2 -}}
 {{- $entries = append $entries (dict "name" (printf "replica-%s" $plain) "autoscaling_config" (merge $bounds $delays)) -}}
 {{- end -}}

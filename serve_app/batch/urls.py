@@ -1,0 +1,128 @@
+"""Files that are told by a URL: in an object store by pyarrow, by other protocols with fsspec."""
+
+import contextlib
+from collections.abc import Iterable
+from io import BufferedReader
+from typing import Any, BinaryIO, cast
+
+from serve_app.errors import BatchError
+
+_STORES = ("s3://", "gs://")
+"""Their URLs are those of `ingress.batch.files`: s3://BUCKET/NAME?region=REGION, or &endpoint_override=HOST:PORT for another server."""
+_CHUNK_CHARS = 1 << 20
+
+
+def is_url(name: str) -> bool:
+    """Return whether it is a URL of another place than this machine's files."""
+    return "://" in name and not name.startswith("file://")
+
+
+def is_store(name: str) -> bool:
+    return name.startswith(_STORES)
+
+
+def without_query(name: str) -> str:
+    """Return a path as it is, and of a URL what names the file."""
+    return name.partition("?")[0] if is_url(name) else name
+
+
+def beside(name: str, suffix: str) -> str:
+    """Return the path or URL of another file in the same place: its name has the suffix."""
+    file = without_query(name)
+    return f"{file}{suffix}{name.removeprefix(file)}"
+
+
+def open_url(name: str) -> BinaryIO:
+    """Open it for reading; its suffix tells whether it is compressed.
+
+    Raises:
+        BatchError: There is no such file, it cannot be reached, or the package for its protocol is not installed.
+    """
+    try:
+        import fsspec
+        from fsspec.utils import infer_compression
+
+        compression = infer_compression(without_query(name))
+        if is_store(name):
+            files, path = _store(name)
+            file = fsspec.core.OpenFile(_by_fsspec(files), path, "rb", compression=compression).open()
+        else:
+            file = fsspec.open(name, "rb", compression=compression).open()
+        return cast(BinaryIO, file if hasattr(file, "readline") and compression != "zstd" else BufferedReader(file))
+    except ImportError as exc:  # fsspec names the package for the protocol
+        raise BatchError(f"{name} cannot be opened: {exc}", "install the package for this protocol beside serve-app") from exc
+    except (OSError, ValueError) as exc:
+        said = getattr(exc, "strerror", None) or _told(str(exc))
+        raise BatchError(f"{_told(name)} cannot be opened: {said}", "give a file that is there and can be read") from exc
+
+
+def refuse_no_room(name: str) -> None:
+    """Write a small object beside ``name`` and remove it, so that a batch whose answers nobody could keep does not begin.
+
+    Raises:
+        BatchError: It is no URL of an object store, or nothing can be written there.
+    """
+    if not is_store(name):
+        raise BatchError(f"--output is {_told(name)}", f"give a local file, or a URL that begins with {' or '.join(_STORES)}")
+    write_url(probe := beside(name, ".check"), ())
+    remove_url(probe)
+
+
+def write_url(name: str, lines: Iterable[str]) -> None:
+    """Write the object as a whole: before the last line is sent, the store shows none, or the one of before.
+
+    Raises:
+        BatchError: It cannot be written.
+    """
+    try:
+        files, path = _store(name)
+        try:
+            with files.open_output_stream(path) as stored:
+                for chunk in _chunks(lines):
+                    stored.write(chunk)
+        except BaseException:
+            remove_url(name)  # pyarrow finishes the object that a failed block leaves
+            raise
+    except ImportError as exc:
+        raise BatchError(f"{_told(name)} cannot be written: {exc}", "install pyarrow beside serve-app") from exc
+    except (OSError, ValueError) as exc:
+        hint = "see to it and run the same command: what was answered is in the journal"
+        raise BatchError(f"{_told(name)} cannot be written: {_told(str(exc))}", hint) from exc
+
+
+def remove_url(name: str) -> None:
+    """Remove the object where it is and may be removed."""
+    with contextlib.suppress(OSError, ValueError):
+        files, path = _store(name)
+        files.delete_file(path)
+
+
+def _store(name: str) -> tuple[Any, str]:
+    from pyarrow.fs import FileSystem
+
+    files, path = FileSystem.from_uri(name)
+    return files, path
+
+
+def _by_fsspec(files: Any) -> Any:
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    return ArrowFSWrapper(files)
+
+
+def _chunks(lines: Iterable[str]) -> Iterable[bytes]:
+    held: list[str] = []
+    num_chars = 0
+    for line in lines:
+        held.append(line + "\n")
+        num_chars += len(line)
+        if num_chars >= _CHUNK_CHARS:
+            yield "".join(held).encode()
+            held, num_chars = [], 0
+    yield "".join(held).encode()
+
+
+def _told(text: str) -> str:
+    from serve_app.config.batch_urls import masked  # `--help` loads no configuration
+
+    return masked(text)

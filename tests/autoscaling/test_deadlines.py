@@ -1,0 +1,85 @@
+"""Lines of batches in the autoscaler: by their deadlines, and not as a queue that is to be emptied at once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from serve_app.autoscaling.capacity import Slo, StepTimes
+from serve_app.autoscaling.deadlines import Lines
+from serve_app.autoscaling.decision import ModelAutoscaler, Observation, Rule
+from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
+from serve_app.autoscaling.simulated_replica import Hardware, Job, steps_of_times
+from serve_app.batch.deadlines import lines_per_s
+from serve_app.batch.records import Batch
+
+TIMES = StepTimes(step_s=0.02, output_token_s=0.001, prompt_token_s=0.0001)
+HARDWARE = Hardware(step_s=steps_of_times(TIMES), kv_tokens=400_000, max_num_seqs=64)
+PROMPT, ANSWER, AT_ONCE = 200, 50, 32
+DAY_S = 3000.0
+"""Of the simulation."""
+
+
+@dataclass
+class Lot:
+    """A batch of ``num`` lines, `AT_ONCE` of them under way, which the autoscaler sees by its deadline."""
+
+    num: int
+    window_s: int
+    jobs: list[Job] = field(default_factory=list)
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        self.scaler = ModelAutoscaler(Rule(slo=Slo(ttft_s=2.0, itl_s=0.1)))
+
+    def lines(self) -> Iterator[Job]:
+        """Each quarter of a second as many as have been answered, until all have been sent."""
+        at = 10.0
+        while len(self.jobs) < self.num:
+            under_way = sum(job.done_at is None for job in self.jobs[-4 * AT_ONCE :])
+            for _ in range(max(1, min(AT_ONCE - under_way, self.num - len(self.jobs)))):
+                self.jobs.append(Job(f"line-{len(self.jobs)}", at, PROMPT, ANSWER, background=True))
+                yield self.jobs[-1]
+            at += 0.25
+
+    def scale(self, at: float, seen: Observation) -> int:
+        done = sum(job.done_at is not None and job.done_at <= at for job in self.jobs)
+        values = ("b", "", "f", "/v1/completions", "", 10, 10 + self.window_s, 3600)
+        batch = Batch(*values, status="in_progress", total=self.num, lines={"m": self.num}, completed=done)
+        needed = lines_per_s([batch] if at >= 10 and done < self.num else [], at).get("m", 0.0)
+        desired = self.scaler.observe(replace(seen, load=replace(seen.load, lines_per_s=needed)), at=at).desired
+        self.most = max(self.most, desired)
+        return desired
+
+
+@pytest.mark.parametrize(("window_s", "replicas"), [(2800, 1), (400, 2)])
+def test_a_long_window_adds_no_replica_and_a_short_one_is_kept_by_more(window_s: int, replicas: int) -> None:
+    # A line is 50 x 1 ms + 200 x 0.1 ms = 0.07 s of a replica, all of them 420 s. In 2,520 s that is 0.17 of one, in 360 s 1.17.
+    lot = Lot(6000, window_s)
+    world = World(hardware=HARDWARE, minimum=1, maximum=10, cold_starts_s=(30.0,), no_replica_s=60.0)
+    outcome = SimulatedFleet(world).run(lot.lines(), DAY_S, lot.scale)
+    refused = [job.request_id for job in outcome.jobs if job.refused]
+    assert (len(outcome.jobs), refused) == (6000, [])
+    assert lot.most >= replicas
+    assert lot.most <= replicas + 1
+    assert max(job.done_at or 0.0 for job in lot.jobs) <= 10 + window_s
+
+
+def test_one_replica_stays_until_the_cost_of_a_line_is_known() -> None:
+    lines = Lines()
+    assert lines.replicas(Load(lines_per_s=100.0), TIMES, demand=0.0) == 1
+    assert lines.replicas(Load(), TIMES, demand=3.0) == 0
+    lines.learn(Load(interval_s=1.0, lines=10, line_prompt_tokens=2000, lines_finished=10, line_output_tokens=500))
+    assert lines.replicas(Load(lines_per_s=100.0), TIMES, demand=0.0) >= 7
+    assert lines.replicas(Load(lines_per_s=100.0), TIMES, demand=5.0) >= 12
+
+
+def test_lines_that_run_are_no_demand_and_keep_one_replica() -> None:
+    scaler = ModelAutoscaler(Rule(slo=Slo(ttft_s=2.0, itl_s=0.1)))
+    load = Load(interval_s=1.0, lines=20, line_prompt_tokens=4000, running=32, lines_held=32, kv_usage=0.5, busy_s=1.0, steps=20)
+    decided = [
+        scaler.observe(Observation(running=1, target=1, minimum=0, maximum=9, load=load), at=float(at)) for at in range(200)
+    ]
+    assert {decision.desired for decision in decided} == {1}
+    assert dict(decided[-1].alternatives) == {"first": 1}
