@@ -53,8 +53,8 @@ class Rule:
     slo: Slo
     utilization: float = 0.95
     """Factor on the utilization that keeps the SLO, 0 < x <= 1: reserve for what the model of a replica leaves out."""
-    headroom: float = 0.0
-    """By what share the load may rise at once without a queue, >= 0."""
+    headroom: float = 0.4
+    """By what share an even load may rise at once before the batches are full, >= 0."""
     priority: int = 0
     gpus_per_replica: float = 0.0
 
@@ -153,13 +153,8 @@ class ModelAutoscaler:
         """Take in that no controller saw the model for ``span_s`` seconds: what is known of it weighs less the longer that was."""
         weight = 0.5 ** (span_s / UNSEEN_HALF_S)
         self._costs.weigh(weight)
-        for mean in (
-            self._output_tokens,
-            self._squared_tokens,
-            self._finished_tokens,
-            self._kv_per_request,
-            self._computed_share,
-        ):
+        lengths = (self._output_tokens, self._squared_tokens, self._finished_tokens, self._computed_share)
+        for mean in (*lengths, self._kv_per_request):
             mean.weigh(weight)
         if span_s > STALE_S:
             self._guard_since.clear()  # nobody knows whether the signs went on
@@ -297,7 +292,7 @@ class ModelAutoscaler:
     def _for_demand(
         self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
     ) -> tuple[dict[str, int], int]:
-        """Return what the demand, a step up to the headroom and growth ask for, and the fewest that carry what demand there may be."""
+        """Return what the demand, room for a step and growth ask for, and the fewest that carry what demand there may be."""
         demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
         chance = min(MOST_CHANCE, max(LEAST_CHANCE, CHANCE * error))
         rules: dict[str, Callable[[float], int]] = {"demand": lambda work: capacity.replicas_for(work, self._factor(capacity))}
@@ -309,6 +304,8 @@ class ModelAutoscaler:
             # What may be chance is no reason for more replicas than there are, unless a short window says that the load rose.
             is_chance = come.is_even and max(needed, 1) > seen.target >= replicas_for(demand * (1 - chance))
             asked[name] = seen.target if is_chance else needed
+        if not come.is_even:
+            asked.pop("headroom", None)  # room for the next step is asked for once this one is over
         asked["growth"] = rules["demand"](demand + of["growth"]) if of["growth"] else 0
         return asked, max(replicas_for(demand * (1 + chance)) for replicas_for in rules.values())
 
