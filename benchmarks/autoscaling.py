@@ -21,13 +21,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from benchmarks.scaling_bound import least_replica_s
-from benchmarks.scaling_policies import Fixed, Keda, Oracle, Ours, RequestCount
+from benchmarks.scaling_figures import Timeline
+from benchmarks.scaling_policies import Fixed, Keda, Oracle, Ours, Planner, RequestCount
+from benchmarks.scaling_tables import ATTAINMENT, COUNT, Row, summaries, table, tuned
 from loadtest.judge.analysis import summary_of
 from loadtest.judge.metrics import read_records
 from loadtest.plan.arrivals import due_times, generator
@@ -41,14 +42,11 @@ from serve_app.simulated.profiles import PROFILES
 
 PROFILE = "a10g-llama-8b"
 SLO = Slo(ttft_s=2.0, itl_s=0.1)
-ATTAINMENT = 0.99
 COLD_START_S = 40.0
 SEEDS = (1, 2, 3, 4)
 """Of arrivals and lengths: chance alone moves the best request count by a fifth."""
 MAX_ANSWER = 1500
 FAR_OFF: dict[str, Callable[[], Scaling]] = {"Ray Serve, target 2": RequestCount, "KEDA, waiting > 5": Keda}
-COUNT = "request count"
-"""So begin the labels of the policy that is tuned."""
 TARGETS = (16, 24, 32, 48)
 STEP_TARGETS = (24, 32)
 """Those that are best on the steps of `SCENARIOS`."""
@@ -156,26 +154,6 @@ def rate_per_replica() -> float:
     return low
 
 
-@dataclass(frozen=True)
-class Row:
-    """One policy on one scenario with one seed."""
-
-    scenario: str
-    policy: str
-    seed: int
-    requests: int
-    attainment: float
-    ttft_p95_s: float
-    replica_s: float
-    changes_per_hour: float
-    most: int
-    first_change_s: float | None
-    """Seconds from the first rise of the law's rate to the first replica asked for."""
-    cpu_s: float
-    bound_s: float
-    """The fewest replica-seconds with which any policy serves what this one served (`scaling_bound.py`)."""
-
-
 def row_of(scenario: Scenario, policy: str, make: Callable[[], Scaling], seed: int) -> tuple[Row, Outcome]:
     began = time.process_time()
     outcome = simulate(scenario, make, seed)
@@ -204,6 +182,7 @@ def policies(scenario: Scenario, per_replica: float) -> dict[str, Callable[[], S
         "serve-app": partial(Ours, Rule(slo=SLO)),
         "oracle": partial(Oracle, rate_at=scenario.rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S),
     }
+    found["planner"] = partial(Planner, hardware=hardware(), slo=SLO)
     if not scenario.is_short:  # of 1,000 replicas Ray Serve's and KEDA's would make 20,000
         found["serve-app, utilization 1"] = partial(Ours, Rule(slo=SLO, utilization=1.0))
         found |= FAR_OFF
@@ -214,73 +193,10 @@ def policies(scenario: Scenario, per_replica: float) -> dict[str, Callable[[], S
     return found
 
 
-def _task(task: tuple[Scenario, str, float, int]) -> tuple[Row, list[tuple[float, int, int, float]]]:
+def _task(task: tuple[Scenario, str, float, int]) -> tuple[Row, Timeline]:
     scenario, policy, per_replica, seed = task
     row, outcome = row_of(scenario, policy, policies(scenario, per_replica)[policy], seed)
     return row, outcome.timeline
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One policy on one scenario, the mean over seeds but where a field says otherwise."""
-
-    policy: str
-    attainment: float
-    worst_attainment: float
-    ttft_p95_s: float
-    replica_s: float
-    changes_per_hour: float
-    most: int
-    """Of all seeds."""
-    first_change_s: float | None
-    """Of the seeds with a change."""
-    bound_s: float
-
-
-def summaries(rows: list[Row], scenario: str) -> dict[str, Summary]:
-    """Return policy -> its summary."""
-    found: dict[str, Summary] = {}
-    for policy in dict.fromkeys(row.policy for row in rows if row.scenario == scenario):
-        own = [row for row in rows if (row.scenario, row.policy) == (scenario, policy)]
-        delays = [row.first_change_s for row in own if row.first_change_s is not None]
-        found[policy] = Summary(
-            policy=policy,
-            attainment=fmean(row.attainment for row in own),
-            worst_attainment=min(row.attainment for row in own),
-            ttft_p95_s=fmean(row.ttft_p95_s for row in own),
-            replica_s=fmean(row.replica_s for row in own),
-            changes_per_hour=fmean(row.changes_per_hour for row in own),
-            most=max(row.most for row in own),
-            first_change_s=fmean(delays) if delays else None,
-            bound_s=fmean(row.bound_s for row in own),
-        )
-    return found
-
-
-def tuned(found: dict[str, Summary]) -> Summary:
-    """Return the request count with the fewest replica-seconds among those as good as ours, else the best of them."""
-    counts = [summary for policy, summary in found.items() if policy.startswith(COUNT)]
-    good = [count for count in counts if count.attainment >= min(found["serve-app"].attainment, ATTAINMENT)]
-    return min(good, key=lambda c: c.replica_s) if good else max(counts, key=lambda c: c.attainment)
-
-
-def table(rows: list[Row], names: list[str]) -> str:
-    lines = [
-        "| scenario | policy | in SLO, worst seed | TTFT p95 s | replica-s | x bound | x oracle | changes/h | most | first change |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name in names:
-        found = summaries(rows, name)
-        best = tuned(found)
-        for row in (*(s for s in found.values() if not s.policy.startswith(COUNT)), best):
-            label = f"{row.policy} (tuned)" if row is best else row.policy
-            first = "–" if row.first_change_s is None else f"{row.first_change_s:.0f} s"
-            ratios = f"{row.replica_s / row.bound_s:.2f} | {row.replica_s / found['oracle'].replica_s:.2f}"
-            lines.append(
-                f"| {name} | {label} | {row.attainment:.2%}, {row.worst_attainment:.2%} | {row.ttft_p95_s:.2f} | {row.replica_s:,.0f} | "
-                f"{ratios} | {row.changes_per_hour:.0f} | {row.most} | {first} |"
-            )
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -311,24 +227,35 @@ def main() -> None:
 
 
 def seeds_of(policy: str, seeds: Sequence[int]) -> Sequence[int]:
-    """Return the seeds with which a policy runs: one where it is off by ten times, which is no chance and takes ten times as long."""
-    return seeds[:1] if policy in FAR_OFF else seeds
+    """Return the seeds with which a policy runs at first.
+
+    One where it is off by ten times, which is no chance and takes ten times as long, and one of request counts, until the best is known.
+    """
+    return seeds[:1] if policy in FAR_OFF or policy.startswith(COUNT) else seeds
+
+
+def run_all(scenarios: list[Scenario], per_replica: float, seeds: Sequence[int]) -> list[tuple[Row, Timeline]]:
+    """Run all policies on the scenarios; of the request counts, the best with the first seed runs with the others, too."""
+    results: list[tuple[Row, Timeline]] = []
+    with ProcessPoolExecutor(max_workers=2) as pool:
+
+        def run(tasks: list[tuple[Scenario, str, float, int]]) -> None:
+            for number, result in enumerate(pool.map(_task, tasks), 1):
+                results.append(result)
+                print(f"{number} of {len(tasks)} runs", end="\r", file=sys.stderr, flush=True)
+
+        pairs = [(scenario, policy) for scenario in scenarios for policy in policies(scenario, per_replica)]
+        run([(scenario, policy, per_replica, seed) for scenario, policy in pairs for seed in seeds_of(policy, seeds)])
+        rows = [row for row, _ in results]
+        best = [(scenario, tuned(summaries(rows, scenario.name)).policy) for scenario in scenarios]
+        run([(scenario, policy, per_replica, seed) for scenario, policy in best for seed in seeds[1:]])
+    return results
 
 
 def compare(scenarios: list[Scenario], per_replica: float, seeds: Sequence[int], out: Path, figures: Path | None) -> None:
     """Run all policies on the scenarios; write the report and the figures of the first seed, print the table."""
     out.mkdir(parents=True, exist_ok=True)
-    tasks = [
-        (scenario, policy, per_replica, seed)
-        for scenario in scenarios
-        for policy in policies(scenario, per_replica)
-        for seed in seeds_of(policy, seeds)
-    ]
-    results = []
-    with ProcessPoolExecutor(max_workers=2) as pool:
-        for result in pool.map(_task, tasks):
-            results.append(result)
-            print(f"{len(results)} of {len(tasks)} runs", end="\r", file=sys.stderr, flush=True)
+    results = run_all(scenarios, per_replica, seeds)
     rows = [row for row, _ in results]
     report: dict[str, Any] = {"profile": PROFILE, "slo": asdict(SLO), "cold_start_s": COLD_START_S, "seeds": list(seeds)}
     report |= {"oracle_rate_per_replica": per_replica, "rows": [asdict(row) for row in rows]}

@@ -2,6 +2,7 @@
 
     python -m benchmarks.scaling_cases                 all cases, a few CPU minutes
     python -m benchmarks.scaling_cases trickle lengths those whose names begin so
+    python -m benchmarks.scaling_cases --headroom 0    with other room for steps than the default
 
 ``most / needed`` is the money: the most replicas wanted after the change of the load, over those that its last rate needs by the
 highest rate at which one replica keeps the limit (`benchmarks/autoscaling.py`). ``in time`` is the latency: the share of all first tokens
@@ -17,7 +18,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks.autoscaling import MAX_ANSWER, PROFILE, SLO, hardware
 from benchmarks.scaling_bound import least_replica_s
-from benchmarks.scaling_policies import Ours, Restarted
+from benchmarks.scaling_policies import Ours, Restarted, Silent
+from benchmarks.scaling_tables import Mean
 from serve_app.autoscaling.decision import Rule
 from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
 from serve_app.autoscaling.simulated_replica import Job
@@ -54,6 +56,8 @@ class Case:
     """From when to when no controller runs; None where the same one runs all the time."""
     keeps: bool = True
     """Whether the controller after that gets what the one before knew."""
+    silent_share: float = 0.0
+    """Share of the replicas that never reports."""
     requests: str = ""
     """Name of the case whose requests these are; empty for its own."""
 
@@ -89,18 +93,18 @@ CASES = [
             needed=_needed(n * 4.1 * factor),
             changes_at=120,
         )
-        for n in (8, 65)
+        for n in (1, 8, 10, 65)
         for factor in (1.5, 2.0)
     ),
     *(
         # Shorter, as a second has up to 4,100 requests.
         Case(
             name=f"short step x{factor:g} to 1,000 replicas",
-            rate=step(1000 * 4.1 / factor, 1000 * 4.1, 45),
-            duration_s=125,
+            rate=step(1000 * 4.1 / factor, 1000 * 4.1, 120),
+            duration_s=200,
             initial=math.ceil(1000 / factor),
             needed=_needed(1000 * 4.1),
-            changes_at=45,
+            changes_at=120,
         )
         for factor in (1.5, 2.0)
     ),
@@ -112,6 +116,24 @@ CASES = [
         needed=_needed(24),
         changes_at=600,
         cold_starts_s=(40.0,) * 4 + (300.0,),
+    ),
+    Case(
+        name="starts of 15 to 150 s, 8 to 16/s",
+        rate=step(8, 16, 600),
+        duration_s=1200,
+        initial=3,
+        needed=_needed(16),
+        changes_at=600,
+        cold_starts_s=(40.0,) * 3 + (15.0, 150.0, 30.0, 90.0) * 10,
+    ),
+    Case(
+        name="5 % silent, 120 to 12/s",
+        rate=step(120, 12, 120),
+        duration_s=600,
+        initial=30,
+        needed=30,
+        changes_at=120,
+        silent_share=0.05,
     ),
     Case(
         name="lengths, prompts x4.3 at 12/s",
@@ -157,7 +179,7 @@ CASES = [
             prompt=lambda _: (1500, 2500),
             cached_share=share,
         )
-        for share, needed in ((0.0, 8), (0.8, 3))
+        for share, needed in ((0.0, 8), (0.4, 5), (0.8, 3))
     ),
     *(
         Case(name=f"constant {rate}/s", rate=step(rate, rate, 0), duration_s=3600, initial=_needed(rate), needed=_needed(rate))
@@ -183,16 +205,21 @@ def jobs_of(case: Case, seed: int) -> Iterator[Job]:
         number += 1
 
 
-def row_of(case: Case, seed: int) -> list[float]:
+def _policy(case: Case, headroom: float | None) -> Ours:
+    rule = Rule(slo=SLO) if headroom is None else Rule(slo=SLO, headroom=headroom)
+    if case.silent_share:
+        return Silent(rule, case.silent_share)
+    return Ours(rule) if case.away is None else Restarted(rule, case.away, keeps=case.keeps)
+
+
+def row_of(case: Case, seed: int, headroom: float | None) -> list[float]:
     """Return most / needed, the share in time, replica-seconds, changes after the load's, seconds to the first of them, and the bound.
 
     The bound is the fewest replica-seconds with which any policy serves the same requests (`scaling_bound.py`).
     """
     machine = replace(hardware(), cached_share=case.cached_share)
     world = World(hardware=machine, initial=case.initial, maximum=4000, cold_starts_s=case.cold_starts_s, ttft_s=SLO.ttft_s)
-    rule = Rule(slo=SLO)
-    ours = Ours(rule) if case.away is None else Restarted(rule, case.away, keeps=case.keeps)
-    outcome = SimulatedFleet(world).run(jobs_of(case, seed), case.duration_s, ours)
+    outcome = SimulatedFleet(world).run(jobs_of(case, seed), case.duration_s, _policy(case, headroom))
     after = [change for change in outcome.changes if change.at >= case.changes_at]
     most = max(wanted for at, wanted, _, _ in outcome.timeline if at >= case.changes_at)
     ups = [change.at - case.changes_at for change in after if change.after > change.before]
@@ -201,29 +228,34 @@ def row_of(case: Case, seed: int) -> list[float]:
     return [most / case.needed, outcome.attainment(SLO.ttft_s), outcome.replica_s, len(after), first_s, bound_s]
 
 
-def _task(task: tuple[int, int]) -> list[float]:
-    return row_of(CASES[task[0]], task[1])
+def _task(task: tuple[int, int, float | None]) -> list[float]:
+    return row_of(CASES[task[0]], *task[1:])
+
+
+def line(case: Case, rows: list[list[float]]) -> str:
+    """Return the row of one case's table: means of all seeds, and the worst."""
+    most, _, _, changes, first_s, bound_s = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+    in_time, replica_s = (Mean.of(row[column] for row in rows) for column in (1, 2))
+    ratios = f"{most:.2f}, {max(row[0] for row in rows):.2f}"
+    shares = f"{in_time.text('.1%')}, {min(row[1] for row in rows):.1%}"
+    first = "–" if math.isnan(first_s) else f"{first_s:.0f} s"
+    cost = f"{replica_s.text(',.0f')} | {replica_s.value / bound_s:.2f}"
+    return f"| {case.name} | {case.needed} | {ratios} | {shares} | {cost} | {changes:.1f} | {first} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="beginnings of names of cases; all without")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--headroom", type=float, help="in place of the default")
     options = parser.parse_args()
     chosen = [i for i, case in enumerate(CASES) if case.name.startswith(tuple(options.names) or "")]
     print("| case (simulated) | needed | most / needed, worst | in time, worst | replica-s | x bound | changes | first order |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     with ProcessPoolExecutor(max_workers=2) as pool:
-        found = pool.map(_task, [(i, seed) for i in chosen for seed in options.seeds])
+        found = pool.map(_task, [(i, seed, options.headroom) for i in chosen for seed in options.seeds])
         for i in chosen:
-            rows = [next(found) for _ in options.seeds]
-            most, _, replica_s, changes, first_s, bound_s = (sum(column) / len(rows) for column in zip(*rows, strict=True))
-            ratios = f"{most:.2f}, {max(r[0] for r in rows):.2f}"
-            shares = f"{sum(r[1] for r in rows) / len(rows):.1%}, {min(r[1] for r in rows):.1%}"
-            first = "–" if math.isnan(first_s) else f"{first_s:.0f} s"
-            case = CASES[i]
-            cost = f"{replica_s:,.0f} | {replica_s / bound_s:.2f}"
-            print(f"| {case.name} | {case.needed} | {ratios} | {shares} | {cost} | {changes:.1f} | {first} |", flush=True)
+            print(line(CASES[i], [next(found) for _ in options.seeds]), flush=True)
 
 
 if __name__ == "__main__":

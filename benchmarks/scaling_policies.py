@@ -1,4 +1,4 @@
-"""What the autoscaler is compared with: request counts, KEDA, and an oracle. Pure; replica counts within bounds are the caller's.
+"""What the autoscaler is compared with: request counts, KEDA, a planner, an oracle. Pure; replica counts within bounds are the caller's.
 
 Each is written from the documents of its system and takes the same observations as ours.
 """
@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from serve_app.autoscaling.capacity import Capacity, Mix, Slo, StepTimes
 from serve_app.autoscaling.decision import Observation, Rule
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
 from serve_app.autoscaling.memory import Memory, pack, unpack
 from serve_app.autoscaling.signals import INCREMENTS, REPLICA_INCREMENTS, Load
+from serve_app.autoscaling.simulated_replica import Hardware
 
 MODEL = "model"
 
@@ -60,6 +62,22 @@ class Restarted(Ours):
         memory = unpack(data or b"", time=at, models={MODEL: ""}, clock_s=at)
         assert memory is not None
         return memory.scaler
+
+
+class Silent(Ours):
+    """The product's, of which a share of the replicas never reports: it is taken to do as it did.
+
+    Args:
+        rule: See `Ours`.
+        share: Of the replicas, 0..1.
+    """
+
+    def __init__(self, rule: Rule, share: float) -> None:
+        super().__init__(rule)
+        self._share = share
+
+    def __call__(self, at: float, seen: Observation) -> int:
+        return super().__call__(at, replace(seen, load=replace(seen.load, silent=("r",), silent_share=self._share)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +149,47 @@ class Keda:
         if wish > seen.target:
             return bounded(min(wish, max(2 * seen.target, seen.target + 4)), seen)
         return bounded(max(w for _, w in self._wishes), seen) if wish < seen.target else seen.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """A planner in the manner of Dynamo's: each interval it forecasts the next one's requests and lengths, and divides by a profile.
+
+    Source: Dynamo's documents of its SLA planner: every 180 s; forecast by a trend (here the last two intervals'); the throughput of a
+    replica within the SLO from a profile made before (here `Capacity` of the timed batches, of one replica). Replicas prefill and decode.
+    """
+
+    hardware: Hardware
+    slo: Slo
+    interval_s: float = 180.0
+    _sums: dict[str, float] = field(default_factory=dict)
+    """Counters of the interval under way, and when it began, as ``began``."""
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=2))
+    """Requests per second of the last intervals."""
+
+    def __call__(self, at: float, seen: Observation) -> int:
+        sums, load = self._sums, seen.load
+        began = sums.setdefault("began", at)
+        for name in ("requests", "prompt_tokens", "finished", "finished_tokens"):
+            sums[name] = sums.get(name, 0.0) + getattr(load, name)
+        if at - began < self.interval_s or not (sums["requests"] and sums["finished"]):
+            return seen.target
+        self._rates.append(sums["requests"] / (at - began))
+        forecast = max(0.0, 2 * self._rates[-1] - self._rates[0])
+        mix = Mix(
+            prompt_tokens=sums["prompt_tokens"] / sums["requests"], output_tokens=sums["finished_tokens"] / sums["finished"]
+        )
+        sums.clear()
+        return bounded(math.ceil(forecast / self._per_replica(mix)), seen)
+
+    def _per_replica(self, mix: Mix) -> float:
+        """Return the requests per second of ``mix`` that a replica takes by its profile."""
+        measured, hardware = self.hardware.measured(), self.hardware
+        assert measured is not None
+        times = StepTimes(measured.step_s, measured.output_token_s, measured.prompt_token_s)
+        held = hardware.kv_tokens / (mix.prompt_tokens + mix.output_tokens)
+        capacity = Capacity(times=times, mix=mix, max_batch=min(held, hardware.max_num_seqs), slo=self.slo)
+        return capacity.utilization(1) / capacity.work_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,8 +54,8 @@ class Rule:
     slo: Slo
     utilization: float = 0.95
     """Factor on the utilization that keeps the SLO, 0 < x <= 1: reserve for what the model of a replica leaves out."""
-    headroom: float = 0.0
-    """By what share the load may rise at once without a queue, >= 0."""
+    headroom: float = 0.4
+    """By what share an even load may rise at once before the batches are full, >= 0."""
     priority: int = 0
     gpus_per_replica: float = 0.0
 
@@ -298,7 +298,7 @@ class ModelAutoscaler:
     def _for_demand(
         self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
     ) -> tuple[dict[str, int], int]:
-        """Return what the demand, a step up to the headroom and growth ask for, and the fewest that carry what demand there may be."""
+        """Return what the demand, room for a step and growth ask for, and the fewest that carry what demand there may be."""
         demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
         chance = min(MOST_CHANCE, max(LEAST_CHANCE, CHANCE * error))
         rules: dict[str, Callable[[float], int]] = {"demand": lambda work: capacity.replicas_for(work, self._factor(capacity))}
@@ -310,6 +310,8 @@ class ModelAutoscaler:
             # What may be chance is no reason for more replicas than there are, unless a short window says that the load rose.
             is_chance = come.is_even and max(needed, 1) > seen.target >= replicas_for(demand * (1 - chance))
             asked[name] = seen.target if is_chance else needed
+        if not come.is_even:
+            asked.pop("headroom", None)  # room for the next step is asked for once this one is over
         asked["growth"] = rules["demand"](demand + of["growth"]) if of["growth"] else 0
         return asked, max(replicas_for(demand * (1 + chance)) for replicas_for in rules.values())
 

@@ -11,7 +11,8 @@ from serve_app.autoscaling.signals import Load
 TIMES = StepTimes(step_s=0.03, output_token_s=0.0004, prompt_token_s=0.0001)
 PROMPT, ANSWER = 400.0, 100.0
 WORK_S = ANSWER * TIMES.output_token_s + PROMPT * TIMES.prompt_token_s
-RULE = Rule(slo=Slo(ttft_s=5.0, itl_s=0.1))
+RULE = Rule(slo=Slo(ttft_s=5.0, itl_s=0.1), headroom=0.0)
+"""Without room for steps, so that the other rules decide."""
 
 
 @dataclass

@@ -7,8 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from serve_app.autoscaling.capacity import StepCosts
+from serve_app.autoscaling.decision import Rule
 from serve_app.autoscaling.orders import MAX_COLD_START_S, Orders, queue_at_s
-from tests.autoscaling.plant import ANSWER, PROMPT, TIMES, WORK_S
+from tests.autoscaling.plant import ANSWER, PROMPT, RULE, TIMES, WORK_S
 from tests.autoscaling.queue_plant import QueuePlant, rate_of, with_headroom
 
 FLEETS = st.sampled_from([3, 8, 65, 606])
@@ -54,6 +55,27 @@ def test_with_headroom_a_step_within_it_makes_nothing_late(fleet: int) -> None:
     plant.run(1.5 * rate_of(fleet), 200)
     assert plant.late <= 0.01 * plant.came
     assert 1.1 * plain <= before <= 1.4 * plain, "the price"
+
+
+@pytest.mark.parametrize("fleet", [3, 8, 65, 606])
+def test_with_the_default_headroom_a_step_by_half_keeps_95_percent_of_five_minutes_in_time(fleet: int) -> None:
+    plant = with_headroom(QueuePlant(running=fleet, maximum=10_000, cold_start_s=40.0), Rule(slo=RULE.slo).headroom)
+    plant.run(rate_of(fleet), 300)
+    plant.run(rate_of(fleet), 120)
+    before_late, before = plant.late, plant.came
+    plant.run(1.5 * rate_of(fleet), 180)
+    assert before_late + plant.late <= 0.05 * (before + plant.came)
+
+
+def test_room_for_the_next_step_is_asked_for_once_this_one_is_over() -> None:
+    plant = with_headroom(QueuePlant(running=65, maximum=10_000, cold_start_s=40.0), 0.5)
+    plant.run(rate_of(65), 400)
+    plant.run(1.5 * rate_of(65), 200)
+    asks = ["headroom" in decision.alternatives for decision in plant.decisions[400:]]
+    seen = asks.index(False)
+    assert seen <= 6
+    assert not any(asks[seen : seen + 30])
+    assert all(asks[-30:])
 
 
 def test_longer_prompts_are_more_work_within_five_seconds() -> None:

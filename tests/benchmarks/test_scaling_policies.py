@@ -2,7 +2,9 @@
 
 import pytest
 
-from benchmarks.scaling_policies import Keda, Oracle, RequestCount
+from benchmarks.autoscaling import SLO, hardware
+from benchmarks.scaling_policies import Keda, Oracle, Planner, RequestCount
+from benchmarks.scaling_tables import Mean
 from serve_app.autoscaling.decision import Observation
 from serve_app.autoscaling.signals import Load
 from serve_app.autoscaling.simulated_fleet import Scaling
@@ -47,3 +49,25 @@ def test_the_oracle_orders_a_cold_start_ahead(at: float, wanted: int) -> None:
     oracle = Oracle(rate_at=lambda t: 8.0 if t < 100 else 16.0, rate_per_replica=4.0, cold_start_s=40.0)
     seen = Observation(running=2, target=2, minimum=1, maximum=20, load=Load())
     assert oracle(at, seen) == wanted
+
+
+def test_the_planner_forecasts_a_trend_each_three_minutes_and_divides_by_its_profile() -> None:
+    """One replica of the profile takes 4.1 to 4.7 requests/s of this mix within the limits (docs/autoscaling.md: 4.3)."""
+    planner, target, changes = Planner(hardware=hardware(), slo=SLO), 1, {}
+    for at in range(1, 600):
+        rate = 4.0 if at <= 182 else 12.0
+        load = Load(interval_s=1.0, requests=rate, prompt_tokens=288 * rate, finished=rate, finished_tokens=128 * rate)
+        seen = Observation(running=target, target=target, minimum=1, maximum=20, load=load)
+        if (wanted := planner(float(at), seen)) != target:
+            changes[at] = target = wanted
+    first, second = changes.items()
+    assert 360 <= first[0] <= 370, "the first interval that has the new rate"
+    assert first[1] in (5, 6), "it forecasts 20/s: 8 more again"
+    assert second[1] == 3, "then 12/s, which do not grow"
+
+
+def test_an_interval_over_seeds_is_students() -> None:
+    """Of 1, 2, 3: the standard error is 1 / sqrt(3), and t with 2 degrees is 4.303."""
+    assert Mean.of([1.0, 2.0, 3.0]).half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    assert Mean.of([1.0, 2.0, 3.0]).text(".1f") == "2.0 ± 2.5"
+    assert Mean.of([1.0]).text(".1f") == "1.0"

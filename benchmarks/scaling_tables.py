@@ -1,0 +1,123 @@
+"""The rows of the autoscaling benchmark, their means over seeds with 95 % intervals, and the table of them. Pure."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from loadtest.judge.stats import mean_interval
+
+ATTAINMENT = 0.99
+COUNT = "request count"
+"""So begin the labels of the policy that is tuned."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy on one scenario with one seed."""
+
+    scenario: str
+    policy: str
+    seed: int
+    requests: int
+    attainment: float
+    ttft_p95_s: float
+    replica_s: float
+    changes_per_hour: float
+    most: int
+    first_change_s: float | None
+    """Seconds from the first rise of the law's rate to the first replica asked for."""
+    cpu_s: float
+    bound_s: float
+    """The fewest replica-seconds with which any policy serves what this one served (`scaling_bound.py`)."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over seeds, and how far the ends of its 95 % interval are from it; infinite of a single seed."""
+
+    value: float
+    half: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Mean":
+        """Return the mean of some values, by Student's law."""
+        array = np.array([*values])
+        if array.size < 2:
+            return cls(float(array[0]), math.inf)
+        mean, low, _ = mean_interval(array)
+        return cls(mean, mean - low)
+
+    def text(self, form: str) -> str:
+        """Return it as text, each number in ``form``; of a single seed without an interval."""
+        return format(self.value, form) + (f" ± {self.half:{form}}" if math.isfinite(self.half) else "")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One policy on one scenario, the mean over seeds but where a field says otherwise."""
+
+    policy: str
+    attainment: Mean
+    worst_attainment: float
+    ttft_p95_s: float
+    replica_s: Mean
+    changes_per_hour: float
+    most: int
+    """Of all seeds."""
+    first_change_s: float | None
+    """Of the seeds with a change."""
+    bound_s: float
+
+
+def summaries(rows: list[Row], scenario: str) -> dict[str, Summary]:
+    """Return policy -> its summary."""
+    found: dict[str, Summary] = {}
+    for policy in dict.fromkeys(row.policy for row in rows if row.scenario == scenario):
+        own = [row for row in rows if (row.scenario, row.policy) == (scenario, policy)]
+        delays = [row.first_change_s for row in own if row.first_change_s is not None]
+        found[policy] = Summary(
+            policy=policy,
+            attainment=Mean.of(row.attainment for row in own),
+            worst_attainment=min(row.attainment for row in own),
+            ttft_p95_s=fmean(row.ttft_p95_s for row in own),
+            replica_s=Mean.of(row.replica_s for row in own),
+            changes_per_hour=fmean(row.changes_per_hour for row in own),
+            most=max(row.most for row in own),
+            first_change_s=fmean(delays) if delays else None,
+            bound_s=fmean(row.bound_s for row in own),
+        )
+    return found
+
+
+def tuned(found: dict[str, Summary]) -> Summary:
+    """Return the request count with the fewest replica-seconds among those as good as ours, else the best of them.
+
+    Counts that ran with fewer seeds than the best of them were dropped; the best alone has a finite interval then.
+    """
+    counts = [summary for policy, summary in found.items() if policy.startswith(COUNT)]
+    counts = [count for count in counts if math.isfinite(count.replica_s.half)] or counts
+    good = [count for count in counts if count.attainment.value >= min(found["serve-app"].attainment.value, ATTAINMENT)]
+    return min(good, key=lambda c: c.replica_s.value) if good else max(counts, key=lambda c: c.attainment.value)
+
+
+def table(rows: list[Row], names: list[str]) -> str:
+    """Return the table of all policies on the scenarios of these names."""
+    lines = [
+        "| scenario | policy | in SLO, worst seed | TTFT p95 s | replica-s | x bound | x oracle | changes/h | most | first change |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        found = summaries(rows, name)
+        best = tuned(found)
+        for row in (*(s for s in found.values() if not s.policy.startswith(COUNT)), best):
+            label = f"{row.policy} (tuned)" if row is best else row.policy
+            first = "–" if row.first_change_s is None else f"{row.first_change_s:.0f} s"
+            ratios = f"{row.replica_s.value / row.bound_s:.2f} | {row.replica_s.value / found['oracle'].replica_s.value:.2f}"
+            lines.append(
+                f"| {name} | {label} | {row.attainment.text('.2%')}, {row.worst_attainment:.2%} | {row.ttft_p95_s:.2f} | "
+                f"{row.replica_s.text(',.0f')} | {ratios} | {row.changes_per_hour:.0f} | {row.most} | {first} |"
+            )
+    return "\n".join(lines)
