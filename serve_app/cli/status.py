@@ -68,7 +68,7 @@ def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
         answer = requests.get(f"{url.rstrip('/')}/fleet", headers=headers, timeout=5, auth=lambda request: request)
         told = answer.json() if answer.ok else {}
     except requests.ConnectionError as exc:
-        raise ClusterFailed(f"nothing answers at {url}", "is the service up, and its address right?") from exc
+        raise ClusterFailed(f"nothing answers at {url}", "start the service, or name another address by --url") from exc
     except (requests.RequestException, ValueError) as exc:
         raise ClusterFailed(f"{url} does not tell its fleet: {exc}", "is an ingress of serve-app there?") from exc
     if not answer.ok:

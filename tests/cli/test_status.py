@@ -98,7 +98,7 @@ def test_an_ingress_is_asked_by_http_for_what_the_fleet_page_shows() -> None:
 
 def test_an_address_where_nothing_listens_is_told_in_one_sentence() -> None:
     with pytest.raises(
-        ClusterFailed, match=r"^nothing answers at http://127.0.0.1:1; is the service up, and its address right\?$"
+        ClusterFailed, match=r"^nothing answers at http://127.0.0.1:1; start the service, or name another address by --url$"
     ):
         asked_by_http("http://127.0.0.1:1")
 
