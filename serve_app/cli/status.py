@@ -123,7 +123,8 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     """Print the report in 80 columns: the deployments, what Serve says of them, the ingresses, and the replicas of each model."""
     versions = sorted({lease["vllm_version"] for lease in report["members"]} - {""})
     vllm = f"  vLLM {', '.join(versions)}" if versions else ""
-    console.print(f"{report['name']}: {report['status']}  {report['url']}{vllm}")
+    state = f": {report['status']}" if report["status"] else ""  # an ingress does not know what Serve says
+    console.print(f"{report['name']}{state}  {report['url']}{vllm}")
     rows = []
     for name, d in report["deployments"].items():
         states = ", ".join(f"{count} {state.lower()}" for state, count in d["replica_states"].items() if count)

@@ -94,6 +94,7 @@ def test_an_ingress_is_asked_by_http_for_what_the_fleet_page_shows() -> None:
     show(report, Console(file=out, width=80, highlight=False))
     assert report["members"] == fake.report["members"]
     assert "fake#replica#a" in out.getvalue()
+    assert out.getvalue().startswith(f"fleet  {fake.url}")
 
 
 def test_an_address_where_nothing_listens_is_told_in_one_sentence() -> None:
