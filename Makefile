@@ -272,7 +272,7 @@ tell-progress = { n=0; while IFS= read -r line; do case $$line in \
 	@if $(BIN)/pip install -q --no-deps $(TORCH) 2>/dev/null; then echo "$(TORCH) came from where pip is configured to look"; \
 	else echo "pip's own sources lack $(TORCH): taking it from $(PYTORCH_CPU_INDEX)"; \
 	  $(BIN)/pip install -q --no-deps --index-url $(PYTORCH_CPU_INDEX) $(TORCH); fi
-	@echo "2 of 3: $$(cat requirements/cpu.lock requirements/dev.lock | grep -c '^[^ #].*==') packages of requirements/cpu.lock and dev.lock, every file checked against its hash"
+	@echo "2 of 3: $$(grep -ohE '^[^ #]+==' requirements/cpu.lock requirements/dev.lock | sort -u | wc -l) packages of requirements/cpu.lock and dev.lock, every file checked against its hash"
 	@$(BIN)/pip install --progress-bar off --no-deps --require-hashes -r requirements/cpu.lock -r requirements/dev.lock | $(tell-progress)
 	@echo "3 of 3: serve-app itself"
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
