@@ -62,6 +62,10 @@ def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
     """
     import requests
 
+    if not url.startswith(("http://", "https://")):
+        raise ClusterFailed(
+            f"{url!r} is no URL of http or https", f"for example http://{url.rpartition('://')[2] or '127.0.0.1:8010'}"
+        )
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         # With an `auth`, requests does not put a password of ~/.netrc in place of the key.

@@ -104,6 +104,11 @@ def test_an_address_where_nothing_listens_is_told_in_one_sentence() -> None:
         asked_by_http("http://127.0.0.1:1")
 
 
+def test_an_address_without_its_scheme_is_told_as_a_url() -> None:
+    with pytest.raises(ClusterFailed, match=r"^.localhost:80. is no URL of http or https; for example http://localhost:80$"):
+        asked_by_http("localhost:80")
+
+
 def test_a_missing_key_is_told_with_the_way_out() -> None:
     with (
         fake_service(asks_for_key=True) as fake,
