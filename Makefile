@@ -2,13 +2,15 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-routing bench-routing-live soak bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-routing bench-routing-live soak bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files monitoring-files lock-charts
 BIN := .venv/bin
 CHARTS_PATH := $(CURDIR)/.venv-charts/bin:$(PATH):$(or $(KUBE_TESTBED),$(HOME)/.cache/kube-testbed)/bin
 TORCH := torch==2.13.0+cpu
 PYTORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+LANGCHAIN := langchain-openai==1.7.4
+OPENAI_JS := openai@6.49.0
 EMBEDDED_MODEL := smollm2-135m-instruct
 # More workers start more fleets at once than two cores can: Ray gives its raylet 30 s.
 WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
@@ -55,6 +57,13 @@ test-all: .venv ## the same and the slow ones: starting, stopping and scaling wh
 test-ui: .venv ## the chat page and the fleet page in a headless Chromium, in front of a fake service and of a fleet; 2 minutes
 	@command -v chromium >/dev/null || { echo "error: no chromium on the PATH; on Debian and Ubuntu: apt install chromium" >&2; exit 2; }
 	$(BIN)/pytest --durations 10 tests/ui
+
+test-clients: model ## docs/api.md's JavaScript and LangChain against a fleet; fetches both clients; without node the JavaScript is skipped; 3 minutes
+	@[ -x .venv-clients/bin/python ] || $(BIN)/python -m venv .venv-clients
+	.venv-clients/bin/pip install -q $(LANGCHAIN)
+	@if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix build/clients $(OPENAI_JS); \
+	else echo "npm is not on the PATH: the JavaScript is skipped; on Debian and Ubuntu: apt install nodejs npm" >&2; fi
+	$(BIN)/pytest -n 0 tests/examples -k "langchain or javascript or python_of_the_api"
 
 chaos: .venv ## each fault of tests/chaos five times, or those of SCENARIO; goes on where it was stopped, prints the worst counts
 	status=0; SERVE_APP_CHAOS=$(CHAOS) $(BIN)/pytest tests/chaos $(if $(SCENARIO),-k "$(SCENARIO)") || status=$$?; \
@@ -243,7 +252,7 @@ manifests: ## render the chart into k8s/manifests; needs helm
 	mv build/serve-app.yaml k8s/manifests/serve-app.yaml
 
 clean: ## remove .venv and caches; fetched models stay
-	rm -rf .venv .venv-charts .venv-cuda .venv-docs .venv-sbom build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-charts .venv-cuda .venv-docs .venv-sbom .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find serve_app loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: .venv
@@ -271,7 +280,7 @@ tell-progress = { n=0; while IFS= read -r line; do case $$line in \
 	@if $(BIN)/pip install -q --no-deps $(TORCH) 2>/dev/null; then echo "$(TORCH) came from where pip is configured to look"; \
 	else echo "pip's own sources lack $(TORCH): taking it from $(PYTORCH_CPU_INDEX)"; \
 	  $(BIN)/pip install -q --no-deps --index-url $(PYTORCH_CPU_INDEX) $(TORCH); fi
-	@echo "2 of 3: $$(cat requirements/cpu.lock requirements/dev.lock | grep -c '^[^ #].*==') packages of requirements/cpu.lock and dev.lock, every file checked against its hash"
+	@echo "2 of 3: $$(grep -ohE '^[^ #]+==' requirements/cpu.lock requirements/dev.lock | sort -u | wc -l) packages of requirements/cpu.lock and dev.lock, every file checked against its hash"
 	@$(BIN)/pip install --progress-bar off --no-deps --require-hashes -r requirements/cpu.lock -r requirements/dev.lock | $(tell-progress)
 	@echo "3 of 3: serve-app itself"
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .

@@ -45,6 +45,24 @@ TABLE = (
         "HTTP requests by API key, of which the first 12 hex digits of its SHA-256 are shown. Only with ingress.api_keys_file.",
     ),
     Series(
+        "key_ttft_seconds",
+        "histogram",
+        ("key", "model"),
+        "Time to first token by API key, of every answer that had one. The three series of keys need ingress.key_latencies.",
+    ),
+    Series(
+        "key_tpot_seconds",
+        "histogram",
+        ("key", "model"),
+        "By API key: the mean gap between two tokens of a whole answer's first choice.",
+    ),
+    Series(
+        "key_e2e_seconds",
+        "histogram",
+        ("key", "model"),
+        "By API key: from the arrival of a request to the end of its whole answer.",
+    ),
+    Series(
         "queue_seconds", "histogram", _MODEL, "Wait for a replica: from the arrival of an HTTP request's first engine request."
     ),
     Series(

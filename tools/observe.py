@@ -27,14 +27,18 @@ _GRAFANA_HOME = Path("/usr/share/grafana")
 
 
 def tool(name: str) -> str | None:
-    """Return the path of prometheus or promtool: on the PATH, or unpacked."""
+    """Return the path of a program of Prometheus or Alertmanager: on the PATH, or unpacked."""
     return shutil.which(name) or shutil.which(name, path=str(_UNPACKED / "bin"))
 
 
-def write_prometheus(folder: Path, target: str, *, every_s: int = 5, grafana: str = "", runbook: str = "docs/runbook.md") -> Path:
+def write_prometheus(
+    folder: Path, target: str, *, every_s: int = 5, grafana: str = "", runbook: str = "docs/runbook.md", alerts_to: str = ""
+) -> Path:
     """Write rules and configuration for a service at ``target``, host:port; return the configuration's path.
 
-    ``every_s``: seconds between two scrapes, and between two looks at every rule.
+    Args:
+        every_s: Seconds between two scrapes, and between two looks at every rule.
+        alerts_to: Host and port of an Alertmanager; without one, alerts are shown by Prometheus alone.
     """
     facts = default_facts(namespace=NAMESPACE, release=RELEASE, grafanaUrl=grafana, runbookUrl=runbook)
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,10 +47,11 @@ def write_prometheus(folder: Path, target: str, *, every_s: int = 5, grafana: st
     labels = {"namespace": NAMESPACE, "app_kubernetes_io_instance": RELEASE}
     job = {"job_name": facts["job"], "static_configs": [{"targets": [target], "labels": labels}]}
     intervals = {"scrape_interval": f"{every_s}s", "evaluation_interval": f"{every_s}s"}
+    written = {"global": intervals, "rule_files": ["rules.yaml"], "scrape_configs": [job]}
+    if alerts_to:
+        written["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alerts_to]}]}]}
     config = folder / "prometheus.yaml"
-    config.write_text(
-        yaml.safe_dump({"global": intervals, "rule_files": ["rules.yaml"], "scrape_configs": [job]}), encoding="utf-8"
-    )
+    config.write_text(yaml.safe_dump(written), encoding="utf-8")
     return config
 
 
@@ -80,6 +85,20 @@ def prometheus(config: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
     assets = [f"--web.local-assets={web}"] if web.is_dir() else []  # an option of Debian's build alone
     command = [program, f"--config.file={config}", f"--storage.tsdb.path={config.parent / 'data'}", *assets]
     with _running([*command, f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"], dict(os.environ)) as process:
+        yield process
+
+
+@contextmanager
+def alertmanager(config: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run Debian's Alertmanager with this configuration on 127.0.0.1, alone; it ends with the block."""
+    listen = [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
+    command = [
+        str(tool("prometheus-alertmanager")),
+        f"--config.file={config}",
+        f"--storage.path={config.parent / 'alerts'}",
+        *listen,
+    ]
+    with _running([*command, "--log.level=warn"], dict(os.environ)) as process:
         yield process
 
 

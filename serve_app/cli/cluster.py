@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from serve_app.errors import ClusterFailed, ClusterSilent
 
 T = TypeVar("T")
 RAY_LIMIT_S = 30.0
+_CONNECT_LIMIT_S = 10.0
 OBJECT_STORE_BYTES = 100 << 20
 """Of our own Ray cluster, in /dev/shm. Requests do not pass through it."""
 
@@ -216,6 +218,7 @@ def connect(address: str, namespace: str, token: str = "") -> None:
     Raises:
         ClusterFailed: Nothing answers there.
     """
+    _refuse_closed_port(address)
     if token:
         _use_token(token)
     os.environ["RAY_LOG_TO_STDERR"] = "0"  # KubeRay's pods have 1, and Ray's lines would be among ours, on stdout
@@ -226,6 +229,22 @@ def connect(address: str, namespace: str, token: str = "") -> None:
     except (ConnectionError, RuntimeError, ValueError) as exc:
         tokenless = "RAY_AUTH_MODE" not in os.environ
         hint = "if the cluster was started with Ray's token authentication, set RAY_AUTH_MODE=token" if tokenless else ""
+        raise ClusterFailed(problem=f"no Ray cluster answers at {address}: {exc}", hint=hint) from exc
+
+
+def _refuse_closed_port(address: str) -> None:
+    """Refuse HOST:PORT where nothing listens; Ray itself would try for more than a minute. `auto` and `ray://` are left to Ray.
+
+    Raises:
+        ClusterFailed: Nothing takes a connection there.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_LIMIT_S).close()
+    except (OSError, OverflowError) as exc:
+        hint = "name the GCS of a Ray cluster that runs, HOST:PORT with Ray's port 6379, or leave --address out"
         raise ClusterFailed(problem=f"no Ray cluster answers at {address}: {exc}", hint=hint) from exc
 
 

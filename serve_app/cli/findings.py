@@ -99,8 +99,11 @@ def shared_memory(free_bytes: int, needed_bytes: int) -> Finding:
 
 
 def memory(available_bytes: int, needed_bytes: int) -> Finding:
-    """Judge the memory that is free or reclaimable, within the cgroup's limit; ``needed_bytes`` is an estimate."""
-    said = f"{available_bytes / GIB:.1f} GiB available, about {needed_bytes / GIB:.1f} GiB needed"
+    """Judge the memory that is free or reclaimable, within the cgroup's limit; ``needed_bytes`` is an estimate, 0 for a fleet that runs."""
+    needed = (
+        f"about {needed_bytes / GIB:.1f} GiB needed" if needed_bytes else "and the fleet of this name, which runs, has its own"
+    )
+    said = f"{available_bytes / GIB:.1f} GiB available, {needed}"
     if available_bytes >= needed_bytes:
         return Finding("memory", "ok", said)
     way_out = "lower kv_cache_gib or replicas.min, or end what else holds memory"

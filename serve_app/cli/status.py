@@ -62,13 +62,17 @@ def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
     """
     import requests
 
+    if not url.startswith(("http://", "https://")):
+        raise ClusterFailed(
+            f"{url!r} is no URL of http or https", f"for example http://{url.rpartition('://')[2] or '127.0.0.1:8010'}"
+        )
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         # With an `auth`, requests does not put a password of ~/.netrc in place of the key.
         answer = requests.get(f"{url.rstrip('/')}/fleet", headers=headers, timeout=5, auth=lambda request: request)
         told = answer.json() if answer.ok else {}
     except requests.ConnectionError as exc:
-        raise ClusterFailed(f"nothing answers at {url}", "is the service up, and its address right?") from exc
+        raise ClusterFailed(f"nothing answers at {url}", "start the service, or name another address by --url") from exc
     except (requests.RequestException, ValueError) as exc:
         raise ClusterFailed(f"{url} does not tell its fleet: {exc}", "is an ingress of serve-app there?") from exc
     if not answer.ok:
@@ -123,7 +127,8 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     """Print the report in 80 columns: the deployments, what Serve says of them, the ingresses, and the replicas of each model."""
     versions = sorted({lease["vllm_version"] for lease in report["members"]} - {""})
     vllm = f"  vLLM {', '.join(versions)}" if versions else ""
-    console.print(f"{report['name']}: {report['status']}  {report['url']}{vllm}")
+    state = f": {report['status']}" if report["status"] else ""  # an ingress does not know what Serve says
+    console.print(f"{report['name']}{state}  {report['url']}{vllm}")
     rows = []
     for name, d in report["deployments"].items():
         states = ", ".join(f"{count} {state.lower()}" for state, count in d["replica_states"].items() if count)

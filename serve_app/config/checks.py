@@ -152,11 +152,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def to_config_error(error: ValidationError) -> ConfigError:
-    """The first problem as one message with the dotted path of its key."""
-    return to_config_errors(error)[0]
-
-
 def to_config_errors(error: ValidationError) -> list[ConfigError]:
     """Every problem as one message, each key once."""
     found: dict[str, ConfigError] = {}
@@ -196,13 +191,20 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
     should = re.sub(r"^\w+ should", "but should", detail["msg"])
     if kind in ("dict_type", "model_type"):
         count = value if isinstance(value, int) and value > 0 else 1
-        return f"is {shown}, but should be a mapping", f"write {{min: {count}, max: {count}}}" if name == "replicas" else ""
+        below = (
+            f"write {{min: {count}, max: {count}}}"
+            if name == "replicas"
+            else "write its keys on lines of their own below, indented"
+        )
+        return f"is {shown}, but should be a mapping", below
     if kind == "tuple_type":
         return f"is {shown}, but should be a list", f"write each entry of `{name}:` on a line of its own that starts with `- `"
     if kind == "string_pattern_mismatch":
         return f"is {shown}, but should match {detail['ctx']['pattern']}", "for example my-model"
     if kind in ("int_type", "float_type") and isinstance(value, str):
         return f"is {shown}, {should}", number_hint(name, value)
+    if kind in ("bool_type", "bool_parsing"):
+        return f"is {shown}, {should}", "write true or false"
     if kind == "string_type" and isinstance(value, int | float):
         return f"is {shown}, {should}", f'write "{value}" in quotes'
     return f"is {shown}, {should}", ""

@@ -113,6 +113,8 @@ class IngressSettings(Section):
     """Custom Ray resources of one ingress replica, which bind it to nodes that offer them, then one to a node."""
     api_keys_file: AbsolutePath | None = None
     """File with the keys of clients, one a line, plain or `sha256:<hex>`; read again when it changes. None: no key is asked for."""
+    key_latencies: Int = Field(default=0, ge=0, le=1000)
+    """For how many keys `/metrics` has latencies by key, some 30 values for each key and model; further keys share the name `others`."""
     ledger: LedgerSettings | None = None
     """Where each request is accounted for. None: nowhere."""
     receipts: bool = Field(default=False, strict=True)
@@ -150,6 +152,14 @@ class IngressSettings(Section):
     @classmethod
     def _refuse_ports_of_ray(cls, port: int) -> int:
         return refuse_port_of_ray(port, way_out="choose another, for example 8010")
+
+    @model_validator(mode="after")
+    def _latencies_by_key_need_keys(self) -> Self:
+        if self.key_latencies and self.api_keys_file is None:
+            refuse(
+                [wrong("key_latencies", f"is {self.key_latencies}, and no request has a key", "set ingress.api_keys_file, or 0")]
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_folder_of_batches_has_one_ingress(self) -> Self:

@@ -13,12 +13,13 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from serve_app.config.base import Int, Real, Section
-from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_error, to_config_errors, wrong
+from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
 from serve_app.config.links import MembershipSettings, ProtocolSettings
 from serve_app.config.logs import LogSettings
 from serve_app.config.model import NAME_PATTERN, ModelSettings
+from serve_app.config.places import hint_for
 from serve_app.config.tracing import TracingSettings
 from serve_app.config.ui import UiSettings
 from serve_app.errors import ConfigError
@@ -245,8 +246,18 @@ def problems(values: Mapping[str, Any]) -> list[ConfigError]:
     try:
         Settings.model_validate(values)
     except ValidationError as exc:
-        return to_config_errors(exc)
+        return _errors_of(exc)
     return []
+
+
+def _errors_of(error: ValidationError) -> list[ConfigError]:
+    """Return every problem; a key that another section has is sent there, whatever its neighbours are called."""
+    return [_sent_to_its_section(problem) if problem.problem == "unknown key" else problem for problem in to_config_errors(error)]
+
+
+def _sent_to_its_section(problem: ConfigError) -> ConfigError:
+    hint = hint_for(problem.path.rpartition(".")[2], Settings) or problem.hint
+    return ConfigError(problem.path, problem.problem, hint or "docs/configuration.md has every key")
 
 
 def parse_settings(values: Mapping[str, Any]) -> Settings:
@@ -258,7 +269,7 @@ def parse_settings(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as exc:
-        raise to_config_error(exc) from None  # the cause would repeat the message in pydantic's words
+        raise _errors_of(exc)[0] from None  # the cause would repeat the message in pydantic's words
 
 
 def load_settings(path: Path) -> Settings:

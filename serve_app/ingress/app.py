@@ -35,6 +35,7 @@ from serve_app.ingress.error_answers import answer_of, method_not_allowed, not_f
 from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
+from serve_app.ingress.key_latencies import KeyLatencies
 from serve_app.ingress.loop_lag import LoopLag
 from serve_app.ingress.metrics import count_http
 from serve_app.ingress.own_answers import FleetReport, OwnAnswers
@@ -81,6 +82,8 @@ class AppLimits:
     """From the head to the end of the body; 10 MiB in it are 0.7 Mbit/s."""
     stream_silence_s: float = 5.0
     max_loop_lag_s: float = 2.0
+    max_latency_keys: int = 0
+    """API keys whose latencies are shown each for itself."""
 
 
 class IngressApp:
@@ -110,6 +113,7 @@ class IngressApp:
         self._limits = limits
         self.lag = LoopLag(limits.max_loop_lag_s)
         self._keys = keys
+        self._latencies = KeyLatencies(limits.max_latency_keys)
         self._generate = {
             name: generate_route(front.engine, max_logprobs=front.max_logprobs, end=generate_end, adapters=front.adapters)
             for name, front in front_ends.items()
@@ -206,7 +210,7 @@ class IngressApp:
         finally:
             # The answer knows the verdict, too: as a cycle both would wait for Python's search for garbage.
             verdict.repeatable = None
-            count_request(verdict, verdict.ending(held.answer, refusal), key)
+            count_request(verdict, verdict.ending(held.answer, refusal), key, self._latencies)
             if self.accounting is not None and account is not None:
                 self.accounting.end(account, held.answer, verdict.error, stalled=STALLED in scope.get("state", ()))
 

@@ -1,9 +1,11 @@
 """Series of HTTP requests, each counted once, at its end."""
 
+import time
 from collections.abc import Iterable
 
 from serve_app import series
 from serve_app.errors import IngressOverloaded, NoReplica, QueueFull, ReplicaLost, ServerStopping, TooManyConnections
+from serve_app.ingress.key_latencies import KeyLatencies
 from serve_app.ingress.outcomes import WORDS, Ending
 from serve_app.ingress.verdict import Verdict
 
@@ -32,13 +34,14 @@ def begin_at_zero(models: Iterable[str]) -> None:
             _errors.labels(model, error.code)
 
 
-def count_request(verdict: Verdict, ending: Ending, key: str | None) -> None:
-    """Count an HTTP request. ``key`` is the name of its API key, None where none is asked for."""
+def count_request(verdict: Verdict, ending: Ending, key: str | None, latencies: KeyLatencies) -> None:
+    """Count an HTTP request that ends now. ``key`` is the name of its API key, None where none is asked for."""
     outcome = ending.word()
     _requests.labels(verdict.model, outcome).inc()
     if outcome not in _NO_ERROR:
         _errors.labels(verdict.model, ending.reason).inc()
     if key is not None:
         _by_key.labels(key, verdict.model, outcome).inc()
+        latencies.note(key, verdict, outcome, now=time.monotonic())
     if verdict.first is not None and (started_at := verdict.first.trail.started_at) is not None:
         _queue.labels(verdict.model).observe(started_at - verdict.first.arrived_at)

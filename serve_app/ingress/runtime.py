@@ -57,6 +57,7 @@ class IngressRuntime:
             settings.ingress.max_body_bytes,
             stream_silence_s=settings.timeouts.stream_silence_s,
             max_loop_lag_s=settings.ingress.max_loop_lag_s,
+            max_latency_keys=settings.ingress.key_latencies,
         )
         app = IngressApp(
             fronts,

@@ -169,7 +169,6 @@ def _refusal(answer: httpx.Response) -> ServiceProblem:
 
 
 _MEANINGS = {
-    401: "The API key is missing or wrong.",
     404: "That is not served here.",
     422: "The request is quarantined.",
     429: "Too much is asked at once.",
@@ -179,6 +178,8 @@ _MEANINGS = {
 
 def _in_words(status: int, error: Mapping[str, Any], retry_after_s: Any) -> str:
     """Return what the status means, the service's own words, and when to come again."""
+    if status == 401:  # the service's words are for programs
+        return "The API key is missing or wrong: type one into the field API key. On a narrow screen the arrow at the left shows it. (401)"
     meaning = _MEANINGS.get(status, "The service refused the request." if status < 500 else "The service failed.")
     again = f" Try again in {retry_after_s} s." if retry_after_s else ""
     return f"{meaning} {str(error.get('message', '')).rstrip('.')}. ({status}){again}"

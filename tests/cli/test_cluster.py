@@ -1,5 +1,6 @@
 """Which cluster a command asks."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,11 @@ def test_a_name_that_does_not_run_here_is_told_with_those_that_do(connected: lis
     with pytest.raises(ClusterFailed, match="no application named 'other' runs on this machine; running here: mine"):
         connect_to_run("other", "")
     assert connected == []
+
+
+def test_an_address_where_nothing_listens_is_refused_before_ray_is_loaded() -> None:
+    """Ray would try for more than a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ClusterFailed, match=rf"^no Ray cluster answers at 127.0.0.1:{port}: .*Connection refused; name the GCS"):
+        cluster.connect(f"127.0.0.1:{port}", "any")

@@ -9,12 +9,15 @@ import socketserver
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from dataclasses import astuple
 from http.client import parse_headers
+from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from serve_app.cli.demo import BREAK_AFTER_TOKENS, _Victim
 from serve_app.cli.demo_answers import Answer, Summary
@@ -168,6 +171,13 @@ def held(**by_replica: int) -> str:
     """Return /metrics of an ingress with another model beside ours."""
     rows = [f'serve_app_replica_held{{model="{MODEL}",replica="{name}"}} {n}' for name, n in by_replica.items()]
     return http("\n".join([*rows, 'serve_app_replica_held{model="other",replica="z"} 9', ""]))
+
+
+def test_no_urllib3_is_allowed_that_cannot_end_a_stream_from_another_thread() -> None:
+    """`HTTPResponse.shutdown` came with 2.3."""
+    asked = tomllib.loads(Path(__file__, "../../../pyproject.toml").resolve().read_text())["project"]["dependencies"]
+    (urllib3,) = [found for found in map(Requirement, asked) if found.name == "urllib3"]
+    assert ("2.2.3" in urllib3.specifier, "2.3.0" in urllib3.specifier) == (False, True)
 
 
 def test_replicas_are_waited_for_until_the_limit() -> None:

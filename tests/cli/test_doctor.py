@@ -41,6 +41,13 @@ def test_torch_has_to_be_of_the_build_that_vllm_needs(cuda: str | None, vllm: st
     assert (found.state, bool(found.remedy)) == (state, state == "error")
 
 
+def test_memory_of_a_fleet_that_runs_is_not_asked_for_again() -> None:
+    assert [findings.memory(4 * GIB, needed).said for needed in (3 * GIB, 0)] == [
+        "4.0 GiB available, about 3.0 GiB needed",
+        "4.0 GiB available, and the fleet of this name, which runs, has its own",
+    ]
+
+
 def test_a_package_of_another_version_is_told_with_the_right_one() -> None:
     assert findings.package("ray", "2.60.0+local", "2.60.0") == Finding("ray", "ok", "2.60.0+local")
     found = findings.package("ray", "2.59.0", "2.60.0")

@@ -94,13 +94,19 @@ def test_an_ingress_is_asked_by_http_for_what_the_fleet_page_shows() -> None:
     show(report, Console(file=out, width=80, highlight=False))
     assert report["members"] == fake.report["members"]
     assert "fake#replica#a" in out.getvalue()
+    assert out.getvalue().startswith(f"fleet  {fake.url}")
 
 
 def test_an_address_where_nothing_listens_is_told_in_one_sentence() -> None:
     with pytest.raises(
-        ClusterFailed, match=r"^nothing answers at http://127.0.0.1:1; is the service up, and its address right\?$"
+        ClusterFailed, match=r"^nothing answers at http://127.0.0.1:1; start the service, or name another address by --url$"
     ):
         asked_by_http("http://127.0.0.1:1")
+
+
+def test_an_address_without_its_scheme_is_told_as_a_url() -> None:
+    with pytest.raises(ClusterFailed, match=r"^.localhost:80. is no URL of http or https; for example http://localhost:80$"):
+        asked_by_http("localhost:80")
 
 
 def test_a_missing_key_is_told_with_the_way_out() -> None:

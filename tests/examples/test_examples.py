@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
@@ -23,7 +24,8 @@ from tests.docs.test_docs import blocks
 from tests.ui.fake_service import listening
 from tools.demo_autoscaling import load_command
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 HERE = "http://127.0.0.1:8010"
 """Where the documentation says that the service is."""
 CLIENTS = ("chat", "tools", "structured_output", "batch", "sagemaker_client")
@@ -198,10 +200,43 @@ def test_the_commands_of_a_page_work_as_they_stand(page: str, fleet: str) -> Non
 @pytest.mark.engine
 @pytest.mark.timeout(400)
 def test_the_python_of_the_api_page_prints_an_answer(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
-    programs = [text for text in blocks(Path("docs/api.md"), "python") if "langchain" not in text]  # which is not installed here
-    assert len(programs) == 1
-    exec(compile(programs[0].replace(HERE, fleet), "docs/api.md", "exec"), {})
+    exec(compile(program("python", "from openai").replace(HERE, fleet), "docs/api.md", "exec"), {})
     assert "Paris" in capsys.readouterr().out
+
+
+def program(language: str, imports: str) -> str:
+    """Return the one block of docs/api.md in this language with this import."""
+    (found,) = [text for text in blocks(Path("docs/api.md"), language) if imports in text]
+    return found
+
+
+CLIENTS_PYTHON, CLIENTS_NODE = ROOT / ".venv-clients" / "bin" / "python", ROOT / "build" / "clients"
+"""Where `make test-clients` puts LangChain, and OpenAI's package for JavaScript."""
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not CLIENTS_PYTHON.exists(), reason="LangChain is not in .venv-clients; `make test-clients` installs it")
+def test_the_langchain_of_the_api_page_prints_an_answer(fleet: str) -> None:
+    text = program("python", "from langchain_openai").replace(HERE, fleet)
+    done = subprocess.run([str(CLIENTS_PYTHON), "-c", text], capture_output=True, text=True, timeout=200)
+    assert "Paris" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not on the PATH; on Debian and Ubuntu: apt install nodejs npm")
+@pytest.mark.skipif(
+    not (CLIENTS_NODE / "node_modules" / "openai").exists(),
+    reason="OpenAI's package for JavaScript is not in build/clients; `make test-clients` installs it",
+)
+def test_the_javascript_of_the_api_page_prints_an_answer(fleet: str) -> None:
+    file = CLIENTS_NODE / "api_page.mjs"
+    file.write_text(program("js", 'from "openai"').replace(HERE, fleet))
+    done = subprocess.run(["node", str(file)], capture_output=True, text=True, timeout=200)
+    assert "Paris" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow

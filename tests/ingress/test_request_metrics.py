@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 
 from serve_app.core.request import RequestState, Resume
+from serve_app.ingress.key_latencies import KeyLatencies
 from serve_app.ingress.loop_lag import LATE_LOOKS, PERIOD_S, LoopLag
 from serve_app.ingress.outcomes import WORDS, Ending
 from serve_app.ingress.request_metrics import begin_at_zero, count_request
@@ -34,7 +35,7 @@ def test_every_outcome_is_there_at_zero_before_the_first_request() -> None:
 
 
 def test_a_refused_request_is_counted_by_its_reason_and_its_key() -> None:
-    count_request(verdict_of("m1"), Ending("rejected", 503, "queue_full"), "abcdef")
+    count_request(verdict_of("m1"), Ending("rejected", 503, "queue_full"), "abcdef", KeyLatencies(0))
     assert value("requests_total", model="m1", outcome="rejected") == 1.0
     assert value("request_errors_total", model="m1", reason="queue_full") == 1.0
     assert value("key_requests_total", key="abcdef", model="m1", outcome="rejected") == 1.0
@@ -42,8 +43,10 @@ def test_a_refused_request_is_counted_by_its_reason_and_its_key() -> None:
 
 
 def test_an_answer_is_no_error_and_tells_how_long_it_waited() -> None:
-    count_request(verdict_of("m2", arrived_at=10.0, started_at=12.0), Ending("complete", 200, ""), None)
-    count_request(verdict_of("m2", arrived_at=10.0, started_at=10.0), Ending("aborted", 200, "client_gone"), None)
+    count_request(verdict_of("m2", arrived_at=10.0, started_at=12.0), Ending("complete", 200, ""), None, KeyLatencies(0))
+    count_request(
+        verdict_of("m2", arrived_at=10.0, started_at=10.0), Ending("aborted", 200, "client_gone"), None, KeyLatencies(0)
+    )
     errors = [s for metric in REGISTRY.collect() for s in metric.samples if s.name == "serve_app_request_errors_total"]
     assert [s for s in errors if s.labels["model"] == "m2"] == []
     assert value("queue_seconds_sum", model="m2") == 2.0
@@ -60,6 +63,42 @@ def test_the_tasks_of_the_loop_are_counted_when_asked() -> None:
             task.cancel()
 
     asyncio.run(count_tasks())
+
+
+def answered(model: str, *, background: bool = False) -> Verdict:
+    """Return a request of the second 10 with 5 tokens, the first at 12 and the last at 14."""
+    verdict = Verdict(background=background)
+    verdict.model = model
+    verdict.first = RequestState("r", 5, 5, Resume.CONTINUE)
+    verdict.first.arrived_at, verdict.first.emitted_ids = 10.0, [1, 2, 3, 4, 5]
+    verdict.first.trail.first_token_at, verdict.first.trail.last_token_at = 12.0, 14.0
+    return verdict
+
+
+def latencies_of(key: str, model: str) -> list[tuple[float | None, float | None]]:
+    """Return number and sum of TTFT, TPOT and E2E."""
+    names = [f"key_{what}_seconds" for what in ("ttft", "tpot", "e2e")]
+    return [(value(f"{name}_count", key=key, model=model), value(f"{name}_sum", key=key, model=model)) for name in names]
+
+
+def test_latencies_are_told_by_key_and_an_answer_that_broke_off_has_only_its_first_token() -> None:
+    latencies = KeyLatencies(1)
+    latencies.note("aa", answered("m3"), "complete", now=15.0)
+    latencies.note("aa", answered("m3"), "aborted", now=15.0)
+    assert latencies_of("aa", "m3") == [(2.0, 4.0), (1.0, 0.5), (1.0, 5.0)]
+
+
+def test_keys_beyond_the_allowed_number_share_one_name() -> None:
+    latencies = KeyLatencies(2)
+    for key in ("aa", "bb", "cc", "dd", "aa"):
+        latencies.note(key, answered("m4"), "complete", now=15.0)
+    assert [latencies_of(key, "m4")[2][0] for key in ("aa", "bb", "cc", "dd", "others")] == [2.0, 1.0, None, None, 2.0]
+
+
+def test_lines_of_batches_and_a_limit_of_zero_tell_no_latencies() -> None:
+    KeyLatencies(2).note("aa", answered("m5", background=True), "complete", now=15.0)
+    KeyLatencies(0).note("aa", answered("m5"), "complete", now=15.0)
+    assert latencies_of("aa", "m5") == [(None, None)] * 3
 
 
 def test_a_loop_that_stands_still_is_late_by_that_long() -> None:

@@ -59,6 +59,16 @@ def waiting(values: str) -> Series:
     return {f"serve_app_waiting_requests{{{M}}}": values}
 
 
+def gpu(field: str, values: str, *, of: str = "serve-app") -> Series:
+    """Return a GPU on the node n1 as the exporter tells it, and the pods of the release ``of``, to one of which it belongs."""
+    return {
+        f'DCGM_FI_DEV_{field}{{job="dcgm",exported_namespace="local",exported_pod="{of}-worker-x",Hostname="n1",gpu="0"}}': values,
+        f'up{{job="local/{of}-ray",namespace="local",pod="{of}-worker-x",endpoint="metrics"}}': "1x90",
+        f'up{{job="local/{of}-ray",namespace="local",pod="{of}-worker-x",endpoint="other"}}': "0x90",
+    }
+
+
+GPU = {"job": "local/serve-app-ray", "Hostname": "n1", "gpu": "0"}
 TTFT, ITL = "time_to_first_token_seconds", "inter_token_latency_seconds"
 
 CASES: dict[str, Case] = {
@@ -204,5 +214,23 @@ CASES: dict[str, Case] = {
         "The ingress i could not write 30 lines of its ledger in 15 minutes.",
         {f'serve_app_ledger_lost_total{{{JOB},instance="i"}}': "30x90"},
         labels={"instance": "i"},
+    ),
+    "ServeAppGpuFails": Case(
+        gpu("XID_ERRORS", "0x50 79x40"),
+        "The GPU 0 of n1 told its driver the error XID 79, which is not a program's.",
+        {**gpu("XID_ERRORS", "0x30 13x30 31x30"), **gpu("XID_ERRORS", "79x90", of="serve-app-2")},
+        labels=GPU,
+    ),
+    "ServeAppGpuMemoryFails": Case(
+        gpu("UNCORRECTABLE_REMAPPED_ROWS", "3x40 4x50"),
+        "The GPU 0 of n1 had an error of its memory that ECC could not correct.",
+        {**gpu("UNCORRECTABLE_REMAPPED_ROWS", "3x90"), **gpu("ROW_REMAP_FAILURE", "0x90")},
+        labels=GPU,
+    ),
+    "ServeAppGpuIsHot": Case(
+        gpu("GPU_TEMP", "86x90"),
+        "The GPU 0 of n1 has 86 degrees Celsius; it has had more than 85 for 10 minutes.",
+        gpu("GPU_TEMP", "86x55 84 86x40"),
+        labels=GPU,
     ),
 }

@@ -19,6 +19,7 @@ CHOSEN = {"$namespace": "local", "$release": "serve-app", "$model": ".*", "$__ra
 
 MADE_BY_PROMETHEUS = {"up", "ALERTS"}
 OF_DCGM = {f"DCGM_FI_DEV_{name}" for name in ("XID_ERRORS", "GPU_UTIL", "FB_USED", "GPU_TEMP", "POWER_USAGE")}
+OF_DCGM |= {"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_FAILURE"}
 """Default fields of NVIDIA's exporter (docs.nvidia.com/datacenter/dcgm, "DCGM Exporter Metrics"); a fleet without GPUs has none."""
 SUFFIXES = ("_bucket", "_sum", "_count")
 

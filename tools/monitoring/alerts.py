@@ -3,6 +3,7 @@
 Every expression keeps the label ``job``, so that alerts of two releases are two. docs/runbook.md has a section for each alert.
 """
 
+from tools.monitoring.gpus import GPU_ALERTS
 from tools.monitoring.rule import IN_JOB, Alert
 from tools.monitoring.slo import burns
 
@@ -189,4 +190,4 @@ STUCK = (
     ),
 )
 
-ALERTS = (*AVAILABILITY, *burns(), *CAPACITY, *STUCK)
+ALERTS = (*AVAILABILITY, *burns(), *CAPACITY, *STUCK, *GPU_ALERTS)

@@ -6,7 +6,7 @@ import re
 from tools.monitoring.facts import UID
 from tools.monitoring.gpus import GPUS
 from tools.monitoring.overview import OVERVIEW
-from tools.monitoring.panels import JOB, MODEL, VLLM, Board, Panel, Row, quantiles, rate
+from tools.monitoring.panels import JOB, MODEL, RATE, VLLM, Board, Panel, Row, quantiles, rate
 from tools.monitoring.shared import (
     BY_REPLICA,
     E2E,
@@ -58,6 +58,25 @@ MODEL_BOARD = Board(
                     "How long a client saw nothing when its replica was lost.",
                     quiet=True,
                 ),
+            ),
+        ),
+        Row(
+            "Which client waits? (needs ingress.key_latencies)",
+            tuple(
+                Panel(
+                    title,
+                    {
+                        "{{key}}": f"topk(10, histogram_quantile(0.95, sum by (key, le) (rate({series}_bucket{{{MODEL}}}[{RATE}]))))"
+                    },
+                    "s",
+                    f"{text} 95 % are below; the ten keys with the most.",
+                    quiet=True,
+                )
+                for title, series, text in (
+                    ("Time to first token by API key", "serve_app_key_ttft_seconds", "Of answers that had a first token."),
+                    ("Time per output token by API key", "serve_app_key_tpot_seconds", "Mean gap of one answer."),
+                    ("Whole answer by API key", "serve_app_key_e2e_seconds", "Long answers take longer."),
+                )
             ),
         ),
         Row(

@@ -6,14 +6,55 @@ release's own PodMonitor scrapes.
 """
 
 from tools.monitoring.panels import Panel, Row
+from tools.monitoring.rule import Alert
 
 _NAME = "{{Hostname}} GPU {{gpu}}"
 
 
-def _of_the_release(series: str) -> str:
+_OF_PROGRAMS = (13, 31, 43, 45, 68, 109)
+"""XIDs that a program causes, not its GPU: NVIDIA's device plugin leaves the GPU in service."""
+_HOT_CELSIUS = 85
+
+
+def _with_pod(series: str) -> str:
     for label in ("namespace", "pod"):
         series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
-    return f'max by (Hostname, gpu) ({series} and on (namespace, pod) up{{job=~"$namespace/$release-ray"}})'
+    return series
+
+
+def _of_the_release(series: str) -> str:
+    return f'max by (Hostname, gpu) ({_with_pod(series)} and on (namespace, pod) up{{job=~"$namespace/$release-ray"}})'
+
+
+def _alert(name: str, wait: str, series: str, summary: str) -> Alert:
+    # Adding zero is a join that gives the GPU the job of the release's pods. A pod has one `up` for each port.
+    up = 'max by (job, namespace, pod) (0 * up{job="${namespace}/${release}-ray"})'
+    expr = f"max by (job, Hostname, gpu) ({_with_pod(series)} + on (namespace, pod) group_left (job) {up})"
+    return Alert(
+        name, "warning", wait, expr, f"The GPU {{{{ $labels.gpu }}}} of {{{{ $labels.Hostname }}}} {summary}", model=False
+    )
+
+
+GPU_ALERTS = (
+    _alert(
+        "ServeAppGpuFails",
+        "0m",
+        "(DCGM_FI_DEV_XID_ERRORS > 0" + "".join(f" != {xid}" for xid in _OF_PROGRAMS) + ")",
+        "told its driver the error XID {{ $value }}, which is not a program's.",
+    ),
+    _alert(
+        "ServeAppGpuMemoryFails",
+        "0m",
+        "(increase(DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS[1h]) > 0 or DCGM_FI_DEV_ROW_REMAP_FAILURE > 0)",
+        "had an error of its memory that ECC could not correct.",
+    ),
+    _alert(
+        "ServeAppGpuIsHot",
+        "10m",
+        f"(DCGM_FI_DEV_GPU_TEMP > {_HOT_CELSIUS})",
+        f"has {{{{ $value }}}} degrees Celsius; it has had more than {_HOT_CELSIUS} for 10 minutes.",
+    ),
+)
 
 
 def _panel(title: str, series: str, unit: str, text: str, divisor: str = "") -> Panel:
