@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.core.canary import State
 from tests.chaos.records import audit, is_there, seeds
-from tests.e2e.fleet import wait_until
+from tests.e2e.fleet import wait_ready, wait_until
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL, ROOT, Fleet, fleet, is_running, scrape
 from tests.e2e_fleet.streams import Answer, Ask, Load, completion, play
@@ -98,10 +98,19 @@ def canary(pair: Fleet) -> tuple[str, float]:
 
 def replace(pair: Fleet, changes: dict[str, Any], *, num_replicas: int) -> None:
     """Put another canary in the place of the one that is there; its ingress is the only one and has links to so many replicas."""
+    alone = {**pair.config, "models": {MODEL: pair.config["models"][MODEL]}}
+    if num_replicas == 1:  # where the next canary does not start, the one of before would go on
+        renew(pair, alone, num_replicas=1)
+    renew(pair, with_canary(alone, changes), num_replicas=num_replicas)
+    wait_until(lambda: canary(pair)[0] != "", limit_s=LIMIT_S, what=f"the next canary\n{pair.server.tail()}", every_s=0.5)
+
+
+def renew(pair: Fleet, config: dict[str, Any], *, num_replicas: int) -> None:
+    """Hand Serve this configuration and wait until no process of the one before is left."""
     before = [psutil.Process(m["pid"]) for m in pair.status()["members"] if psutil.pid_exists(m["pid"])]
-    pair.operate("redeploy", with_canary({**pair.config, "models": {MODEL: pair.config["models"][MODEL]}}, changes))
+    pair.operate("redeploy", config)
     wait_until(lambda: not any(map(is_running, before)), limit_s=LIMIT_S, what=f"new processes only\n{pair.server.tail()}")
-    wait_until(lambda: canary(pair)[0] != "", limit_s=LIMIT_S, what=f"the next ingress\n{pair.server.tail()}", every_s=0.5)
+    wait_ready(pair.server, "/readyz")
     pair.wait_for_replicas(num_replicas, limit_s=LIMIT_S)
 
 
