@@ -1,17 +1,20 @@
 """Releases as canaries under load: the bad ones lose their share, the good one keeps it. One simulated replica on each side."""
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
+from serve_app.core.canary import State
 from tests.chaos.records import audit, is_there, seeds
-from tests.e2e.fleet import wait_until
+from tests.e2e.fleet import wait_ready, wait_until
 from tests.e2e_fleet.conftest import Configure
-from tests.e2e_fleet.operations import MODEL, ROOT, Fleet, fleet, is_running
+from tests.e2e_fleet.operations import MODEL, ROOT, Fleet, fleet, is_running, scrape
 from tests.e2e_fleet.streams import Answer, Ask, Load, completion, play
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500), pytest.mark.xdist_group("chaos")]
@@ -20,6 +23,7 @@ PORT = 8069
 LIMIT_S = 600.0  # of a busy machine; a canary that crashes takes five starts until it is found
 NUM_STREAMS = 8
 CANARY = "next"
+OF_CANARY = (("model", CANARY), ("of", MODEL))
 SHARE = 0.05
 NEVER = 2000.0
 
@@ -77,35 +81,37 @@ def ask_of(seed: int) -> Ask:
 def undisturbed(pair: Fleet) -> dict[int, Answer]:
     """Return the model's own answer for each seed: of an ingress's first 19 requests, a canary of 5 % gets none."""
     answers = {seed: play(pair.url, [ask_of(seed)])[0] for seed in seeds()}
-    of_canary = {
-        k: v for k, v in pair.ingresses()[0].items() if k[0] == "serve_app_engine_requests_total" and ("model", CANARY) in k[1]
-    }
-    assert sum(of_canary.values()) == 0, of_canary
+    ended = {labels: v for (name, labels), v in scrape(pair.url).items() if name == "serve_app_engine_requests_total"}
+    assert sum(count for labels, count in ended.items() if ("model", CANARY) in labels) == 0, ended
     assert all(answer.is_complete() and answer.text() for answer in answers.values())
     return answers
 
 
-def canary_of(pair: Fleet) -> dict[str, Any]:
-    """Return what the newest ingress says of the canary, nothing while there is no ingress."""
-    newest = max(pair.members("ingress"), key=lambda member: member["epoch"], default=None)
-    return {} if newest is None else dict(newest["load"]["models"].get(CANARY, {}).get("canary", {}))
+def canary(pair: Fleet) -> tuple[str, float]:
+    """Return what the ingress says of its canary: the state, and how many requests it was given. Nothing while there is none."""
+    with contextlib.suppress(httpx.HTTPError):
+        series = scrape(pair.url)
+        states = [s for s in State if series.get(("serve_app_canary_state", (*OF_CANARY, ("state", s)))) == 1.0]
+        return "".join(states), series.get(("serve_app_canary_requests_total", OF_CANARY), 0.0)
+    return "", 0.0
 
 
-def processes(pair: Fleet) -> list[psutil.Process]:
-    """Return the processes of the ingresses that take requests, and of the canary's replicas."""
-    members = pair.members("ingress") + [m for m in pair.members("replica") if m["model"] == CANARY]
-    return [psutil.Process(member["pid"]) for member in members if psutil.pid_exists(member["pid"])]
+def replace(pair: Fleet, changes: dict[str, Any], *, num_replicas: int) -> None:
+    """Put another canary in the place of the one that is there; its ingress is the only one and has links to so many replicas."""
+    alone = {**pair.config, "models": {MODEL: pair.config["models"][MODEL]}}
+    if num_replicas == 1:  # where the next canary does not start, the one of before would go on
+        renew(pair, alone, num_replicas=1)
+    renew(pair, with_canary(alone, changes), num_replicas=num_replicas)
+    wait_until(lambda: canary(pair)[0] != "", limit_s=LIMIT_S, what=f"the next canary\n{pair.server.tail()}", every_s=0.5)
 
 
-def release(pair: Fleet, changes: dict[str, Any], *, starts: bool) -> None:
-    """Put another canary in the place of the one that is there. It is known to an ingress only once that of before has ended."""
-    before = processes(pair)
-    pair.operate("redeploy", with_canary({**pair.config, "models": {MODEL: pair.config["models"][MODEL]}}, changes))
-    wait_until(
-        lambda: not any(map(is_running, before)) and len(processes(pair)) == 1 + starts and canary_of(pair) != {},
-        limit_s=LIMIT_S,
-        what=f"the ingress of the next canary\n{pair.server.tail()}",
-    )
+def renew(pair: Fleet, config: dict[str, Any], *, num_replicas: int) -> None:
+    """Hand Serve this configuration and wait until no process of the one before is left."""
+    before = [psutil.Process(m["pid"]) for m in pair.status()["members"] if psutil.pid_exists(m["pid"])]
+    pair.operate("redeploy", config)
+    wait_until(lambda: not any(map(is_running, before)), limit_s=LIMIT_S, what=f"new processes only\n{pair.server.tail()}")
+    wait_ready(pair.server, "/readyz")
+    pair.wait_for_replicas(num_replicas, limit_s=LIMIT_S)
 
 
 @pytest.mark.parametrize(
@@ -120,26 +126,26 @@ def test_a_canary_gets_its_share_until_it_is_found_worse(
     changes, state = RELEASES[scenario]
     starts = state != "undecided"
     if scenario != IN_SHORT or seed > 1:  # another environment variable is another release, on which no verdict is there
-        release(pair, {**changes, "env": {"RELEASE": f"{scenario}-{seed}"}}, starts=starts)
+        replace(pair, {**changes, "env": {"RELEASE": f"{scenario}-{seed}"}}, num_replicas=1 + starts)
     with Load(pair.url, ask_of(seed), num_streams=NUM_STREAMS) as load:
         began_at = time.monotonic()
         if starts:
-            wait_until(lambda: canary_of(pair).get("state") == state, limit_s=LIMIT_S, what=f"{state}\n{pair.server.tail()}")
+            wait_until(lambda: canary(pair)[0] == state, limit_s=LIMIT_S, what=f"{state}\n{pair.server.tail()}", every_s=0.5)
         else:
             time.sleep(20.0)
         found_s = time.monotonic() - began_at
-        at_verdict = canary_of(pair)["requests"]
+        _, at_verdict = canary(pair)
         time.sleep(2.0)
-    said = canary_of(pair)
+    said, exposed = canary(pair)
     measured = {
-        "exposed": float(said["requests"]),
-        "exposed_percent": 100.0 * said["requests"] / len(load.answers),
+        "exposed": exposed,
+        "exposed_percent": 100.0 * exposed / len(load.answers),
         "lost": float(sum(not answer.is_complete() for answer in load.answers)),
     }
-    most = {"failures": said["requests"] if scenario in WRONG_ANSWERS else 0, "lost": 0}
+    most = {"failures": exposed if scenario in WRONG_ANSWERS else 0, "lost": 0}
     record = audit(scenario, seed, load.answers, undisturbed[seed], healed_s=found_s, measured=measured, at_most=most)
-    assert said["state"] == state, said
-    assert said["requests"] <= SHARE * record.n + 1
+    assert said == state
+    assert exposed <= SHARE * record.n + 1
     if state == "bad":
-        assert said["requests"] == at_verdict, "requests came after the verdict"
+        assert exposed == at_verdict, "requests came after the verdict"
         assert play(pair.url, [ask_of(seed)])[0].folded() == undisturbed[seed].folded()

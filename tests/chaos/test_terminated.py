@@ -1,8 +1,10 @@
 """SIGTERM to the process of a replica or an ingress: it drains and ends, and Serve starts another one. Two of each, simulated."""
 
+import contextlib
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ DRAIN_S = 20.0
 LONG_TOKENS = 1200  # 39 s at 32 ms a step: two of the budgets
 NUM_LONG, NUM_SHORT = 8, 2
 LIMIT_S = 300.0  # of a busy machine
+LOOK_S = 0.05
 REPLICA, INGRESS = "replica-terminated", "ingress-terminated"
 
 
@@ -42,6 +45,26 @@ def pair(configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Iter
     config["ingress"] |= {"ledger": {"dir": str(root / "ledger")}, "max_loop_lag_s": 30.0}
     with fleet(config, root) as running:
         yield running
+
+
+@contextlib.contextmanager
+def own_stall() -> Iterator[list[float]]:
+    """Keep the longest time for which this process stood still: a pause of its clients in that time says nothing of the fleet."""
+    worst, over = [0.0], threading.Event()
+
+    def watch() -> None:
+        looked_at = time.monotonic()
+        while not over.wait(LOOK_S):
+            now = time.monotonic()
+            worst[0], looked_at = max(worst[0], now - looked_at - LOOK_S), now
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield worst
+    finally:
+        over.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("seed", seeds())
@@ -69,7 +92,7 @@ def test_a_replica_that_gets_sigterm_takes_nothing_more_and_loses_no_stream(pair
         wait_until(lambda: not is_running(process), limit_s=LIMIT_S, what="the end of the process")
         told_at.append(time.time())
 
-    with Load(pair.url, short, num_streams=NUM_SHORT) as load:
+    with Load(pair.url, short, num_streams=NUM_SHORT) as load, own_stall() as stalled:
         answers = play(pair.url, [ask] * NUM_LONG, terminate)
     sent_at, closed_at, ended_at = told_at
     pair.wait_until_ready()
@@ -86,6 +109,8 @@ def test_a_replica_that_gets_sigterm_takes_nothing_more_and_loses_no_stream(pair
         "last_given_s": max(given, default=0.0),
         "lived_s": ended_at - sent_at,
         "moved": float(ends.count("moved")),
+        "longest_gap_s": max(max(line.gaps_s, default=0.0) for line in lines),
+        "client_stalled_s": max(stalled),
         "lost": float(len(ends) - ends.count("moved") - ends.count("length")),
     }
     # `closed_s` has no limit: the test polls two ingresses on one port until it has met both.
