@@ -2,9 +2,12 @@
 
 from typing import Any
 
-from benchmarks import ingress_alone
+import psutil
+import pytest
+
+from benchmarks import ingress_alone, targets
 from benchmarks.overhead import METRICS, table
-from benchmarks.targets import bare_arguments, flags, fleet_config
+from benchmarks.targets import Target, bare_arguments, flags, fleet_config
 from serve_app.config import ModelSettings, parse_settings
 from serve_app.engine_args import engine_core_args
 
@@ -41,6 +44,18 @@ def test_the_fleet_serves_the_same_model_on_one_machine() -> None:
     assert engine_core_args(model, "org/m") == engine_core_args(ON_A_GPU, "org/m")
     assert (model.frontend_args, model.replicas.min, model.replicas_per_node) == (ON_A_GPU.frontend_args, 2, 2)
     assert (settings.ingress.replicas.min, settings.ingress.replicas.max, settings.ingress.port) == (3, 3, 8102)
+
+
+def test_a_proxy_is_one_role_beside_those_of_the_server_that_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy, bare = psutil.Process(), psutil.Process()
+    used = {id(proxy): {"other": 1.0, "api server": 2.0}, id(bare): {"api server": 5.0, "engine core": 7.0}}
+    monkeypatch.setattr(targets, "cpu_by_role", lambda root: used[id(root)])
+    behind = Target("bare", "http://127.0.0.1:1", bare)
+    assert Target("litellm", "http://127.0.0.1:2", proxy, behind).cpu_s() == {
+        "litellm": 3.0,
+        "api server": 5.0,
+        "engine core": 7.0,
+    }
 
 
 def test_the_table_has_medians_and_the_ratio_to_the_bare_server() -> None:
