@@ -45,7 +45,7 @@ def config_of(model: Path, sides: list[str], port: int, time_scale: float) -> di
     """Return the configuration of one fleet with the models of all ``sides``."""
     one = {
         "model": str(model),
-        "simulated": {"profile": PROFILE["name"], "time_scale": time_scale},
+        "simulated": {"profile": PROFILE, "time_scale": time_scale},
         "engine_args": {"max_model_len": 16384, "max_num_seqs": 256, "block_size": BLOCK_SIZE},
         "num_cpus": 0.1,
     }
