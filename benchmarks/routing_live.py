@@ -23,7 +23,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import server
-from benchmarks.routing import BLOCK_SIZE, PROFILE, WARM_UP_SHARE, WORKLOADS, Workload, score
+from benchmarks.routing import PROFILE, WARM_UP_SHARE, WORKLOADS, Workload, score
+from benchmarks.routing_fleet import BLOCK_SIZE
 from serve_app.checkpoints import make_tiny_llama
 
 REPLICAS = 4
