@@ -52,7 +52,7 @@ class BlockCache:
         self._num_blocks = num_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def __contains__(self, block: int) -> bool:
+    def __contains__(self, block: object) -> bool:
         return block in self._blocks
 
     def hit_tokens(self, ask: Ask) -> int:

@@ -23,7 +23,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.processes import server
-from benchmarks.routing import BLOCK_SIZE, PROFILE, WARM_UP_SHARE, WORKLOADS, Workload, score
+from benchmarks.routing import PROFILE, WARM_UP_SHARE, WORKLOADS, Workload, score
+from benchmarks.routing_fleet import BLOCK_SIZE
 from serve_app.checkpoints import make_tiny_llama
 
 REPLICAS = 4
@@ -45,7 +46,7 @@ def config_of(model: Path, sides: list[str], port: int, time_scale: float) -> di
     """Return the configuration of one fleet with the models of all ``sides``."""
     one = {
         "model": str(model),
-        "simulated": {"profile": PROFILE["name"], "time_scale": time_scale},
+        "simulated": {"profile": PROFILE, "time_scale": time_scale},
         "engine_args": {"max_model_len": 16384, "max_num_seqs": 256, "block_size": BLOCK_SIZE},
         "num_cpus": 0.1,
     }

@@ -45,7 +45,7 @@ def written(row: str) -> list[int]:
         ("70 GiB", FakePlatform("NVIDIA H200", 139.8)),
         ("other GPUs", FakePlatform("NVIDIA A100-SXM4-80GB", 79.3)),
         ("other GPUs", FakePlatform("NVIDIA A10G", 22.5)),
-        ("CPU", FakePlatform("CPU")),
+        ("CPU, and", FakePlatform("CPU")),
     ],
     ids=lambda value: value.name if isinstance(value, FakePlatform) else "",
 )
