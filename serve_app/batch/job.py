@@ -124,8 +124,8 @@ class Job:
             lines = rows(file, "jsonl")
             found = check_input(lines, endpoint=self.batch.endpoint, models=self._models, max_lines=self._settings.max_lines)
         status: Status = "failed" if found.errors else "in_progress"
-        lines = {} if found.errors else dict(found.lines)
-        self._move("validating", status, total=sum(lines.values()), lines=lines, errors=found.errors)
+        by_model = {} if found.errors else dict(found.lines)
+        self._move("validating", status, total=sum(by_model.values()), lines=by_model, errors=found.errors)
 
     def _move(self, expected: Status, status: Status, **changes: object) -> None:
         """Move it on, unless somebody has cancelled it meanwhile."""
