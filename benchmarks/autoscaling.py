@@ -2,6 +2,8 @@
 
     python -m benchmarks.autoscaling                     all scenarios, all policies, four seeds: table, figures of the first, JSON
     python -m benchmarks.autoscaling --scenarios diurnal one of them
+    python -m benchmarks.autoscaling --policies serve-app oracle planner
+                                                         those whose labels begin so, the two first among them: without the tuned one
     python -m benchmarks.autoscaling --replicas 1000     short steps to what needs about so many replicas, one seed (10 CPU minutes)
     python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-starts 34 15
                                                          a live run of `serve-app-loadtest` again, in simulated time
@@ -204,6 +206,7 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--seeds", nargs="+", type=int, help="of arrivals and lengths")
+    parser.add_argument("--policies", nargs="+", default=[""], help="beginnings of labels")
     which.add_argument("--replicas", type=int, help="instead: short steps to what needs about so many")
     which.add_argument("--live", type=Path, help="folder of a load test of a fleet that was scaled")
     parser.add_argument("--bounds", type=int, nargs=2, metavar=("MIN", "MAX"), help="replicas of the live fleet")
@@ -223,7 +226,8 @@ def main() -> None:
     scenarios = short_steps(options.replicas, per_replica) if options.replicas else chosen
     seeds = options.seeds or (SEEDS[:1] if options.replicas else SEEDS)
     out = options.out or Path("results", f"autoscaling-{options.replicas}" if options.replicas else "autoscaling")
-    compare(scenarios, per_replica, seeds, out, options.figures)
+    results = run_all(scenarios, per_replica, seeds, tuple(options.policies))
+    compare(scenarios, per_replica, results, seeds, out, options.figures)
 
 
 def seeds_of(policy: str, seeds: Sequence[int]) -> Sequence[int]:
@@ -234,8 +238,10 @@ def seeds_of(policy: str, seeds: Sequence[int]) -> Sequence[int]:
     return seeds[:1] if policy in FAR_OFF or policy.startswith(COUNT) else seeds
 
 
-def run_all(scenarios: list[Scenario], per_replica: float, seeds: Sequence[int]) -> list[tuple[Row, Timeline]]:
-    """Run all policies on the scenarios; of the request counts, the best with the first seed runs with the others, too."""
+def run_all(
+    scenarios: list[Scenario], per_replica: float, seeds: Sequence[int], labels: tuple[str, ...]
+) -> list[tuple[Row, Timeline]]:
+    """Run the policies whose labels begin so; of the request counts, the best with the first seed runs with the others, too."""
     results: list[tuple[Row, Timeline]] = []
     with ProcessPoolExecutor(max_workers=2) as pool:
 
@@ -245,17 +251,24 @@ def run_all(scenarios: list[Scenario], per_replica: float, seeds: Sequence[int])
                 print(f"{number} of {len(tasks)} runs", end="\r", file=sys.stderr, flush=True)
 
         pairs = [(scenario, policy) for scenario in scenarios for policy in policies(scenario, per_replica)]
+        pairs = [(scenario, policy) for scenario, policy in pairs if policy.startswith(labels)]
         run([(scenario, policy, per_replica, seed) for scenario, policy in pairs for seed in seeds_of(policy, seeds)])
         rows = [row for row, _ in results]
-        best = [(scenario, tuned(summaries(rows, scenario.name)).policy) for scenario in scenarios]
-        run([(scenario, policy, per_replica, seed) for scenario, policy in best for seed in seeds[1:]])
+        best = [(scenario, tuned(summaries(rows, scenario.name))) for scenario in scenarios]
+        run([(scenario, count.policy, per_replica, seed) for scenario, count in best if count for seed in seeds[1:]])
     return results
 
 
-def compare(scenarios: list[Scenario], per_replica: float, seeds: Sequence[int], out: Path, figures: Path | None) -> None:
-    """Run all policies on the scenarios; write the report and the figures of the first seed, print the table."""
+def compare(
+    scenarios: list[Scenario],
+    per_replica: float,
+    results: list[tuple[Row, Timeline]],
+    seeds: Sequence[int],
+    out: Path,
+    figures: Path | None,
+) -> None:
+    """Write the report of all runs and the figures of the first seed, print the table."""
     out.mkdir(parents=True, exist_ok=True)
-    results = run_all(scenarios, per_replica, seeds)
     rows = [row for row, _ in results]
     report: dict[str, Any] = {"profile": PROFILE, "slo": asdict(SLO), "cold_start_s": COLD_START_S, "seeds": list(seeds)}
     report |= {"oracle_rate_per_replica": per_replica, "rows": [asdict(row) for row in rows]}
@@ -265,8 +278,9 @@ def compare(scenarios: list[Scenario], per_replica: float, seeds: Sequence[int],
     names = [scenario.name for scenario in scenarios]
     for name in names:
         shown = {row.policy: timeline for row, timeline in results if (row.scenario, row.seed) == (name, seeds[0])}
-        best = tuned(summaries(rows, name)).policy
-        lines = {label: shown[policy] for label, policy in (("serve-app", "serve-app"), ("oracle", "oracle"), (best, best))}
+        best = tuned(summaries(rows, name))
+        labels = ["serve-app", "oracle", *([best.policy] if best else [])]
+        lines = {label: shown[label] for label in labels}
         path = out / f"scaling-{name.replace(' ', '-')}.png"
         draw(path, name, lines, per_replica)
         if figures:

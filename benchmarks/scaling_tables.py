@@ -92,13 +92,15 @@ def summaries(rows: list[Row], scenario: str) -> dict[str, Summary]:
     return found
 
 
-def tuned(found: dict[str, Summary]) -> Summary:
-    """Return the request count with the fewest replica-seconds among those as good as ours, else the best of them.
+def tuned(found: dict[str, Summary]) -> Summary | None:
+    """Return the request count with the fewest replica-seconds among those as good as ours, else the best of them; None without any.
 
     Counts that ran with fewer seeds than the best of them were dropped; the best alone has a finite interval then.
     """
     counts = [summary for policy, summary in found.items() if policy.startswith(COUNT)]
     counts = [count for count in counts if math.isfinite(count.replica_s.half)] or counts
+    if not counts:
+        return None
     good = [count for count in counts if count.attainment.value >= min(found["serve-app"].attainment.value, ATTAINMENT)]
     return min(good, key=lambda c: c.replica_s.value) if good else max(counts, key=lambda c: c.attainment.value)
 
@@ -112,7 +114,7 @@ def table(rows: list[Row], names: list[str]) -> str:
     for name in names:
         found = summaries(rows, name)
         best = tuned(found)
-        for row in (*(s for s in found.values() if not s.policy.startswith(COUNT)), best):
+        for row in (*(s for s in found.values() if not s.policy.startswith(COUNT)), *([best] if best else [])):
             label = f"{row.policy} (tuned)" if row is best else row.policy
             first = "–" if row.first_change_s is None else f"{row.first_change_s:.0f} s"
             ratios = f"{row.replica_s.value / row.bound_s:.2f} | {row.replica_s.value / found['oracle'].replica_s.value:.2f}"
