@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from benchmarks.static_batching.batches import Form, largest_batch
 from serve_app.config import Int, Real, Section, SimulatedSettings
-from serve_app.config.checks import to_config_error, wrong
+from serve_app.config.checks import to_config_errors, wrong
 from serve_app.errors import ConfigError
 from serve_app.simulated.profiles import Profile, profile_from
 
@@ -87,7 +87,7 @@ def parse_static(values: Any) -> StaticSettings:
     try:
         return StaticSettings.model_validate(values)
     except ValidationError as exc:
-        raise to_config_error(exc) from exc
+        raise to_config_errors(exc)[0] from exc
 
 
 def load_static(path: Path) -> StaticSettings:

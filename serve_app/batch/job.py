@@ -121,8 +121,9 @@ class Job:
 
     def _validate(self) -> None:
         with self._storage.contents.on_disk(self.batch.input_file_id) as path, path.open("rb") as file:
-            lines = rows(file, "jsonl")
-            found = check_input(lines, endpoint=self.batch.endpoint, models=self._models, max_lines=self._settings.max_lines)
+            found = check_input(
+                rows(file, "jsonl"), endpoint=self.batch.endpoint, models=self._models, max_lines=self._settings.max_lines
+            )
         status: Status = "failed" if found.errors else "in_progress"
         by_model = {} if found.errors else dict(found.lines)
         self._move("validating", status, total=sum(by_model.values()), lines=by_model, errors=found.errors)

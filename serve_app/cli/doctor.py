@@ -69,7 +69,7 @@ def examine(file: Path) -> Iterator[Finding]:
     yield from findings.checkpoints({name: _missing(model) for name, model in settings.models.items()})
 
 
-def needed_gpus(settings: Settings) -> float:
+def needed_gpus(settings: Settings) -> int:
     """Return the GPUs of the smallest fleet; simulated accelerators are none."""
     return sum(m.gpus_per_replica * m.replicas.min for m in settings.models.values() if m.simulated is None)
 
