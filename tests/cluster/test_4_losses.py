@@ -12,6 +12,7 @@ from tests.cluster.release import NAMESPACE, RELEASE, Release
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NUM_STREAMS, TOKENS = 6, 300
+LONG_TOKENS = 900  # 29 s at 32 ms a step; what is left of it 15 s before the end of drain_s (30 s) moves
 HERE = Path(__file__).parent
 AT_ONCE = ("--force", "--grace-period=0")
 REDIS_POD = f"{RELEASE}-redis-0"
@@ -63,16 +64,31 @@ def engines(pod: str, *, stop: bool = False) -> list[str]:
     return kubectl("exec", "-n", NAMESPACE, pod, "-c", "ray-worker", "--", "python", "-c", script, "stop" if stop else "").split()
 
 
+def test_a_node_drain_takes_a_replica_whose_streams_end_or_move(release: Release) -> None:
+    """A label limits the drain to one of the model's pods: a single node has no room for the rest."""
+    victim, *others = release.ready_pods("model")
+    node = get("pod", victim, "-n", NAMESPACE)["spec"]["nodeName"]
+    kubectl("label", "pod", "-n", NAMESPACE, victim, "drained=yes")
+    with release.streams(num=NUM_STREAMS, tokens=LONG_TOKENS) as seen:
+        drain(node, "drained=yes")
+        wait_until("as many pods as before", lambda: len(set(release.ready_pods("model")) - {victim}) >= 1 + len(others))
+    seen[0].require_all_complete()
+
+
+def drain(node: str, selector: str) -> None:
+    """Evict these pods of the node as its operator does, wait until they are gone, and let the node take pods again."""
+    try:
+        kubectl("drain", node, f"--pod-selector={selector}", "--delete-emptydir-data", "--timeout=5m", limit_s=330)
+    finally:
+        kubectl("uncordon", node)
+
+
 def test_a_node_drain_may_take_the_only_ingress_which_ends_its_streams_first(release: Release) -> None:
     """The drain is limited to the ingress: a single node has no room for the rest. Meanwhile new requests find nobody, as they must."""
     (ingress,) = wait_until("one ingress pod", lambda: only_pod(release))
     node, name = ingress["spec"]["nodeName"], ingress["metadata"]["name"]
-    selector = f"--pod-selector=app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=ingress"
     with release.streams(num=NUM_STREAMS, tokens=TOKENS) as seen:
-        try:
-            kubectl("drain", node, selector, "--delete-emptydir-data", "--timeout=5m", limit_s=330)
-        finally:
-            kubectl("uncordon", node)
+        drain(node, f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component=ingress")
         wait_until("another ingress", lambda: set(release.ready_pods("ingress")) - {name})
     assert seen[0].counts.keys() <= {"complete", "not answered"}, seen[0]
     assert seen[0].num_texts == 1
