@@ -93,8 +93,21 @@ def _is_removed(group: Path) -> bool:
 
 @contextlib.contextmanager
 def memory_taken(group: Path, num_bytes: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Take memory in the group by a process of its own."""
-    command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), sys.executable, "-c", _HOG, str(num_bytes)]
+    """Take memory in the group by a process of its own.
+
+    The kernel ends it after an engine core, which is larger, and before the engine core's supervisor, which has to say why: with a limit of
+    256 MiB, 500 counts as 128 MiB more than it has.
+    """
+    command = [
+        "sh",
+        "-c",
+        'echo 500 > /proc/self/oom_score_adj; echo $$ > "$0/cgroup.procs" && exec "$@"',
+        str(group),
+        sys.executable,
+        "-c",
+        _HOG,
+        str(num_bytes),
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as hog:
         try:
             yield hog

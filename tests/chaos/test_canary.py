@@ -110,7 +110,7 @@ def renew(pair: Fleet, config: dict[str, Any], *, num_replicas: int) -> None:
     before = [psutil.Process(m["pid"]) for m in pair.status()["members"] if psutil.pid_exists(m["pid"])]
     pair.operate("redeploy", config)
     wait_until(lambda: not any(map(is_running, before)), limit_s=LIMIT_S, what=f"new processes only\n{pair.server.tail()}")
-    wait_ready(pair.server, "/readyz")
+    wait_ready(pair.server, "/healthz")
     pair.wait_for_replicas(num_replicas, limit_s=LIMIT_S)
 
 
