@@ -52,6 +52,14 @@ METRICS = ("output_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms",
 
 
 def main() -> None:
+    arguments = _arguments()
+    if arguments.alone:
+        alone(arguments)
+    else:
+        beside_others(arguments)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, help="serve its first model; default: a simulated accelerator")
     parser.add_argument("--rounds", type=int, default=3)
@@ -76,10 +84,11 @@ def main() -> None:
     parser.add_argument(
         "--client-cpus", type=int, nargs="+", help="cores of the load generator alone; the servers get the others"
     )
-    arguments = parser.parse_args()
-    if arguments.alone:
-        alone(arguments)
-        return
+    return parser.parse_args()
+
+
+def beside_others(arguments: argparse.Namespace) -> None:
+    """Print what each target does under each load, and write it to a file."""
     if arguments.client_cpus:
         os.sched_setaffinity(0, os.sched_getaffinity(0) - set(arguments.client_cpus))  # the servers inherit it
     with tempfile.TemporaryDirectory() as name:

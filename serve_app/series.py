@@ -116,12 +116,7 @@ TABLE = (
     ),
     Series("canary_requests", "counter", ("model", "of"), "Requests for the model `of` that its canary was given."),
     Series("canary_state", "gauge", ("model", "of", "state"), "1 for the state that the canary is in."),
-    Series(
-        "event_loop_lag_seconds",
-        "histogram",
-        (),
-        "How much later than asked the ingress's event loop woke a task or began a request.",
-    ),
+    Series("event_loop_lag_seconds", "histogram", (), "How much later than asked the ingress's event loop woke a task."),
     Series(
         "stalled_clients",
         "counter",

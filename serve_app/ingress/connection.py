@@ -1,14 +1,11 @@
 """One HTTP connection: uvicorn's protocol with limits on all that it reads without any: heads, trailers, requests in a row."""
 
 import asyncio
-from functools import partial
-from typing import Any
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from serve_app import descriptors
-from serve_app.ingress.intake import Intake
 from serve_app.series import counter
 
 MAX_HEAD_BYTES = 64 << 10
@@ -61,10 +58,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     crowded_timeout_s = CROWDED_TIMEOUT_S
     unread_body_timeout_s = UNREAD_BODY_TIMEOUT_S
 
-    def __init__(self, *args: Any, intake: Intake, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._intake = intake
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         self._in_head = True
@@ -98,7 +91,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._crowded:
             cycle.scope["state"][CROWDED] = True
             cycle.keep_alive = False
-        self._intake.begin(partial(super()._start_asgi_task, cycle, app))
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         start = 0

@@ -5,7 +5,6 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import uvicorn
@@ -13,7 +12,6 @@ import uvicorn
 from serve_app.config import IngressSettings
 from serve_app.errors import ListenFailed
 from serve_app.ingress.connection import LimitedHttpProtocol
-from serve_app.ingress.intake import Intake
 
 
 class _Server(uvicorn.Server):
@@ -28,13 +26,10 @@ class Listener:
 
     def __init__(self, app: Any, settings: IngressSettings, *, connection: type[asyncio.Protocol] = LimitedHttpProtocol) -> None:
         self._settings = settings
-        self.intake = Intake()
-        protocol: Any = connection
-        with_intake: Any = partial(protocol, intake=self.intake)
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=with_intake,
+                http=connection,
                 ws="none",
                 lifespan="off",
                 loop="none",

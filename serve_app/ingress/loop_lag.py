@@ -1,4 +1,4 @@
-"""Measures how late the event loop wakes a task or begins a request: what an ingress with too much to do adds to every token.
+"""Measures how late the event loop wakes a task: what an ingress with too much to do adds to every token.
 
 An ingress that is far behind refuses new requests before it misses the heartbeats of its links, which would cost all its streams
 their replicas. Streams that run go on.
@@ -6,7 +6,6 @@ their replicas. Streams that run go on.
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from serve_app import series
 
@@ -33,18 +32,14 @@ class LoopLag:
         self.limit_s = limit_s
         self._num_late = 0
 
-    async def watch(self, intake_late_s: Callable[[], float] = lambda: 0.0) -> None:
-        """Look until cancelled.
-
-        Args:
-            intake_late_s: Returns for how long the oldest of those requests has waited that are not begun.
-        """
+    async def watch(self) -> None:
+        """Look until cancelled."""
         loop = asyncio.get_running_loop()
         _tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         while True:
             due = loop.time() + PERIOD_S
             await asyncio.sleep(PERIOD_S)
-            self.note(max(0.0, loop.time() - due, intake_late_s()))
+            self.note(max(0.0, loop.time() - due))
 
     def note(self, late_s: float) -> None:
         """Take in one look."""

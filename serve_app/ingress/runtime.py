@@ -90,7 +90,7 @@ class IngressRuntime:
             adapters = [name for front in self.front_ends.values() for name in front.adapters]
             self.batches.start(self.app.answer_batch, (*self.front_ends, *adapters))
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
-        return [asyncio.create_task(self.app.lag.watch(self.listener.intake.late_s), name="loop lag"), *clients]
+        return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 
     async def prepare_grammars(self) -> None:
         """Start what tries grammars, so that the first request with one need not wait for that."""
