@@ -68,7 +68,9 @@ def run(
     from serve_app.batch.rows import checked_format, format_of
     from serve_app.engine_args import BACKGROUND_PRIORITY
 
-    parameters = ({"priority": BACKGROUND_PRIORITY} if priority == "background" else {}) | _parameters(parameter or [], schema, chat=chat)
+    parameters = ({"priority": BACKGROUND_PRIORITY} if priority == "background" else {}) | _parameters(
+        parameter or [], schema, chat=chat
+    )
     limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
     files = _Files(output, _journal_of(output, journal))
     files.refuse_to_write(source)
