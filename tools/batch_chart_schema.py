@@ -16,7 +16,7 @@ _PEERS: Schema = {"type": "array", "items": {"type": "object"}, "minItems": 1}  
 _SECONDS: Schema = {"type": "integer", "minimum": 0}
 _OWN: dict[str, Schema] = {
     "url": {"type": "string", "pattern": r"^(https?://.+)?$"},
-    "output": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]*$"},
+    "output": {"type": "string", "pattern": r"^((s3|gs)://.+|[A-Za-z0-9][A-Za-z0-9._-]*)$"},
     "options": {"type": "array", "items": {"type": "string"}},
     "run": {"type": "string", "pattern": r"^([a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?)?$"},
     "apiKeySecretKey": {"type": "string", "minLength": 1},

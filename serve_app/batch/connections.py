@@ -6,6 +6,8 @@ They are aiohttp's, with the answers and errors of httpx, which the transport in
 import asyncio
 from collections.abc import Mapping
 from typing import Protocol, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import httpx
@@ -57,7 +59,8 @@ class Connections:
                 headers=self._headers,
                 timeout=self._timeout,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=True,  # proxies
+                # Not `trust_env`: it looks for proxies in a thread with each request, and for other credentials in ~/.netrc.
+                proxy=_proxy_for(self._base_url),
             )
         return self._session
 
@@ -72,3 +75,9 @@ class Connections:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _proxy_for(url: str) -> str | None:
+    """Return the proxy that the environment names for the URL (``HTTP_PROXY``, ``NO_PROXY``, ...); None for none."""
+    found = urlsplit(url)
+    return None if proxy_bypass(found.hostname or "") else getproxies().get(found.scheme)

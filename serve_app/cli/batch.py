@@ -7,10 +7,10 @@ import itertools
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 from rich.console import Console
@@ -46,6 +46,7 @@ def run(
     prompt_field: options.PromptField = "prompt",
     parameter: options.Parameter = None,
     schema: options.Schema = None,
+    priority: options.Priority = "normal",
     form: options.Form = "",
     concurrency: options.Concurrency = 256,
     tries: options.Tries = 5,
@@ -65,8 +66,11 @@ def run(
     from serve_app.batch.client import Limits, key_of_environment, key_of_file
     from serve_app.batch.requests import Defaults
     from serve_app.batch.rows import checked_format, format_of
+    from serve_app.engine_args import BACKGROUND_PRIORITY
 
-    parameters = _parameters(parameter or [], schema, chat=chat)
+    parameters = ({"priority": BACKGROUND_PRIORITY} if priority == "background" else {}) | _parameters(
+        parameter or [], schema, chat=chat
+    )
     limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
     files = _Files(output, _journal_of(output, journal))
     files.refuse_to_write(source)
@@ -105,7 +109,8 @@ def _answer(
         http = connect(url, key, limits)
         defaults = defaults if defaults.model else replace(defaults, model=only_model(url, key, limits))
         runner = Runner(http, journal, limits, retry_failed=retry_failed)
-        uvloop.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), fleet))
+        watch = functools.partial(_watch, fleet, functools.partial(_share_read, file, source))
+        uvloop.run(_run(runner, http, (request_of(row, defaults) for row in rows(file, form, name=source)), watch))
         files.finish(journal)
 
 
@@ -125,9 +130,9 @@ def _fleet(config: Path) -> "Iterator[FleetProcess]":
         yield fleet
 
 
-async def _run(runner: "Runner", http: Any, requests: Iterator[Any], fleet: "FleetProcess | None") -> None:
+async def _run(runner: "Runner", http: Any, requests: Iterator[Any], watch: Callable[..., Coroutine[Any, Any, None]]) -> None:
     """Let it run until its end or a signal; what was answered is kept in any case."""
-    task = asyncio.ensure_future(runner.run(requests, watch=functools.partial(_watch, fleet)))
+    task = asyncio.ensure_future(runner.run(requests, watch=watch))
     stopped: list[int] = []
 
     def stop(number: int) -> None:
@@ -145,7 +150,7 @@ async def _run(runner: "Runner", http: Any, requests: Iterator[Any], fleet: "Fle
             raise typer.Exit(128 + stopped[0]) from None
 
 
-async def _watch(fleet: "FleetProcess | None", progress: "Progress") -> None:
+async def _watch(fleet: "FleetProcess | None", share_read: Callable[[], float], progress: "Progress") -> None:
     """Print a line each few seconds, over the last one on a terminal; raise when the batch's own fleet has ended."""
     for second in itertools.count(1):
         await asyncio.sleep(1.0)
@@ -157,8 +162,26 @@ async def _watch(fleet: "FleetProcess | None", progress: "Progress") -> None:
         rates = f"{progress.answered / took_s:,.1f} lines/s, {progress.tokens / took_s:,.0f} tokens/s"
         before = f" ({progress.kept:,} of them before)" if progress.kept else ""
         line = f"{progress.lines:,} lines{before}, {progress.failed:,} failed, {rates}, up to {int(progress.window)} at once"
+        line += _left(progress, took_s, share_read())
         line += f"; no answer now: {progress.trouble}" if progress.trouble else ""
         console.print(line, end="\r" if console.is_terminal else "\n")
+
+
+def _share_read(file: BinaryIO, source: str) -> float:
+    """Return the share of a plain local file that was read, 0..1; 0 where that is not known."""
+    with contextlib.suppress(OSError, ValueError):
+        if not is_url(source) and (size := Path(source).stat().st_size):
+            return min(1.0, file.tell() / size)
+    return 0.0
+
+
+def _left(progress: "Progress", took_s: float, share_read: float) -> str:
+    """Return how much longer it takes at the rate so far, if as many bytes hold as many lines: empty while nobody can say."""
+    done = progress.answered + progress.failed
+    if not done or not share_read:
+        return ""
+    left_s = int(progress.lines * (1 / share_read - 1) * took_s / done)
+    return f", about {left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02} left"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The options of ``serve-app batch run``, each with its help."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -37,6 +37,10 @@ Parameter = Annotated[
     typer.Option("--param", "-p", help="A field of each request, as NAME=VALUE: max_tokens=64, temperature=0."),
 ]
 Schema = Annotated[Path | None, typer.Option(help="A JSON schema that each answer of a chat has to fit.")]
+Priority = Annotated[
+    Literal["normal", "background"],
+    typer.Option(help="background: chats go before the lines in the engines of models with scheduling_policy: priority."),
+]
 Form = Annotated[str, typer.Option("--format", help="jsonl, csv, text or parquet. Default: by the name.")]
 Concurrency = Annotated[int, typer.Option(min=1, max=4096, help="Requests at once, at most; fewer where the service is full.")]
 Tries = Annotated[int, typer.Option(min=1, help="Of a request that the service fails.")]

@@ -56,7 +56,7 @@ class Lot:
 @pytest.mark.parametrize(("window_s", "replicas"), [(2000, 1), (180, 2)])
 def test_a_long_window_adds_no_replica_and_a_short_one_is_kept_by_more(window_s: int, replicas: int) -> None:
     # A line is 50 x 1 ms + 200 x 0.1 ms = 0.07 s of a replica, all of them 140 s. In 1,800 s that is 0.08 of one; in 162 s it is 0.86,
-    # which is more than a replica does beside what each of its steps costs (0.02 s for 64 sequences at most: 64 / (64 + 20) = 0.76).
+    # which is more than a replica does beside its steps: 0.02 s are the work of 14 tokens, and 64 / (64 + 15) = 0.81.
     lot = Lot(2000, window_s)
     world = World(hardware=HARDWARE, cold_starts_s=(20.0,), no_replica_s=60.0)
     SimulatedFleet(world).run(lot.lines(), 60.0, lot.scale)

@@ -88,6 +88,7 @@ ROWS: list[Row] = [
     ("pod.affinity", {"nodeAffinity": {"a": 1}}, lambda r: pod(r)["affinity"], {"nodeAffinity": {"a": 1}}, {}),
     ("pod.annotations", MAPPING, lambda r: job(r)["template"]["metadata"]["annotations"], MAPPING, {}),
     ("pod.labels", MAPPING, lambda r: job(r)["template"]["metadata"]["labels"]["a/b"], "c", {}),
+    ("serviceAccount.annotations", MAPPING, lambda r: only(r.of("ServiceAccount"))["metadata"]["annotations"], MAPPING, {}),
     ("extraEnv", [VARIABLE], lambda r: container(r)["env"][-1], VARIABLE, {}),
     ("extraVolumes", [VOLUME], lambda r: pod(r)["volumes"][-1], VOLUME, {}),
     ("extraVolumeMounts", [MOUNT], lambda r: container(r)["volumeMounts"][-1], MOUNT, at("extraVolumes", [VOLUME])),
@@ -154,16 +155,31 @@ def test_the_command_is_one_and_knows_its_options() -> None:
 
 @pytest.mark.parametrize(
     ("given", "path"),
-    [("in.jsonl", "/data/in.jsonl"), ("/input/in.csv", "/input/in.csv"), ("https://h/in.jsonl.gz", "https://h/in.jsonl.gz")],
+    [
+        ("in.jsonl", "/data/in.jsonl"),
+        ("/input/in.csv", "/input/in.csv"),
+        ("https://h/in.jsonl.gz", "https://h/in.jsonl.gz"),
+        ("s3://b/in.jsonl?region=r", "s3://b/in.jsonl?region=r"),
+    ],
 )
 def test_an_input_is_on_the_volume_anywhere_else_or_a_url(given: str, path: str) -> None:
     assert container(render(at("batch.input", given)))["args"][0] == path
 
 
+def test_answers_go_to_an_object_store_and_their_journal_to_the_volume() -> None:
+    made = render(at("batch.output", "s3://b/run/out.jsonl?region=r"))
+    assert container(made)["args"][1:3] == ["--output=s3://b/run/out.jsonl?region=r", "--journal=/data/out.jsonl.journal"]
+    assert reaches(made, OURS, OUTSIDE, 443)
+
+
 CHECKS: list[tuple[dict[str, Any], str]] = [
     (at("target.url", ""), "target.url is empty"),
     (at("batch.input", ""), "batch.input is empty"),
-    (at("batch.input", "s3://b/in.jsonl"), "batch.input is s3://b/in.jsonl, and the image reads http:// and https:// only"),
+    (
+        at("batch.input", "ftp://b/in.jsonl"),
+        "batch.input is ftp://b/in.jsonl, and the image reads s3://, gs://, http:// and https:// only",
+    ),
+    (at("batch.output", "https://b/o.jsonl"), "at '/batch/output': 'https://b/o.jsonl' does not match pattern"),
     (at("batch", {"input": "a.jsonl", "output": "a.jsonl"}), "are both a.jsonl"),
     (at("image.tag", "latest"), "image.tag is latest"),
     (at("extraEnv", [{"name": "API_KEY", "value": "x"}]), "extraEnv has API_KEY with a value"),

@@ -26,15 +26,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
-{{- /* Whether the input is a URL: true or nothing. */}}
-{{- define "batch.isUrl" -}}
-{{- if regexMatch "^https?://" .Values.batch.input }}true{{ end -}}
+{{- /* Whether the pod reads or writes at a URL: true or nothing. */}}
+{{- define "batch.hasUrl" -}}
+{{- if contains "://" (print .Values.batch.input .Values.batch.output) }}true{{ end -}}
 {{- end }}
 
 {{- define "batch.input" -}}
-{{- if or (include "batch.isUrl" .) (hasPrefix "/" .Values.batch.input) -}}
+{{- if or (contains "://" .Values.batch.input) (hasPrefix "/" .Values.batch.input) -}}
 {{ .Values.batch.input }}
 {{- else -}}
 /data/{{ .Values.batch.input }}
+{{- end -}}
+{{- end }}
+
+{{- /* The arguments that say where answers go. The journal is on the volume in any case. */}}
+{{- define "batch.outputArgs" -}}
+{{- if contains "://" .Values.batch.output -}}
+- {{ printf "--output=%s" .Values.batch.output | quote }}
+- {{ printf "--journal=/data/%s.journal" (.Values.batch.output | splitList "?" | first | base) | quote }}
+{{- else -}}
+- {{ printf "--output=/data/%s" .Values.batch.output | quote }}
 {{- end -}}
 {{- end }}

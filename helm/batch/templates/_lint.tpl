@@ -7,10 +7,10 @@
 {{- fail "target.url is empty: set it to the service's address, like http://demo" -}}
 {{- end -}}
 {{- if not .Values.batch.input -}}
-{{- fail "batch.input is empty: name a file of the volume, like prompts.jsonl, an absolute path, or an https:// URL" -}}
+{{- fail "batch.input is empty: name a file of the volume, like prompts.jsonl, an absolute path, or a URL" -}}
 {{- end -}}
-{{- if and (contains "://" .Values.batch.input) (not (include "batch.isUrl" .)) -}}
-{{- fail (printf "batch.input is %s, and the image reads http:// and https:// only: copy the file to the volume, or give a presigned https:// URL" .Values.batch.input) -}}
+{{- if and (contains "://" .Values.batch.input) (not (regexMatch "^(https?|s3|gs)://" .Values.batch.input)) -}}
+{{- fail (printf "batch.input is %s, and the image reads s3://, gs://, http:// and https:// only: copy the file to the volume, or give a presigned https:// URL" .Values.batch.input) -}}
 {{- end -}}
 {{- if eq .Values.batch.input .Values.batch.output -}}
 {{- fail (printf "batch.input and batch.output are both %s, and the answers would replace the prompts: give two names" .Values.batch.output) -}}
@@ -23,7 +23,7 @@
 {{- fail (printf "extraEnv has %s with a value, which looks like a secret, and values are no place for one: target.existingSecret takes the API key" .name) -}}
 {{- end -}}
 {{- end -}}
-{{- if regexMatch "://[^/@]*@" (printf "%s %s" .Values.target.url .Values.batch.input) -}}
-{{- fail "target.url or batch.input has credentials in it, and values are no place for them: target.existingSecret takes the API key" -}}
+{{- if regexMatch "://[^/@]*@" (printf "%s %s %s" .Values.target.url .Values.batch.input .Values.batch.output) -}}
+{{- fail "target.url, batch.input or batch.output has credentials in it, and values are no place for them: target.existingSecret takes the API key" -}}
 {{- end -}}
 {{- end }}

@@ -1,0 +1,39 @@
+"""Options of ``serve-app batch run``, and what it says of how long it still takes."""
+
+from pathlib import Path
+
+import pytest
+
+from serve_app.batch.runner import Progress
+from serve_app.cli.batch import _left, _share_read
+from serve_app.engine_args import BACKGROUND_PRIORITY
+from tests.batch.service import Service
+from tests.batch.test_batch import Batch, prompts
+
+
+def test_lines_in_the_background_have_the_priority_of_batches(service: Service, tmp_path: Path) -> None:
+    batch = Batch(service, tmp_path, prompts(1))
+    assert batch.run("--priority", "background")[0] == 0
+    assert [body["priority"] for body in service.bodies] == [BACKGROUND_PRIORITY]
+
+
+@pytest.mark.parametrize(
+    ("kept", "answered", "share", "said"),
+    [
+        (0, 100, 0.25, ", about 0:00:30 left"),  # 300 lines are left, at 10 a second
+        (100, 100, 0.5, ", about 0:00:20 left"),  # 200 are, and lines of before took no time
+        (0, 1, 1 / 36001, ", about 100:00:00 left"),
+        (0, 0, 0.5, ""),
+        (0, 100, 0.0, ""),
+    ],
+)
+def test_what_is_left_is_told_by_the_bytes_that_were_read(kept: int, answered: int, share: float, said: str) -> None:
+    took_s = 10.0
+    assert _left(Progress(kept=kept, answered=answered), took_s, share) == said
+
+
+def test_the_share_of_a_file_is_known_of_plain_local_ones_alone(tmp_path: Path) -> None:
+    (path := tmp_path / "in.txt").write_bytes(b"one\ntwo\n")
+    with path.open("rb") as file:
+        file.readline()
+        assert (_share_read(file, str(path)), _share_read(file, "s3://b/in.txt")) == (0.5, 0.0)
