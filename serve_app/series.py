@@ -60,7 +60,7 @@ TABLE = (
         "key_e2e_seconds",
         "histogram",
         ("key", "model"),
-        "By API key: from the arrival of a request to the end of its whole answer.",
+        "By API key: from the arrival of an HTTP request's first engine request to the end of its whole answer.",
     ),
     Series(
         "queue_seconds", "histogram", _MODEL, "Wait for a replica: from the arrival of an HTTP request's first engine request."

@@ -7,21 +7,35 @@ from typing import Any
 from pydantic import BaseModel
 
 _MAX_PLACES = 3
-"""A key of more sections than this, such as `max`, is no hint."""
+"""With more sections than this that have the key there is no hint."""
 
 
-def hint_for(key: str, root: type[BaseModel]) -> str:
-    """Return where the sections below ``root`` have the key; "" where none has it, or many have."""
-    found = [place for place, section in _sections(root) if key in section.model_fields and not section.model_fields[key].exclude]
-    return f"put it under {' or '.join(found)}" if 0 < len(found) <= _MAX_PLACES else ""
+def hint_for(key: str, root: type[BaseModel], *, below: str = "") -> str:
+    """Return where ``root`` and its sections have the key; "" where none has it, or many have.
+
+    Args:
+        below: The section where the key stands, with NAME for the names in it. Only the sections below it count, if any of them has the key.
+    """
+    places = [
+        place for place, section in _sections(root) if key in section.model_fields and not section.model_fields[key].exclude
+    ]
+    found = [place for place in places if place.startswith(f"{below}.")] or places
+    at = [f"under {place}" if place else "at the left margin" for place in found]
+    return f"put it {' or '.join(at)}" if 0 < len(found) <= _MAX_PLACES else ""
 
 
-def _sections(section: type[BaseModel], place: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+def _sections(root: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the root, whose place is "", and all sections below it."""
+    yield "", root
+    yield from _sections_below(root)
+
+
+def _sections_below(section: type[BaseModel], place: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in section.model_fields.items():
         for step, below in _models_in(field.annotation):
             at = f"{place}.{name}{step}".removeprefix(".")
             yield at, below
-            yield from _sections(below, at)
+            yield from _sections_below(below, at)
 
 
 def _models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:

@@ -28,8 +28,8 @@ The hash is for conversations whose turns come to different ingresses; where the
 CONTINUED_OVER = 100
 """Requests over which that share is taken."""
 CONTINUED_AT_START = 0.5
-"""What that share is thought to be before there were requests. The conversations that a new ingress meets may be known to others
-alone, who placed them by the hash. Where there are none, the share is below ``MIN_CONTINUED`` after 160 requests."""
+"""The share that an ingress assumes before its first request: other ingresses may have placed, by the hash, the conversations that it
+is about to meet. Where there are no conversations, the share is below ``MIN_CONTINUED`` after 161 requests."""
 MAX_JUNCTIONS = 10_000
 _ODD, _BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1
 """A multiplication by it spreads each bit over all higher ones. With Python's hash of a tuple one replica got three times as much

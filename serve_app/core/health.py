@@ -1,8 +1,8 @@
 """Whether an engine still works: the judge of a replica's supervisor. Pure.
 
 The judge counts two silences, in seconds in which the supervisor itself was awake. ``silent_s`` ends with each step of the engine
-and with each answer to a probe. ``quiet_s`` ends with those, too, and whenever the engine's processes have used CPU time: a long
-prompt on a CPU engine is silent, but not quiet. docs/adr/0009-judge-an-engine-by-its-progress.md has the reasons.
+and with each answer to a question, such as the probe. ``quiet_s`` ends with those, too, and whenever the engine's processes have used
+CPU time: a long prompt on a CPU engine is silent, but not quiet. docs/adr/0009-judge-an-engine-by-its-progress.md has the reasons.
 """
 
 from collections.abc import Mapping
@@ -56,17 +56,12 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswered:
-    """The engine ran the probe, or said that it sleeps."""
+    """The engine ran the probe, or answered it without running it."""
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegan:
-    """The engine was asked for something other than tokens, such as to load an adapter. It may wait for a disk meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallEnded:
-    """The engine has answered a call."""
+class QuestionAnswered:
+    """The engine's own loop has answered another question than the probe, between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ class Eject:
     error: EngineHung
 
 
-Event = Stepped | ProbeAnswered | CallBegan | CallEnded | Looked
+Event = Stepped | ProbeAnswered | QuestionAnswered | Looked
 Instruction = SendProbe | Eject
 
 
@@ -112,7 +107,6 @@ class EngineJudge:
         self._awake = ObservedTime(self.limits.max_gap_s)
         self._step = 0
         self._probing = False
-        self._num_calls = 0
         self._counted_cpu_s = 0.0
         self._stops: dict[int, _Stop] = {}
         self._ejected = False
@@ -127,10 +121,7 @@ class EngineJudge:
             case ProbeAnswered():
                 self._probing = False
                 self._progress()
-            case CallBegan():
-                self._num_calls += 1
-            case CallEnded():
-                self._num_calls -= 1
+            case QuestionAnswered():
                 self._progress()
             case Looked(processes):
                 return self._look(processes, self._awake.passed(now))
@@ -175,12 +166,11 @@ class EngineJudge:
             return EngineStopped(round(stopped_s, 1))
         if self.silent_s >= limits.max_step_s:
             return StepTooLong(round(self.silent_s, 1))
-        if self.quiet_s >= limits.eject_after_s and not self._num_calls:
+        if self.quiet_s >= limits.eject_after_s:
             return (EngineStopped if self._stops else EngineSilent)(round(self.quiet_s, 1))
         return None
 
     def validate(self) -> None:
         """Assert what holds between any two events."""
         assert 0 <= self.quiet_s <= self.silent_s
-        assert self._num_calls >= 0
         assert all(stop.stopped_s >= 0 for stop in self._stops.values())

@@ -38,7 +38,7 @@ class Tally:
     lines: int = 0
     """Lines of batches that got a place."""
     line_prompt_tokens: int = 0
-    """Of those."""
+    """Their prompts' tokens."""
     line_output_tokens: int = 0
     lines_finished: int = 0
 

@@ -60,7 +60,8 @@ VLLM_ROUTES = frozenset(
 """POST routes that vLLM's app answers. It registers many more; what is not here does not exist."""
 
 WITHOUT_KEY = frozenset({"/healthz", "/health", "/readyz", "/metrics", PING})
-"""Routes that probes and Prometheus read. They tell names, counts, and the first digits of the digests of keys, nothing of a request."""
+"""Routes that probes and Prometheus read. They tell names, counts, and the first digits of the digests of keys; where
+``ingress.key_latencies`` is set, also how long the answers to each key took (TTFT, TPOT, E2E). They tell nothing of a single request."""
 
 _TOKENIZERS = frozenset({"/tokenize", "/detokenize"})
 _BYTES_PER_TOKEN = 16
@@ -83,7 +84,7 @@ class AppLimits:
     stream_silence_s: float = 5.0
     max_loop_lag_s: float = 2.0
     max_latency_keys: int = 0
-    """API keys whose latencies are shown each for itself."""
+    """How many API keys get latency series of their own; 0: none."""
 
 
 class IngressApp:

@@ -24,7 +24,6 @@ NONCE_BYTES = 32
 MAX_ID_CHARS = 256
 MAX_ATTEMPTS_PER_ABORT = 10_000
 MAX_BUFFERS = 4096
-MAX_ERROR_CHARS = 10_000
 MAX_REASON_CHARS = 1000
 
 # 256: a request id is the client's X-Request-Id (ingress: at most 128) with vLLM's and our suffixes.

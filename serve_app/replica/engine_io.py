@@ -9,13 +9,12 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
 from msgspec.structs import replace
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineCoreRequestType, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from serve_app.protocol.frames import FrameDecoder, encode_frame
-from serve_app.protocol.messages import MAX_BUFFERS, MAX_ERROR_CHARS, MAX_REASON_CHARS, Outputs, encode_message, readable
+from serve_app.protocol.messages import MAX_BUFFERS, MAX_REASON_CHARS, Outputs, encode_message, readable
 from serve_app.replica import pipe
 
 logger = logging.getLogger(__name__)
@@ -24,9 +23,6 @@ _READ_BYTES = 1 << 20
 _MAX_PIPE_FRAME_BYTES = (1 << 32) - 1
 
 Send = Callable[[pipe.FromEngine], None]
-
-PROBE_METHOD = "probe"
-"""Of the engine core; not callable over a link."""
 
 
 class Core(Protocol):
@@ -71,30 +67,23 @@ class EngineInput:
         elif isinstance(message, pipe.AskGolden):
             self._take_in_golden(message)
         else:
-            self._take_in_call(message)
+            self._ask(pipe.TRIALS_SLOT, "is_sleeping")  # any method does: the engine calls it in turn with what came before
 
     def _take_in_ping(self, ping: pipe.Ping) -> None:
-        """A probe goes the way of a call: only the engine's own loop knows whether the engine sleeps."""
+        """A probe is a question to the engine core: only the engine's own loop knows whether the engine sleeps."""
         self._pinged()
         if ping.probe:
-            call: tuple[int, tuple[int, int], str, list[Any]] = (pipe.PROBE_SLOT, (pipe.PROBE_SLOT, 0), PROBE_METHOD, [])
-            self._core.input_queue.put_nowait((EngineCoreRequestType.UTILITY, call))
+            self._ask(pipe.PROBE_SLOT, "probe")
+
+    def _ask(self, slot: int, method: str) -> None:
+        """Let the engine's own loop call a method of the engine core, between two steps."""
+        self._core.input_queue.put_nowait((EngineCoreRequestType.UTILITY, (slot, 0, method, ())))
 
     def _take_in_golden(self, ask: pipe.AskGolden) -> None:
         try:
             self._core.input_queue.put_nowait((EngineCoreRequestType.ADD, self._core.golden_attempt(ask)))
         except Exception as exc:  # no tokenizer, a prompt that is too long, a model that makes no text
             self._send(pipe.GoldenAnswer("", readable(f"{type(exc).__name__}: {exc}", MAX_REASON_CHARS)))
-
-    def _take_in_call(self, message: pipe.CallEngine) -> None:
-        try:
-            args = msgspec.msgpack.decode(message.args, type=list)
-        except Exception as exc:  # no MessagePack, no list, nested too deep
-            error = readable(f"arguments of {message.method}: {type(exc).__name__}: {exc}", MAX_ERROR_CHARS)
-            self._send(pipe.CallResult(message.slot, message.call_id, error, b""))
-            return
-        call_id = (message.slot, message.call_id)
-        self._core.input_queue.put_nowait((EngineCoreRequestType.UTILITY, (message.slot, call_id, message.method, args)))
 
     def _take_in_request(self, message: pipe.AddToEngine) -> None:
         core = self._core
@@ -138,7 +127,8 @@ class EngineOutput:
 
     def _put_out(self, slot: int, outputs: Any) -> None:
         if outputs.utility_output is not None:
-            self._send(_call_result(slot, outputs.utility_output))
+            if slot != pipe.PROBE_SLOT or not _will_step(outputs.utility_output):
+                self._send(pipe.Answered(slot))
             return
         if slot == pipe.GOLDEN_SLOT:
             self._put_out_golden(outputs.outputs)
@@ -210,11 +200,6 @@ def _wire_bytes(buffers: Sequence[Any]) -> int:
     return 7 + sum(memoryview(buffer).nbytes + 5 for buffer in buffers)
 
 
-def _call_result(slot: int, output: Any) -> pipe.CallResult:
-    _, call_id = output.call_id
-    value = None if output.result is None else output.result.result
-    try:
-        encoded, error = msgspec.msgpack.encode(sorted(value) if isinstance(value, set) else value), output.failure_message or ""
-    except Exception as exc:  # a value of vLLM's own types: the call's error, never the engine's
-        encoded, error = b"", f"the result cannot be sent: {type(exc).__name__}: {exc}"
-    return pipe.CallResult(slot, call_id, readable(error, MAX_ERROR_CHARS), encoded)
+def _will_step(probe: Any) -> bool:
+    """Return whether the probe's answer is a step that is still to come, by vLLM's ``UtilityOutput``; an error is an answer, too."""
+    return probe.failure_message is None and bool(probe.result.result)

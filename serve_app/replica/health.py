@@ -5,17 +5,14 @@ import logging
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from serve_app.core.health import (
-    CallBegan,
-    CallEnded,
     Eject,
     EngineJudge,
     Event,
     HealthLimits,
     Looked,
     ProbeAnswered,
+    QuestionAnswered,
     SendProbe,
     Stepped,
 )
@@ -36,9 +33,8 @@ def answers_probe(message: pipe.FromEngine) -> bool | None:
     match message:
         case pipe.StepOutputs(slot=pipe.PROBE_SLOT):
             return bool(message.finished)
-        case pipe.CallResult(slot=pipe.PROBE_SLOT):
-            # An error answers, too: the engine's own loop has raised it.
-            return bool(message.error) or not msgspec.msgpack.decode(message.value, type=bool)
+        case pipe.Answered(slot=pipe.PROBE_SLOT):
+            return True
     return None
 
 
@@ -84,11 +80,6 @@ class EngineWatch:
                     self._on_hung(error)
         self._send(pipe.Ping(probe))
 
-    def sent(self, message: pipe.ToEngine) -> None:
-        """Take note of what the engine is asked to do."""
-        if isinstance(message, pipe.CallEngine):
-            self._take(CallBegan())
-
     def heard(self, message: pipe.FromEngine) -> bool:
         """Take note of what the engine said; return whether that was for this watch alone."""
         if (answered := answers_probe(message)) is not None:
@@ -98,8 +89,8 @@ class EngineWatch:
         match message:
             case pipe.StepOutputs():
                 self._take(Stepped(message.step))
-            case pipe.CallResult():
-                self._take(CallEnded())
+            case pipe.Answered():
+                self._take(QuestionAnswered())
         return False
 
     def _take(self, event: Event) -> None:

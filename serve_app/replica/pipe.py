@@ -47,11 +47,8 @@ class AbortInEngine(msgspec.Struct, tag=2, array_like=True, frozen=True):
     attempt_ids: list[str]
 
 
-class CallEngine(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    slot: int
-    call_id: int
-    method: str
-    args: bytes
+class AskTrial(msgspec.Struct, tag=3, array_like=True, frozen=True):
+    """Has all been done that was sent before this? An `Answered` for `TRIALS_SLOT` says so."""
 
 
 class Ping(msgspec.Struct, tag=4, array_like=True, frozen=True):
@@ -110,11 +107,10 @@ class EngineLoad:
         self.waiting, self.kv_usage = step.waiting, step.kv_usage
 
 
-class CallResult(msgspec.Struct, tag=12, array_like=True, frozen=True):
+class Answered(msgspec.Struct, tag=12, array_like=True, frozen=True):
+    """The engine's own loop has answered the question of this slot: `AskTrial`, or a probe for which it makes no token."""
+
     slot: int
-    call_id: int
-    error: str
-    value: bytes
 
 
 class GoldenAnswer(msgspec.Struct, tag=13, array_like=True, frozen=True):
@@ -136,8 +132,8 @@ class EngineFailed(msgspec.Struct, tag=14, array_like=True, frozen=True):
     reason: str
 
 
-ToEngine = AddToEngine | AbortInEngine | CallEngine | Ping | AskGolden
-FromEngine = EngineReady | StepOutputs | CallResult | GoldenAnswer | StepsMeasured | EngineFailed
+ToEngine = AddToEngine | AbortInEngine | AskTrial | Ping | AskGolden
+FromEngine = EngineReady | StepOutputs | Answered | GoldenAnswer | StepsMeasured | EngineFailed
 
 to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

@@ -106,7 +106,7 @@ class EngineProcess:
             self._hand_over(model, await self._unless_it_ends(model_path), max_frame_bytes)
             async with asyncio.timeout(timeout_s):
                 ready = await self._make_first_token(await self._ready)
-            await ask_all(model.name, model.golden, self._ask_golden, lambda: self._write(pipe.Ping(probe=False)))
+            await ask_all(model.name, model.golden, self._ask_golden, lambda: self.send(pipe.Ping(probe=False)))
             self._begin_watch(model)
             return ready
         except TimeoutError:
@@ -115,7 +115,7 @@ class EngineProcess:
         except EngineStartFailed as failed:
             raise EngineStartFailed(model=model.name, reason=failed.reason) from None
         finally:
-            if self._watching is None:  # it failed, was cancelled, or has no files
+            if self._watching is None:  # The start did not succeed: it failed, was cancelled, or found no free file descriptor.
                 self._ready.cancel()
                 await self.stop()
 
@@ -152,10 +152,10 @@ class EngineProcess:
         """Some engines fail or hang with their first token, which is no request's then. Its time is added to that of the warm-up."""
         assert self._first_token is not None
         began = time.monotonic()
-        self._write(pipe.Ping(probe=True))
+        self.send(pipe.Ping(probe=True))
         try:
             while not (await asyncio.wait([self._first_token], timeout=LOOK_EVERY_S))[0]:
-                self._write(pipe.Ping(probe=False))  # the engine core kills a supervisor that falls silent after a ping
+                self.send(pipe.Ping(probe=False))  # the engine core kills a supervisor that falls silent after a ping
             self._first_token.result()
         finally:
             self._first_token.cancel()
@@ -164,7 +164,7 @@ class EngineProcess:
 
     def _ask_golden(self, ask: pipe.AskGolden) -> asyncio.Future[pipe.GoldenAnswer]:
         self._golden = asyncio.get_running_loop().create_future()
-        self._write(ask)
+        self.send(ask)
         return self._golden
 
     async def _unless_it_ends(self, model_path: Awaitable[str]) -> str:
@@ -188,17 +188,12 @@ class EngineProcess:
             max_step_s=self._health.max_step_on(model.device),
             max_gap_s=MAX_GAP_S,
         )
-        self._watch = EngineWatch(limits, send=self._write, on_hung=self._hung)
+        self._watch = EngineWatch(limits, send=self.send, on_hung=self._hung)
         self._watching = asyncio.create_task(self._watch.run(self._process.pid), name="engine-watch")
         self._watching.add_done_callback(_log_failure)
 
     def send(self, message: pipe.ToEngine) -> None:
         """Queue a message for the engine; without effect once it is dead."""
-        if self._watch is not None:
-            self._watch.sent(message)
-        self._write(message)
-
-    def _write(self, message: pipe.ToEngine) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pipe.encode(message))
 

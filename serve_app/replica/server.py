@@ -67,7 +67,7 @@ class ReplicaServer:
         self._drain_ends_at: float | None = None
         self.first_output = asyncio.Event()
         """Set when the first tokens have gone to an ingress."""
-        self.trials = Trials[_Link](_Link.begin_trial, self._ask_engine)
+        self.trials = Trials[_Link](_Link.begin_trial, lambda: self.engine.send(pipe.AskTrial()))
         self._tls = tls
         self._links: dict[int, _Link] = {}
         self._unproved: dict[_Link, None] = {}  # the oldest first
@@ -140,7 +140,7 @@ class ReplicaServer:
         match message:
             case pipe.StepOutputs():
                 self._on_step(message)
-            case pipe.CallResult():
+            case pipe.Answered():
                 self.trials.answered()
 
     def _on_step(self, step: pipe.StepOutputs) -> None:
@@ -150,10 +150,6 @@ class ReplicaServer:
             if step.num_outputs:
                 self.first_output.set()
         self.trials.let_go(step.finished)
-
-    def _ask_engine(self) -> None:
-        """Any call does: the engine answers between steps, in the order in which things were sent to it."""
-        self.engine.send(pipe.CallEngine(pipe.TRIALS_SLOT, 0, "is_sleeping", b"\x90"))
 
     def abort(self, attempt_ids: list[str]) -> None:
         """Stop these attempts in the engine, or before it gets them."""

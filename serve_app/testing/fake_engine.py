@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -71,8 +70,8 @@ class FakeEngine:
         elif isinstance(message, pipe.AbortInEngine):
             for attempt_id in message.attempt_ids:
                 self.aborted += [attempt_id] if self.running.pop(attempt_id, None) else []
-        elif isinstance(message, pipe.CallEngine):
-            self._emit(pipe.CallResult(message.slot, message.call_id, "", msgspec.msgpack.encode(True)))
+        elif isinstance(message, pipe.AskTrial):
+            self._emit(pipe.Answered(pipe.TRIALS_SLOT))
 
     async def stop(self) -> None:
         self.running.clear()

@@ -74,8 +74,17 @@ def test_a_batchs_request_starts_where_there_is_room_and_never_waits_behind_or_b
     (refusal,) = run(fleet, in_background("b2"))
     assert isinstance(refusal, FailRequest)
     assert same(refusal.error, NoFreePlace(waiting=1, retry_after_s=1.0))
-    assert (fleet.outcomes["held_back"], fleet.outcomes["rejected"], fleet.tally.rejected) == (2, 0, 0)
-    assert fleet.tally.requests == 4
+    assert (fleet.outcomes["held_back"], fleet.outcomes["rejected"]) == (2, 0)
+    assert fleet.tally == Tally(
+        requests=3,
+        prompt_tokens=6,
+        prefilled_tokens=2,
+        output_tokens=1,
+        lines=1,
+        line_prompt_tokens=2,
+        line_output_tokens=1,
+        lines_finished=1,
+    )
 
 
 def test_a_batchs_request_does_not_join_the_queue_of_an_engine() -> None:

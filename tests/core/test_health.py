@@ -3,8 +3,6 @@
 import pytest
 
 from serve_app.core.health import (
-    CallBegan,
-    CallEnded,
     EngineJudge,
     Event,
     HealthLimits,
@@ -12,6 +10,7 @@ from serve_app.core.health import (
     ObservedTime,
     ProbeAnswered,
     ProcessUse,
+    QuestionAnswered,
     SendProbe,
     Stepped,
 )
@@ -126,16 +125,11 @@ def test_a_process_that_ran_between_two_looks_was_not_stopped_all_the_time() -> 
     assert {said.partition(": ")[2] for said in history.said} <= {"probe"}
 
 
-def test_a_call_may_wait_for_a_disk_up_to_the_limit_of_a_step() -> None:
+def test_the_answer_to_another_question_than_the_probe_ends_a_silence_and_leaves_the_probe_out() -> None:
     history = History()
-    history.tell(CallBegan())
-    assert history.seconds(30) == ["3: probe"]
-    history.tell(CallEnded())
-    assert history.seconds(7) == ["37: engine_silent 7"]
-
-    history = History()
-    history.tell(CallBegan())
-    assert history.seconds(61)[-1] == "60: step_too_long 60"
+    assert history.seconds(5) == ["3: probe"]
+    history.tell(QuestionAnswered())
+    assert history.seconds(10) == ["12: engine_silent 7"]
 
 
 def test_time_that_the_supervisor_missed_does_not_count() -> None:

@@ -1,4 +1,4 @@
-"""The judge against an engine that works, computes, sleeps in a call, stops or deadlocks, under a supervisor that may itself be away.
+"""The judge against an engine that works, computes, stops or deadlocks, under a supervisor that may itself be away.
 
 The machine keeps its own account in whole tenths of a second, so that no float decides which side of a limit a history falls on.
 """
@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from serve_app.core.health import (
-    CallBegan,
-    CallEnded,
     Eject,
     EngineJudge,
     HealthLimits,
     Looked,
     ProbeAnswered,
     ProcessUse,
+    QuestionAnswered,
     SendProbe,
     Stepped,
 )
@@ -34,7 +33,6 @@ class HealthMachine(RuleBasedStateMachine):
         self.judge = EngineJudge(LIMITS)
         self.now = 0
         self.step = 0
-        self.calls = 0
         self.probes = 0
         """Sent and not answered."""
         self.cpu = dict.fromkeys(PIDS, 0)
@@ -76,11 +74,10 @@ class HealthMachine(RuleBasedStateMachine):
         match verdict.error:
             case EngineStopped():
                 assert self.stopped
-                assert max(self.stopped_for.values()) >= EJECT - SLACK or (self.silent >= EJECT - SLACK and not self.calls)
+                assert max(self.stopped_for.values()) >= EJECT - SLACK or self.silent >= EJECT - SLACK
             case StepTooLong():
                 assert self.silent >= MAX_STEP - SLACK
             case EngineSilent():
-                assert self.calls == 0
                 assert self.probes == 1, "it was asked before"
                 assert self.silent >= EJECT - SLACK
             case other:
@@ -123,6 +120,11 @@ class HealthMachine(RuleBasedStateMachine):
             self.silent = self.quiet = 0
 
     @rule()
+    def answer_another_question(self) -> None:
+        self.judge.handle(QuestionAnswered(), now=self.now / 10)
+        self.silent = self.quiet = 0
+
+    @rule()
     def tell_an_old_step(self) -> None:
         self.judge.handle(Stepped(self.step), now=self.now / 10)
 
@@ -134,18 +136,6 @@ class HealthMachine(RuleBasedStateMachine):
     def go_on(self, pid: int) -> None:
         self.stopped.discard(pid)
 
-    @rule()
-    def call(self) -> None:
-        self.calls += 1
-        self.judge.handle(CallBegan(), now=self.now / 10)
-
-    @rule()
-    def return_from_call(self) -> None:
-        if self.calls:
-            self.calls -= 1
-            self.judge.handle(CallEnded(), now=self.now / 10)
-            self.silent = self.quiet = 0
-
     # What holds.
 
     @invariant()
@@ -153,7 +143,7 @@ class HealthMachine(RuleBasedStateMachine):
         """In time: the limit, one look, and the CPU time that was too little to count as computing."""
         if self.ejected is None:
             assert self.silent < MAX_STEP + LOOK
-            assert self.calls or self.quiet < EJECT + MAX_GAP + LOOK
+            assert self.quiet < EJECT + MAX_GAP + LOOK
             assert max(self.stopped_for.values()) < EJECT + MAX_GAP
 
     @invariant()

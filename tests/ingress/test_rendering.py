@@ -13,7 +13,7 @@ from vllm.renderers.params import ChatParams, TokenizeParams
 from vllm.tokenizers.hf import maybe_make_thread_pool
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from serve_app.ingress.rendering import MAX_CHARS_HERE, _chars_of_conversation, _is_plain, render_directly
+from serve_app.ingress.rendering import MAX_CHARS_A_TURN, MAX_CHARS_HERE, _chars_of_conversation, _is_plain, render_directly
 from serve_app.ingress.thread_batches import Call, ThreadBatches
 from serve_app.testing.fleet import in_loop
 
@@ -104,6 +104,15 @@ async def test_the_event_loop_tokenizes_short_prompts_itself_and_no_other(render
     asked += [(HALF, plain), ("short", with_offsets), ("too long for three tokens", cut)]
     wanted = [tokenized(renderer, text, params) for text, params in asked]
     render_directly(renderer)
+    to_threads = noted_for_threads(renderer, monkeypatch)
+    calls = (renderer._tokenize_prompt_async({"prompt": text, "cache_salt": "x"}, params) for text, params in asked)
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [accepted(renderer, each, params) for each, (_, params) in zip(found, asked, strict=True)] == wanted
+    assert to_threads == [text for text, _ in asked[2:]]
+
+
+def noted_for_threads(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the prompts that will have gone to threads."""
     to_threads, submit = list[str](), renderer._executor.submit
 
     def noted(make: Any, loop: asyncio.AbstractEventLoop, batch: Any) -> Any:
@@ -111,10 +120,26 @@ async def test_the_event_loop_tokenizes_short_prompts_itself_and_no_other(render
         return submit(make, loop, batch)
 
     monkeypatch.setattr(renderer._executor, "submit", noted)
-    calls = (renderer._tokenize_prompt_async({"prompt": text, "cache_salt": "x"}, params) for text, params in asked)
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    assert [accepted(renderer, each, params) for each, (_, params) in zip(found, asked, strict=True)] == wanted
-    assert to_threads == [text for text, _ in asked[2:]]
+    return to_threads
+
+
+@in_loop
+async def test_in_one_turn_the_event_loop_tokenizes_so_much_and_threads_the_rest(
+    renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render_directly(renderer)
+    to_threads = noted_for_threads(renderer, monkeypatch)
+    params = TokenizeParams(max_total_tokens=None, add_special_tokens=True)
+    fitting = MAX_CHARS_A_TURN // MAX_CHARS_HERE
+    texts = [f"{number:<{MAX_CHARS_HERE}}" for number in range(fitting + 2)]
+
+    def ask() -> list[Any]:
+        return [renderer._tokenize_prompt_async({"prompt": text}, params) for text in texts]
+
+    await asyncio.gather(*ask())
+    assert to_threads == texts[fitting:]
+    await asyncio.gather(*ask()[:fitting])
+    assert to_threads == texts[fitting:], "the next turn has a share of its own"
 
 
 @in_loop

@@ -2,8 +2,8 @@
 
     python -m tests.replica.supervised MODEL_PATH
 
-Says `engine PID` when the engine core's process runs, `ready`, `step N` for each step's outputs, `lost CODE` and `returned METHOD`.
-Takes lines on standard input: `add ID` (a request of 2000 tokens), `call METHOD`, `block` (the event loop).
+Says `engine PID` when the engine core's process runs, `ready`, `step N` for each step's outputs, and `lost CODE`.
+Takes lines on standard input: `add ID` (a request of 2000 tokens) and `block` (the event loop).
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import sys
 import time
 from typing import Any
 
-import msgspec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackEncoder
@@ -54,20 +53,14 @@ class Supervisor:
         }
         self.model = ModelSettings(name="tiny", model=model_path, kv_cache_gib=0.25, engine_args=args)
         self.engine = EngineProcess(HEALTH, on_message=self.hear, on_lost=lambda error: say("lost", error.code))
-        self.calls: list[str] = []
 
     def hear(self, message: pipe.FromEngine) -> None:
         if isinstance(message, pipe.StepOutputs):
             say("step", message.step)
-        elif isinstance(message, pipe.CallResult):
-            say("returned", self.calls[message.call_id], message.error)
 
     def do(self, order: str, *words: str) -> None:
         if order == "add":
             self.engine.send(request(words[0]))
-        elif order == "call":
-            self.calls.append(words[0])
-            self.engine.send(pipe.CallEngine(0, len(self.calls) - 1, words[0], msgspec.msgpack.encode([])))
         elif order == "block":
             time.sleep(1e6)
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from vllm.sampling_params import SamplingParams
@@ -96,24 +95,6 @@ def add(attempt_id: str, request_id: str = "", num_emitted: int = 0) -> pipe.Add
 
 
 @pytest.mark.parametrize(
-    ("args", "problem"),
-    [
-        (b"\xc1", "DecodeError: MessagePack data is malformed"),
-        (b"", "DecodeError: Input data was truncated"),
-        (msgspec.msgpack.encode(7), "ValidationError: Expected `array`, got `int`"),
-        (b"\x91" * 100_000, "RecursionError"),
-    ],
-)
-def test_arguments_that_are_none_are_answered_and_the_next_message_is_read(args: bytes, problem: str) -> None:
-    core = FakeCore()
-    (refused,) = read(core, pipe.CallEngine(5, 7, "sleep", args), pipe.CallEngine(5, 8, "sleep", b"\x91\x01"))
-    assert isinstance(refused, pipe.CallResult)
-    assert (refused.slot, refused.call_id, refused.value) == (5, 7, b"")
-    assert refused.error.startswith(f"arguments of sleep: {problem}")
-    assert taken(core) == [(EngineCoreRequestType.UTILITY, (5, (5, 8), "sleep", [1]))]
-
-
-@pytest.mark.parametrize(
     ("message", "problem"),
     [
         (pipe.AddToEngine(5, "r@0", [b"\xc1"], 0), "DecodeError: "),
@@ -141,27 +122,19 @@ def test_a_request_that_is_none_ends_alone_with_an_error_and_the_next_message_is
 
 
 @pytest.mark.parametrize(
-    ("result", "error", "value"),
+    ("slot", "answer", "told"),
     [
-        ({3, 1}, "", [1, 3]),
-        (None, "", None),
-        (object(), "the result cannot be sent: TypeError: Encoding objects of type object is unsupported", ...),
-        ({"a", 1}, "the result cannot be sent: TypeError: '<' not supported between instances of ", ...),
+        (pipe.TRIALS_SLOT, UtilityOutput(0, None, UtilityResult(False)), [pipe.Answered(pipe.TRIALS_SLOT)]),
+        (pipe.TRIALS_SLOT, UtilityOutput(0, "it failed"), [pipe.Answered(pipe.TRIALS_SLOT)]),
+        (pipe.PROBE_SLOT, UtilityOutput(0, None, UtilityResult(False)), [pipe.Answered(pipe.PROBE_SLOT)]),
+        (pipe.PROBE_SLOT, UtilityOutput(0, "it failed"), [pipe.Answered(pipe.PROBE_SLOT)]),
+        (pipe.PROBE_SLOT, UtilityOutput(0, None, UtilityResult(True)), []),
     ],
 )
-def test_a_result_that_cannot_be_sent_is_an_error_of_its_call(result: Any, error: str, value: Any) -> None:
-    output = EngineCoreOutputs(utility_output=UtilityOutput((5, 7), None, UtilityResult(result)))
-    (sent,) = write(FakeCore(), (5, output))
-    assert isinstance(sent, pipe.CallResult)
-    assert (sent.slot, sent.call_id, sent.error[: len(error)]) == (5, 7, error)
-    assert sent.value == (b"" if value is ... else msgspec.msgpack.encode(value))
-
-
-def test_the_text_of_a_failed_call_is_cut_and_cleaned() -> None:
-    failed = UtilityOutput((5, 7), "\ud800" + "x" * 20_000)
-    assert write(FakeCore(), (5, EngineCoreOutputs(utility_output=failed))) == [
-        pipe.CallResult(5, 7, "?" + "x" * 9999, msgspec.msgpack.encode(None))
-    ]
+def test_a_question_is_answered_unless_it_is_a_probe_whose_step_is_still_to_come(
+    slot: int, answer: UtilityOutput, told: list[pipe.FromEngine]
+) -> None:
+    assert write(FakeCore(), (slot, EngineCoreOutputs(utility_output=answer))) == told
 
 
 def output(request_id: str, num_values: int, *, num_arrays: int = 1, ended: bool = False) -> EngineCoreOutput:
@@ -271,7 +244,14 @@ def test_a_ping_is_noted_and_asks_the_engine_for_a_token_only_if_it_says_so() ->
         ours.shutdown(socket.SHUT_WR)
         EngineInput(core, lambda message: None, lambda: noted.append("ping")).run(theirs)
     assert noted == ["ping", "ping"]
-    assert taken(core) == [(EngineCoreRequestType.UTILITY, (pipe.PROBE_SLOT, (pipe.PROBE_SLOT, 0), "probe", []))]
+    assert taken(core) == [(EngineCoreRequestType.UTILITY, (pipe.PROBE_SLOT, 0, "probe", ()))]
+
+
+def test_the_question_of_a_trial_waits_in_line_behind_the_abort() -> None:
+    core = FakeCore()
+    assert read(core, pipe.AbortInEngine(["r@1"]), pipe.AskTrial()) == []
+    question = (EngineCoreRequestType.UTILITY, (pipe.TRIALS_SLOT, 0, "is_sleeping", ()))
+    assert taken(core) == [(EngineCoreRequestType.ABORT, ["r@1"]), question]
 
 
 def test_a_golden_prompt_is_added_or_refused_and_its_answer_leaves_as_one_text() -> None:

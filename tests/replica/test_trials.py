@@ -110,8 +110,7 @@ async def test_the_next_suspect_waits_for_the_engines_answer_when_the_ingress_of
         one, _ = await two_in_line(replica, told)
         one.link.abort("the test cuts it")
         await until(lambda: len(told) == 3)
-        question = pipe.CallEngine(pipe.TRIALS_SLOT, 0, "is_sleeping", b"\x90")
-        assert told[1:] == [pipe.AbortInEngine(["r@1"]), question]
-        replica.server.on_engine_message(pipe.CallResult(pipe.TRIALS_SLOT, 0, "", b"\xc2"))
+        assert told[1:] == [pipe.AbortInEngine(["r@1"]), pipe.AskTrial()]
+        replica.server.on_engine_message(pipe.Answered(pipe.TRIALS_SLOT))
         assert told[3:] == [pipe.AddToEngine(1, "s@1", [b"request"], 0)]
     await replica.close()
