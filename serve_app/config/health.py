@@ -23,7 +23,8 @@ class HealthSettings(Section):
     killed after as long: an engine one of whose processes is stopped (SIGSTOP), and a replica process that does not reach its engine.
     Above probe_after_s."""
     max_step_s: Real | None = Field(default=None, gt=0)
-    """Seconds that a step may last while it uses CPU time. On a CPU engine the step of a long prompt takes tens of seconds; on a GPU a collective that never ends keeps a CPU busy as well, and this limit alone ends it.
+    """Seconds that a step may last while it uses CPU time. On a CPU engine the step of a long prompt takes tens of
+    seconds; on a GPU a collective that never ends keeps a CPU busy as well, and this limit alone ends it.
     Default: 600 on cpu, 60 on cuda. At least eject_after_s."""
 
     def max_step_on(self, device: Literal["cpu", "cuda"]) -> float:

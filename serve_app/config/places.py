@@ -1,5 +1,6 @@
 """Where in the file a key may stand, for a key that stands at a wrong place."""
 
+import re
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -10,18 +11,27 @@ _MAX_PLACES = 3
 """With more sections than this that have the key there is no hint."""
 
 
-def hint_for(key: str, root: type[BaseModel], *, below: str = "") -> str:
-    """Return where ``root`` and its sections have the key; "" where none has it, or many have.
+def hint_for(path: str, root: type[BaseModel]) -> str:
+    """Return where ``root`` and its sections have the last key of ``path``; "" where none has it, or many have.
 
-    Args:
-        below: The section where the key stands, with NAME for the names in it. Only the sections below it count, if any of them has the key.
+    Of sections that have it only those count that are below the one where it stands now, if there are any.
     """
+    parent, _, key = path.rpartition(".")
     places = [
         place for place, section in _sections(root) if key in section.model_fields and not section.model_fields[key].exclude
     ]
-    found = [place for place in places if place.startswith(f"{below}.")] or places
-    at = [f"under {place}" if place else "at the left margin" for place in found]
-    return f"put it {' or '.join(at)}" if 0 < len(found) <= _MAX_PLACES else ""
+    own = next((place for place, _ in _sections(root) if re.fullmatch(_paths_of(place), parent)), "")
+    found = [place for place in places if own and place.startswith(f"{own}.")] or places
+    if not 0 < len(found) <= _MAX_PLACES:
+        return ""
+    if found == [""]:
+        return "put it at the top level"
+    return f"put it under {' or '.join(place or 'the top level' for place in found)}"
+
+
+def _paths_of(place: str) -> str:
+    """Return a pattern of the paths that a place stands for: ``models.NAME`` also for ``models["a/b"]``."""
+    return re.escape(place).replace(r"\.NAME", r"""(\.[\w-]+|\["[^"]*"\])""") + r"(\[\d+\])?"
 
 
 def _sections(root: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:

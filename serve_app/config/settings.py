@@ -256,7 +256,8 @@ def _errors_of(error: ValidationError) -> list[ConfigError]:
 
 
 def _sent_to_its_section(problem: ConfigError) -> ConfigError:
-    hint = hint_for(problem.path.rpartition(".")[2], Settings) or problem.hint
+    is_arguments = problem.hint.startswith("it is an argument")  # vLLM's, which may be called as a key of another section
+    hint = problem.hint if is_arguments else hint_for(problem.path, Settings) or problem.hint
     return ConfigError(problem.path, problem.problem, hint or "docs/configuration.md has every key")
 
 

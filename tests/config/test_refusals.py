@@ -79,6 +79,16 @@ def test_a_number_with_a_unit_is_refused_with_the_number_to_write(section: str, 
         ({"ingress": {"drain_s": 5}}, "ingress.drain_s: unknown key; put it under timeouts"),
         ({"models": {"a": LLAMA | {"ttft_slo_s": 1}}}, "models.a.ttft_slo_s: unknown key; put it under models.NAME.replicas"),
         (
+            {"models": {"a/b": LLAMA | {"max": 1}}},
+            'models["a/b"].max: unknown key; put it under models.NAME.replicas or models.NAME.replicas.schedule',
+        ),
+        (
+            {"models": {"a": LLAMA | {"seed": 1}}},
+            "models.a.seed: unknown key; it is an argument of vLLM's engine: put it under engine_args",
+        ),
+        ({"ingress": {"max": 1}}, "ingress.max: unknown key; put it under ingress.replicas"),
+        ({"ingress": {"models": {}}}, "ingress.models: unknown key; put it at the top level"),
+        (
             {"models": {"a": LLAMA | {"required": "no way"}}},
             "models.a.required: is 'no way', but should be a valid boolean; write true or false",
         ),

@@ -133,12 +133,12 @@ async def test_in_one_turn_the_event_loop_tokenizes_so_much_and_threads_the_rest
     fitting = MAX_CHARS_A_TURN // MAX_CHARS_HERE
     texts = [f"{number:<{MAX_CHARS_HERE}}" for number in range(fitting + 2)]
 
-    def ask() -> list[Any]:
-        return [renderer._tokenize_prompt_async({"prompt": text}, params) for text in texts]
+    async def ask(texts: Sequence[str]) -> None:
+        await asyncio.gather(*(renderer._tokenize_prompt_async({"prompt": text}, params) for text in texts))
 
-    await asyncio.gather(*ask())
+    await ask(texts)
     assert to_threads == texts[fitting:]
-    await asyncio.gather(*ask()[:fitting])
+    await ask(texts[:fitting])
     assert to_threads == texts[fitting:], "the next turn has a share of its own"
 
 

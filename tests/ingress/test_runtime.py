@@ -1,0 +1,76 @@
+"""An ingress as it is built from its configuration, with a fake front end, and what it tells the autoscaler."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client import REGISTRY
+from starlette.types import Receive, Scope, Send
+
+from serve_app.autoscaling.policy import load_at_ingresses
+from serve_app.config import parse_settings
+from serve_app.core.request import RequestState, Resume
+from serve_app.core.tally import Tally
+from serve_app.ingress import runtime
+from serve_app.ingress.runtime import IngressRuntime
+from serve_app.ingress.verdict import current_verdict
+from serve_app.testing.fleet import in_loop
+from tests.core.helpers import Output, arrived, fleet_of, outputs, run
+from tests.ingress.fake_fronts import call, echo, front
+
+
+async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer, and note an engine request that took 2 s to its first token."""
+    verdict = current_verdict.get()
+    assert verdict is not None
+    verdict.first = RequestState("r", 5, 5, Resume.CONTINUE)
+    verdict.first.arrived_at, verdict.first.trail.first_token_at = 10.0, 12.0
+    await echo(scope, receive, send)
+
+
+@in_loop
+async def test_an_ingress_tells_latencies_of_as_many_keys_as_its_configuration_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fake_front(*args: Any) -> Any:
+        return front("built", answer)
+
+    (tmp_path / "keys").write_text("0123456789abcdef")
+    monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
+    monkeypatch.setattr(runtime.metrics, "register", lambda *args: None)
+    ingress = {"api_keys_file": str(tmp_path / "keys"), "key_latencies": 1}
+    settings = parse_settings({"models": {"built": {"model": "/m"}}, "ingress": ingress})
+    built = await IngressRuntime.build(settings, ingress_id="i", fleet_id="f")
+    request: Any = {"json": {"model": "built"}, "headers": {"authorization": "Bearer 0123456789abcdef"}}
+    response = await call(built.app, "POST", "/v1/completions", **request)
+    assert response.status_code == 200
+    (shown,) = {
+        (sample.labels["key"] == "others", sample.value)
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "serve_app_key_ttft_seconds_sum" and sample.labels["model"] == "built"
+    }
+    assert shown == (False, 2.0)
+
+
+def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:
+    fleet = fleet_of("a", credit=2)
+    lines = [replace(arrived(f"b{number}"), background=True) for number in range(2)]
+    run(fleet, *lines, arrived("r0"), outputs("a", Output("b0@0", [5])))
+    model = parse_settings({"models": {"m": {"model": "/m"}}}).models["m"]
+    fronts: Any = {"m": SimpleNamespace(client=SimpleNamespace(fleet=fleet), model=model)}
+    batches = SimpleNamespace(lines_per_s=lambda: {"m": 0.5, "other": 1.0})
+    stats = IngressRuntime(cast(Any, None), cast(Any, None), fronts, cast(Any, None), cast(Any, batches)).autoscaling_stats()
+    assert (stats["lines_held/m"], stats["lines_queued/m"], stats["draining/m"]) == (2.0, 1.0, 0.0)
+    counted = dict.fromkeys(Tally.__dataclass_fields__, 0.0) | {
+        "requests": 1.0,
+        "prompt_tokens": 2.0,
+        "prefilled_tokens": 2.0,
+        "output_tokens": 1.0,
+        "lines": 2.0,
+        "line_prompt_tokens": 4.0,
+        "line_output_tokens": 1.0,
+    }
+    assert load_at_ingresses(model, {"i": (0.0, stats)}, stats) == {**counted, "waiting": 1.0, "lines_per_s": 0.5}
