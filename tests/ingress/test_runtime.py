@@ -13,7 +13,7 @@ from serve_app.autoscaling.policy import load_at_ingresses
 from serve_app.config import parse_settings
 from serve_app.core.request import RequestState, Resume
 from serve_app.core.tally import Tally
-from serve_app.ingress import runtime
+from serve_app.ingress import metrics
 from serve_app.ingress.runtime import IngressRuntime
 from serve_app.ingress.verdict import current_verdict
 from serve_app.testing.fleet import in_loop
@@ -39,7 +39,7 @@ async def test_an_ingress_tells_latencies_of_as_many_keys_as_its_configuration_s
 
     (tmp_path / "keys").write_text("0123456789abcdef")
     monkeypatch.setattr(IngressRuntime, "_front_end", fake_front)
-    monkeypatch.setattr(runtime.metrics, "register", lambda *args: None)
+    monkeypatch.setattr(metrics, "register", lambda *args: None)
     ingress = {"api_keys_file": str(tmp_path / "keys"), "key_latencies": 1}
     settings = parse_settings({"models": {"built": {"model": "/m"}}, "ingress": ingress})
     built = await IngressRuntime.build(settings, ingress_id="i", fleet_id="f")
