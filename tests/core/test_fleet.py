@@ -75,7 +75,7 @@ def test_a_batchs_request_starts_where_there_is_room_and_never_waits_behind_or_b
     assert isinstance(refusal, FailRequest)
     assert same(refusal.error, NoFreePlace(waiting=1, retry_after_s=1.0))
     assert (fleet.outcomes["held_back"], fleet.outcomes["rejected"], fleet.tally.rejected) == (2, 0, 0)
-    assert fleet.tally.requests == 4
+    assert (fleet.tally.requests, fleet.tally.lines) == (3, 1)
 
 
 def test_a_batchs_request_does_not_join_the_queue_of_an_engine() -> None:
