@@ -56,8 +56,9 @@ def test_a_package_of_another_version_is_told_with_the_right_one() -> None:
 
 
 def test_a_simulated_accelerator_needs_no_gpu() -> None:
-    real = {"model": "/m", "device": "cuda", "engine_args": {"tensor_parallel_size": 2}, "replicas": {"min": 3, "max": 3}}
-    simulated = {"model": "/s", "simulated": {"profile": "a10g-llama-8b"}, "replicas": {"min": 4, "max": 4}}
+    real = {"model": "/m", "device": "cuda", "gpus_per_replica": 2, "replicas": {"min": 3, "max": 3}}
+    profile = {"profile": "a10g-llama-8b"}
+    simulated = {"model": "/s", "simulated": profile, "gpus_per_replica": 1, "replicas": {"min": 4, "max": 4}}
     settings = parse_settings({"models": {"real": real, "simulated": simulated}})
     assert settings.models["simulated"].gpus_per_replica > 0
     assert needed_gpus(settings) == 6
