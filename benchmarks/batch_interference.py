@@ -89,17 +89,18 @@ def measure(fleet: psutil.Process, url: str, out: Path, rate: float, seconds: fl
             print(side, number, f"{speeds[side][-1]:.0f} tokens/s", flush=True)
     with batch(url), speed(url, speeds["batch alone"]), cpu(fleet, cores, "batch alone"):
         time.sleep(ALONE_S)
-    (out / RATES).write_text(json.dumps({"speeds": speeds, "cores": cores}))
+    (out / RATES).write_text(json.dumps({"speeds": speeds, "cores": cores, "seeds": list(seeds)}))
 
 
 def pooled(folders: Sequence[Path]) -> dict[str, Any]:
-    """Return what the folders hold: latencies in seconds by side and metric, and what `measure` wrote; of cores the last folder's."""
-    runs = {side: [Run(path, 1.0) for out in folders for path in sorted(out.glob(f"{_folder(side)}*"))] for side in SIDES}
+    """Return latencies in seconds by side and metric of the seeds that `measure` wrote down, and its figures; of cores the last ones."""
+    rates = [json.loads((out / RATES).read_text()) for out in folders]
+    asked = [(out, seed) for out, rate in zip(folders, rates, strict=True) for seed in rate["seeds"]]
+    runs = {side: [Run(out / f"{_folder(side)}{seed}", 1.0) for out, seed in asked] for side in SIDES}
     latencies = {
         side: {metric: np.concatenate([run.latencies_s(metric) for run in found]) for metric in ("ttft", "itl")}
         for side, found in runs.items()
     }
-    rates = [json.loads((out / RATES).read_text()) for out in folders]
     speeds = {side: [speed for rate in rates for speed in rate["speeds"][side]] for side in rates[0]["speeds"]}
     return {"latencies": latencies, "speeds": speeds, "cores": rates[-1]["cores"]}
 

@@ -41,7 +41,7 @@ SYSTEM_PROMPTS, SYSTEM_TOKENS = 8, 400
 LEAVES, REFUSED = 0.1, 0.05
 """Shares of the clients that close the connection in mid-answer, and that ask what is refused."""
 ROOM = {"memory MiB": 8.0, "descriptors": 8.0, "threads": 4.0, "tasks": 8.0}
-"""What a process may have more in the last third than in the first, beside a twentieth of what it had."""
+"""A figure has grown when its last third is above 1.05 x its first third + this."""
 _START_S, _ANSWER_S = 600.0, 300.0
 
 

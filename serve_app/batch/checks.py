@@ -15,9 +15,8 @@ MAX_ERRORS = 100
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """``num_lines`` without empty ones, ``lines`` by model. Without ``errors``, `request_of` makes a request of each of them."""
+    """``lines``: their number by model. Without ``errors``, `request_of` makes a request of each of them."""
 
-    num_lines: int
     lines: Mapping[str, int]
     errors: tuple[LineError, ...]
 
@@ -45,7 +44,7 @@ def check_input(rows: Iterable[Row], *, endpoint: str, models: Collection[str], 
             break
     if num_lines == 0:
         errors.append(LineError("empty_file", "The input has no lines."))
-    return Checked(num_lines, lines, tuple(errors[:MAX_ERRORS]))
+    return Checked(lines, tuple(errors[:MAX_ERRORS]))
 
 
 def _problem(row: Row, endpoint: str, models: Collection[str]) -> LineError | None:

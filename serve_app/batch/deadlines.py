@@ -11,7 +11,10 @@ _LEAST_S = 60.0
 
 
 def lines_per_s(batches: Iterable[Batch], now: float) -> dict[str, float]:
-    """Return model -> lines a second that are answered when all lines that are due until any moment are answered until that moment.
+    """Return model -> the least steady pace, in lines a second, that ends every open batch in time.
+
+    That is the largest of (lines due by t) / (seconds until t). What is left of a batch counts as the same share of each of its models:
+    how many lines of each are answered is not recorded.
 
     Args:
         batches: Those that have not ended.

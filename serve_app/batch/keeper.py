@@ -34,7 +34,7 @@ _LOOK_S = 1.0
 _PROBE_S = 5.0
 _PORT_LIMIT_S = 60.0
 _OLD_S = 7 * 86400.0
-"""Age of a folder's last word after which a folder that nobody uses is removed, with its fleet's log."""
+"""Seconds since any file of an unused fleet's folder was written, after which the folder is removed."""
 _END_LIMIT_S = 60.0
 """Longest time, in seconds, that a fleet may take to end once nobody uses it. It has no streams to wait for."""
 

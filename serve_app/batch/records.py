@@ -91,7 +91,7 @@ class Batch:
     errors: tuple[LineError, ...] = ()
     total: int = 0
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Of the input, by the model that they ask; empty until it is looked at."""
+    """Model -> lines of the input that ask for it; empty while the batch is validating."""
     completed: int = 0
     failed: int = 0
     output_file_id: str | None = None

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from serve_app.batch.urls import open_url, without_query
+from serve_app.batch.urls import open_url, told, without_query
 from serve_app.errors import BatchError
 
 MAX_ROW_BYTES = 16 << 20
@@ -52,7 +52,7 @@ def format_of(name: str) -> str:
     suffixes = [suffix for suffix in stem.suffixes if suffix not in _COMPRESSED]
     if not suffixes or suffixes[-1].lower() not in FORMATS:
         raise BatchError(
-            f"{name}: its name does not tell the format", f"say --format, one of {', '.join(sorted(set(FORMATS.values())))}"
+            f"{told(name)}: its name does not tell the format", f"say --format, one of {', '.join(sorted(set(FORMATS.values())))}"
         )
     return FORMATS[suffixes[-1].lower()]
 
@@ -89,7 +89,9 @@ def rows(file: BinaryIO, form: str, *, name: str = "the input") -> Iterator[Row]
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:  # of the disk; the errors of gzip and bz2 have no number
             raise
-        raise BatchError(f"{name} cannot be decompressed: {exc}", "get or compress it again, or correct its suffix") from exc
+        raise BatchError(
+            f"{told(name)} cannot be decompressed: {exc}", "get or compress it again, or correct its suffix"
+        ) from exc
 
 
 def _lines(file: BinaryIO, *, is_json: bool) -> Iterator[Row]:

@@ -26,6 +26,11 @@ def without_query(name: str) -> str:
     return name.partition("?")[0] if is_url(name) else name
 
 
+def told(name: str) -> str:
+    """Return a path as it is, and a URL as messages may show it: without what may be a password or the signature of a presigned one."""
+    return _masked(name) if is_url(name) else name
+
+
 def beside(name: str, suffix: str) -> str:
     """Return the path or URL of another file in the same place: its name has the suffix."""
     file = without_query(name)
@@ -50,10 +55,12 @@ def open_url(name: str) -> BinaryIO:
             file = fsspec.open(name, "rb", compression=compression).open()
         return cast(BinaryIO, file if hasattr(file, "readline") and compression != "zstd" else BufferedReader(file))
     except ImportError as exc:  # fsspec names the package for the protocol
-        raise BatchError(f"{name} cannot be opened: {exc}", "install the package for this protocol beside serve-app") from exc
+        raise BatchError(
+            f"{told(name)} cannot be opened: {exc}", "install the package for this protocol beside serve-app"
+        ) from exc
     except (OSError, ValueError) as exc:
-        said = getattr(exc, "strerror", None) or _told(str(exc))
-        raise BatchError(f"{_told(name)} cannot be opened: {said}", "give a file that is there and can be read") from exc
+        said = getattr(exc, "strerror", None) or _masked(str(exc))
+        raise BatchError(f"{told(name)} cannot be opened: {said}", "give a file that is there and can be read") from exc
 
 
 def refuse_no_room(name: str) -> None:
@@ -63,31 +70,33 @@ def refuse_no_room(name: str) -> None:
         BatchError: It is no URL of an object store, or nothing can be written there.
     """
     if not is_store(name):
-        raise BatchError(f"--output is {_told(name)}", f"give a local file, or a URL that begins with {' or '.join(_STORES)}")
+        raise BatchError(f"--output is {told(name)}", f"give a local file, or a URL that begins with {' or '.join(_STORES)}")
     write_url(probe := beside(name, ".check"), ())
     remove_url(probe)
 
 
 def write_url(name: str, lines: Iterable[str]) -> None:
-    """Write the object as a whole: before the last line is sent, the store shows none, or the one of before.
+    """Write the object as a whole, beside it first: until its last line is stored, the store shows none, or the one of before.
 
     Raises:
         BatchError: It cannot be written.
     """
     try:
         files, path = _store(name)
+        partial = f"{path}.part"
         try:
-            with files.open_output_stream(path) as stored:
+            with files.open_output_stream(partial) as stored:
                 for chunk in _chunks(lines):
                     stored.write(chunk)
+            files.move(partial, path)  # a copy in the store, of 5 GiB at most in S3
         except BaseException:
-            remove_url(name)  # pyarrow finishes the object that a failed block leaves
+            remove_url(beside(name, ".part"))  # pyarrow finishes the object that a failed block leaves
             raise
     except ImportError as exc:
-        raise BatchError(f"{_told(name)} cannot be written: {exc}", "install pyarrow beside serve-app") from exc
+        raise BatchError(f"{told(name)} cannot be written: {exc}", "install pyarrow beside serve-app") from exc
     except (OSError, ValueError) as exc:
         hint = "see to it and run the same command: what was answered is in the journal"
-        raise BatchError(f"{_told(name)} cannot be written: {_told(str(exc))}", hint) from exc
+        raise BatchError(f"{told(name)} cannot be written: {_masked(str(exc))}", hint) from exc
 
 
 def remove_url(name: str) -> None:
@@ -122,7 +131,7 @@ def _chunks(lines: Iterable[str]) -> Iterable[bytes]:
     yield "".join(held).encode()
 
 
-def _told(text: str) -> str:
+def _masked(text: str) -> str:
     from serve_app.config.batch_urls import masked  # `--help` loads no configuration
 
     return masked(text)

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from serve_app.batch.output import write_lines
-from serve_app.batch.urls import beside, is_url, refuse_no_room, remove_url, without_query, write_url
+from serve_app.batch.urls import beside, is_url, refuse_no_room, remove_url, told, without_query, write_url
 from serve_app.cli import batch_options as options
 from serve_app.errors import BatchError
 
@@ -196,22 +196,26 @@ class _Files:
         return beside(self.output, ".errors.jsonl")
 
     def refuse_to_write(self, source: str) -> None:
-        """Raise BatchError when a file that the command writes is the input, by whatever path, or cannot be one."""
+        """Raise BatchError when two of the input and what the command writes are one file, by whatever path, or one cannot be a file."""
+        self._refuse_one_for_two(source)
         if is_url(self.output):
             refuse_no_room(self.output)
-            if without_query(source) in (without_query(self.output), without_query(self.errors)):
-                raise BatchError(f"INPUT is {source}, which this command writes", "choose another --output")
             return
         output = Path(self.output)
         if not output.name or output.is_dir():
             raise BatchError(f"--output is {self.output!r}, a folder", "name a file in it, for example answers.jsonl")
         if not output.parent.is_dir():
             raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
-        if is_url(source):
-            return
-        for written in (output, Path(self.errors), self.journal):
-            if Path(source.removeprefix("file://")).resolve() == written.resolve():
-                raise BatchError(f"INPUT is {written}, which this command writes", "choose another --output")
+
+    def _refuse_one_for_two(self, source: str) -> None:
+        hint = "choose another --output or --journal"
+        written = {"--output": self.output, "the file of errors": self.errors, "--journal": str(self.journal)}
+        for name in written.values():
+            if _place(name) == _place(source):
+                raise BatchError(f"INPUT is {told(name)}, which this command writes", hint)
+        for first, second in itertools.combinations(written, 2):
+            if _place(written[first]) == _place(written[second]):
+                raise BatchError(f"{first} and {second} are both {told(written[first])}", hint)
 
     def finish(self, journal: "Journal") -> None:
         """Write the output, and the errors where there are some."""
@@ -225,10 +229,15 @@ class _Files:
             remove_url(self.errors)
         else:
             Path(self.errors).unlink(missing_ok=True)
-        console.print(f"{counts.answered:,} lines answered: {self.output}")
+        console.print(f"{counts.answered:,} lines answered: {told(self.output)}")
         if counts.failed:
-            console.print(f"{counts.failed:,} lines failed: {self.errors}", style="red")
+            console.print(f"{counts.failed:,} lines failed: {told(self.errors)}", style="red")
             raise typer.Exit(FAILED_LINES)
+
+
+def _place(name: str) -> str | Path:
+    """Return what is the same for two names of one file."""
+    return without_query(name) if is_url(name) else Path(name.removeprefix("file://")).resolve()
 
 
 def _journal_of(output: str, given: Path | None) -> Path:

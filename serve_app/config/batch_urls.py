@@ -9,7 +9,7 @@ from serve_app.errors import ConfigError
 
 _DATABASES = ("postgresql", "postgres")
 _PLACES = ("s3", "gs", "file")
-_SECRETS = ("password", "secret", "access_key", "token")
+_SECRETS = ("password", "secret", "access_key", "token", "signature")
 _DATABASE_HINT = "write postgresql://USER@HOST:5432/DATABASE"
 _FILES_HINT = "write s3://BUCKET/PREFIX?region=REGION, gs://BUCKET/PREFIX or file:///FOLDER"
 _MASK = "***"

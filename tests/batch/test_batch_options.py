@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from serve_app.batch.runner import Progress
-from serve_app.cli.batch import _left, _share_read
+from serve_app.cli.batch import _Files, _left, _share_read
 from serve_app.engine_args import BACKGROUND_PRIORITY
+from serve_app.errors import BatchError
 from tests.batch.service import Service
 from tests.batch.test_batch import Batch, prompts
 
@@ -37,3 +38,24 @@ def test_the_share_of_a_file_is_known_of_plain_local_ones_alone(tmp_path: Path) 
     with path.open("rb") as file:
         file.readline()
         assert (_share_read(file, str(path)), _share_read(file, "s3://b/in.txt")) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "journal", "said"),
+    [
+        ("in.txt", "s3://b/out?region=r", "./in.txt", "INPUT is in.txt, which this command writes"),
+        ("file://in.txt", "s3://b/out", "in.txt", "INPUT is in.txt, which this command writes"),
+        ("s3://b/out?region=q", "s3://b/out?region=r", "j", "INPUT is s3://b/out?region=r, which this command writes"),
+        ("https://h/in.txt", "out", "./out", "--output and --journal are both out"),
+        ("in.txt", "out", "out.errors.jsonl", "the file of errors and --journal are both out.errors.jsonl"),
+        ("in.txt", "out", "out.journal", None),
+    ],
+)
+def test_one_file_for_two_is_refused(source: str, output: str, journal: str, said: str | None) -> None:
+    files = _Files(output, Path(journal))
+    if said is None:
+        files._refuse_one_for_two(source)
+        return
+    with pytest.raises(BatchError) as raised:
+        files._refuse_one_for_two(source)
+    assert str(raised.value) == f"{said}; choose another --output or --journal"

@@ -1,12 +1,16 @@
 """The client that all batches share, against a small HTTP server that counts what it is asked."""
 
 import asyncio
+import gzip
 import json
+import socket
 import threading
 from pathlib import Path
 
+import aiohttp
 import httpx
 import pytest
+from aiohttp import web
 
 from serve_app.batch.client import Answer, Client, Failure, Limits, connect, only_model
 from serve_app.batch.connections import Connections
@@ -219,3 +223,37 @@ def test_the_environments_proxy_is_asked_and_no_other_key_is_sent_than_ours(
     assert service.keys == {"Bearer our-key"}
     with pytest.raises(httpx.NetworkError):
         asyncio.run(run("http://near.example:9"))
+
+
+def test_an_answer_that_a_gateway_compresses_is_read() -> None:
+    async def compressed(_: web.Request) -> web.Response:
+        return web.Response(body=gzip.compress(b'{"choices": []}'), headers={"content-encoding": "gzip"})
+
+    async def run() -> tuple[int, object]:
+        app = web.Application()
+        app.router.add_post(PATH, compressed)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        async with Connections(f"http://127.0.0.1:{runner.addresses[0][1]}", {}, timeout_s=60.0) as http:
+            response = await http.post(PATH, content=body("a"), headers={})
+        await runner.cleanup()
+        return response.status_code, response.json()
+
+    assert asyncio.run(run()) == (200, {"choices": []})
+
+
+def test_a_service_to_which_no_connection_comes_about_is_away_and_has_not_failed_the_line() -> None:
+    async def run() -> None:
+        async with Connections(url, {}, timeout_s=60.0, connect_s=0.05) as http:
+            await http.post(PATH, content=body("a"), headers={})
+
+    with socket.socket() as full, socket.socket() as other:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)  # its one place is taken by `other`: the kernel answers nobody else
+        other.connect(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        with pytest.raises(httpx.NetworkError) as raised:
+            asyncio.run(run())
+    assert isinstance(raised.value.__cause__, aiohttp.ConnectionTimeoutError)

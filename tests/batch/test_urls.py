@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.batch.rows import format_of, open_input, rows
-from serve_app.batch.urls import beside, open_url, refuse_no_room, write_url
+from serve_app.batch.urls import beside, open_url, refuse_no_room, told, write_url
 from serve_app.errors import BatchError
 from tests.batch.s3_server import s3_url
 from tests.batch.service import Service
@@ -86,6 +86,30 @@ def test_lines_that_fail_while_they_are_written_leave_no_half_of_an_object(s3_ur
         write_url(url := beside(s3_url, "/half.jsonl"), broken())
     with pytest.raises(BatchError, match="cannot be opened"):
         lines_of(url)
+    with pytest.raises(BatchError, match="cannot be opened"):
+        lines_of(beside(url, ".part"))
+
+
+def test_an_output_that_fails_leaves_that_of_an_earlier_run(s3_url: str) -> None:
+    def broken() -> Iterator[str]:
+        yield "new"
+        raise BatchError("the journal is gone", "")
+
+    write_url(url := beside(s3_url, "/kept.jsonl"), ["old"])
+    with pytest.raises(BatchError, match="the journal is gone"):
+        write_url(url, broken())
+    assert lines_of(url) == ["old"]
+    write_url(url, ["new"])
+    assert lines_of(url) == ["new"]
+
+
+@pytest.mark.parametrize("url", ["s3://KEY:hidden/of@bucket/in?region=r", "https://h/in?X-Amz-Date=1&X-Amz-Signature=hidden"])
+def test_messages_show_no_secret_of_a_url(url: str) -> None:
+    with pytest.raises(BatchError, match="its name does not tell the format") as raised:
+        format_of(url)
+    assert "hidden" not in str(raised.value)
+    assert "hidden" not in told(url)
+    assert told("a:b@c.jsonl") == "a:b@c.jsonl"
 
 
 def test_an_output_by_url_needs_a_journal_and_a_store_that_takes_objects(tmp_path: Path) -> None:
