@@ -166,21 +166,25 @@ class Planner:
     """Counters of the interval under way, and when it began, as ``began``."""
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=2))
     """Requests per second of the last intervals."""
+    _mixes: deque[Mix] = field(default_factory=lambda: deque(maxlen=1))
+    """Lengths of the last interval that had any."""
 
     def __call__(self, at: float, seen: Observation) -> int:
         sums, load = self._sums, seen.load
         began = sums.setdefault("began", at)
         for name in ("requests", "prompt_tokens", "finished", "finished_tokens"):
             sums[name] = sums.get(name, 0.0) + getattr(load, name)
-        if at - began < self.interval_s or not (sums["requests"] and sums["finished"]):
+        if at - began < self.interval_s:
             return seen.target
         self._rates.append(sums["requests"] / (at - began))
-        forecast = max(0.0, 2 * self._rates[-1] - self._rates[0])
-        mix = Mix(
-            prompt_tokens=sums["prompt_tokens"] / sums["requests"], output_tokens=sums["finished_tokens"] / sums["finished"]
-        )
+        if sums["requests"] and sums["finished"]:
+            lengths = sums["prompt_tokens"] / sums["requests"], sums["finished_tokens"] / sums["finished"]
+            self._mixes.append(Mix(prompt_tokens=lengths[0], output_tokens=lengths[1]))
         sums.clear()
-        return bounded(math.ceil(forecast / self._per_replica(mix)), seen)
+        if not self._mixes:
+            return seen.target
+        forecast = max(0.0, 2 * self._rates[-1] - self._rates[0])
+        return bounded(math.ceil(forecast / self._per_replica(self._mixes[0])), seen)
 
     def _per_replica(self, mix: Mix) -> float:
         """Return the requests per second of ``mix`` that a replica takes by its profile."""

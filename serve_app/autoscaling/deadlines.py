@@ -7,8 +7,11 @@ from serve_app.autoscaling.capacity import Capacity, Mix, Slo, StepTimes
 from serve_app.autoscaling.history import Mean
 from serve_app.autoscaling.signals import Load
 
-_MANY = 1e6
-"""Requests at once of a replica that has not told its limit."""
+NEARLY = 0.8
+"""Where no number of replicas makes the pace, since only so many lines run at once: the share of the possible pace that is paid for. Twice
+as many replicas as for 0.8 give 0.89."""
+_FORGOTTEN_S = 60.0
+"""Seconds in which the most lines that ran at once fade to 1/e: between two looks lines end, and the next ones are on their way."""
 _ANYTIME = Slo(ttft_s=math.inf, itl_s=math.inf)
 
 
@@ -17,23 +20,27 @@ class Lines:
     """What one model's lines cost, learnt from those that were answered."""
 
     _prompt_tokens: Mean = field(default_factory=Mean)
+    """That engines computed."""
     _output_tokens: Mean = field(default_factory=Mean)
+    _at_once: float = 0.0
 
     def learn(self, load: Load) -> None:
         self._prompt_tokens.add(load.line_prompt_tokens, load.lines, load.interval_s)
-        self._output_tokens.add(load.line_output_tokens, load.lines_finished, load.interval_s)
+        self._output_tokens.add(load.line_finished_tokens, load.lines_finished, load.interval_s)
+        self._at_once = max(load.lines_held, self._at_once * math.exp(-load.interval_s / _FORGOTTEN_S))
 
     def weigh(self, weight: float) -> None:
         """Let what was learnt so far count ``weight`` times as much, 0..1."""
         self._prompt_tokens.weigh(weight)
         self._output_tokens.weigh(weight)
 
-    def replicas(self, load: Load, times: StepTimes | None, *, demand: float) -> int:
+    def replicas(self, load: Load, times: StepTimes | None, max_batch: float, *, demand: float) -> int:
         """Return how many replicas do the demand of everybody else and, beside it, the lines at the pace of their deadlines.
 
-        Until the cost of a line is known it is one replica, which finds that out.
+        1 while no line has been answered: that replica measures what a line costs.
 
         Args:
+            max_batch: Requests that a replica can run at once.
             demand: Of everybody else, in replicas that are busy all the time.
         """
         if not load.lines_per_s:
@@ -42,5 +49,20 @@ class Lines:
         if times is None or prompt is None or output is None:
             return 1
         mix = Mix(prompt_tokens=prompt, output_tokens=output)
-        capacity = Capacity(times=times, mix=mix, max_batch=load.max_num_seqs or _MANY, slo=_ANYTIME)
-        return math.ceil((demand + load.lines_per_s * capacity.work_s) / capacity.saturation())
+        capacity = Capacity(times=times, mix=mix, max_batch=max_batch, slo=_ANYTIME)
+        return math.ceil(demand / capacity.saturation() + _needed(load.lines_per_s, self._at_once, capacity))
+
+
+def _needed(lines_per_s: float, at_once: float, capacity: Capacity) -> float:
+    """Return the replicas, and the part of one, that answer ``lines_per_s``.
+
+    L lines run at once, L / n on each of n replicas. A line then takes its own steps, O x step_s, and the work w of
+    the others in them: O x step_s + w x L / n. So they answer L / (O x step_s + w x L / n) lines a second, and L / (O x step_s) at most.
+    """
+    full = lines_per_s * capacity.work_s / capacity.saturation()
+    if at_once < 1:
+        return min(1.0, full)  # how many run at once is known when they run
+    steps_s, work_s = capacity.mix.output_tokens * capacity.times.step_s, at_once * capacity.work_s
+    most = work_s / (steps_s * (1 / NEARLY - 1)) if steps_s else math.inf
+    spare_s = at_once / lines_per_s - steps_s
+    return min(most, max(full, work_s / spare_s)) if spare_s > 0 else most

@@ -249,30 +249,25 @@ class ModelAutoscaler:
 
     def _computed(self) -> float:
         """Return the share of the prompts' tokens that engines compute; all of them until the first token of a request has told."""
-        share = self._computed_share.value
-        return 1.0 if share is None else share
+        return 1.0 if self._computed_share.value is None else self._computed_share.value
 
     def _wishes(self, seen: Observation, at: float) -> _Wishes:
         load, times = seen.load, self._costs.times()
         come = arrivals(self._history, at, weights_of(times, self._output_tokens.value, self._computed()))
-        holds = load.waiting or load.queued or load.running > load.lines_held
-        asked: dict[str, int] = {}
+        holds = load.waiting or load.queued or load.running > load.lines_held - load.lines_queued
         is_quiet = not holds and not self._history.sums(at, QUIET_S).requests
-        if load.lines_held or not is_quiet:
-            asked["first"] = 1
+        asked = {"first": 1} if load.lines_held or not is_quiet else {}
         if is_quiet:
             come = replace(come, requests_per_s=0.0)  # what came minutes ago is no demand
-        inputs = {
-            "cold_start_s": self._cold_start_s,
-            "keep_s": keep_s(self._cold_start_s),
-            "requests_per_s": come.requests_per_s,
-        }
+        cold_start_s = self._cold_start_s
+        inputs = {"cold_start_s": cold_start_s, "keep_s": keep_s(cold_start_s), "requests_per_s": come.requests_per_s}
         if self._unseen_s is not None:
             inputs["taken_over_s"] = self._unseen_s
-        capacity = self._capacity(come.prompt_tokens, load.max_num_seqs, at)
+        max_batch = self._max_batch(load)
+        capacity = self._capacity(come.prompt_tokens, max_batch, at)
         if capacity is None:
             asked |= {"unmeasured": seen.target} if holds else {}
-            asked["batches"] = self._lines.replicas(load, times, demand=0.0)
+            asked["batches"] = self._lines.replicas(load, times, max_batch, demand=0.0)
             asked |= self._guards(seen, at, None, most=math.inf)
             return _Wishes(asked=_positive(asked), inputs=inputs, limit="unmeasured")
         if come.is_even:
@@ -283,7 +278,7 @@ class ModelAutoscaler:
         demand, needed = quantities["demand"], capacity.replicas_for(quantities["demand"], self._factor(capacity))
         most = int(QUEUE_MOST * needed + QUEUE_FEW * needed**0.5) + 1
         asked |= by_demand | {"queue": min(most, self._for_queue(quantities["queue_s"], at, capacity, demand))}
-        asked["batches"] = self._lines.replicas(load, times, demand=demand)
+        asked["batches"] = self._lines.replicas(load, times, max_batch, demand=demand)
         asked |= self._guards(seen, at, capacity, most=2 * needed)
         quantities |= dict(zip(TAUGHT, self._costs.taught() or (), strict=False))
         quantities["utilization"] = capacity.utilization(max(1, needed)) * self._factor(capacity)
@@ -356,17 +351,20 @@ class ModelAutoscaler:
         recover_s = max(RECOVER_S, RECOVER_STARTS * self._orders.horizon_s(self._cold_start_s, at))
         return math.ceil((demand + queue_s / recover_s) / capacity.saturation()) if queue_s else 0
 
-    def _capacity(self, prompt_tokens: float, max_num_seqs: float | None, at: float) -> Capacity | None:
+    def _max_batch(self, load: Load) -> float:
+        """Return the requests that a replica can run at once, by its limit and by its KV cache."""
+        kv = self._kv_per_request.value
+        return min(KV_GUARD / kv if kv else MANY, load.max_num_seqs or MANY)
+
+    def _capacity(self, prompt_tokens: float, max_batch: float, at: float) -> Capacity | None:
         times = self._costs.times()
         is_answered = self._answered_at is not None and at - self._answered_at >= LENGTHS_S
         if times is None or self._output_tokens.value is None or not is_answered:
             return None
         if prompt_tokens:
             self._mix = Mix(prompt_tokens=prompt_tokens * self._computed(), output_tokens=self._output_tokens.value)
-        kv = self._kv_per_request.value
-        held = KV_GUARD / kv if kv else MANY
-        most, error_s = min(held, max_num_seqs or MANY), self._costs.work_error_s(self._mix)
-        capacity = Capacity(times=times, mix=self._mix, max_batch=most, slo=self.rule.slo, work_error_s=error_s)
+        error_s = self._costs.work_error_s(self._mix)
+        capacity = Capacity(times=times, mix=self._mix, max_batch=max_batch, slo=self.rule.slo, work_error_s=error_s)
         # At the edge the last digits of a fit must not decide between one replica and thirty.
         batches = capacity.slo_batches().items()
         self._left_out = frozenset(n for n, batch in batches if batch < (RETURN_BATCH if n in self._left_out else LEAST_BATCH))

@@ -117,6 +117,7 @@ class DemandPolicy:
         self._log = self._log or _open_log(self._settings.name)
         self._tell = self._tell or DecisionNotes(board_of(self._settings.name)).tell
         memory.decided = self._log.observe(memory.scaler, seen, time=self._wall())
+        memory.new -= memory.decided.keys()
         self._gauges = self._gauges or Gauges(self._settings.name)
         self._gauges.tell(seen, memory.decided)
         for name, decision in memory.decided.items():
@@ -147,6 +148,7 @@ class DemandPolicy:
                 of_replicas["queued"] = max(0.0, of_replicas["queued"] - queued)
                 load = Load(
                     lines_held=held,
+                    lines_queued=queued,
                     interval_s=interval_s,
                     silent=silent + mute,
                     silent_share=max(silent_share, len(mute) / max(1, len(members(context)))),
@@ -154,8 +156,9 @@ class DemandPolicy:
                     **load_at_ingresses(model, reports, increments),
                     **of_replicas,
                 )
-                initial = model.replicas.initial or 0 if model.name in memory.new else 0
-                memory.new.discard(model.name)
+                # With the lease board away a model counts as new after each restart of the controller; then its replicas run.
+                is_first = model.name in memory.new and not members(context)
+                initial = model.replicas.initial or 0 if is_first else 0
                 models[model.name] = self._model(model, context, load, memory.scaler.cold_start_s(model.name), initial)
         ingress = self._ingress(contexts[INGRESS], reports, increments, interval_s, silent)
         return FleetObservation(at=at, models=models, ingress=ingress)

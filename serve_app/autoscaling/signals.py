@@ -41,6 +41,7 @@ class Load:
     line_prompt_tokens: float = 0.0
     line_output_tokens: float = 0.0
     lines_finished: float = 0.0
+    line_finished_tokens: float = 0.0
     steps: float = 0.0
     """Engine steps of all replicas."""
     busy_s: float = 0.0
@@ -53,6 +54,8 @@ class Load:
     """Requests in the engines' running batches."""
     lines_held: float = 0.0
     """Lines of batches that replicas have."""
+    lines_queued: float = 0.0
+    """Those of them that wait in the engines' queues."""
     lines_per_s: float = 0.0
     """Lines that have to be answered each second so that each open batch ends within its window."""
     kv_usage: float = 0.0

@@ -318,6 +318,7 @@ class SimulatedFleet:
             waiting=len(self.fleet.waiting),
             queued=max(0, sum(len(r.waiting) for r in replicas) - queued),
             lines_held=held,
+            lines_queued=queued,
             running=sum(r.num_running for r in replicas),
             kv_usage=sum(r.reserved / r.hardware.kv_tokens for r in replicas) / max(1, len(replicas)),
             max_num_seqs=self.world.hardware.max_num_seqs,

@@ -6,9 +6,13 @@ from serve_app.core.fleet import FleetState
 
 
 def num_lines(fleet: FleetState) -> tuple[int, int]:
-    """Return how many lines of batches replicas have, and how many of these have no token yet."""
-    lines = [request for replica in fleet.replicas.values() for request in replica.held.values() if request.background]
-    return len(lines), sum(not line.emitted_ids for line in lines)
+    """Return how many lines of batches replicas have, and how many of these wait in the queues of engines."""
+    num_held = num_queued = 0
+    for replica in fleet.replicas.values():
+        lines = [request for request in replica.held.values() if request.background]
+        num_held += len(lines)
+        num_queued += min(replica.waiting - replica.queued_chats, sum(not line.emitted_ids for line in lines))
+    return num_held, num_queued
 
 
 def num_on_draining(fleet: FleetState) -> int:

@@ -36,18 +36,17 @@ class Tally:
     late_first_tokens: int = 0
     """First tokens that came later after the arrival than the SLO allows."""
     lines: int = 0
-    """Lines of batches that got a place."""
+    """Lines of batches whose prompts engines have read."""
     line_prompt_tokens: int = 0
-    """Their prompts' tokens."""
+    """Tokens of these prompts that engines computed: the prefix cache had the others."""
     line_output_tokens: int = 0
     lines_finished: int = 0
+    line_finished_tokens: int = 0
+    """Output tokens of the lines that have ended."""
 
     def arrival(self, event: RequestArrived) -> None:
         """Count a request that is not held back."""
-        if event.background:
-            self.lines += 1
-            self.line_prompt_tokens += event.prompt_tokens
-        else:
+        if not event.background:
             self.requests += 1
             self.prompt_tokens += event.prompt_tokens
 
@@ -62,7 +61,7 @@ class Tally:
         stats = output.prefill_stats
         cached = 0 if stats is None else min(request.prompt_tokens, stats.num_cached_tokens)
         self.cached_tokens += cached
-        self.prefilled_tokens += request.prompt_tokens - cached
+        self._prefilled(request, request.prompt_tokens - cached)
         if not request.background:
             self.first_tokens += 1
             self.late_first_tokens += late
@@ -71,9 +70,16 @@ class Tally:
         """Count an answer that has ended."""
         if request.background:
             self.lines_finished += 1
+            self.line_finished_tokens += len(request.emitted_ids)
         else:
             self.finished += 1
             self.finished_tokens += len(request.emitted_ids)
             self.finished_tokens_squared += len(request.emitted_ids) ** 2
         if not request.emitted_ids:  # pooling: its one output is its first
-            self.prefilled_tokens += request.prompt_tokens
+            self._prefilled(request, request.prompt_tokens)
+
+    def _prefilled(self, request: RequestState, num_tokens: int) -> None:
+        self.prefilled_tokens += num_tokens
+        if request.background:
+            self.lines += 1
+            self.line_prompt_tokens += num_tokens

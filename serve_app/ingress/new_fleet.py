@@ -1,10 +1,10 @@
 """From the configuration to the state of one model's fleet at one ingress."""
 
 from serve_app.config import ModelSettings, Settings
-from serve_app.core.affinity import PrefixAffinity
+from serve_app.core.affinity import CONTINUED_AT_START, PrefixAffinity
 from serve_app.core.fleet import FleetState
 from serve_app.core.fleet_settings import FleetSettings
-from serve_app.core.routing import LeastOutstandingTokens
+from serve_app.core.routing import LeastOutstandingTokens, RoutingPolicy
 
 
 def new_fleet(settings: Settings, model: ModelSettings) -> FleetState:
@@ -19,5 +19,12 @@ def new_fleet(settings: Settings, model: ModelSettings) -> FleetState:
         engines_yield=model.yields_to_chats(),
         ttft_s=model.replicas.ttft_slo_s,
     )
-    routing = model.routing
-    return FleetState(limits, PrefixAffinity(routing.max_load) if routing.by == "prefix" else LeastOutstandingTokens())
+    return FleetState(limits, _routing(settings, model))
+
+
+def _routing(settings: Settings, model: ModelSettings) -> RoutingPolicy:
+    if model.routing.by == "load":
+        return LeastOutstandingTokens()
+    # An only ingress has placed all conversations itself. Placing by the hash would only make its first requests less even.
+    is_only = settings.ingress.replicas.max == 1
+    return PrefixAffinity(model.routing.max_load, 0.0 if is_only else CONTINUED_AT_START)

@@ -147,7 +147,7 @@ class IngressRuntime:
     def autoscaling_stats(self) -> dict[str, float]:
         """Return per model ``<counter>/<model>`` of its `Tally`, requests (``waiting``, ``draining``) and lines of batches.
 
-        Of lines there are ``lines_held``, ``lines_queued`` (without a token yet) and ``lines_per_s``, which open batches need, whoever
+        Of lines there are ``lines_held``, ``lines_queued`` (in the queues of engines) and ``lines_per_s``, which open batches need, whoever
         runs them: each ingress tells the same.
         """
         stats: dict[str, float] = {}

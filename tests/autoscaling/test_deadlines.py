@@ -13,11 +13,18 @@ from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
 from serve_app.autoscaling.simulated_replica import Hardware, Job, steps_of_times
 from serve_app.batch.deadlines import lines_per_s
 from serve_app.batch.records import Batch
+from serve_app.core.fleet import FleetState
+from serve_app.core.fleet_report import num_lines
+from serve_app.core.fleet_settings import FleetSettings
+from serve_app.core.request import RequestState, Resume
+from serve_app.core.routing import ReplicaState
 
 TIMES = StepTimes(step_s=0.02, output_token_s=0.001, prompt_token_s=0.0001)
 HARDWARE = Hardware(step_s=steps_of_times(TIMES), kv_tokens=400_000, max_num_seqs=64)
 PROMPT, ANSWER, AT_ONCE = 200, 50, 32
 BEGIN_S = 5
+LEARNT = Load(interval_s=1.0, lines=10, line_prompt_tokens=2000, lines_finished=10, line_finished_tokens=500)
+"""Lines of 200 and 50 tokens, 0.07 s of work each."""
 
 
 @dataclass
@@ -67,11 +74,42 @@ def test_a_long_window_adds_no_replica_and_a_short_one_is_kept_by_more(window_s:
 
 def test_one_replica_stays_until_the_cost_of_a_line_is_known() -> None:
     lines = Lines()
-    assert lines.replicas(Load(lines_per_s=100.0), TIMES, demand=0.0) == 1
-    assert lines.replicas(Load(), TIMES, demand=3.0) == 0
-    lines.learn(Load(interval_s=1.0, lines=10, line_prompt_tokens=2000, lines_finished=10, line_output_tokens=500))
-    assert lines.replicas(Load(lines_per_s=100.0), TIMES, demand=0.0) >= 7
-    assert lines.replicas(Load(lines_per_s=100.0), TIMES, demand=5.0) >= 12
+    assert lines.replicas(Load(lines_per_s=100.0), TIMES, 1e6, demand=0.0) == 1
+    assert lines.replicas(Load(), TIMES, 1e6, demand=3.0) == 0
+    lines.learn(replace(LEARNT, lines_held=10_000))
+    assert lines.replicas(Load(lines_per_s=100.0), TIMES, 1e6, demand=0.0) == 8  # 7 / 0.95
+    assert lines.replicas(Load(lines_per_s=100.0), TIMES, 1e6, demand=5.0) == 13  # 12 / 0.95
+
+
+@pytest.mark.parametrize(
+    ("held", "per_s", "replicas"), [(0, 100.0, 1), (32, 1.0, 1), (32, 20.0, 4), (32, 100.0, 9), (1000, 100.0, 9)]
+)
+def test_no_more_replicas_are_asked_for_than_the_lines_that_run_at_once_can_use(held: int, per_s: float, replicas: int) -> None:
+    """A line takes 1 s of steps and 0.07 s of work: 32 at once are answered at 32 a second at most."""
+    lines = Lines()
+    lines.learn(replace(LEARNT, lines_held=held))
+    assert lines.replicas(Load(lines_per_s=per_s), TIMES, 64, demand=0.0) == replicas
+
+
+def test_a_line_costs_what_those_that_ended_cost_whatever_runs() -> None:
+    """256 lines of some 500 tokens run, and the first has ended: the tokens of the others are not its."""
+    lines = Lines()
+    for _ in range(20):
+        lines.learn(Load(interval_s=1.0, lines=12.8, line_prompt_tokens=2560, line_output_tokens=6400, lines_held=256))
+    lines.learn(Load(interval_s=1.0, lines_finished=1, line_finished_tokens=450, lines_held=256))
+    assert lines.replicas(Load(lines_per_s=1.0), TIMES, 256, demand=0.0) == 1
+
+
+def test_lines_of_one_engine_hide_no_queue_of_another() -> None:
+    lines = {f"line-{n}": RequestState(f"line-{n}", 8, 8, Resume.CONTINUE, background=True) for n in range(32)}
+    fleet = FleetState(FleetSettings(model="m"))
+    fleet.replicas = {
+        "a": ReplicaState("a", credit=64, heard_at=0.0, waiting=20, queued_chats=20),
+        "b": ReplicaState("b", credit=64, heard_at=0.0, held=lines),
+    }
+    assert num_lines(fleet) == (32, 0), "engine b reads the prompts of all"
+    fleet.replicas["b"].waiting = 5
+    assert num_lines(fleet) == (32, 5)
 
 
 def test_lines_that_run_are_no_demand_and_keep_one_replica() -> None:

@@ -68,6 +68,16 @@ def test_a_first_deployment_has_its_initial_replicas_and_an_upgrade_moves_no_tar
     assert upgraded.targets[TINY] == 1, "an operator has made it one meanwhile"
 
 
+def test_a_controller_that_finds_no_memory_leaves_replicas_that_run_as_they_are() -> None:
+    restarted = Controller({"models": {"tiny": {"model": "/tiny", "replicas": {"min": 1, "max": 8, "initial": 3}}}})
+    restarted.policy._keeper = RememberingKeeper()  # as while the lease board is away
+    restarted.targets = {INGRESS: 1, TINY: 1}
+    restarted.reports = {INGRESS: {"i1": {"streams": 0.0}}, TINY: {"t1": {"running": 0.0}}}
+    for _ in range(3):
+        restarted.tick()
+    assert restarted.targets[TINY] == 1
+
+
 def test_of_what_a_schedule_lowers_the_share_of_silent_members_stays(controller: Controller) -> None:
     schedule = [{"start": "00:30", "end": "01:00", "max": 1}]
     model = {"model": "/tiny", "replicas": {"min": 1, "max": 8, "schedule": schedule}}

@@ -84,6 +84,7 @@ def test_a_batchs_request_starts_where_there_is_room_and_never_waits_behind_or_b
         line_prompt_tokens=2,
         line_output_tokens=1,
         lines_finished=1,
+        line_finished_tokens=1,
     )
 
 

@@ -18,19 +18,19 @@ async def _ask_twice(f: Fleet) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("routing", "went", "reasons"),
+    ("routing", "ingresses", "went", "reasons"),
     [
-        ({}, ["a", "b", "a"], {"load": 2, "prefix": 1}),
-        ({"by": "load"}, ["a", "b", "b"], {"load": 3}),
+        ({}, 1, ["a", "b", "a"], {"load": 2, "prefix": 1}),
+        ({}, 2, ["a", "a", "a"], {"hash": 2, "prefix": 1}),  # where another ingress would have put them, too
+        ({"by": "load"}, 1, ["a", "b", "b"], {"load": 3}),
     ],
 )
 @in_loop
 async def test_by_prefix_a_prompt_follows_its_beginning_and_by_load_it_does_not(
-    routing: dict[str, str], went: list[str], reasons: dict[str, int]
+    routing: dict[str, str], ingresses: int, went: list[str], reasons: dict[str, int]
 ) -> None:
-    async with fleet(
-        settings(models={MODEL: {"model": "/m", "simulated": {"profile": "a10g-llama-8b"}, "routing": routing}})
-    ) as f:
+    models = {MODEL: {"model": "/m", "simulated": {"profile": "a10g-llama-8b"}, "routing": routing}}
+    async with fleet(settings(models=models, ingress={"replicas": {"max": ingresses}})) as f:
         await f.join("a")
         await f.join("b")
         assert await _ask_twice(f) == went
