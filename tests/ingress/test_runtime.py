@@ -59,6 +59,7 @@ def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:
     fleet = fleet_of("a", credit=2)
     lines = [replace(arrived(f"b{number}"), background=True) for number in range(2)]
     run(fleet, *lines, arrived("r0"), outputs("a", Output("b0@0", [5])))
+    fleet.replicas["a"].waiting = 1  # b1, by the last heartbeat
     model = parse_settings({"models": {"m": {"model": "/m"}}}).models["m"]
     fronts: Any = {"m": SimpleNamespace(client=SimpleNamespace(fleet=fleet), model=model)}
     batches = SimpleNamespace(lines_per_s=lambda: {"m": 0.5, "other": 1.0})
@@ -69,8 +70,8 @@ def test_the_autoscaler_finds_all_that_an_ingress_reports() -> None:
         "prompt_tokens": 2.0,
         "prefilled_tokens": 2.0,
         "output_tokens": 1.0,
-        "lines": 2.0,
-        "line_prompt_tokens": 4.0,
+        "lines": 1.0,
+        "line_prompt_tokens": 2.0,
         "line_output_tokens": 1.0,
     }
     assert load_at_ingresses(model, {"i": (0.0, stats)}, stats) == {**counted, "waiting": 1.0, "lines_per_s": 0.5}
