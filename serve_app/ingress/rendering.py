@@ -26,6 +26,8 @@ MAX_TEMPLATES = 32
 MAX_CHARS_HERE = 1024
 """Characters of the longest prompt that the event loop tokenizes itself: some 300 tokens, 0.2 ms. A thread would leave the event loop free
 for that time, but in a busy ingress its hand-overs take longer: Python gives a thread its lock only after 5 ms, twice for each batch."""
+LEAST_CHARS = 64
+"""What a prompt counts as at least: an empty one takes its time, too."""
 MAX_CHARS_A_TURN = 32 << 10
 """Characters that the event loop tokenizes in one turn: some 6 ms. What comes beyond them goes to a thread. One body of 4,096 prompts, or
 the conversations of a batch of templates, would otherwise be tokenized in a single turn: 4,096 prompts of 1,024 characters took 0.6 s."""
@@ -80,7 +82,7 @@ class _Direct:
 
     async def soon(self, prompt: Any, params: Any) -> Any:
         """Return or raise what `one` does: for most short prompts without a pause, for all others from a thread."""
-        if self._fits_turn(len(prompt["prompt"])) and (made := self._made(prompt, params)) is not None:
+        if self._fits_turn(max(LEAST_CHARS, len(prompt["prompt"]))) and (made := self._made(prompt, params)) is not None:
             return made
         return await self._in_threads(prompt, params)
 
@@ -88,7 +90,7 @@ class _Direct:
         """Return whether the event loop may tokenize so many characters now; if so, they are taken from this turn's share."""
         if num_chars > MAX_CHARS_HERE or self._num_chars + num_chars > MAX_CHARS_A_TURN:
             return False
-        if self._num_chars == 0 < num_chars:
+        if self._num_chars == 0:
             asyncio.get_running_loop().call_soon(self._turn_ended)  # behind all that runs in this turn
         self._num_chars += num_chars
         return True
