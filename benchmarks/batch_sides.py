@@ -1,6 +1,7 @@
-"""One side of the batch benchmark in a process of its own, which `batch.py` starts.
+"""One side of the batch benchmark in a process of its own.
 
-``naive FILE SIZE PART``, ``beam FILE URL MODEL``, or ``engine FILE PART TIME_SCALE``: vLLM's engine alone, with all prompts there.
+`batch.py` starts two of them: ``naive FILE SIZE PART`` and ``beam FILE URL MODEL``. The third is run by hand:
+``engine FILE PART TIME_SCALE``, vLLM's engine alone, with all prompts there.
 """
 
 import json

@@ -64,6 +64,10 @@ POLICIES: dict[str, Policy] = {
 }
 
 
+def _of_an_only_ingress(*_: object) -> PrefixAffinity:
+    return PrefixAffinity(continued=0.0)  # as `new_fleet` does
+
+
 SAME_WITH_SEVERAL = ("round robin", "consistent hash")
 """Policies that know nothing of what an ingress learns: how many there are changes nothing of where a conversation goes."""
 
@@ -255,10 +259,8 @@ def main() -> None:
     for workload in (w for w in WORKLOADS if w.name in args.workloads):
         for name in args.policies:
             for num_ingresses in (1,) if name in SAME_WITH_SEVERAL else (1, 3):
-                runs = [
-                    measure(workload, POLICIES[name], seed=s, num_ingresses=num_ingresses, minutes=args.minutes)
-                    for s in args.seeds
-                ]
+                policy = _of_an_only_ingress if (name, num_ingresses) == ("prefix", 1) else POLICIES[name]
+                runs = [measure(workload, policy, seed=s, num_ingresses=num_ingresses, minutes=args.minutes) for s in args.seeds]
                 cells = [
                     spread([100 * r.hit_rate for r in runs], 1),
                     spread([1000 * r.ttft_p50_s for r in runs], 0),

@@ -9,6 +9,7 @@ client chooses, so that ingress, links and engines are the same. Hit rates are v
 
 import argparse
 import asyncio
+import json
 import random
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from benchmarks.routing_fleet import BLOCK_SIZE
 from serve_app.checkpoints import make_tiny_llama
 
 REPLICAS = 4
+MAX_TOKENS = 16384
 ALL_REPLICAS = 16
 """Of the simulation, whose rates the workloads have."""
 SPLIT = [f"split-{number}" for number in range(REPLICAS)]
@@ -42,12 +44,20 @@ _VOCABULARY = 200
 _START_S, _ANSWER_S = 900.0, 300.0
 
 
+def long_model(folder: Path) -> Path:
+    """Return a tiny checkpoint that takes `MAX_TOKENS`."""
+    model = make_tiny_llama(folder)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": MAX_TOKENS}))
+    return model
+
+
 def config_of(model: Path, sides: list[str], port: int, time_scale: float) -> dict[str, Any]:
     """Return the configuration of one fleet with the models of all ``sides``."""
     one = {
         "model": str(model),
         "simulated": {"profile": PROFILE, "time_scale": time_scale},
-        "engine_args": {"max_model_len": 16384, "max_num_seqs": 256, "block_size": BLOCK_SIZE},
+        "engine_args": {"max_model_len": MAX_TOKENS, "max_num_seqs": 256, "block_size": BLOCK_SIZE},
         "num_cpus": 0.1,
     }
     several = one | {"replicas": {"min": REPLICAS, "max": REPLICAS}}
@@ -135,7 +145,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = config_of(make_tiny_llama(folder / "tiny"), arguments.sides, arguments.port, arguments.time_scale)
+        config = config_of(long_model(folder / "tiny"), arguments.sides, arguments.port, arguments.time_scale)
         (folder / "fleet.yaml").write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "serve_app.cli.main", "up", "-f", str(folder / "fleet.yaml")]
         url = f"http://127.0.0.1:{arguments.port}"

@@ -11,7 +11,8 @@ NEARLY = 0.8
 """Where no number of replicas makes the pace, since only so many lines run at once: the share of the possible pace that is paid for. Twice
 as many replicas as for 0.8 give 0.89."""
 _FORGOTTEN_S = 60.0
-"""Seconds in which the most lines that ran at once fade to 1/e: between two looks lines end, and the next ones are on their way."""
+"""Seconds in which the number of lines at once is forgotten to 1/e: a single look may find it low, while new lines take the places of
+those that ended."""
 _ANYTIME = Slo(ttft_s=math.inf, itl_s=math.inf)
 
 
@@ -20,9 +21,10 @@ class Lines:
     """What one model's lines cost, learnt from those that were answered."""
 
     _prompt_tokens: Mean = field(default_factory=Mean)
-    """That engines computed."""
+    """Of a line's prompt, those that engines computed: the prefix cache had the others."""
     _output_tokens: Mean = field(default_factory=Mean)
     _at_once: float = 0.0
+    """The most lines that replicas had lately."""
 
     def learn(self, load: Load) -> None:
         self._prompt_tokens.add(load.line_prompt_tokens, load.lines, load.interval_s)
@@ -56,8 +58,9 @@ class Lines:
 def _needed(lines_per_s: float, at_once: float, capacity: Capacity) -> float:
     """Return the replicas, and the part of one, that answer ``lines_per_s``.
 
-    L lines run at once, L / n on each of n replicas. A line then takes its own steps, O x step_s, and the work w of
-    the others in them: O x step_s + w x L / n. So they answer L / (O x step_s + w x L / n) lines a second, and L / (O x step_s) at most.
+    L lines run at once, L / n on each of n replicas. A line of O output tokens then takes O steps and, in them, its own work w and that of
+    each line beside it: O x step_s + w x L / n. So n replicas answer L / (O x step_s + w x L / n) lines a second, and no number of
+    replicas answers more than L / (O x step_s).
     """
     full = lines_per_s * capacity.work_s / capacity.saturation()
     if at_once < 1:

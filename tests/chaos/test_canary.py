@@ -25,6 +25,8 @@ NUM_STREAMS = 8
 CANARY = "next"
 OF_CANARY = (("model", CANARY), ("of", MODEL))
 SHARE = 0.05
+UNDECIDED_ANSWERS, LATER_ANSWERS = 200, 40
+"""Answers after which the test believes that a canary gets no request: its share of them would be 10 and 2."""
 NEVER = 2000.0
 
 RELEASES: dict[str, tuple[dict[str, Any], str]] = {
@@ -132,10 +134,11 @@ def test_a_canary_gets_its_share_until_it_is_found_worse(
         if starts:
             wait_until(lambda: canary(pair)[0] == state, limit_s=LIMIT_S, what=f"{state}\n{pair.server.tail()}", every_s=0.5)
         else:
-            time.sleep(20.0)
+            wait_until(lambda: len(load.answers) >= UNDECIDED_ANSWERS, limit_s=LIMIT_S, what="answers of the model alone")
         found_s = time.monotonic() - began_at
         _, at_verdict = canary(pair)
-        time.sleep(2.0)
+        at_least = len(load.answers) + LATER_ANSWERS
+        wait_until(lambda: len(load.answers) >= at_least, limit_s=LIMIT_S, what="answers after the verdict")
     said, exposed = canary(pair)
     measured = {
         "exposed": exposed,
