@@ -129,9 +129,9 @@ class Run:
             self.failed += answer.status_code != 200 or first_at is None or b"[DONE]" not in last
             if first_at is not None and sent_at - self._begin > WARM_UP_SHARE * self._seconds:
                 self.ttft_s.append(first_at - sent_at)
-            await asyncio.sleep(pause_s * self._scale)
-            if time.monotonic() - self._begin > self._seconds:
+            if time.monotonic() - self._begin + pause_s * self._scale > self._seconds:
                 return
+            await asyncio.sleep(pause_s * self._scale)
 
 
 def main() -> None:
