@@ -2,7 +2,6 @@
 
 import json
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -15,16 +14,12 @@ from typing import TypeVar
 import openai
 import pytest
 
+from tests.ports import free_port
+
 pytestmark = pytest.mark.timeout(120)
 
 T = TypeVar("T")
 NUM_LINES, CONCURRENCY, DELAY_S = 1500, 8, 0.02
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def started(folder: Path, port: int, settings: str = "", *, delay_s: float = DELAY_S) -> "subprocess.Popen[bytes]":

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -20,6 +19,7 @@ from serve_app.ingress.listener import Listener
 from serve_app.ingress.loop_lag import LATE_LOOKS
 from serve_app.testing.fleet import in_loop, settings, until
 from tests.ingress.fake_fronts import front
+from tests.ports import free_port
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
 
@@ -41,12 +41,6 @@ async def size(scope: Scope, receive: Receive, send: Send) -> None:
     body = str(num_bytes).encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body})
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -1,9 +1,7 @@
 """examples/monitoring/alertmanager.yaml, as Alertmanager reads it, and an alert of a real Prometheus on its way to a receiver."""
 
 import json
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,6 +13,8 @@ import yaml
 
 from tests.e2e.fleet import wait_until
 from tests.monitoring.expressions import rules
+from tests.ports import free_port
+from tests.serving import serving
 from tools.observe import alertmanager, prometheus, tool, write_prometheus
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "monitoring" / "alertmanager.yaml"
@@ -43,11 +43,6 @@ def test_critical_alerts_reach_the_pager_and_warnings_wait_for_the_morning() -> 
     assert reached == {"critical": "pager", "warning": "morning"}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
 @contextmanager
 def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the address of a webhook, and the messages that it was sent."""
@@ -63,15 +58,8 @@ def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Webhook)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(HTTPServer(("127.0.0.1", 0), Webhook)) as server:
         yield f"http://127.0.0.1:{server.server_port}", messages
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.slow

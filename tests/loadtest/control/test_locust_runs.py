@@ -4,7 +4,6 @@ The one sleep is in the script of a worker, where it lets gevent's other greenle
 """
 
 import resource
-import socket
 import subprocess
 import sys
 import threading
@@ -27,13 +26,9 @@ from loadtest.plan.scenario import parse_scenario
 from loadtest.records import Row, read_lines, read_manifest
 from loadtest.wire.target import Target
 from tests.loadtest.whole_runs import WITHIN_S, Finished, a_scenario
+from tests.ports import free_port
 
 LOCUST = [sys.executable, "-m", "locust", "-f", str(Path(processes.__file__).with_name("locustfile.py"))]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class WebUi:

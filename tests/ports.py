@@ -1,0 +1,9 @@
+"""Ports of this machine for servers that tests start."""
+
+import socket
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 at which nothing listens; somebody else may take it before its server does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
