@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from tests.batch.postgres_server import PostgresServer, database_url, postgres
-from tests.batch.test_batch_killed import CONCURRENCY, answers_in, eventually, free_port, started, was_asked, write_input
+from tests.batch.test_batch_killed import CONCURRENCY, answers_in, eventually, started, was_asked, write_input
+from tests.ports import free_port
 
 __all__ = ["database_url", "postgres"]
 

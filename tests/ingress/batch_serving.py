@@ -21,7 +21,7 @@ from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.app import AppLimits, IngressApp
 from serve_app.ingress.listener import Listener
 from tests.ingress.fake_fronts import front
-from tests.ingress.test_listener import free_port
+from tests.ports import free_port
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 KEYS = "first-key-of-a-client", "second-key-of-a-client"

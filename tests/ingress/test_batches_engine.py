@@ -25,7 +25,7 @@ from serve_app.ingress.listener import Listener
 from serve_app.ingress.runtime import IngressRuntime
 from serve_app.testing.fake_engine import FakeEngine
 from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, start_replica, until
-from tests.ingress.test_listener import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 

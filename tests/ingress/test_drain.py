@@ -16,7 +16,8 @@ from serve_app.ingress.listener import Listener
 from serve_app.ingress.runtime import IngressRuntime
 from serve_app.testing.fleet import in_loop, settings, until
 from tests.ingress.fake_fronts import front
-from tests.ingress.test_listener import HEAD, free_port
+from tests.ingress.test_listener import HEAD
+from tests.ports import free_port
 
 EVENT = b'data: {"choices": []}\n\n'
 STOPPING = {

@@ -23,7 +23,7 @@ from serve_app.ingress.verdict import current_verdict
 from serve_app.testing.fleet import in_loop, settings, until
 from tests.ingress.fake_fronts import front
 from tests.ingress.test_held_answer import OF_VLLM
-from tests.ingress.test_listener import free_port
+from tests.ports import free_port
 
 COMMENT = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"

@@ -27,7 +27,7 @@ from serve_app.ledger_check import Report, check
 from serve_app.ledger_lines import Line, ledger_files
 from serve_app.testing.fake_engine import FakeEngine
 from serve_app.testing.fleet import MODEL, FakeReplica, in_loop, start_replica, until
-from tests.ingress.test_listener import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 

@@ -14,7 +14,7 @@ from serve_app.ingress.listener import Listener
 from serve_app.ingress.shared_port import fleet_id, refuse_another_fleets_port
 from serve_app.testing.fleet import in_loop, settings
 from tests.ingress.fake_fronts import front
-from tests.ingress.test_listener import free_port
+from tests.ports import free_port
 
 
 @contextlib.asynccontextmanager

@@ -17,9 +17,9 @@ from loadtest.control.processes import Elsewhere
 from loadtest.errors import ExitCode, UsageError
 from loadtest.records import read_manifest
 from loadtest.wire.target import Target
-from tests.loadtest.control.test_locust_runs import free_port
 from tests.loadtest.test_loadtest_cli import failure
 from tests.loadtest.whole_runs import WITHIN_S, Finished, a_scenario
+from tests.ports import free_port
 
 CLI = [sys.executable, "-m", "loadtest.cli"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.control import processes
 from loadtest.errors import ExitCode
-from tests.loadtest.control.test_locust_runs import free_port
+from tests.ports import free_port
 
 LOCUST = [sys.executable, "-m", "locust", "-f", str(Path(processes.__file__).with_name("locustfile.py"))]
 
