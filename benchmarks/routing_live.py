@@ -83,7 +83,8 @@ class Run:
         self._url, self._workload, self._side = url, workload, side
         self._scale, self._seconds = arguments.time_scale, arguments.seconds
         self._numbers = count()
-        self._rng = random.Random(f"{workload.name} {side} {arguments.seed}")  # a text of its own: the caches are warm
+        self._rng = random.Random(f"{workload.name} {arguments.seed}")  # all sides have the same arrivals and lengths
+        self._shift = list(CHOSEN).index(side)  # and each its own text: the caches are warm from the side before
         self._begin = time.monotonic()
 
     async def play(self) -> float:
@@ -117,7 +118,7 @@ class Run:
     async def _client(self, http: httpx.AsyncClient, name: str, rng: random.Random) -> None:
         """Ask one turn after another, as long as the run takes."""
         for ids, max_tokens, pause_s in self._workload.turns(rng):
-            prompt = [number % _VOCABULARY + 10 for number in ids]
+            prompt = [(number + self._shift) % _VOCABULARY + 10 for number in ids]
             body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
             model = CHOSEN[self._side](name, next(self._numbers))
             sent_at, first_at = time.monotonic(), None
