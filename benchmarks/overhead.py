@@ -64,7 +64,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, help="serve its first model; default: a simulated accelerator")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=sorted(REQUESTS))
-    sides = "bare: vLLM's server; rust: the same with vLLM's Rust front end, fetched once (330 MB); fleet-N-M: N replicas, M ingresses"
+    sides = "bare: vLLM's server; rust: the same with vLLM's Rust front end, fetched once (330 MB); fleet-N-M: N replicas, M ingresses; "
+    sides += "ray, ray-direct: Ray Serve LLM as it comes, and with direct streaming"
     parser.add_argument("--targets", nargs="+", default=["bare", "fleet-1", "fleet-2"], help=sides)
     parser.add_argument(
         "--proxy",
@@ -74,6 +75,7 @@ def _arguments() -> argparse.Namespace:
         metavar=("NAME", "COMMAND"),
         help="one more target, before the bare server: {url} in its command is that server's, {port} is where to listen",
     )
+    parser.add_argument("--ray-python", default=".venv-ray-llm/bin/python", help="of an environment with Ray Serve LLM")
     parser.add_argument("--time-scale", type=float, default=1.0, help="of the simulated accelerator")
     parser.add_argument("--out", type=Path, default=Path("results/overhead.json"))
     parser.add_argument("--alone", action="store_true", help="measure one ingress process over a fake engine instead")
@@ -99,7 +101,7 @@ def beside_others(arguments: argparse.Namespace) -> None:
             else simulated(folder, arguments.time_scale)
         )
         proxies = dict(arguments.proxy)
-        with started(model, [*arguments.targets, *proxies], folder, proxies) as targets:
+        with started(model, [*arguments.targets, *proxies], folder, proxies, arguments.ray_python) as targets:
             loads = [Load(streams, tokens) for streams in arguments.concurrency for tokens in arguments.tokens or [OUTPUT_TOKENS]]
             report = measure(targets, model, loads, arguments.rounds, folder, arguments.client_cpus)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

