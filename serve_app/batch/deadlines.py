@@ -13,8 +13,7 @@ _LEAST_S = 60.0
 def lines_per_s(batches: Iterable[Batch], now: float) -> dict[str, float]:
     """Return model -> the least steady pace, in lines a second, that ends every open batch in time.
 
-    That is the largest of (lines due by t) / (seconds until t). What is left of a batch counts as the same share of each of its models:
-    how many lines of each are answered is not recorded.
+    That is the largest of (lines due by t) / (seconds until t), for each model apart: a batch asks its models beside each other.
 
     Args:
         batches: Those that have not ended.
@@ -24,11 +23,18 @@ def lines_per_s(batches: Iterable[Batch], now: float) -> dict[str, float]:
     for batch in batches:
         if batch.status != "in_progress" or not batch.total:
             continue
-        left = max(0.0, 1.0 - (batch.completed + batch.failed) / batch.total)
         in_s = max(_LEAST_S, batch.created_at + _SHARE * (batch.expires_at - batch.created_at) - now)
-        for model, num_lines in batch.lines.items():
-            due.setdefault(model, []).append((in_s, left * num_lines))
+        for model, num_lines in _left(batch).items():
+            due.setdefault(model, []).append((in_s, num_lines))
     return {model: _rate(sorted(lines)) for model, lines in due.items()}
+
+
+def _left(batch: Batch) -> dict[str, float]:
+    """Return model -> lines to do. Lines that an older ingress has answered are of unknown models: each model has its share of them."""
+    left = {model: float(max(0, num_lines - batch.ended.get(model, 0))) for model, num_lines in batch.lines.items()}
+    unknown = max(0, batch.completed + batch.failed - sum(batch.ended.values()))
+    known = sum(left.values()) or 1.0
+    return {model: max(0.0, 1.0 - unknown / known) * num_lines for model, num_lines in left.items()}
 
 
 def _rate(due: list[tuple[float, float]]) -> float:

@@ -7,7 +7,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TypeVar
@@ -38,6 +39,8 @@ _PUBLISHED_LINES = 500
 """Most lines that are published at once, in one row of the shared database."""
 _PUBLISHED_CHARS = 4 << 20
 """Most characters of those lines, unless one line is longer. They are held in memory some times over while they are published."""
+_MAX_RUNNERS = 8
+"""Runners of one batch, each of which reads the whole input: models beyond those with the most lines share the last one."""
 T = TypeVar("T")
 
 LINES = counter("batch_lines")
@@ -68,7 +71,8 @@ class Job:
         self.batch = batch
         self._settings, self._storage, self._claim = settings, storage, claim
         self._models, self._transport = models, transport
-        self._counted = Progress()
+        self._counted = (0, 0)
+        """Lines answered and failed that `LINES` has counted."""
 
     async def run(self) -> None:
         """Look whether the input can be asked, or else bring the batch to its end.
@@ -140,27 +144,32 @@ class Job:
         self.batch = self._storage.store.change(self.batch, change, files, guard=self._claim.check)
 
     async def _ask(self) -> None:
-        """Ask what the journal has no answer of, until all is answered, the window is over or somebody cancels."""
+        """Ask what the journal has no answer of, until all is answered, the window is over or somebody cancels.
+
+        Each model has a runner of its own: in one after the other, the last model's lines would begin when the window is nearly over, and a
+        model without a free replica would keep the others' lines waiting.
+        """
         limits = Limits(concurrency=self._settings.concurrency, patience_s=float("inf"), timeout_s=REQUEST_TIMEOUT_S)
         with ExitStack() as held:
             path = await _in_thread(held.enter_context, self._storage.contents.on_disk(self.batch.input_file_id))
             # Entered in the thread: so the journal is closed also when this job is cancelled meanwhile.
             journal = await _in_thread(lambda: held.enter_context(self._claim.open_journal()))
-            requests = held.enter_context(closing(_requests(path)))
             async with httpx.AsyncClient(transport=self._transport(self.batch.owner), base_url="http://ingress") as http:
-                runner = Runner(http, journal, limits)
-                running = asyncio.create_task(runner.run(requests), name=f"batch {self.batch.id}")
+                runners = [Runner(http, journal, limits, takes=takes) for takes in _by_model(self.batch.lines)]
+                progress = [runner.progress for runner in runners]
+                inputs = [held.enter_context(closing(_requests(path))) for _ in runners]
+                running = asyncio.create_task(_run_all(runners, inputs), name=f"batch {self.batch.id}")
                 try:
                     while not running.done() and self._may_ask():
                         await asyncio.wait([running], timeout=_LOOK_S)
-                        await self._keep_up(runner.progress, journal)
+                        await self._keep_up(progress, journal)
                 finally:
                     running.cancel()
                     # Not `await running`: its CancelledError could be this job's own, which has to end the job.
                     await asyncio.gather(running, return_exceptions=True)
-                    self._count(runner.progress)
-                    await self._keep_up(runner.progress, journal)
-            while not await self._keep_up(runner.progress, journal):
+                    self._count(progress)
+                    await self._keep_up(progress, journal)
+            while not await self._keep_up(progress, journal):
                 await asyncio.sleep(_LOOK_S)
         if not running.cancelled():
             running.result()
@@ -168,7 +177,7 @@ class Job:
         elif self._may_ask():
             raise BatchError(f"the requests of {self.batch.id} were cancelled, and its window is not over", "it is tried again")
 
-    async def _keep_up(self, progress: Progress, journal: Journal) -> bool:
+    async def _keep_up(self, progress: Sequence[Progress], journal: Journal) -> bool:
         """Publish what was answered and tell the counts; return False while the storage is away, for which the requests do not wait."""
         try:
             while lines := journal.recorded(_PUBLISHED_LINES, max_chars=_PUBLISHED_CHARS):
@@ -179,20 +188,17 @@ class Job:
             return False
         return True
 
-    async def _tell(self, progress: Progress, counts: Counts) -> None:
+    async def _tell(self, progress: Sequence[Progress], counts: Counts) -> None:
         """Note the counts where clients see them, and see whether somebody has cancelled it."""
         self._count(progress)
+        ended = sum((one.ended for one in progress), Counter[str]())
+        await asyncio.to_thread(self._change, lambda batch: batch.counted(counts.answered, counts.failed, ended))
 
-        def count(batch: Batch) -> Batch:
-            # After a crash the lines are counted anew; what was told is never taken back.
-            return batch.counted(max(batch.completed, counts.answered), max(batch.failed, counts.failed))
-
-        await asyncio.to_thread(self._change, count)
-
-    def _count(self, progress: Progress) -> None:
-        LINES.labels("answered").inc(progress.answered - self._counted.answered)
-        LINES.labels("failed").inc(progress.failed - self._counted.failed)
-        self._counted.answered, self._counted.failed = progress.answered, progress.failed
+    def _count(self, progress: Sequence[Progress]) -> None:
+        answered, failed = sum(one.answered for one in progress), sum(one.failed for one in progress)
+        LINES.labels("answered").inc(answered - self._counted[0])
+        LINES.labels("failed").inc(failed - self._counted[1])
+        self._counted = answered, failed
 
     def _finish(self) -> None:
         """Write what was answered and what was not, and move the batch to its last status, all in one."""
@@ -240,6 +246,29 @@ class Job:
         now = int(time.time())
         name = f"{self.batch.id}_{kind}.jsonl"
         return File(file_id, self.batch.owner, name, "batch_output", num_bytes, now, now + self.batch.keep_output_s)
+
+
+def _by_model(lines: Mapping[str, int]) -> list[Callable[[Request], bool]]:
+    """Return for each runner which requests it takes; each request is one runner's, also one of a model that is not in ``lines``."""
+    models = sorted(lines, key=lambda model: -lines[model])
+    runner_of = {model: min(number, _MAX_RUNNERS - 1) for number, model in enumerate(models)}
+
+    def takes(number: int) -> Callable[[Request], bool]:
+        return lambda request: runner_of.get(request.model, 0) == number
+
+    return [takes(number) for number in range(max(1, min(len(models), _MAX_RUNNERS)))]
+
+
+async def _run_all(runners: Sequence[Runner], inputs: Sequence[Iterator[Request]]) -> None:
+    """Run them beside each other; the first error ends all of them."""
+    # No TaskGroup: its groups of exceptions would hide which error ended the batch.
+    tasks = [asyncio.create_task(runner.run(requests)) for runner, requests in zip(runners, inputs, strict=True)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _requests(path: Path) -> Generator[Request, None, None]:

@@ -92,6 +92,8 @@ class Batch:
     total: int = 0
     lines: Mapping[str, int] = field(default_factory=dict)
     """Model -> lines of the input that ask for it; empty while the batch is validating."""
+    ended: Mapping[str, int] = field(default_factory=dict)
+    """Model -> lines that are answered or failed. Together fewer than ``completed`` and ``failed`` where an older ingress ran a part."""
     completed: int = 0
     failed: int = 0
     output_file_id: str | None = None
@@ -111,9 +113,15 @@ class Batch:
             raise ValueError(f"a batch that is {self.status} does not become {status}")
         return replace(self, status=status, times={**self.times, f"{status}_at": int(now)}, **changes)
 
-    def counted(self, completed: int, failed: int) -> Self:
-        """Return it with other counts."""
-        return replace(self, completed=completed, failed=failed)
+    def counted(self, completed: int, failed: int, ended: Mapping[str, int]) -> Self:
+        """Return it with the larger counts: after a crash lines are counted anew, and what was told is never taken back."""
+        by_model = {model: max(num_lines, self.ended.get(model, 0)) for model, num_lines in ended.items()}
+        return replace(
+            self,
+            completed=max(self.completed, completed),
+            failed=max(self.failed, failed),
+            ended={**self.ended, **by_model},
+        )
 
     def as_object(self) -> dict[str, Any]:
         errors = [

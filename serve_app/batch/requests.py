@@ -28,7 +28,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One line of the output. ``body`` None: the row is bad, and ``problem`` says why.
+    """One line of the output. ``body`` None: the row is bad, and ``problem`` says why. ``model`` is "" where the row names none.
 
     Requests with the same ``key`` and ``digest`` are the same; the key is the row's own id, else ``line-<number>``.
     """
@@ -38,6 +38,7 @@ class Request:
     path: str
     body: bytes | None
     problem: str = ""
+    model: str = ""
 
 
 class _WrongRow(Exception):
@@ -58,7 +59,8 @@ def request_of(row: Row, defaults: Defaults) -> Request:
         text = _json(body)
     except _WrongRow as exc:
         return Request(key, hashlib.sha256(str(exc).encode()).hexdigest(), "", None, str(exc))
-    return Request(key, hashlib.sha256(path.encode() + b"\0" + text).hexdigest(), path, text)
+    model = body["model"] if isinstance(body["model"], str) else ""
+    return Request(key, hashlib.sha256(path.encode() + b"\0" + text).hexdigest(), path, text, model=model)
 
 
 def request_of_example(number: int, example: object, defaults: Defaults) -> Request:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ class Progress:
     answered: int = 0
     failed: int = 0
     tokens: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    """Model -> lines that have their result, those of earlier processes included."""
     window: float = 0.0
     """Requests at once that the service takes, as far as it has shown."""
     trouble: str = ""
@@ -42,12 +45,21 @@ class Progress:
 
 
 class Runner:
-    """One run over one input."""
+    """One run over one input, or over those of its lines that ``takes`` picks."""
 
-    def __init__(self, http: Poster, journal: Journal, limits: Limits, *, retry_failed: bool = False) -> None:
+    def __init__(
+        self,
+        http: Poster,
+        journal: Journal,
+        limits: Limits,
+        *,
+        retry_failed: bool = False,
+        takes: Callable[[Request], bool] = lambda request: True,
+    ) -> None:
         self._client = Client(http, limits)
         self.progress = Progress(window=self._client.window)
         self._journal, self._max_tasks, self._retry_failed = journal, limits.concurrency, retry_failed
+        self._takes = takes
         self._noted = asyncio.Event()
         """Something is in the journal that no commit has kept yet."""
         self._running: set[asyncio.Task[None]] = set()
@@ -69,7 +81,8 @@ class Runner:
             self._helpers.append(asyncio.create_task(watch(self.progress), name="watch"))
         try:
             for number, request in enumerate(requests, 1):
-                await self._take(request)
+                if self._takes(request):
+                    await self._take(request)
                 self._raise_what_failed()
                 if number % _YIELD_LINES == 0:
                     await asyncio.sleep(0)
@@ -84,12 +97,13 @@ class Runner:
         standing = self._journal.see(request.key, request.digest, again=self._retry_failed)
         if standing == "done":
             self.progress.kept += 1
+            self.progress.ended[request.model] += 1
         elif standing == "twice":
             key = f"{request.key} again, {self.progress.lines + len(self._running) + 1}"
             self._journal.see(key, request.digest, again=True)
-            self._fail(key, request.key, Failure("duplicate_id", f"the id {request.key!r} is another line's already"))
+            self._fail(key, request, Failure("duplicate_id", f"the id {request.key!r} is another line's already"))
         elif request.body is None:
-            self._fail(request.key, request.key, Failure("invalid_line", f"the line {request.problem}"))
+            self._fail(request.key, request, Failure("invalid_line", f"the line {request.problem}"))
         else:
             while len(self._running) >= self._max_tasks:
                 await self._wait()
@@ -123,20 +137,22 @@ class Runner:
             raise BatchError(exc.problem, "see to the service and run the same command: what was answered is kept") from exc
         self.progress.window = self._client.window
         if isinstance(outcome, Answer):
-            self._answer(request.key, outcome)
+            self._answer(request, outcome)
         else:
-            self._fail(request.key, request.key, outcome)
+            self._fail(request.key, request, outcome)
 
-    def _answer(self, key: str, answer: Answer) -> None:
+    def _answer(self, request: Request, answer: Answer) -> None:
         self.progress.answered += 1
+        self.progress.ended[request.model] += 1
         self.progress.tokens += answer.usage("completion_tokens")
         response = {"status_code": 200, "request_id": answer.request_id, "body": answer.body}
-        self._record(key, key, response, None, failed=False)
+        self._record(request.key, request.key, response, None, failed=False)
 
-    def _fail(self, key: str, custom_id: str, failure: Failure) -> None:
+    def _fail(self, key: str, request: Request, failure: Failure) -> None:
         self.progress.failed += 1
+        self.progress.ended[request.model] += 1
         response = None if failure.status is None else {"status_code": failure.status, "request_id": "", "body": None}
-        self._record(key, custom_id, response, {"code": failure.code, "message": failure.message}, failed=True)
+        self._record(key, request.key, response, {"code": failure.code, "message": failure.message}, failed=True)
 
     def _record(self, key: str, custom_id: str, response: object, error: object, *, failed: bool) -> None:
         self._journal.record(key, output_line(key, custom_id, response, error), failed=failed)

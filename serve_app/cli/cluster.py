@@ -226,7 +226,7 @@ def connect(address: str, namespace: str, token: str = "") -> None:
 
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="error", configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as exc:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RaySystemError) as exc:  # of the last kind: a GCS too slow
         tokenless = "RAY_AUTH_MODE" not in os.environ
         hint = "if the cluster was started with Ray's token authentication, set RAY_AUTH_MODE=token" if tokenless else ""
         raise ClusterFailed(problem=f"no Ray cluster answers at {address}: {exc}", hint=hint) from exc

@@ -6,7 +6,9 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +32,20 @@ CHAT = "/v1/chat/completions"
 
 
 class Stored:
-    """A folder with one batch of two lines, in progress."""
+    """A folder with one batch, in progress, of one line for each of ``models``."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, models: tuple[str, ...] = ("tiny", "tiny")) -> None:
         self.settings = BatchSettings(dir=root)
         self.storage = in_folder(root)
         self.folder, self.store = self.storage.scratch, self.storage.store
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
-        lines = [{"custom_id": f"id-{i}", "method": "POST", "url": CHAT, "body": body} for i in range(2)]
+        bodies = [{"model": model, "messages": [{"role": "user", "content": "a"}]} for model in models]
+        lines = [{"custom_id": f"id-{i}", "method": "POST", "url": CHAT, "body": body} for i, body in enumerate(bodies)]
         self.folder.path("file-1").write_text("".join(json.dumps(line) + "\n" for line in lines))
         now = int(time.time())
         self.store.add_file(File("file-1", "", "in.jsonl", "batch", 10, now, now + 1000), limit=1 << 20)
         self.store.add_batch(Batch("batch_1", "", "file-1", CHAT, "24h", now, now + 86400, 3600), max_open=1)
-        self.store.change(self.batch, lambda batch: batch.moved("in_progress", now=now, total=2))
+        by_model = Counter(models)
+        self.store.change(self.batch, lambda batch: batch.moved("in_progress", now=now, total=len(models), lines=by_model))
 
     @property
     def batch(self) -> Batch:
@@ -75,6 +78,54 @@ def test_requests_that_somebody_else_cancels_leave_the_batch_to_its_next_run(tmp
     assert stored.batch.status == "in_progress"
     asyncio.run(stored.job(answered).run())
     assert (stored.batch.status, stored.batch.completed) == ("completed", 2)
+
+
+def test_a_model_without_a_replica_keeps_no_line_of_another_model_waiting(tmp_path: Path) -> None:
+    stored = Stored(tmp_path, ("asleep",) * 5 + ("awake",) * 5)
+    stored.settings = BatchSettings(dir=tmp_path, concurrency=2)
+    asked = Counter[str]()
+
+    def sleeps_until_the_other_has_done_all(request: httpx.Request) -> httpx.Response:
+        model = json.loads(request.content)["model"]
+        if model == "asleep" and asked["awake"] < 5:
+            return httpx.Response(503, headers={"retry-after": "0.1"})
+        asked[model] += 1
+        return answered(request)
+
+    asyncio.run(asyncio.wait_for(stored.job(sleeps_until_the_other_has_done_all).run(), 20.0))
+    batch = stored.batch
+    assert (batch.status, batch.completed, asked) == ("completed", 10, {"asleep": 5, "awake": 5})
+    assert batch.ended == {"asleep": 5, "awake": 5}
+    output = stored.folder.path(batch.output_file_id or "").read_text().splitlines()
+    assert [json.loads(line)["custom_id"] for line in output] == [f"id-{i}" for i in range(10)]  # in the order of the input
+
+
+def test_what_an_earlier_process_answered_counts_for_its_models(tmp_path: Path) -> None:
+    stored = Stored(tmp_path, ("a", "a", "b"))
+
+    def only_a(request: httpx.Request) -> httpx.Response:
+        if json.loads(request.content)["model"] == "a":
+            return answered(request)
+        raise asyncio.CancelledError
+
+    with pytest.raises(BatchError, match="were cancelled"):
+        asyncio.run(stored.job(only_a).run())
+    stored.store.change(stored.batch, lambda batch: replace(batch, ended={}))  # as if its process had told nothing
+    asyncio.run(stored.job(answered).run())
+    assert (stored.batch.completed, stored.batch.ended) == (3, {"a": 2, "b": 1})
+
+
+def test_each_line_is_taken_by_one_runner_whatever_the_number_of_models(tmp_path: Path) -> None:
+    models = tuple(f"m{i}" for i in range(20)) * 2
+    stored, asked = Stored(tmp_path, models), Counter[str]()
+
+    def count(request: httpx.Request) -> httpx.Response:
+        asked[json.loads(request.content)["model"]] += 1
+        return answered(request)
+
+    asyncio.run(stored.job(count).run())
+    assert (stored.batch.status, asked) == ("completed", Counter(models))
+    assert stored.batch.ended == Counter(models)
 
 
 def test_a_job_that_is_given_up_while_its_requests_end_does_not_go_on(tmp_path: Path) -> None:
