@@ -19,6 +19,7 @@ ON_CPU_ENGINES := ingress/test_generate.py ingress/test_generate_disconnect.py r
 CONFIG ?= examples/cpu.yaml
 CHAOS ?= build/chaos
 TARGET ?= 127.0.0.1:8010
+PROMETHEUS_PORT ?= 9090
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
 CUDA_IMAGE ?= $(IMAGE)-cuda
@@ -30,17 +31,17 @@ DIST_IMAGES ?= $(DIST)-images
 IMAGE_STORE ?= docker-daemon:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C stops
 	$(BIN)/serve-app up -f $(CONFIG)
 
 observe: .venv ## Prometheus, and Grafana where it is installed, beside `make run`: rules, alerts, dashboards; TARGET=HOST:PORT, Ctrl-C stops
 	tools/fetch-prometheus build/prometheus
-	$(BIN)/python -m tools.observe --target $(TARGET)
+	$(BIN)/python -m tools.observe --target $(TARGET) --port $(PROMETHEUS_PORT)
 
 preview: .venv ## a picture of each dashboard in build/preview, drawn from the Prometheus of `make observe`
-	$(BIN)/python -m tools.monitoring.preview
+	$(BIN)/python -m tools.monitoring.preview --prometheus http://127.0.0.1:$(PROMETHEUS_PORT)
 
 demo: model ## start, ask, break a replica in mid-stream, show that the answer goes on
 	$(BIN)/serve-app demo
