@@ -184,7 +184,8 @@ def remove(settings: Settings, cut: threading.Event) -> None:
     deadline = time.monotonic() + settings.timeouts.drain_s + _REMOVE_MARGIN_S
     told = _Told()
     while (status := application_status(settings.name)) is not None and time.monotonic() < deadline:
-        told.tell(f"left: {_states(status)}")
+        if left := _states(status):
+            told.tell(f"left: {left}")
         if cut.wait(_POLL_S):
             return
     with contextlib.suppress(ValueError):
@@ -277,13 +278,12 @@ def _check_application(settings: Settings) -> str:
         reasons = {own_words(d.message): n for n, d in status.deployments.items() if d.message} or {status.message: settings.name}
         hint = "\n".join(f"{name}: {reason}" for reason, name in reasons.items())
         raise ClusterFailed(problem="the application did not come up", hint=hint)
-    return _states(status)
+    return _states(status) or "waiting for Ray Serve"
 
 
 def _states(status: Any) -> str:
-    """Return how many replicas of each deployment are in which state."""
-    states = [f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items()]
-    return "; ".join(states) or "waiting for Ray Serve"
+    """Return how many replicas of each deployment are in which state; empty without deployments."""
+    return "; ".join(f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items())
 
 
 def _counts(deployment: Any) -> str:

@@ -84,6 +84,7 @@ def start(monkeypatch: pytest.MonkeyPatch, *answers: Status | ClusterFailed) -> 
     """Wait for the start of an application whose Serve gives these answers and then says that all runs."""
     given = iter(answers)
     monkeypatch.setattr(up, "_POLL_S", 0.0)
+    monkeypatch.setattr("serve_app.cli.up.time.monotonic", lambda: 100.0)  # so that no line is told again with the seconds so far
     monkeypatch.setattr(up, "application_status", lambda name: next_answer(given, lambda: None))
     up._wait_ready(SETTINGS, "", threading.Event())
 
@@ -109,3 +110,9 @@ def test_a_front_end_that_did_not_start_is_one_sentence(monkeypatch: pytest.Monk
     with pytest.raises(ClusterFailed) as refused:
         up._check_application(SETTINGS)
     assert str(refused.value) == f"the application did not come up; ingress: {failed}"
+
+
+def test_a_stop_names_what_is_left_and_nothing_when_nothing_is() -> None:
+    stopping = SimpleNamespace(message="", replica_states={"STOPPING": 2})
+    assert up._states(Status(deployments={"replica-a": stopping})) == "replica-a 2 stopping"
+    assert up._states(Status()) == ""
