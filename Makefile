@@ -276,7 +276,7 @@ tell-progress = { n=0; while IFS= read -r line; do case $$line in \
 	  echo "error: $$python cannot make a virtual environment; on Debian and Ubuntu: apt install python$$version-venv" >&2; exit 1; }; \
 	if [ "$$($(BIN)/python -c 'import pip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)" = "$$version" ]; then \
 	  echo "Python $$version ($$python): bringing .venv up to date"; \
-	else echo "Python $$version ($$python): making .venv, about 3 minutes and 3 GB"; rm -rf .venv; "$$python" -m venv .venv; fi
+	else echo "Python $$version ($$python): making .venv, about 3 minutes and 4 GB"; rm -rf .venv; "$$python" -m venv .venv; fi
 	@echo "1 of 3: $(TORCH), 200 MB"
 	@if $(BIN)/pip install -q --no-deps $(TORCH) 2>/dev/null; then echo "$(TORCH) came from where pip is configured to look"; \
 	else echo "pip's own sources lack $(TORCH): taking it from $(PYTORCH_CPU_INDEX)"; \
