@@ -19,6 +19,7 @@ ON_CPU_ENGINES := ingress/test_generate.py ingress/test_generate_disconnect.py r
 CONFIG ?= examples/cpu.yaml
 CHAOS ?= build/chaos
 TARGET ?= 127.0.0.1:8010
+PROMETHEUS_PORT ?= 9090
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
 CUDA_IMAGE ?= $(IMAGE)-cuda
@@ -30,17 +31,17 @@ DIST_IMAGES ?= $(DIST)-images
 IMAGE_STORE ?= docker-daemon:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / {printf "  make %-24s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C stops
 	$(BIN)/serve-app up -f $(CONFIG)
 
 observe: .venv ## Prometheus, and Grafana where it is installed, beside `make run`: rules, alerts, dashboards; TARGET=HOST:PORT, Ctrl-C stops
 	tools/fetch-prometheus build/prometheus
-	$(BIN)/python -m tools.observe --target $(TARGET)
+	$(BIN)/python -m tools.observe --target $(TARGET) --port $(PROMETHEUS_PORT)
 
 preview: .venv ## a picture of each dashboard in build/preview, drawn from the Prometheus of `make observe`
-	$(BIN)/python -m tools.monitoring.preview
+	$(BIN)/python -m tools.monitoring.preview --prometheus http://127.0.0.1:$(PROMETHEUS_PORT)
 
 demo: model ## start, ask, break a replica in mid-stream, show that the answer goes on
 	$(BIN)/serve-app demo
@@ -275,7 +276,7 @@ tell-progress = { n=0; while IFS= read -r line; do case $$line in \
 	  echo "error: $$python cannot make a virtual environment; on Debian and Ubuntu: apt install python$$version-venv" >&2; exit 1; }; \
 	if [ "$$($(BIN)/python -c 'import pip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)" = "$$version" ]; then \
 	  echo "Python $$version ($$python): bringing .venv up to date"; \
-	else echo "Python $$version ($$python): making .venv, about 3 minutes and 3 GB"; rm -rf .venv; "$$python" -m venv .venv; fi
+	else echo "Python $$version ($$python): making .venv, about 3 minutes and 4 GB"; rm -rf .venv; "$$python" -m venv .venv; fi
 	@echo "1 of 3: $(TORCH), 200 MB"
 	@if $(BIN)/pip install -q --no-deps $(TORCH) 2>/dev/null; then echo "$(TORCH) came from where pip is configured to look"; \
 	else echo "pip's own sources lack $(TORCH): taking it from $(PYTORCH_CPU_INDEX)"; \

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import yaml
 
+from serve_app.cli.startable import refuse_taken_port
+from serve_app.errors import ListenFailed
 from tools.monitoring.boards import BOARDS, board_file
 from tools.monitoring.facts import default_facts, filled
 from tools.monitoring.rules import rules_file
@@ -145,6 +147,13 @@ def main() -> int:
     grafana = f"http://127.0.0.1:{asked.grafana_port}" if with_grafana else ""
     config = write_prometheus(asked.folder, asked.target, grafana=grafana, runbook=Path("docs/runbook.md").resolve().as_uri())
     url = f"http://127.0.0.1:{asked.port}"
+    try:
+        refuse_taken_port("127.0.0.1", asked.port, "PROMETHEUS_PORT")
+        if with_grafana:
+            refuse_taken_port("127.0.0.1", asked.grafana_port, "--grafana-port")
+    except ListenFailed as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with ExitStack() as stack:

@@ -29,6 +29,11 @@ _WATCH_S = 5.0
 _REMOVE_MARGIN_S = 60.0
 _SILENCE_S = 15.0
 """Of a start or a stop; then a line says that it goes on."""
+_MAX_SILENCES = 4
+"""A start is given up at this many calls in a row, of `RAY_LIMIT_S` each, which Ray's control plane did not answer.
+
+One alone means little while engines load: at a load of 70 on two cores Ray once took longer than 30 s, and none of its processes was dead.
+"""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -179,7 +184,8 @@ def remove(settings: Settings, cut: threading.Event) -> None:
     deadline = time.monotonic() + settings.timeouts.drain_s + _REMOVE_MARGIN_S
     told = _Told()
     while (status := application_status(settings.name)) is not None and time.monotonic() < deadline:
-        told.tell(f"left: {_states(status)}")
+        if left := _states(status):
+            told.tell(f"left: {left}")
         if cut.wait(_POLL_S):
             return
     with contextlib.suppress(ValueError):
@@ -210,10 +216,24 @@ def serve_details(name: str) -> dict[str, Any]:
 
 
 def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:
-    told = _Told()
+    """Return when the application is ready, or ``stop`` is set.
+
+    Raises:
+        ClusterFailed: As `_check_application`, or Ray's control plane has not answered `_MAX_SILENCES` times in a row.
+    """
+    told, silences = _Told(), 0
     while not stop.wait(_POLL_S):
-        line = _check_application(settings)
-        if _is_ready(url) if url else application_status(settings.name).status == "RUNNING":
+        try:
+            line = _check_application(settings)
+            is_ready = _is_ready(url) if url else application_status(settings.name).status == "RUNNING"
+        except ClusterSilent as exc:
+            silences += 1
+            if silences == _MAX_SILENCES:
+                raise
+            line, is_ready = f"{exc.problem}, as on a busy machine; waiting for it", False
+        else:
+            silences = 0
+        if is_ready:
             console.print(f"ready after {told.age_s():.0f} s")
             return
         told.tell(line)
@@ -258,13 +278,12 @@ def _check_application(settings: Settings) -> str:
         reasons = {own_words(d.message): n for n, d in status.deployments.items() if d.message} or {status.message: settings.name}
         hint = "\n".join(f"{name}: {reason}" for reason, name in reasons.items())
         raise ClusterFailed(problem="the application did not come up", hint=hint)
-    return _states(status)
+    return _states(status) or "waiting for Ray Serve"
 
 
 def _states(status: Any) -> str:
-    """Return how many replicas of each deployment are in which state."""
-    states = [f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items()]
-    return "; ".join(states) or "waiting for Ray Serve"
+    """Return how many replicas of each deployment are in which state; empty without deployments."""
+    return "; ".join(f"{name} {_counts(deployment)}" for name, deployment in status.deployments.items())
 
 
 def _counts(deployment: Any) -> str:

@@ -179,7 +179,7 @@ _MEANINGS = {
 def _in_words(status: int, error: Mapping[str, Any], retry_after_s: Any) -> str:
     """Return what the status means, the service's own words, and when to come again."""
     if status == 401:  # the service's words are for programs
-        return "The API key is missing or wrong: type one into the field API key. On a narrow screen the arrow at the left shows it. (401)"
+        return "The API key is missing or wrong: type one into its field (of a narrow chat page: behind the arrow at the left). (401)"
     meaning = _MEANINGS.get(status, "The service refused the request." if status < 500 else "The service failed.")
     again = f" Try again in {retry_after_s} s." if retry_after_s else ""
     return f"{meaning} {str(error.get('message', '')).rstrip('.')}. ({status}){again}"

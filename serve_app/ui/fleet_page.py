@@ -38,11 +38,11 @@ class FleetPage:
         try:
             report: Mapping[str, Any] = await self._service.fleet(key)
         except ServiceProblem as exc:
-            return [_problem(str(exc)), gr.skip(), gr.skip(), before, happenings]
+            return [_problem(f"{exc}{_age(before)}"), gr.skip(), gr.skip(), before, happenings]
         try:
             return _next(report, before, [Happening(*happening) for happening in happenings])
         except MALFORMED as exc:
-            said = f"{self._service.url} answered something else than a fleet's report: {exc!r}"
+            said = f"{self._service.url} answered something else than a fleet's report: {exc!r}.{_age(before)}"
             return [_problem(said), gr.skip(), gr.skip(), before, happenings]
 
 
@@ -54,6 +54,11 @@ def _next(report: Report, before: Report | None, known: list[Happening]) -> list
     known = [*known, *new][-SHOWN:]
     shown = happenings_html(known) if new else gr.skip()
     return [_problem(""), fleet_html(report), shown, report, known]
+
+
+def _age(shown: Report | None) -> str:
+    """Return the sentence that says from when the fleet is that the page goes on showing; empty where it shows none."""
+    return f" The fleet below is that of {Happening(shown['time'], '').clock()} UTC." if shown is not None else ""
 
 
 def _problem(text: str) -> Any:

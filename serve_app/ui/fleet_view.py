@@ -89,7 +89,7 @@ def _ingress_row(member: Mapping[str, Any]) -> list[Cell]:
 def _common(member: Mapping[str, Any]) -> list[Cell]:
     state = escape(member["state"])
     address = escape(f"{member['host']}:{member['port']}")
-    return [("", escape(short(member["replica_id"]))), ("", f'<span class="state {state}">{state}</span>'), ("", address)]
+    return [("", escape(short(member["replica_id"]))), ("", f'<span class="state {state}">{state}</span>'), ("address", address)]
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -99,4 +99,4 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -
     head = "".join(f'<th class="{kind}">{column}</th>' for kind, column in zip(kinds, columns, strict=True))
     cells = (("".join(f'<td class="{kind}">{text}</td>' for kind, text in row)) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f"<h3>{title}</h3><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<h3>{title}</h3><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

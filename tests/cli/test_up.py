@@ -80,6 +80,28 @@ def test_a_start_that_says_nothing_new_says_from_time_to_time_that_it_goes_on(
     assert capsys.readouterr().err.splitlines() == ["  1 starting", "  1 starting (16 s)", "  1 running"]
 
 
+def start(monkeypatch: pytest.MonkeyPatch, *answers: Status | ClusterFailed) -> None:
+    """Wait for the start of an application whose Serve gives these answers and then says that all runs."""
+    given = iter(answers)
+    monkeypatch.setattr(up, "_POLL_S", 0.0)
+    monkeypatch.setattr("serve_app.cli.up.time.monotonic", lambda: 100.0)  # so that no line is told again with the seconds so far
+    monkeypatch.setattr(up, "application_status", lambda name: next_answer(given, lambda: None))
+    up._wait_ready(SETTINGS, "", threading.Event())
+
+
+def test_a_start_outlives_a_control_plane_that_is_slow_to_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(monkeypatch, SILENT, SILENT, SILENT, Status("DEPLOYING"), Status("DEPLOYING"), SILENT)
+    said = "  Ray has not answered for 30 s, as on a busy machine; waiting for it"
+    assert capsys.readouterr().err.splitlines() == [said, "  waiting for Ray Serve", said, "ready after 0 s"]
+
+
+def test_a_start_ends_when_the_control_plane_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterSilent):
+        start(monkeypatch, *[SILENT] * up._MAX_SILENCES)
+
+
 def test_a_front_end_that_did_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = FrontEndStartFailed("a", "User-specified max_model_len (20480) is greater")
     message = "".join(traceback.format_exception(failed))
@@ -88,3 +110,9 @@ def test_a_front_end_that_did_not_start_is_one_sentence(monkeypatch: pytest.Monk
     with pytest.raises(ClusterFailed) as refused:
         up._check_application(SETTINGS)
     assert str(refused.value) == f"the application did not come up; ingress: {failed}"
+
+
+def test_a_stop_names_what_is_left_and_nothing_when_nothing_is() -> None:
+    stopping = SimpleNamespace(message="", replica_states={"STOPPING": 2})
+    assert up._states(Status(deployments={"replica-a": stopping})) == "replica-a 2 stopping"
+    assert up._states(Status()) == ""

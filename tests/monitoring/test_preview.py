@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
 from tests.monitoring.expressions import FACTS
+from tests.ports import free_port
 from tools.monitoring.boards import BOARDS, board_file
 from tools.monitoring.facts import filled
 from tools.monitoring.panels import Board
-from tools.monitoring.preview import Line, draw, legend_of, picture, shown
+from tools.monitoring.preview import Line, draw, legend_of, main, picture, shown
 
 
 class TwoSeries:
@@ -66,3 +68,10 @@ def test_a_legend_has_the_values_of_its_labels() -> None:
 )
 def test_a_value_has_its_unit(value: float, unit: str, text: str) -> None:
     assert shown(value, unit) == text
+
+
+def test_without_a_prometheus_one_sentence_says_what_to_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert main(["--prometheus", url, "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: no Prometheus answers at {url}; start `make observe` in another terminal\n"
+    assert list(tmp_path.iterdir()) == []

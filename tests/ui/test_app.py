@@ -105,6 +105,18 @@ def test_an_older_report_of_another_ingress_tells_of_nothing(fake: FakeService) 
     assert [happening.text for happening in happenings] == [f"Replica of {MODEL} b is gone"]
 
 
+def test_a_service_that_refuses_leaves_the_fleet_of_before_with_its_time(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "asks_for_key", True)
+    before = {"time": 990.0, "members": [ingress()], "decisions": []}
+    problem, *_, remembered, _ = looked(fake, before)
+    assert "(401) The fleet below is that of 00:16:30 UTC.</div>" in problem["value"]
+    assert remembered is before
+    problem, *_ = looked(fake, None)
+    assert "below" not in problem["value"]
+
+
 @pytest.mark.parametrize("report", [{}, [], {"time": 1.0, "members": [1], "decisions": []}, {"time": 1.0, "members": [{}]}])
 def test_a_report_of_another_form_is_said(fake: FakeService, monkeypatch: pytest.MonkeyPatch, report: Any) -> None:
     monkeypatch.setattr(fake, "report", report)

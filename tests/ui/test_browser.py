@@ -135,6 +135,7 @@ def test_on_a_phone_the_chat_comes_first_and_nothing_is_wider_than_the_screen(pa
         for path in ("", "/fleet"):
             page.goto(f"{site}{path}")
             page.wait_for_function("() => document.querySelector('#theme')")
+            page.wait_for_selector("#ask" if not path else "td.number >> visible=true")
             assert page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth") <= 0
     finally:
         page.set_viewport_size(before)

@@ -7,6 +7,7 @@ titles, legends, units, limits and data are the dashboard's; fonts and colours a
 import argparse
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,13 +123,18 @@ def picture(board: Mapping[str, Any], source: Source) -> Figure:
     return figure
 
 
-def main() -> None:
-    """Write a PNG for each dashboard."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write a PNG for each dashboard; return 0, or 2 where no Prometheus answers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090")
     parser.add_argument("--minutes", type=float, default=5.0, help="how far back")
     parser.add_argument("--out", type=Path, default=Path("build/preview"))
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
+    try:
+        requests.get(f"{given.prometheus}/-/ready", timeout=20)
+    except requests.RequestException:
+        print(f"error: no Prometheus answers at {given.prometheus}; start `make observe` in another terminal", file=sys.stderr)
+        return 2
     given.out.mkdir(parents=True, exist_ok=True)
     facts = default_facts(namespace="local", release="serve-app")
     for board in BOARDS:
@@ -136,7 +142,8 @@ def main() -> None:
         made = json.loads(filled(board_file(board), facts))
         picture(made, Prometheus(given.prometheus, given.minutes)).savefig(file, dpi=80)
         print(file, flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

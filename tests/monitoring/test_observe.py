@@ -1,0 +1,20 @@
+"""What `make observe` says before it starts anything."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import observe
+
+
+def test_a_taken_port_is_one_sentence_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(sys, "argv", ["observe", "--folder", str(tmp_path), "--port", str(port)])
+        assert observe.main() == 2
+    said = f"error: cannot listen on 127.0.0.1:{port}: Address already in use; set PROMETHEUS_PORT to a free one\n"
+    assert capsys.readouterr() == ("", said)
