@@ -18,7 +18,7 @@ import msgspec
 VERSION = 1
 Outcome = Literal["complete", "failed", "rejected", "aborted"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-"""`serve_app_requests_total` splits `rejected` further: `ingress/outcomes.py`."""
+"""`serve_app_requests_total` splits `failed` and `rejected` further: `ingress/outcomes.py`."""
 MAX_ATTEMPTS_LISTED = 32
 
 

@@ -74,7 +74,7 @@ TABLE = (
     Series("waiting_requests", "gauge", _MODEL, "Requests without a replica."),
     Series("outstanding_tokens", "gauge", _MODEL, "Tokens that unfinished requests may still cost."),
     Series("quarantined_fingerprints", "gauge", _MODEL, "Kinds of requests that are refused because one seems to end engines."),
-    Series("resumptions", "counter", _MODEL, "Times a request that lost its replica went on."),
+    Series("resumptions", "counter", _MODEL, "Times a request that lost its replica was queued again."),
     Series("moved", "counter", _MODEL, "Requests moved away from replicas that drained."),
     Series("routed", "counter", ("model", "reason"), "Attempts that were given to a replica, by why to that one."),
     Series(

@@ -27,7 +27,7 @@ class Ending(NamedTuple):
     reason: str
 
     def word(self) -> str:
-        """Return the outcome as the series has it: of the ledger's words, `rejected` is split by whose fault it was."""
+        """Return the outcome as the series has it: finer than the ledger's, by the reason and by whose fault it was."""
         if self.reason == RequestQuarantined.code:
             return "quarantined" if self.outcome == "failed" else "blocked"
         if self.reason == NoFreePlace.code:
