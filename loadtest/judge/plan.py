@@ -77,7 +77,7 @@ class Plan:
         rows = [
             f"requests    {self.num_requests:,} ({self.num_samples:,} after the warm-up), rate {rate}",
             f"tokens      {self.input_tokens:,} of prompts, {self.output_tokens:,} of answers",
-            f"time        {self.duration_s / 60:.3g} minutes of arrivals, at most {self.longest_s / 60:.3g} with the drain",
+            f"time        {_lasting(self.duration_s)} of arrivals, at most {_lasting(self.longest_s)} with the last answers",
             f"workers     {self.workers_needed} needed{few}",
         ]
         if self.num_left_out or self.num_after_end:
@@ -91,9 +91,13 @@ class Plan:
         return [*rows, f"schedule    sha256 {self.sha256}"]
 
 
+def _lasting(seconds: float) -> str:
+    """Return a time as people say it: 110 s, 4 minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
 def _line_of(interval: Interval) -> str:
-    seconds = None if interval.minutes is None else interval.minutes * 60
-    lasts = "" if seconds is None else f", {seconds:.0f} s" if seconds < 120 else f", {seconds / 60:.0f} minutes"
+    lasts = "" if interval.minutes is None else f", {_lasting(interval.minutes * 60)}"
     verdict = "has an interval" if interval.possible else "NO interval: the sample is too small"
     return f"{percentile(interval.quantile):<11} {verdict} (needs {interval.num_needed:,} independent samples{lasts})"
 

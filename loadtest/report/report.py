@@ -188,7 +188,7 @@ def _workload(data: RunData) -> Iterator[tuple[str, str]]:
     for name, words in (("target says", manifest.target_info), ("versions", manifest.versions), ("machine", manifest.machine)):
         if listed := [f"{key.removesuffix('_bytes')} {text}" for key, value in words.items() if (text := _said(key, value))]:
             yield name, ", ".join(listed)
-    yield "generator", f"{manifest.workers} worker processes"
+    yield "generator", f"{manifest.workers} worker process{'es' if manifest.workers > 1 else ''}"
 
 
 def _said(name: str, value: Any) -> str:

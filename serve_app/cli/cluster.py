@@ -153,7 +153,9 @@ def local_cluster(settings: Settings) -> Iterator[str]:
                 object_store_memory=OBJECT_STORE_BYTES,
             )
         except Exception as exc:  # Ray raises plain ones; its raylet gets 30 s, whatever else the machine does
-            raise ClusterFailed(problem=f"Ray did not start: {exc}", hint="on a busy machine, start again") from exc
+            raise ClusterFailed(
+                problem=f"Ray did not start: {str(exc).rstrip('.')}", hint="on a busy machine, start again"
+            ) from exc
         yield str(context.address_info["address"])
     finally:
         mine = [p for p in psutil.Process().children(recursive=True) if p.pid != reaper.pid]

@@ -89,6 +89,11 @@ def test_the_lines_name_what_to_change() -> None:
     assert lines[0] == "requests    6,000 (5,500 after the warm-up), rate 100/s, 100/s in the busiest 10 s"
 
 
+def test_times_are_said_as_people_say_them() -> None:
+    lines = plan_of({"law": "constant", "rate": 1}, duration_s=110, drain_s=120).lines()
+    assert "time        110 s of arrivals, at most 4 minutes with the last answers" in lines
+
+
 def test_the_rate_of_a_trace_is_that_of_its_own_span(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(f'{{"timestamp": {1000 * k}, "input_length": 8, "output_length": 4}}\n' for k in range(101)))
