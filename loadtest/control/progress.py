@@ -27,6 +27,8 @@ RECENT_S = 10.0
 """TTFT, goodput and lag are those of the last ten seconds."""
 LINE_S = 5.0
 """Without a terminal, a line each five seconds."""
+ONE_LINE = 130
+"""Columns of a terminal that counts, figures and bar fit side by side; in a narrower one the figures have a line of their own."""
 SHOWN = (0.5, 0.9, 0.99)
 """Percentiles of the table at the end."""
 T = TypeVar("T", bound=msgspec.Struct)
@@ -81,7 +83,8 @@ class Figures:
     def num_done(self) -> int:
         return self.states.total()
 
-    def text(self, now_s: float) -> str:
+    def text(self, now_s: float, *, between: str = "  ") -> str:
+        """Return counts and figures; ``between`` stands between the two."""
         while self._recent and self._recent[0][0] < now_s - RECENT_S:
             self._recent.popleft()
         ttft = np.array([value for _, value, _ in self._recent])
@@ -90,12 +93,13 @@ class Figures:
         failed = self.num_done - self.states["ok"] - self.states["cancelled"] - left_out
         num_sent = sum(sample.num_sent for sample in self._health.values())
         due = [f"due {bisect.bisect_right(self._due, now_s)}"] if self._due else []
-        parts = [*due, f"sent {num_sent}", f"done {self.num_done - left_out}", f"failed {failed}"]
+        counts = [*due, f"sent {num_sent}", f"done {self.num_done - left_out}", f"failed {failed}"]
+        figures: list[str] = []
         if ttft.size:
-            parts += [f"TTFT p50 {quantile(ttft, 0.5) * 1e3:.0f} ms", f"good {good:.1f}/s"]
+            figures += [f"TTFT p50 {quantile(ttft, 0.5) * 1e3:.0f} ms", f"good {good:.1f}/s"]
         if self._health:
-            parts.append(f"lag {max(sample.lag_max_s for sample in self._health.values()) * 1e3:.0f} ms")
-        return "  ".join(parts)
+            figures.append(f"lag {max(sample.lag_max_s for sample in self._health.values()) * 1e3:.0f} ms")
+        return between.join("  ".join(each) for each in (counts, figures) if each)
 
 
 class Progress:
@@ -106,6 +110,7 @@ class Progress:
         self._followers = Follower(out / "rows.jsonl"), Follower(out / "health.jsonl")
         self._quiet = quiet
         self._console = Console(stderr=True)
+        self._between = "  " if self._console.width >= ONE_LINE else "\n"
         self._bar: Bar | None = None
         if self._console.is_terminal and not quiet:
             columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn()
@@ -140,11 +145,11 @@ class Progress:
         now_s = self._shown_at - self._began_at
         rows, health = self._followers
         self._figures.add(rows.read(Row), health.read(HealthSample))
-        text = self._figures.text(now_s)
         if self._bar:
-            self._bar.update(self._task, completed=self._figures.num_done, description=f"{self._name}  {text}", refresh=True)
+            text = f"{self._name}  {self._figures.text(now_s, between=self._between)}"
+            self._bar.update(self._task, completed=self._figures.num_done, description=text, refresh=True)
         elif now_s >= 0:
-            print(f"{now_s:6.0f} s  {text}", file=sys.stderr, flush=True)
+            print(f"{now_s:6.0f} s  {self._figures.text(now_s)}", file=sys.stderr, flush=True)
 
 
 def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:

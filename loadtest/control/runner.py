@@ -197,6 +197,8 @@ def conclude(out: Path, *, quiet: bool = False, report: bool = True) -> ExitCode
     """
     manifest = read_manifest(out)
     page = out
+    if report and not quiet:
+        print("analysing the records and drawing the report", file=sys.stderr, flush=True)
     try:
         count_tokens(out, parse_scenario(manifest.scenario, context=RECORDED).tokenizer)
         if report:
