@@ -29,6 +29,8 @@ _WATCH_S = 5.0
 _REMOVE_MARGIN_S = 60.0
 _SILENCE_S = 15.0
 """Of a start or a stop; then a line says that it goes on."""
+_SILENT_LOOKS = 4
+"""Looks in a row to which Ray gives no answer for `RAY_LIMIT_S` each; then a start is given up."""
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -210,10 +212,24 @@ def serve_details(name: str) -> dict[str, Any]:
 
 
 def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:
+    """Wait until it is ready, or until ``stop``.
+
+    Raises:
+        ClusterFailed: Serve gave a deployment up, or did not answer for `_SILENT_LOOKS` looks in a row.
+    """
     told = _Told()
+    num_silent = 0
     while not stop.wait(_POLL_S):
-        line = _check_application(settings)
-        if _is_ready(url) if url else application_status(settings.name).status == "RUNNING":
+        try:
+            line = _check_application(settings)
+            is_ready = _is_ready(url) if url else application_status(settings.name).status == "RUNNING"
+        except ClusterSilent as exc:  # engines that start may take all CPUs of the machine that Serve's controller is on
+            if (num_silent := num_silent + 1) >= _SILENT_LOOKS:
+                raise
+            told.tell(f"{exc.problem}: waiting for it")
+            continue
+        num_silent = 0
+        if is_ready:
             console.print(f"ready after {told.age_s():.0f} s")
             return
         told.tell(line)

@@ -54,6 +54,28 @@ def test_a_control_plane_that_does_not_answer_ends_nothing_and_is_told_once_each
     assert " ".join(capsys.readouterr().err.split()) == f"{said} {said}"
 
 
+def start(monkeypatch: pytest.MonkeyPatch, *answers: Status | ClusterFailed) -> list[Status | ClusterFailed]:
+    """Start on a cluster whose Serve gives these answers; return those that were not asked for."""
+    given = iter(answers)
+    monkeypatch.setattr(up, "_POLL_S", 0.0)
+    monkeypatch.setattr(up, "application_status", lambda name: next_answer(given, lambda: pytest.fail("asked too often")))
+    up._wait_ready(SETTINGS, "", threading.Event())
+    return list(given)
+
+
+def test_a_start_waits_for_a_control_plane_that_the_starting_engines_leave_no_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starting = Status("DEPLOYING")
+    assert start(monkeypatch, SILENT, SILENT, SILENT, starting, starting, SILENT, SILENT, SILENT, Status(), Status()) == []
+    assert "Ray has not answered for 30 s: waiting for it" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_start_on_a_control_plane_that_stays_silent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterSilent, match="has not answered"):
+        start(monkeypatch, SILENT, SILENT, SILENT, SILENT)
+
+
 def test_an_update_that_serve_gave_up_ends_nothing_while_an_ingress_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
