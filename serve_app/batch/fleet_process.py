@@ -1,7 +1,11 @@
-"""A fleet for one job: ``serve-app up`` as a child on a free port. It ends when the job ends, also when the job is killed."""
+"""A fleet for one job: ``serve-app up`` as a child on a free port. It ends when the job ends, also when the job is killed.
+
+The fleet has a Ray cluster of its own, or is the application of one that runs, whose ingress then has to be on this machine.
+"""
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -22,6 +26,8 @@ from serve_app.errors import BatchError
 UP = (sys.executable, "-m", "serve_app.cli.main", "up", "-f", "-")
 """Serves the configuration that comes on its standard input."""
 _POLL_S = 0.5
+_HERE_S = 30.0
+"""For the URL to answer once Ray Serve says that the application runs; later than that, the ingress is on another machine."""
 _END_LIMIT_S = 120.0
 _PR_SET_PDEATHSIG = 1
 
@@ -32,8 +38,13 @@ class FleetProcess:
     Linux sends the child SIGTERM when its parent's thread ends, whatever ends it; ``serve-app up`` then stops as at Ctrl-C.
     """
 
-    def __init__(self, config: Path | Mapping[str, Any], *, port: int = 0, command: Sequence[str] = UP) -> None:
+    def __init__(
+        self, config: Path | Mapping[str, Any], *, port: int = 0, command: Sequence[str] = UP, address: str = ""
+    ) -> None:
         """Read the configuration, or take what it holds. Its name and port are replaced; ``port`` 0: a free one.
+
+        Args:
+            address: Of a Ray cluster that runs; "": the fleet starts one of its own.
 
         Raises:
             ConfigError: As ``serve-app up`` would refuse it.
@@ -42,7 +53,8 @@ class FleetProcess:
         self._mapping, settings = _own(mapping, port)
         self.url, self.address = settings.ingress.local_url, (settings.ingress.host, settings.ingress.port)
         self._called = "the fleet" if isinstance(config, Mapping) else f"the fleet of {config}"
-        self._drain_s, self._command = settings.timeouts.drain_s, command
+        self._drain_s = settings.timeouts.drain_s
+        self._cluster, self._command = address, [*command, *(("--address", address) if address else ())]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - nameless, so that nothing of it outlives this process
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -59,8 +71,15 @@ class FleetProcess:
         """
         try:
             self.start()
+            runs_since = math.inf
             while self.status() != 200:
                 self.refuse_end()
+                if runs_since == math.inf and self._cluster and f" at {self.url}\n" in self._words():
+                    runs_since = time.monotonic()
+                if time.monotonic() - runs_since > _HERE_S:
+                    problem = f"{self._called} runs on {self._cluster}, and nothing answers at {self.url}"
+                    hint = "its ingress is on another machine: run the command there, or start the fleet with serve-app up and give --url"
+                    raise BatchError(problem, hint)
                 time.sleep(_POLL_S)
         except BaseException:
             self.stop()
@@ -116,15 +135,22 @@ class FleetProcess:
         self._process = None
 
     def kill(self) -> None:
-        """End it without a drain. Its reaper ends the processes of its Ray cluster and removes the cluster's files."""
+        """End it without a drain. The reaper of its own Ray cluster ends the cluster's processes and removes the cluster's files.
+
+        On a cluster that ran before, the application stays.
+        """
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
+    def _words(self) -> str:
+        """Return what the child has said so far. Its own descriptor shares the position of this file, so that is left alone."""
+        fd = self._log.fileno()
+        return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+
     def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
+        lines = self._words().splitlines()
         begin = next((i for i, line in enumerate(lines) if line.startswith("error: ")), len(lines) - 1)
         return " ".join(lines[max(begin, 0) :]).removeprefix("error: ") or "it said nothing"
 

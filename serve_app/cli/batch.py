@@ -40,6 +40,7 @@ def run(
     journal: options.Journal = None,
     url: options.Url = "",
     embedded: options.Embedded = None,
+    address: options.Address = "",
     model: options.Model = "",
     chat: options.Chat = True,
     system: options.System = "",
@@ -74,11 +75,12 @@ def run(
     limits = Limits(concurrency=concurrency, tries=tries, patience_s=patience_s, tokens_per_minute=tokens_per_minute)
     files = _Files(output, _journal_of(output, journal))
     files.refuse_to_write(source)
-    _refuse_two_services(url, embedded)
+    _refuse_two_services(url, embedded, address)
     form = checked_format(form) if form else format_of(source)
     key = key_of_file(api_key_file) if api_key_file else key_of_environment()
     defaults = Defaults(model, chat, system, prompt_field, parameters)
-    _answer(source, form, files, defaults, limits, embedded or url or options.DEFAULT_URL, key, retry_failed=retry_failed)
+    service = url or options.DEFAULT_URL if embedded is None else _OwnFleet(embedded, address)
+    _answer(source, form, files, defaults, limits, service, key, retry_failed=retry_failed)
 
 
 def _answer(
@@ -87,12 +89,12 @@ def _answer(
     files: "_Files",
     defaults: "Defaults",
     limits: "Limits",
-    service: "str | Path",
+    service: "str | _OwnFleet",
     key: str,
     *,
     retry_failed: bool,
 ) -> None:
-    """Ask for what the journal has no answer of, and write the output. ``service``: a URL, or the configuration of a fleet to start."""
+    """Ask for what the journal has no answer of, and write the output. ``service``: a URL, or a fleet to start."""
     import uvloop
 
     from serve_app.batch.client import connect, only_model
@@ -104,7 +106,7 @@ def _answer(
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open_input(source))
         journal = stack.enter_context(Journal(files.journal))
-        fleet = stack.enter_context(_fleet(service)) if isinstance(service, Path) else None
+        fleet = stack.enter_context(_fleet(service)) if isinstance(service, _OwnFleet) else None
         url = fleet.url if fleet else str(service)
         http = connect(url, key, limits)
         defaults = defaults if defaults.model else replace(defaults, model=only_model(url, key, limits))
@@ -114,18 +116,30 @@ def _answer(
         files.finish(journal)
 
 
-def _refuse_two_services(url: str, embedded: Path | None) -> None:
+@dataclass(frozen=True)
+class _OwnFleet:
+    """A fleet that is started for the batch, on the Ray cluster at ``address``; "": on one of its own."""
+
+    config: Path
+    address: str
+
+
+def _refuse_two_services(url: str, embedded: Path | None, address: str) -> None:
     if url and embedded:
         raise typer.BadParameter("leave out --url: with --embedded the batch has a service of its own", param_hint="--embedded")
+    if address and not embedded:
+        raise typer.BadParameter(
+            "give --embedded: only a fleet of the batch's own is started on a cluster", param_hint="--address"
+        )
 
 
 @contextlib.contextmanager
-def _fleet(config: Path) -> "Iterator[FleetProcess]":
+def _fleet(own: _OwnFleet) -> "Iterator[FleetProcess]":
     from serve_app.batch.fleet_process import FleetProcess
 
     began_at = time.monotonic()
-    console.print(f"starting the fleet of {config}")
-    with FleetProcess(config) as fleet:
+    console.print(f"starting the fleet of {own.config}" + (f" on the Ray cluster at {own.address}" if own.address else ""))
+    with FleetProcess(own.config, address=own.address) as fleet:
         console.print(f"the fleet is ready after {time.monotonic() - began_at:.0f} s")
         yield fleet
 

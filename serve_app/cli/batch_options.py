@@ -28,6 +28,10 @@ Embedded = Annotated[
     Path | None,
     typer.Option(metavar="CONFIG", help="Start this fleet here for the batch, in place of a running service, and end it."),
 ]
+Address = Annotated[
+    str,
+    typer.Option(help="With --embedded: the Ray cluster to start it on, of which this machine is a node; empty: start one here."),
+]
 Model = Annotated[str, typer.Option(help="Of lines that name none. Default: the one that is served.")]
 Chat = Annotated[bool, typer.Option("--chat/--no-chat", help="A prompt is a user's message, or text to go on with.")]
 System = Annotated[str, typer.Option(help="The system's message before each prompt of a chat.")]

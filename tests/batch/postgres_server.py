@@ -69,6 +69,25 @@ class PostgresServer:
             self._process.wait(30)
             self._process = None
 
+    def take_no_writes(self) -> None:
+        """Let all transactions from now on only read, on connections that are open, too."""
+        self.ask("ALTER SYSTEM SET default_transaction_read_only = on")
+        self._reload("on")
+
+    def take_writes(self) -> None:
+        """Undo `take_no_writes`."""
+        self.ask("ALTER SYSTEM RESET default_transaction_read_only")
+        self._reload("off")
+
+    def _reload(self, read_only: str) -> None:
+        """Return when the server has read its settings again, and has told all its connections to."""
+        self.ask("SELECT pg_reload_conf()")
+        for _ in range(300):
+            if self.ask("SHOW default_transaction_read_only") == [(read_only,)]:
+                return
+            time.sleep(0.1)
+        raise AssertionError("the server does not read its settings")
+
     def ask(self, sql: str) -> list[tuple[object, ...]]:
         with psycopg.connect(self.url, autocommit=True) as db:
             found = db.execute(sql.encode())

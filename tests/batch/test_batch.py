@@ -279,6 +279,7 @@ def test_what_the_command_says_is_in_each_request(service: Service, tmp_path: Pa
         ("x", "in.txt", ("--format", "JSONL"), "--format is 'JSONL'; say one of csv, jsonl, parquet, text"),
         ("x", "in.txt", ("--output", "."), "--output is '.', a folder; name a file in it"),
         ("x", "in.txt", ("--embedded", "fleet.yaml"), "leave out --url: with --embedded the batch has a service of its own"),
+        ("x", "in.txt", ("--address", "auto"), "give --embedded: only a fleet of the batch's own is started on a cluster"),
     ],
 )
 def test_what_cannot_begin_says_why(

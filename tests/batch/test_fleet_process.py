@@ -1,6 +1,13 @@
 """The configuration of a fleet that is started for one job."""
 
-from serve_app.batch.fleet_process import _own
+import sys
+
+import pytest
+
+from serve_app.batch import fleet_process
+from serve_app.batch.fleet_process import FleetProcess, _own
+from serve_app.errors import BatchError
+from tests.ports import free_port
 
 
 def test_a_fleet_of_a_job_has_a_name_and_a_port_of_its_own_and_no_pages() -> None:
@@ -9,3 +16,17 @@ def test_a_fleet_of_a_job_has_a_name_and_a_port_of_its_own_and_no_pages() -> Non
     mapping, settings = _own(given, 0)
     assert (settings.ui, settings.name == "mine", settings.ingress.port == 8010) == (None, False, False)
     assert mapping == {"models": given["models"], "name": settings.name, "ingress": {"port": settings.ingress.port}}
+
+
+def test_a_fleet_on_a_cluster_whose_ingress_is_on_another_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_process, "_HERE_S", 0.0)
+    port = free_port()
+    says = f"import sys, time; print(sys.argv[1:], 'at http://127.0.0.1:{port}', flush=True); time.sleep(600)"
+    configuration = {"models": {"a": {"model": "some/model"}}, "timeouts": {"drain_s": 1.0}}
+    fleet = FleetProcess(configuration, port=port, command=(sys.executable, "-c", says), address="head:6379")
+    with pytest.raises(
+        BatchError, match=f"runs on head:6379, and nothing answers at http://127.0.0.1:{port}; its ingress is on another"
+    ):
+        fleet.__enter__()
+    assert fleet._words().startswith("['--address', 'head:6379']")
+    assert fleet.pid == 0

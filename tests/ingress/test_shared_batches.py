@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import openai
@@ -35,6 +35,11 @@ class Gated(Model):
             return body
 
         await super().__call__(scope, again, send)
+
+
+def num_answered(models: Iterable[Model]) -> int:
+    """Return how many answers the models have given. `Gated` counts a prompt only once its gate is open."""
+    return sum(model.asked.total() for model in models)
 
 
 @contextlib.asynccontextmanager
@@ -106,3 +111,37 @@ async def test_a_database_that_is_away_costs_no_line_of_a_running_batch(
         assert (batch.status, counts(batch)) == ("completed", (40, 40, 0))
         assert await answers(one.client(), batch) == [(f"id-{i}", f"PROMPT {i}") for i in range(40)]
         assert sorted((one.model.asked + other.model.asked).values()) == [1] * 40, "no answer was lost"
+
+
+@in_loop
+async def test_a_database_that_takes_no_writes_costs_no_line_of_two_running_batches(
+    tmp_path: Path, database_url: str, postgres: PostgresServer
+) -> None:
+    models: list[Gated] = []
+
+    def gated() -> Model:
+        models.append(Gated())
+        models[-1].gated = {f"prompt {number}" for number in range(20, 40)}
+        return models[-1]
+
+    async with two(tmp_path, database_url, f"file://{tmp_path}/files", keys=True, model=gated) as (one, _):
+        clients = [one.client(key) for key in KEYS]
+        batches = [await begin(client, jsonl(*map(line, range(40)))) for client in clients]
+        await until(lambda: num_answered(models) == 2 * 20)
+        await asyncio.to_thread(postgres.take_no_writes)
+        try:
+            for client, batch in zip(clients, batches, strict=True):
+                assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+                with pytest.raises(openai.InternalServerError) as away:
+                    await client.files.create(file=("in.jsonl", jsonl(line(0))), purpose="batch")
+                assert (away.value.status_code, away.value.response.headers["retry-after"]) == (503, "5")
+            for model in models:
+                model.gate.set()
+            await until(lambda: num_answered(models) == 2 * 40)
+        finally:
+            await asyncio.to_thread(postgres.take_writes)
+        for client, batch in zip(clients, batches, strict=True):
+            batch = await ended(client, batch)
+            assert (batch.status, counts(batch)) == ("completed", (40, 40, 0))
+            assert await answers(client, batch) == [(f"id-{i}", f"PROMPT {i}") for i in range(40)]
+        assert num_answered(models) == 2 * 40, "no answer was lost"
