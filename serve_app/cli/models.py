@@ -149,6 +149,7 @@ def update(
     """
     from serve_app.cli.model_update import changed, released, way_back
     from serve_app.cli.running import hand_over, running
+    from serve_app.cli.startable import refuse_missing_checkpoint
 
     if not (to or revision or file):
         raise typer.BadParameter("say what changes: --model, --revision or --file")
@@ -162,6 +163,8 @@ def update(
     if before == after:
         typer.echo(f"{model} is that already; nothing was changed")
         return
+    if now.url:  # its nodes are this machine
+        refuse_missing_checkpoint(after)  # each ingress would fail with it, whatever model it is asked for
     hand_over(wanted.serve)
     try:
         _follow(wanted, model, lambda row: released(wanted, row), timeout_s, began=SETTLE_S)

@@ -1,5 +1,6 @@
 """Refuses a start that can only fail, before anything is started. For what runs on this machine alone."""
 
+import json
 import socket
 import sys
 from pathlib import Path
@@ -51,12 +52,25 @@ def refuse_missing_checkpoint(model: ModelSettings) -> None:
 
     Raises:
         CheckpointError: An embedded model is not fetched or damaged.
-        ConfigError: The folder is no checkpoint.
+        ConfigError: The folder is no checkpoint, or one that is half written.
     """
     path = Path(resolve_model(model.model, default_cache_dir()))
-    if path.is_absolute() and not (path / "config.json").is_file():
-        problem = f"{path} holds no config.json" if path.is_dir() else f"{path} does not exist"
+    if path.is_absolute() and (problem := _problem_of_folder(path)):
         raise ConfigError(dotted(("models", model.name, "model")), problem, "give the folder of a Hugging Face checkpoint")
+
+
+def _problem_of_folder(path: Path) -> str:
+    """Return what keeps each ingress from reading the checkpoint; "" where nothing is seen. Weights are not looked at."""
+    config = path / "config.json"
+    if not config.is_file():
+        return f"{path} holds no config.json" if path.is_dir() else f"{path} does not exist"
+    try:
+        is_object = isinstance(json.loads(config.read_bytes()), dict)
+    except OSError as exc:
+        return f"{config} cannot be read: {exc.strerror}"
+    except ValueError:
+        is_object = False
+    return "" if is_object else f"{config} is no JSON object: half written, or damaged"
 
 
 def _refuse_taken_port(ingress: IngressSettings) -> None:

@@ -213,6 +213,46 @@ def test_what_a_load_has_begun_goes_on_after_it(
     assert said in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, "does not exist"),
+        ("", "config.json is no JSON object: half written, or damaged"),
+        ('{"architectures": ["Llam', "config.json is no JSON object: half written, or damaged"),
+        ("[]", "config.json is no JSON object: half written, or damaged"),
+    ],
+)
+def test_an_update_to_a_folder_that_no_ingress_could_read_changes_nothing(
+    config: str | None, said: str, now: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "v2"
+    if config is not None:
+        folder.mkdir()
+        (folder / "config.json").write_text(config)
+    given: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(running, "running", lambda *_: replace(now, url="http://127.0.0.1:8010"))
+    monkeypatch.setattr(running, "hand_over", given.append)
+    monkeypatch.setattr(models, "_follow", lambda *_, **__: None)
+    result = CliRunner().invoke(app, ["models", "update", "org/code", "--model", str(folder)])
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+    assert not given
+
+
+def test_an_update_on_another_cluster_is_not_judged_by_the_folders_of_this_machine(
+    now: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(running, "running", lambda *_: now)
+    monkeypatch.setattr(running, "hand_over", given.append)
+    monkeypatch.setattr(models, "_follow", lambda *_, **__: None)
+    result = CliRunner().invoke(
+        app, ["models", "update", "org/code", "--model", str(tmp_path / "v2"), "--address", "10.0.0.1:6379"]
+    )
+    assert result.exit_code == 0
+    assert len(given) == 1
+
+
 def test_without_a_fleet_each_command_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path))
     for command in (["list"], ["load", "a"], ["unload", "a"], ["pin", "a"], ["update", "a", "--model", "/b"]):
