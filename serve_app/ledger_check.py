@@ -196,7 +196,7 @@ def _problems(line: Line) -> Iterator[str]:
         yield f"had {line.attempts} attempts, but {len(line.replicas)} replicas and {len(line.ends)} ends are listed"
     if line.output_tokens and not (line.attempts and line.first_token_s is not None):
         yield f"got {line.output_tokens} tokens without an attempt or a first token"
-    if line.outcome == "rejected" and line.attempts:
+    if line.outcome == "rejected" and line.attempts and not line.reason.startswith("http_4"):  # vLLM finds some faults late
         yield f"was rejected, and started {line.attempts} times"
     if line.outcome == "complete" and not 200 <= (line.status or 0) < 400:
         yield f"is complete with the status {line.status}"

@@ -266,6 +266,6 @@ def _has_failed(verdict: Verdict, held: HeldAnswer, *, raised: bool) -> bool | N
     answer = held.answer
     if verdict.gone is not None or _is_refused(verdict) or (verdict.error is not None and not _is_the_servers(verdict.error)):
         return None
-    if raised or verdict.error is not None or answer.told_error or answer.status >= 500:
+    if raised or verdict.error is not None or max(answer.told_status, answer.status) >= 500:
         return True
-    return False if answer.ended and answer.status < 400 else None
+    return False if answer.ended and max(answer.told_status, answer.status) < 400 else None

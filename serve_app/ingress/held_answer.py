@@ -7,6 +7,7 @@ An answer that is not streamed has nothing that it could say before its end, and
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from http import HTTPStatus
@@ -25,6 +26,8 @@ _BEFORE_THE_ENGINE = (b"event: response.created\n", b"event: response.in_progres
 _ERROR_OF_VLLM = b'data: {"error": '
 ERRORS = (_ERROR_OF_VLLM, b"event: error\n", b'{"error": ')
 """How an error begins that is told after the begin of a stream."""
+_STATUS = re.compile(rb'"code": ?(\d{3})\b')
+"""In an error event. A message that quotes the same has a backslash before each quotation mark."""
 
 
 class _Form(NamedTuple):
@@ -72,7 +75,7 @@ class HeldAnswer:
         self.status = 0
         self.head: Message = {}
         """The last that the app gave, or that went out in its place."""
-        self._told_error = False
+        self._told_status = 0
         self._is_ending = False
         self._last: Gathering | None = None
         self.on_event: Callable[[bytes], None] | None = None
@@ -103,7 +106,7 @@ class HeldAnswer:
     @property
     def answer(self) -> Answer:
         """What went to the client so far."""
-        return Answer(self.status, self._ended, self._told_error)
+        return Answer(self.status, self._ended, self._told_status)
 
     async def __call__(self, message: Message) -> None:
         if self._begun and not self._lock.locked():  # a lock for each token would cost 1 us
@@ -130,7 +133,7 @@ class HeldAnswer:
         if len(body) > MAX_ERROR_BYTES and (is_event or self.head.get("status", 200) >= HTTPStatus.BAD_REQUEST):
             message = self._shorten(message)
         if is_event:
-            self._told_error = True
+            self._told_status = _status_of(body)
         if error is not None and body.startswith(_ERROR_OF_VLLM):
             message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
         if self._begun:
@@ -267,3 +270,9 @@ class HeldAnswer:
         """
         self._filled = False
         return {**message, "body": form.filler + message["body"]}
+
+
+def _status_of(event: bytes) -> int:
+    """Return the status that an error event tells, 500 where it tells none."""
+    found = _STATUS.search(event)
+    return int(found[1]) if found else HTTPStatus.INTERNAL_SERVER_ERROR.value

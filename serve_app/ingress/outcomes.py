@@ -15,8 +15,8 @@ class Answer(NamedTuple):
 
     status: int
     ended: bool
-    told_error: bool
-    """An error was told after the begin of a stream."""
+    told_status: int
+    """The status of the error that was told after the begin of a stream, 500 where it has none; 0: no error was told."""
 
 
 class Ending(NamedTuple):
@@ -64,6 +64,8 @@ def ending(
         return Ending("aborted", answer.status, "engine_abort")
     if answer.status >= 400:
         return Ending("failed" if answer.status >= 500 else "rejected", answer.status, f"http_{answer.status}")
-    if answer.told_error or not answer.ended:
+    if 400 <= answer.told_status < 500 and not started:
+        return Ending("rejected", answer.told_status, f"http_{answer.told_status}")
+    if answer.told_status or not answer.ended:
         return Ending("failed", answer.status, "internal_error")
     return Ending("complete", answer.status, "")

@@ -113,7 +113,11 @@ WRONG: dict[str, tuple[list[msgspec.Struct], str]] = {
         ":2: request 'id-0' got 1 tokens without an attempt or a first token",
     ),
     "refused but started": (
-        [head(counts(0)), line(0, outcome="rejected", attempts=1, replicas=["a"], ends=["x"]), last(counts(1, rejected=1))],
+        [
+            head(counts(0)),
+            line(0, outcome="rejected", reason="queue_full", attempts=1, replicas=["a"], ends=["x"]),
+            last(counts(1, rejected=1)),
+        ],
         ":2: request 'id-0' was rejected, and started 1 times",
     ),
     "an attempt without a replica": (

@@ -114,7 +114,7 @@ def refused(call: Callable[[], object]) -> tuple[int, str, str]:
     with pytest.raises(openai.InternalServerError) as error:
         call()
     body = error.value.response.json()["error"]
-    return error.value.status_code, body["code"], body["message"]
+    return error.value.status_code, body["type"], body["message"]
 
 
 def test_two_batches_outlive_a_database_that_is_away_and_then_takes_no_writes(running: Fleet, postgres: PostgresServer) -> None:

@@ -221,7 +221,7 @@ async def test_a_request_that_is_taken_from_the_canary_is_stopped_there(monkeypa
 @in_loop
 async def test_a_client_that_gives_up_says_nothing_of_the_canary() -> None:
     async def gone(verdict: Any, send: Send) -> None:
-        verdict.client_gone(outcomes.Answer(0, ended=False, told_error=False))
+        verdict.client_gone(outcomes.Answer(0, ended=False, told_status=0))
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b'{"by": "next"}'})  # as vLLM's app answers nobody
 

@@ -130,6 +130,9 @@ async def test_each_request_has_one_line_of_what_became_of_it(
             "/v1/completions", content=b'{"request_id": "\\ud800"}', headers={"authorization": f"Bearer {KEY}"}
         )
         tokenized = await ingress.post("/tokenize", request_id="tokens")
+        late = await ingress.post(request_id="late", logprobs=2**63, stream=True)  # vLLM refuses it after the stream's begin
+        assert late.status_code == 200
+        assert '"code": 400' in late.text
         assert (await ingress.http.post("/v1/completions", json={})).status_code == 401
         assert [r.status_code for r in (refused, chat.result(), invalid, unknown, odd, tokenized)] == [
             503,
@@ -148,8 +151,9 @@ async def test_each_request_has_one_line_of_what_became_of_it(
             ("unknown", "rejected", 404, "model_not_found"),
             ("", "rejected", 400, "bad_request"),
             ("tokens", "complete", 200, ""),
+            ("late", "rejected", 400, "http_400"),
         ]
-        assert [line.number for line in lines] == [line.seq for line in lines] == list(range(7))
+        assert [line.number for line in lines] == [line.seq for line in lines] == list(range(8))
         assert {line.key for line in lines} == {"451e84054500"}  # printf %s KEY | sha256sum
         two = lines[1]
         assert (two.engine_requests, two.attempts, two.replicas, two.ends) == (2, 2, ["a", "a"], ["length", "length"])

@@ -21,7 +21,7 @@ from serve_app.ingress.outcomes import Answer
 from serve_app.ledger_check import check
 from serve_app.ledger_lines import ledger_files
 
-WHOLE = Answer(200, ended=True, told_error=False)
+WHOLE = Answer(200, ended=True, told_status=0)
 num_lost = partial(REGISTRY.get_sample_value, "serve_app_ledger_lost_total")
 
 

@@ -5,9 +5,9 @@ import pytest
 from serve_app.errors import BadRequest, NoFreePlace, QueueFull, ReplicaLost, RequestQuarantined, ServingError
 from serve_app.ingress.outcomes import Answer, ending
 
-WHOLE = Answer(200, ended=True, told_error=False)
-BEGUN = Answer(200, ended=False, told_error=False)
-NOTHING = Answer(0, ended=False, told_error=False)
+WHOLE = Answer(200, ended=True, told_status=0)
+BEGUN = Answer(200, ended=False, told_status=0)
+NOTHING = Answer(0, ended=False, told_status=0)
 FULL = QueueFull(waiting=1, limit=1, retry_after_s=5.0)
 LOST = ReplicaLost(request="r", reason="it died")
 QUARANTINED = RequestQuarantined(blocked_s=600.0)
@@ -19,9 +19,11 @@ QUARANTINED = RequestQuarantined(blocked_s=600.0)
         (WHOLE, None, True, "complete"),
         (WHOLE, None, False, "complete"),  # /tokenize
         (BEGUN, None, True, "failed"),
-        (Answer(200, ended=True, told_error=True), None, True, "failed"),
-        (Answer(500, ended=True, told_error=False), None, True, "failed"),
-        (Answer(400, ended=True, told_error=False), None, False, "invalid"),
+        (Answer(200, ended=True, told_status=500), None, True, "failed"),
+        (Answer(200, ended=True, told_status=400), None, False, "invalid"),  # vLLM looks at some values only in the stream
+        (Answer(200, ended=True, told_status=400), None, True, "failed"),
+        (Answer(500, ended=True, told_status=0), None, True, "failed"),
+        (Answer(400, ended=True, told_status=0), None, False, "invalid"),
         (NOTHING, BadRequest("model", "name one of a, b"), False, "invalid"),
         (NOTHING, FULL, False, "rejected"),
         (NOTHING, NoFreePlace(waiting=1, retry_after_s=1.0), False, "held_back"),
