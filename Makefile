@@ -20,6 +20,7 @@ CONFIG ?= examples/cpu.yaml
 CHAOS ?= build/chaos
 TARGET ?= 127.0.0.1:8010
 PROMETHEUS_PORT ?= 9090
+GRAFANA_PORT ?= 3000
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= localhost/serve-app:$(VERSION)
 CUDA_IMAGE ?= $(IMAGE)-cuda
@@ -38,7 +39,7 @@ run: model ## serve CONFIG (default examples/cpu.yaml) on this machine; Ctrl-C s
 
 observe: .venv ## Prometheus, and Grafana where it is installed, beside `make run`: rules, alerts, dashboards; TARGET=HOST:PORT, Ctrl-C stops
 	tools/fetch-prometheus build/prometheus
-	$(BIN)/python -m tools.observe --target $(TARGET) --port $(PROMETHEUS_PORT)
+	$(BIN)/python -m tools.observe --target $(TARGET) --port $(PROMETHEUS_PORT) --grafana-port $(GRAFANA_PORT)
 
 preview: .venv ## a picture of each dashboard in build/preview, drawn from the Prometheus of `make observe`
 	$(BIN)/python -m tools.monitoring.preview --prometheus http://127.0.0.1:$(PROMETHEUS_PORT)

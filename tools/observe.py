@@ -145,15 +145,15 @@ def main() -> int:
     asked = parser.parse_args()
     with_grafana = shutil.which("grafana-server") is not None
     grafana = f"http://127.0.0.1:{asked.grafana_port}" if with_grafana else ""
-    config = write_prometheus(asked.folder, asked.target, grafana=grafana, runbook=Path("docs/runbook.md").resolve().as_uri())
-    url = f"http://127.0.0.1:{asked.port}"
     try:
         refuse_taken_port("127.0.0.1", asked.port, "PROMETHEUS_PORT")
         if with_grafana:
-            refuse_taken_port("127.0.0.1", asked.grafana_port, "--grafana-port")
+            refuse_taken_port("127.0.0.1", asked.grafana_port, "GRAFANA_PORT")
     except ListenFailed as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
+    config = write_prometheus(asked.folder, asked.target, grafana=grafana, runbook=Path("docs/runbook.md").resolve().as_uri())
+    url = f"http://127.0.0.1:{asked.port}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with ExitStack() as stack:

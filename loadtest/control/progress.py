@@ -28,7 +28,7 @@ RECENT_S = 10.0
 LINE_S = 5.0
 """Without a terminal, a line each five seconds."""
 ONE_LINE = 130
-"""Columns of a terminal that counts, figures and bar fit side by side; in a narrower one the figures have a line of their own."""
+"""Columns in which counts, figures and bar fit side by side. In a terminal with fewer columns the figures have a line of their own."""
 SHOWN = (0.5, 0.9, 0.99)
 """Percentiles of the table at the end."""
 T = TypeVar("T", bound=msgspec.Struct)

@@ -92,8 +92,8 @@ class Plan:
 
 
 def _lasting(seconds: float) -> str:
-    """Return a time as people say it: 110 s, 4 minutes."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    """Return a time as people say it: 110 s, 4.5 minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.3g} minutes"
 
 
 def _line_of(interval: Interval) -> str:

@@ -121,6 +121,8 @@ class FleetProcess:
     def stop(self, limit_s: float | None = None) -> None:
         """End it as Ctrl-C would. A second Ctrl-C kills it, and so does a stop that takes longer than ``limit_s``.
 
+        On a cluster that ran before, the child is first asked to cut its streams and to remove the application.
+
         Args:
             limit_s: None: ``timeouts.drain_s`` of the configuration and two minutes.
         """
@@ -131,8 +133,17 @@ class FleetProcess:
         try:
             self._process.wait(self._drain_s + _END_LIMIT_S if limit_s is None else limit_s)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            if self._cluster:
+                self._cut()
             self.kill()
         self._process = None
+
+    def _cut(self) -> None:
+        """Send the second Ctrl-C, at which ``serve-app up`` no longer waits for streams, and wait for the end."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired, KeyboardInterrupt):
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(_END_LIMIT_S)
 
     def kill(self) -> None:
         """End it without a drain. The reaper of its own Ray cluster ends the cluster's processes and removes the cluster's files.

@@ -26,18 +26,26 @@ _GOODBYE_S = 5.0
 class InProcess(httpx.AsyncBaseTransport):
     """A transport to ``answer``, which runs in ``loop``.
 
-    ``places`` bounds the requests of all batches together; ``timeout_s`` is of one request, its wait for a place apart.
+    ``places`` bounds the requests of all batches together, ``own`` those of this transport, so that no batch queues more of them than
+    another; ``timeout_s`` is of one request, its wait for a place apart.
     """
 
     def __init__(
-        self, answer: Answer, loop: asyncio.AbstractEventLoop, *, owner: str, places: asyncio.Semaphore, timeout_s: float
+        self,
+        answer: Answer,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        owner: str,
+        places: asyncio.Semaphore,
+        own: asyncio.Semaphore,
+        timeout_s: float,
     ) -> None:
         self._answer, self._loop = answer, loop
-        self._owner, self._places, self._timeout_s = owner, places, timeout_s
+        self._owner, self._places, self._own, self._timeout_s = owner, places, own, timeout_s
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
-        async with self._places:
+        async with self._own, self._places:
             asked = asyncio.run_coroutine_threadsafe(self._ask(request.url.path, body), self._loop)
             try:
                 async with asyncio.timeout(self._timeout_s) as limit:

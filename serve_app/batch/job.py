@@ -40,7 +40,7 @@ _PUBLISHED_LINES = 500
 _PUBLISHED_CHARS = 4 << 20
 """Most characters of those lines, unless one line is longer. They are held in memory some times over while they are published."""
 _MAX_RUNNERS = 8
-"""Runners of one batch, each of which reads the whole input: models beyond those with the most lines share the last one."""
+"""Runners of one batch, each of which reads the whole input. From the eighth model on, by number of lines, models share the last runner."""
 T = TypeVar("T")
 
 LINES = counter("batch_lines")
@@ -167,7 +167,6 @@ class Job:
                     running.cancel()
                     # Not `await running`: its CancelledError could be this job's own, which has to end the job.
                     await asyncio.gather(running, return_exceptions=True)
-                    self._count(progress)
                     await self._keep_up(progress, journal)
             while not await self._keep_up(progress, journal):
                 await asyncio.sleep(_LOOK_S)
@@ -179,6 +178,7 @@ class Job:
 
     async def _keep_up(self, progress: Sequence[Progress], journal: Journal) -> bool:
         """Publish what was answered and tell the counts; return False while the storage is away, for which the requests do not wait."""
+        self._count(progress)
         try:
             while lines := journal.recorded(_PUBLISHED_LINES, max_chars=_PUBLISHED_CHARS):
                 await asyncio.to_thread(self._claim.publish, lines)
@@ -190,7 +190,6 @@ class Job:
 
     async def _tell(self, progress: Sequence[Progress], counts: Counts) -> None:
         """Note the counts where clients see them, and see whether somebody has cancelled it."""
-        self._count(progress)
         ended = sum((one.ended for one in progress), Counter[str]())
         await asyncio.to_thread(self._change, lambda batch: batch.counted(counts.answered, counts.failed, ended))
 
@@ -262,12 +261,13 @@ def _by_model(lines: Mapping[str, int]) -> list[Callable[[Request], bool]]:
 async def _run_all(runners: Sequence[Runner], inputs: Sequence[Iterator[Request]]) -> None:
     """Run them beside each other; the first error ends all of them."""
     # No TaskGroup: its groups of exceptions would hide which error ended the batch.
-    tasks = [asyncio.create_task(runner.run(requests)) for runner, requests in zip(runners, inputs, strict=True)]
+    tasks = [asyncio.create_task(runner.run(requests), name="runner") for runner, requests in zip(runners, inputs, strict=True)]
     try:
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second time would cut short what it does at its end
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -8,6 +8,7 @@ each of the first three -> cancelling -> cancelled
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args
@@ -115,12 +116,11 @@ class Batch:
 
     def counted(self, completed: int, failed: int, ended: Mapping[str, int]) -> Self:
         """Return it with the larger counts: after a crash lines are counted anew, and what was told is never taken back."""
-        by_model = {model: max(num_lines, self.ended.get(model, 0)) for model, num_lines in ended.items()}
         return replace(
             self,
             completed=max(self.completed, completed),
             failed=max(self.failed, failed),
-            ended={**self.ended, **by_model},
+            ended=dict(Counter(self.ended) | Counter(ended)),
         )
 
     def as_object(self) -> dict[str, Any]:

@@ -19,8 +19,8 @@ _COMMIT_S = 0.005
 """Least time between two commits. A crash costs the answers since the last one; a commit costs some 50 us, as it waits for no disk."""
 _LOOK_S = 0.2
 """How old the trouble may be that is told while nothing is answered."""
-_YIELD_LINES = 1000
-"""Lines that need no answer are taken without a wait; after so many the other tasks run once."""
+_YIELD_LINES = 20
+"""Lines that need no answer are taken without a wait; after so many the other tasks run once. A line may have a megabyte."""
 
 
 @dataclass

@@ -93,10 +93,12 @@ class Worker:
     async def _main(self, answer: Answer, models: Collection[str], ingress: asyncio.AbstractEventLoop) -> None:
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        places = asyncio.Semaphore(self._settings.concurrency)
+        concurrency = self._settings.concurrency
+        places = asyncio.Semaphore(concurrency)
 
         def transport(owner: str) -> httpx.AsyncBaseTransport:
-            return InProcess(answer, ingress, owner=owner, places=places, timeout_s=REQUEST_TIMEOUT_S)
+            own = asyncio.Semaphore(concurrency)  # a batch of several models has a runner for each
+            return InProcess(answer, ingress, owner=owner, places=places, own=own, timeout_s=REQUEST_TIMEOUT_S)
 
         def job(batch: Batch, claim: Claim) -> Job:
             return Job(batch, self._settings, self._storage, claim, models=models, transport=transport)

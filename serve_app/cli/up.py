@@ -148,7 +148,7 @@ def running(
         ClusterFailed: The application does not come up; the message holds Serve's own reason.
     """
     url = settings.ingress.local_url
-    RunState.of_this_process(settings.name, ray_address, ray_token(), url).save()
+    RunState.of_this_process(settings.name, ray_address, ray_token(), url if here else "").save()
     try:
         deploy(settings)
         _wait_ready(settings, url if here else "", stop)
@@ -225,12 +225,12 @@ def _wait_ready(settings: Settings, url: str, stop: threading.Event) -> None:
     while not stop.wait(_POLL_S):
         try:
             line = _check_application(settings)
-            is_ready = _is_ready(url) if url else application_status(settings.name).status == "RUNNING"
+            is_ready = _is_ready(url) if url else getattr(application_status(settings.name), "status", "") == "RUNNING"
         except ClusterSilent as exc:
             silences += 1
             if silences == _MAX_SILENCES:
                 raise
-            line, is_ready = f"{exc.problem}, as on a busy machine; waiting for it", False
+            line, is_ready = f"{exc.problem}, which happens on a busy machine; waiting", False
         else:
             silences = 0
         if is_ready:

@@ -179,7 +179,8 @@ _MEANINGS = {
 def _in_words(status: int, error: Mapping[str, Any], retry_after_s: Any) -> str:
     """Return what the status means, the service's own words, and when to come again."""
     if status == 401:  # the service's words are for programs
-        return "The API key is missing or wrong: type one into its field (of a narrow chat page: behind the arrow at the left). (401)"
+        field = "the field API key; on a narrow chat page the arrow at the left shows that field"
+        return f"The API key is missing or wrong: type the key into {field}. (401)"
     meaning = _MEANINGS.get(status, "The service refused the request." if status < 500 else "The service failed.")
     again = f" Try again in {retry_after_s} s." if retry_after_s else ""
     return f"{meaning} {str(error.get('message', '')).rstrip('.')}. ({status}){again}"

@@ -1,12 +1,14 @@
 """The configuration of a fleet that is started for one job."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from serve_app.batch import fleet_process
 from serve_app.batch.fleet_process import FleetProcess, _own
 from serve_app.errors import BatchError
+from tests.e2e.fleet import wait_until
 from tests.ports import free_port
 
 
@@ -29,4 +31,28 @@ def test_a_fleet_on_a_cluster_whose_ingress_is_on_another_machine_says_so(monkey
     ):
         fleet.__enter__()
     assert fleet._words().startswith("['--address', 'head:6379']")
+    assert fleet.pid == 0
+
+
+def test_a_stop_that_takes_too_long_cuts_streams_on_a_cluster_before_it_kills(tmp_path: Path) -> None:
+    """At the first SIGINT the child waits for its streams, at the second one it removes its application."""
+    child = f"""
+import signal, sys, time
+came = []
+def take(number, frame):
+    came.append(number)
+    if len(came) == 2:
+        open({str(tmp_path / "removed")!r}, "w").close()
+        sys.exit()
+signal.signal(signal.SIGINT, take)
+open({str(tmp_path / "up")!r}, "w").close()
+while True:
+    time.sleep(0.01)
+"""
+    configuration = {"models": {"a": {"model": "some/model"}}}
+    fleet = FleetProcess(configuration, command=(sys.executable, "-c", child), address="head:6379")
+    fleet.start()
+    wait_until((tmp_path / "up").exists, limit_s=60, what="the child")
+    fleet.stop(limit_s=1.0)
+    assert (tmp_path / "removed").exists()
     assert fleet.pid == 0

@@ -1,7 +1,6 @@
 """The pure parts of the benchmarks: both kinds of servers get the same arguments, and the table says what was measured."""
 
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 import pytest
@@ -62,9 +61,11 @@ def test_the_fleet_serves_the_same_model_on_one_machine() -> None:
         ("ray::ServeController", "ray"),
     ],
 )
-def test_processes_of_the_fleet_and_of_ray_serve_llm_have_the_same_roles(title: str, role: str) -> None:
-    with patch.object(psutil.Process, "cmdline", return_value=[title]):
-        assert role_of(psutil.Process()) == role
+def test_processes_of_the_fleet_and_of_ray_serve_llm_have_the_same_roles(
+    monkeypatch: pytest.MonkeyPatch, title: str, role: str
+) -> None:
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda self: [title])
+    assert role_of(psutil.Process()) == role
 
 
 def test_a_proxy_is_one_role_beside_those_of_the_server_that_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,3 +210,12 @@ def test_numbers_as_intervals_are_a_set(steps: list[int], data: st.DataObject) -
         expected.discard(number)
         assert len(numbers) == len(expected)
     assert [n for n in range(-1, end + 1) if numbers.remove(n)] == sorted(expected)
+
+
+def test_a_request_that_vllm_refuses_as_it_writes_the_answer_is_in_order(tmp_path: Path) -> None:
+    late = line(
+        0, outcome="rejected", status=400, reason="http_400", attempts=1, replicas=["a"], ends=["length"], engine_requests=1
+    )
+    write(tmp_path, [head(counts(0)), late, last(counts(1, rejected=1))])
+    result = verify(tmp_path)
+    assert (result.exit_code, result.stderr) == (0, "")

@@ -115,9 +115,9 @@ def test_models_are_operated_by_the_address_of_their_cluster(configure: Configur
     up = Part("up", cluster.command("up", "-f", str(file)), cluster.home, dict(cluster.variables))
     try:
         up.start()
-        wait_until(lambda: answers(f"http://127.0.0.1:{PORT}/readyz"), limit_s=LIMIT_S, what=up.tail(), every_s=1.0)
+        wait_until(lambda: answers(f"http://127.0.0.1:{PORT}/readyz"), limit_s=LIMIT_S, what="the service", every_s=1.0)
         wait_until(
-            lambda: state() == (MODEL, "loaded"), limit_s=LIMIT_S, what=up.tail(), every_s=1.0
+            lambda: state() == (MODEL, "loaded"), limit_s=LIMIT_S, what="a loaded model", every_s=1.0
         )  # ready without replicas: `required: false`
         assert "is pinned" in models("pin", MODEL)
         assert "is not pinned" in models("pin", MODEL, "--off")

@@ -86,7 +86,8 @@ def test_a_stop_closes_the_connection_and_keeps_what_had_come() -> None:
         (
             {"asks_for_key": True},
             {"key": "wrong"},
-            "The API key is missing or wrong: type one into its field (of a narrow chat page: behind the arrow at the left). (401)",
+            "The API key is missing or wrong: type the key into the field API key; on a narrow chat page the arrow at the left shows that "
+            "field. (401)",
         ),
         ({}, {"model": "other"}, "That is not served here. the model 'other' does not exist. (404)"),
         (

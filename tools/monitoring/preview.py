@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/preview"))
     given = parser.parse_args(arguments)
     try:
-        requests.get(f"{given.prometheus}/-/ready", timeout=20)
+        requests.get(f"{given.prometheus}/-/ready", timeout=20).raise_for_status()
     except requests.RequestException:
         print(f"error: no Prometheus answers at {given.prometheus}; start `make observe` in another terminal", file=sys.stderr)
         return 2

@@ -91,7 +91,7 @@ def test_the_lines_name_what_to_change() -> None:
 
 def test_times_are_said_as_people_say_them() -> None:
     lines = plan_of({"law": "constant", "rate": 1}, duration_s=110, drain_s=120).lines()
-    assert "time        110 s of arrivals, at most 4 minutes with the last answers" in lines
+    assert "time        110 s of arrivals, at most 3.83 minutes with the last answers" in lines
 
 
 def test_the_rate_of_a_trace_is_that_of_its_own_span(tmp_path: Path) -> None:
