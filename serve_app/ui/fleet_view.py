@@ -42,7 +42,7 @@ def _tiles(ingresses: Sequence[Mapping[str, Any]], replicas: Sequence[Mapping[st
     ready = sum(m["state"] == "ready" for m in replicas)
     draining = len(replicas) - ready
     tiles = [
-        (str(ready), "replicas ready" + (f", {draining} draining" if draining else "")),
+        (str(ready), f"replica{'s' * (ready != 1)} ready" + (f", {draining} draining" if draining else "")),
         (str(sum(m["load"].get("streams", 0) for m in ingresses)), "requests at the ingresses"),
         (str(sum(m["load"]["running"] for m in replicas)), "running on engines"),
         (str(sum(m["load"]["waiting"] for m in replicas) + _total(ingresses, "waiting")), "waiting"),

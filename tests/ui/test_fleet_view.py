@@ -60,7 +60,7 @@ def test_a_new_ingress_counts_from_zero_and_resumes_nothing() -> None:
 
 def test_the_page_shows_loads_and_escapes_what_the_service_says() -> None:
     drawn = fleet_html(report(ingress(resumptions=3), member("<b>x", running=6), member("y", state="draining")))
-    assert "<b>1</b><span>replicas ready, 1 draining</span>" in drawn
+    assert "<b>1</b><span>replica ready, 1 draining</span>" in drawn
     assert "<b>7</b><span>running on engines</span>" in drawn
     assert "<b>3</b><span>answers resumed</span>" in drawn
     assert "<b>x" not in drawn
