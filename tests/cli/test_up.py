@@ -93,7 +93,7 @@ def test_a_start_outlives_a_control_plane_that_is_slow_to_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start(monkeypatch, SILENT, SILENT, SILENT, Status("DEPLOYING"), Status("DEPLOYING"), SILENT)
-    said = "  Ray has not answered for 30 s, as on a busy machine; waiting for it"
+    said = "  Ray has not answered for 30 s, which happens on a busy machine; waiting"
     assert capsys.readouterr().err.splitlines() == [said, "  waiting for Ray Serve", said, "ready after 0 s"]
 
 
