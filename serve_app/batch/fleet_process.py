@@ -156,7 +156,7 @@ class FleetProcess:
             self._process = None
 
     def _words(self) -> str:
-        """Return what the child has said so far. Its own descriptor shares the position of this file, so that is left alone."""
+        """Return what the child has said so far. The child writes at the position of this file, which `pread` does not move."""
         fd = self._log.fileno()
         return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
 

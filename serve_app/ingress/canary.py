@@ -17,7 +17,8 @@ from serve_app.core.canary import CanaryLimits, Criterion, Judge, State, is_loop
 from serve_app.core.request import RequestState, Resume
 from serve_app.errors import NoFreePlace, QueueFull, RequestQuarantined, ServerStopping, ServingError
 from serve_app.ingress.frontend import FrontEnd
-from serve_app.ingress.held_answer import ERRORS, HeldAnswer
+from serve_app.ingress.held_answer import ERRORS, HeldAnswer, status_of
+from serve_app.ingress.outcomes import Answer
 from serve_app.ingress.verdict import Verdict
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Canary:
                     return
                 verdict.begin_again()
                 await (await app_of(model))(scope, _first(body, receive), held)
-                if outcome is _Outcome.REFUSED and held.answer.ended and held.answer.status < 400:
+                if outcome is _Outcome.REFUSED and held.answer.ended and not _is_error(held.answer):
                     self._saw(Criterion.FAILED, 1.0)  # a shorter context, no tool parser, ...: a release that takes less
                 return
             watch = _Watch(self.judge.saw_model, verdict)
@@ -167,7 +168,11 @@ class _Gate:
         if message["type"] == "http.response.start":
             self.has_refused = 400 <= int(message["status"]) < 500
             return int(message["status"]) >= 400
-        return bool(message.get("body", b"").startswith(ERRORS))
+        body = message.get("body", b"")
+        if not body.startswith(ERRORS):
+            return False
+        self.has_refused = status_of(body) < 500
+        return True
 
 
 class _Watch:
@@ -268,4 +273,9 @@ def _has_failed(verdict: Verdict, held: HeldAnswer, *, raised: bool) -> bool | N
         return None
     if raised or verdict.error is not None or max(answer.told_status, answer.status) >= 500:
         return True
-    return False if answer.ended and max(answer.told_status, answer.status) < 400 else None
+    return False if answer.ended and not _is_error(answer) else None
+
+
+def _is_error(answer: Answer) -> bool:
+    """Return whether the client was told an error, by the status or within a stream."""
+    return max(answer.status, answer.told_status) >= 400

@@ -133,7 +133,7 @@ class HeldAnswer:
         if len(body) > MAX_ERROR_BYTES and (is_event or self.head.get("status", 200) >= HTTPStatus.BAD_REQUEST):
             message = self._shorten(message)
         if is_event:
-            self._told_status = max(self._told_status, _status_of(body))
+            self._told_status = max(self._told_status, status_of(body))
         if error is not None and body.startswith(_ERROR_OF_VLLM):
             message = {**message, "body": stream_event(error)}  # vLLM's has no type that tells one 503 from another
         if self._begun:
@@ -272,7 +272,7 @@ class HeldAnswer:
         return {**message, "body": form.filler + message["body"]}
 
 
-def _status_of(event: bytes) -> int:
+def status_of(event: bytes) -> int:
     """Return the status that an error event tells, 500 where it tells none."""
     found = _STATUS.search(event)
     return int(found[1]) if found else HTTPStatus.INTERNAL_SERVER_ERROR.value

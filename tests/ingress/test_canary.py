@@ -231,6 +231,20 @@ async def test_a_client_that_gives_up_says_nothing_of_the_canary() -> None:
 
 
 @in_loop
+async def test_a_mistake_of_the_client_that_both_tell_within_a_stream_says_nothing_of_the_canary() -> None:
+    async def mistaken(verdict: Any, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        event = b'data: {"error": {"message": "told", "code": 400}}\n\n'
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    app = pair(failing(mistaken), failing(mistaken))
+    for _ in range(20):
+        assert '"code": 400' in (await call(app, "POST", CHAT, json={"model": "model"})).text
+    assert app.canaries["model"].judge.num_judged == 0
+
+
+@in_loop
 async def test_a_stream_that_the_canary_has_begun_is_not_taken_away() -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
