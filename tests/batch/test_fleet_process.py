@@ -23,7 +23,7 @@ def test_a_fleet_of_a_job_has_a_name_and_a_port_of_its_own_and_no_pages() -> Non
 def test_a_fleet_on_a_cluster_whose_ingress_is_on_another_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_process, "_HERE_S", 0.0)
     port = free_port()
-    says = f"import sys, time; print(sys.argv[1:], 'at http://127.0.0.1:{port}', flush=True); time.sleep(600)"
+    says = f"import signal, sys; print(sys.argv[1:], 'at http://127.0.0.1:{port}', flush=True); signal.pause()"
     configuration = {"models": {"a": {"model": "some/model"}}, "timeouts": {"drain_s": 1.0}}
     fleet = FleetProcess(configuration, port=port, command=(sys.executable, "-c", says), address="head:6379")
     with pytest.raises(
@@ -37,7 +37,7 @@ def test_a_fleet_on_a_cluster_whose_ingress_is_on_another_machine_says_so(monkey
 def test_a_stop_that_takes_too_long_cuts_streams_on_a_cluster_before_it_kills(tmp_path: Path) -> None:
     """At the first SIGINT the child waits for its streams, at the second one it removes its application."""
     child = f"""
-import signal, sys, time
+import signal, sys
 came = []
 def take(number, frame):
     came.append(number)
@@ -47,7 +47,7 @@ def take(number, frame):
 signal.signal(signal.SIGINT, take)
 open({str(tmp_path / "up")!r}, "w").close()
 while True:
-    time.sleep(0.01)
+    signal.pause()
 """
     configuration = {"models": {"a": {"model": "some/model"}}}
     fleet = FleetProcess(configuration, command=(sys.executable, "-c", child), address="head:6379")

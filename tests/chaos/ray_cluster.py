@@ -118,18 +118,22 @@ class RayCluster:
         wait_until(is_healed, limit_s=HEALED_LIMIT_S, what=f"the control plane is back\n{self.head.tail()}", every_s=0.5)
 
 
-@contextlib.contextmanager
-def ray_cluster(config: Mapping[str, Any], home: Path, *, ray_port: int, redis_port: int) -> Iterator[RayCluster]:
-    """Run the fleet of ``config`` with one ingress; it is ready. Leaves nothing behind."""
-    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # a path of a socket has 107 bytes at most
-    shared = {
+def variables_of_a_cluster(folder: Path) -> dict[str, str]:
+    """Return what all processes of a Ray cluster in ``folder`` get: a token of its own, and no memory monitor."""
+    return {
         "TMPDIR": str(folder),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": GCS_RECONNECT_S,
     }
+
+
+@contextlib.contextmanager
+def ray_cluster(config: Mapping[str, Any], home: Path, *, ray_port: int, redis_port: int) -> Iterator[RayCluster]:
+    """Run the fleet of ``config`` with one ingress; it is ready. Leaves nothing behind."""
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # a path of a socket has 107 bytes at most
+    shared = {**variables_of_a_cluster(folder), "RAY_gcs_rpc_server_reconnect_timeout_s": GCS_RECONNECT_S}
     redis = Part("redis", redis_command(redis_port), home, {})
     ray_start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", "127.0.0.1"]
     ray_start += ["--min-worker-port", "0", "--max-worker-port", "0", "--object-store-memory", str(100 << 20)]

@@ -1,7 +1,6 @@
 """A Ray cluster that runs: a batch brings its fleet there and takes it away, and `serve-app models` reaches a fleet by --address."""
 
 import json
-import secrets
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.chaos.ray_cluster import START_LIMIT_S, STARTED, Part
+from tests.chaos.ray_cluster import START_LIMIT_S, STARTED, Part, variables_of_a_cluster
 from tests.e2e.fleet import answers, environment, wait_until
 from tests.e2e_fleet.conftest import Configure
 from tests.e2e_fleet.operations import MODEL
@@ -52,13 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A head with a token of its own, by ``ray start``."""
     home = tmp_path_factory.mktemp("cluster")
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a path of a socket has 107 bytes at most
-    variables = {
-        "TMPDIR": str(folder),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_memory_monitor_refresh_ms": "0",
-    }
+    variables = variables_of_a_cluster(folder)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address", "127.0.0.1"]
     command += ["--port", str(RAY_PORT), "--dashboard-agent-listen-port", str(RAY_PORT + 1)]
     command += ["--ray-client-server-port", str(RAY_PORT + 2), "--include-dashboard", "false", "--temp-dir", str(folder)]
@@ -116,9 +109,8 @@ def test_models_are_operated_by_the_address_of_their_cluster(configure: Configur
     try:
         up.start()
         wait_until(lambda: answers(f"http://127.0.0.1:{PORT}/readyz"), limit_s=LIMIT_S, what="the service", every_s=1.0)
-        wait_until(
-            lambda: state() == (MODEL, "loaded"), limit_s=LIMIT_S, what="a loaded model", every_s=1.0
-        )  # ready without replicas: `required: false`
+        # The service is ready before the model, which is not required.
+        wait_until(lambda: state() == (MODEL, "loaded"), limit_s=LIMIT_S, what="a loaded model", every_s=1.0)
         assert "is pinned" in models("pin", MODEL)
         assert "is not pinned" in models("pin", MODEL, "--off")
         assert "is unloaded" in models("unload", MODEL)

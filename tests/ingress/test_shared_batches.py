@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -81,18 +82,19 @@ async def test_what_one_ingress_takes_any_ingress_answers(
         assert secret == "true" or secret not in caplog.text
 
 
+def with_gate(models: list[Gated]) -> Model:
+    """Return one more of ``models``, which answers the prompts 20 to 39 only once its gate is open."""
+    models.append(Gated())
+    models[-1].gated = {f"prompt {number}" for number in range(20, 40)}
+    return models[-1]
+
+
 @in_loop
 async def test_a_database_that_is_away_costs_no_line_of_a_running_batch(
     tmp_path: Path, database_url: str, postgres: PostgresServer
 ) -> None:
     models: list[Gated] = []
-
-    def gated() -> Model:
-        models.append(Gated())
-        models[-1].gated = {f"prompt {number}" for number in range(20, 40)}
-        return models[-1]
-
-    async with two(tmp_path, database_url, f"file://{tmp_path}/files", model=gated) as (one, other):
+    async with two(tmp_path, database_url, f"file://{tmp_path}/files", model=partial(with_gate, models)) as (one, other):
         batch = await begin(one.client(), jsonl(*map(line, range(40))))
         await until(lambda: len(one.model.asked + other.model.asked) == 20)
         await asyncio.to_thread(postgres.stop)
@@ -118,13 +120,7 @@ async def test_a_database_that_takes_no_writes_costs_no_line_of_two_running_batc
     tmp_path: Path, database_url: str, postgres: PostgresServer
 ) -> None:
     models: list[Gated] = []
-
-    def gated() -> Model:
-        models.append(Gated())
-        models[-1].gated = {f"prompt {number}" for number in range(20, 40)}
-        return models[-1]
-
-    async with two(tmp_path, database_url, f"file://{tmp_path}/files", keys=True, model=gated) as (one, _):
+    async with two(tmp_path, database_url, f"file://{tmp_path}/files", keys=True, model=partial(with_gate, models)) as (one, _):
         clients = [one.client(key) for key in KEYS]
         batches = [await begin(client, jsonl(*map(line, range(40)))) for client in clients]
         await until(lambda: num_answered(models) == 2 * 20)
