@@ -28,7 +28,7 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 PROMPT_TOKENS = 64
 _PORT = 8070
 _END = b"0\r\n\r\n"
-_WORDS = ("the", "of", "and", "to", "in", "that", "is", "was", "he", "for", "it", "with", "as", "his", "on", "be", "at", "by")
+WORDS = ("the", "of", "and", "to", "in", "that", "is", "was", "he", "for", "it", "with", "as", "his", "on", "be", "at", "by")
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,22 @@ class Ingress:
 
 
 @contextmanager
-def started(trees: Sequence[Path], model: Path, folder: Path) -> Iterator[list[Ingress]]:
-    """Start an ingress and its engine of each checkout."""
+def started(trees: Sequence[Path], model: Path, folder: Path, *, max_tokens: int = 1024) -> Iterator[list[Ingress]]:
+    """Start an ingress and its engine of each checkout; a prompt and its answer have at most ``max_tokens`` tokens."""
     with ExitStack() as stack:
-        yield [_start(stack, number, tree.resolve(), model, folder / f"tree-{number}") for number, tree in enumerate(trees)]
+        folders = ((tree.resolve(), folder / f"tree-{number}") for number, tree in enumerate(trees))
+        yield [_start(stack, number, tree, model, own, max_tokens) for number, (tree, own) in enumerate(folders)]
 
 
-def _start(stack: ExitStack, number: int, tree: Path, model: Path, folder: Path) -> Ingress:
+def _start(stack: ExitStack, number: int, tree: Path, model: Path, folder: Path, max_tokens: int) -> Ingress:
     folder.mkdir()
     port = _PORT + number
     env = {"PYTHONPATH": str(tree), "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu"}
     command = [sys.executable, "-P", str(PROGRAM)]
-    engine = subprocess.Popen([*command, "engine", str(folder)], env={**os.environ, **env}, cwd=tree)
+    engine = subprocess.Popen([*command, "engine", str(folder), str(max_tokens)], env={**os.environ, **env}, cwd=tree)
     stack.callback(engine.wait)
     stack.callback(engine.send_signal, signal.SIGKILL)
-    ingress = [*command, "ingress", str(port), str(model), str(folder)]
+    ingress = [*command, "ingress", str(port), str(model), str(folder), str(max_tokens)]
     url = f"http://127.0.0.1:{port}/readyz"
     process = stack.enter_context(server(ingress, url, log=folder / "log", environment=env, start_s=300))
     return Ingress(tree.name, port, process.pid)
@@ -120,7 +121,7 @@ async def _ask(port: int, load: Load) -> None:
 
 
 def _request(load: Load, number: int) -> bytes:
-    text = " ".join(random.Random(number).choices(_WORDS, k=PROMPT_TOKENS))
+    text = " ".join(random.Random(number).choices(WORDS, k=PROMPT_TOKENS))
     asked = {"prompt": text} if load.kind == "completions" else {"messages": [{"role": "user", "content": text}]}
     body = json.dumps({"model": "tiny", "stream": True, "max_tokens": load.tokens, "ignore_eos": True, **asked}).encode()
     head = f"POST {PATHS[load.kind]} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -1,7 +1,7 @@
 """One ingress process in front of a fake engine, for `ingress_alone`: run by path, so that it can be that of another checkout.
 
-``python -P benchmarks/ingress_process.py ingress PORT MODEL FOLDER`` is an ingress with vLLM's front end over a real link, and
-``... engine FOLDER`` the replica's end of that link. The fake engine gives each request a token every `STEP_S` and computes nothing.
+``python -P benchmarks/ingress_process.py ingress PORT MODEL FOLDER TOKENS`` is an ingress with vLLM's front end over a real link, and
+``... engine FOLDER TOKENS`` the replica's end of that link. The fake engine gives each request a token every `STEP_S` and computes nothing.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ _MAX_RUNNING = 1024
 _NAME = "tiny"
 
 
-def _settings(model: str, port: int) -> Any:
+def _settings(model: str, port: int, max_tokens: int) -> Any:
     from serve_app.config import parse_settings
 
-    tiny = {"model": model, "simulated": {"profile": "h100-llama-8b"}, "engine_args": {"max_model_len": 1024}}
+    tiny = {"model": model, "simulated": {"profile": "h100-llama-8b"}, "engine_args": {"max_model_len": max_tokens}}
     sections = {"protocol": {"heartbeat_timeout_s": 100.0}, "ingress": {"host": "127.0.0.1", "port": port}}
     return parse_settings({"models": {_NAME: tiny}, **sections})
 
 
-async def serve_ingress(port: int, model: str, folder: Path) -> None:
+async def serve_ingress(port: int, model: str, folder: Path, max_tokens: int) -> None:
     """Serve until killed; the replica's port is waited for in ``folder``, and what the replica needs is left there."""
     from serve_app.fingerprint import model_fingerprint
     from serve_app.ingress.runtime import IngressRuntime
     from serve_app.membership import Lease
     from serve_app.vllm_start import settle
 
-    runtime = await IngressRuntime.build(_settings(model, port), ingress_id="ingress-1", fleet_id="bench")
+    runtime = await IngressRuntime.build(_settings(model, port, max_tokens), ingress_id="ingress-1", fleet_id="bench")
     front = runtime.front_ends[_NAME]
     (folder / "fingerprint").write_text(model_fingerprint(front.engine.model_config))
     settle()
@@ -49,7 +49,7 @@ async def serve_ingress(port: int, model: str, folder: Path) -> None:
     await asyncio.gather(*tasks)
 
 
-async def serve_engine(folder: Path) -> None:
+async def serve_engine(folder: Path, max_tokens: int) -> None:
     """Serve until killed; the fingerprint is waited for in ``folder``, and the port is left there."""
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
@@ -70,7 +70,7 @@ async def serve_engine(folder: Path) -> None:
         await asyncio.sleep(0.1)
     engine = Engine(fingerprint=(folder / "fingerprint").read_text())
     engine.ready = msgspec.structs.replace(engine.ready, max_num_seqs=_MAX_RUNNING)
-    settings = _settings("/nowhere", 1024).protocol
+    settings = _settings("/nowhere", 1024, max_tokens).protocol
     server = ReplicaServer(ReplicaIdentity("r0", model=_NAME), settings, b"", engine, engine.ready, None)
     engine.connect(server.on_engine_message)
     (folder / "port").write_text(str(await server.listen()))
@@ -84,9 +84,9 @@ async def serve_engine(folder: Path) -> None:
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         match sys.argv[1:]:
-            case ["ingress", port, model, folder]:
-                uvloop.run(serve_ingress(int(port), model, Path(folder)))
-            case ["engine", folder]:
-                uvloop.run(serve_engine(Path(folder)))
+            case ["ingress", port, model, folder, max_tokens]:
+                uvloop.run(serve_ingress(int(port), model, Path(folder), int(max_tokens)))
+            case ["engine", folder, max_tokens]:
+                uvloop.run(serve_engine(Path(folder), int(max_tokens)))
             case _:
                 raise SystemExit(__doc__)

@@ -34,6 +34,8 @@ START_S = 240.0
 _SCALE_DOWN: int = signal.SIGUSR1
 _ROLL_OUT: int = signal.SIGUSR2
 _STOP: int = signal.SIGINT
+_SERVER = "LLMServer"
+"""Ray Serve names the replica's process after it."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _HAPROXY = """
 global
@@ -122,21 +124,25 @@ def _run_application(model: ModelSettings, num_replicas: int) -> None:
         placement_group_config={"bundles": [{"CPU": 1}]},
         deployment_config={"num_replicas": num_replicas},
         runtime_env={"env_vars": engine_environment(model, variables)},
-        server_cls="benchmarks.peers:simulated_server",
+        server_cls=f"benchmarks.peers:{_SERVER}",
     )
     serve.run(build_openai_app({"llm_configs": [config]}))
 
 
 def __getattr__(name: str) -> Any:
-    """Make the replica's class on demand: only Ray Serve LLM's own processes have what it needs."""
-    if name != "simulated_server":
+    """Make the replica's class on demand: only Ray Serve LLM's own processes have what it needs.
+
+    It is a class of this module, so that a replica's process imports this module to get it: the executor has to be replaced there.
+    """
+    if name != _SERVER:
         raise AttributeError(name)
     from ray.llm._internal.serve.engines.vllm import vllm_models
     from ray.serve.llm import LLMServer
 
     # On a CPU it overrides the executor by vLLM's own, and refuses another on a GPU.
     vllm_models.EXECUTOR_BACKEND_MP = SIMULATED_EXECUTOR
-    return LLMServer
+    made = globals()[name] = type(name, (LLMServer,), {"__module__": "benchmarks.peers"})
+    return made
 
 
 # --- vLLM servers behind HAProxy

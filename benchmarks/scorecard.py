@@ -27,7 +27,7 @@ import yaml
 from benchmarks.overhead import ENGINE
 from benchmarks.peers import changed
 from benchmarks.processes import server
-from benchmarks.targets import environment, fleet_config
+from benchmarks.targets import environment, fleet_config, refuse_real_computation
 from loadtest.judge.stats import share_bound
 from loadtest.records import Row, RunEvent, read_lines, read_rows
 from serve_app.checkpoints import make_tiny_llama
@@ -126,6 +126,7 @@ def started(name: str, model: ModelSettings, folder: Path, ray_python: str) -> I
     command = [python, "-m", "benchmarks.peers", name, str(PORT), str(folder), json.dumps(settings)]
     url = f"http://127.0.0.1:{PORT}"
     with server(command, f"{url}/v1/models", log=folder / "log", environment=_marked(model, folder), start_s=START_S) as root:
+        refuse_real_computation(root)
         yield Side(url, folder, ["kill", "-USR1", str(root.pid)], ["kill", "-USR2", str(root.pid)])
 
 

@@ -87,7 +87,15 @@ def _ray_serve_llm(stack: ExitStack, name: str, model: ModelSettings, folder: Pa
     root = stack.enter_context(
         server(command, f"{url}/v1/models", log=own / "log", environment=env, start_s=_START_S[model.device])
     )
+    if model.simulated is not None:
+        refuse_real_computation(root)
     return Target(name, url, root)
+
+
+def refuse_real_computation(root: psutil.Process) -> None:
+    """Raise RuntimeError where an engine core below ``root`` has a worker of vLLM's own and not the simulated accelerator."""
+    if any("VLLM::Worker" in " ".join(each.cmdline()) for each in root.children(recursive=True)):
+        raise RuntimeError("an engine did not take the executor of the simulated accelerator: benchmarks/peers.py sets it")
 
 
 def environment(model: ModelSettings) -> dict[str, str]:
