@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import uvloop
@@ -24,8 +25,12 @@ import uvloop
 from benchmarks.processes import server
 
 PROGRAM = Path(__file__).with_name("ingress_process.py")
-PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "conversations": "/v1/chat/completions"}
+"""By kind of request; those of ``conversations`` go on in one of a few conversations of `HISTORY_TOKENS`."""
 PROMPT_TOKENS = 64
+CONVERSATIONS, MESSAGES, HISTORY_TOKENS = 16, 8, 4000
+MAX_TOKENS = 8192
+"""Of prompt and answer together."""
 _PORT = 8070
 _END = b"0\r\n\r\n"
 WORDS = ("the", "of", "and", "to", "in", "that", "is", "was", "he", "for", "it", "with", "as", "his", "on", "be", "at", "by")
@@ -58,7 +63,7 @@ class Ingress:
 
 
 @contextmanager
-def started(trees: Sequence[Path], model: Path, folder: Path, *, max_tokens: int = 1024) -> Iterator[list[Ingress]]:
+def started(trees: Sequence[Path], model: Path, folder: Path, *, max_tokens: int = MAX_TOKENS) -> Iterator[list[Ingress]]:
     """Start an ingress and its engine of each checkout; a prompt and its answer have at most ``max_tokens`` tokens."""
     with ExitStack() as stack:
         folders = ((tree.resolve(), folder / f"tree-{number}") for number, tree in enumerate(trees))
@@ -69,6 +74,7 @@ def _start(stack: ExitStack, number: int, tree: Path, model: Path, folder: Path,
     folder.mkdir()
     port = _PORT + number
     env = {"PYTHONPATH": str(tree), "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1", "VLLM_TARGET_DEVICE": "cpu"}
+    env |= {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}  # the tiny model is made for 2,048 tokens
     command = [sys.executable, "-P", str(PROGRAM)]
     engine = subprocess.Popen([*command, "engine", str(folder), str(max_tokens)], env={**os.environ, **env}, cwd=tree)
     stack.callback(engine.wait)
@@ -120,9 +126,20 @@ async def _ask(port: int, load: Load) -> None:
             clients.create_task(client())
 
 
+@cache
+def _history(number: int) -> list[dict[str, str]]:
+    texts = (_text(number << 32 | k, HISTORY_TOKENS // MESSAGES) for k in range(MESSAGES))
+    return [{"role": "assistant" if k % 2 else "user", "content": text} for k, text in enumerate(texts)]
+
+
+def _text(seed: int, tokens: int) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=tokens))
+
+
 def _request(load: Load, number: int) -> bytes:
-    text = " ".join(random.Random(number).choices(WORDS, k=PROMPT_TOKENS))
-    asked = {"prompt": text} if load.kind == "completions" else {"messages": [{"role": "user", "content": text}]}
+    text = _text(number, PROMPT_TOKENS)
+    history = _history(number % CONVERSATIONS) if load.kind == "conversations" else []
+    asked = {"prompt": text} if load.kind == "completions" else {"messages": [*history, {"role": "user", "content": text}]}
     body = json.dumps({"model": "tiny", "stream": True, "max_tokens": load.tokens, "ignore_eos": True, **asked}).encode()
     head = f"POST {PATHS[load.kind]} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body

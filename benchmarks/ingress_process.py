@@ -18,6 +18,7 @@ STEP_S = 0.006
 """Seconds between two steps, those of a simulated H100 with an 8B model."""
 
 _MAX_RUNNING = 1024
+_KV_BLOCKS = 1 << 16
 _NAME = "tiny"
 
 
@@ -69,7 +70,8 @@ async def serve_engine(folder: Path, max_tokens: int) -> None:
     while not (folder / "fingerprint").exists():
         await asyncio.sleep(0.1)
     engine = Engine(fingerprint=(folder / "fingerprint").read_text())
-    engine.ready = msgspec.structs.replace(engine.ready, max_num_seqs=_MAX_RUNNING)
+    told = msgspec.structs.replace(engine.ready.capabilities, max_model_len=max_tokens, num_kv_blocks=_KV_BLOCKS)
+    engine.ready = msgspec.structs.replace(engine.ready, max_num_seqs=_MAX_RUNNING, capabilities=told)
     settings = _settings("/nowhere", 1024, max_tokens).protocol
     server = ReplicaServer(ReplicaIdentity("r0", model=_NAME), settings, b"", engine, engine.ready, None)
     engine.connect(server.on_engine_message)

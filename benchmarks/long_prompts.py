@@ -10,7 +10,6 @@ Windows without long prompts and with one every few seconds take turns (0: the n
 import argparse
 import asyncio
 import json
-import os
 import random
 import tempfile
 import time
@@ -34,11 +33,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100_000, help="of a long prompt")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--every", type=float, nargs="+", default=[4.0, 1.0, 0.0], help="seconds between long prompts")
-    parser.add_argument("--kinds", nargs="+", default=list(PATHS), choices=PATHS, help="routes of the long prompts")
+    parser.add_argument(
+        "--kinds", nargs="+", default=["completions", "chat"], choices=["completions", "chat"], help="routes of the long prompts"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trees", type=Path, nargs="+", default=[Path()], help="checkouts to compare; default: this one")
     arguments = parser.parse_args()
-    os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # the tiny model is made for 2,048 tokens
     with tempfile.TemporaryDirectory() as name:
         model = make_tiny_llama(Path(name) / "tiny")
         with started(arguments.trees, model, Path(name), max_tokens=MOST_TOKENS) as ingresses:
@@ -71,7 +71,9 @@ async def _window(ingress: Ingress, kind: str, body: Sequence[bytes], streams: i
             clients.create_task(_long(ingress.port, kind, body, every_s, until, latencies))
     used_s = ingress.cpu_s() - before_s
     p50, p90, p99, most = np.percentile(np.array(gaps) * 1e3, [50, 90, 99, 100])
-    beside = "alone" if every_s is None else f"{kind} every {every_s:g} s: {len(latencies)}, {np.mean(latencies) * 1e3:.0f} ms each"
+    beside = (
+        "alone" if every_s is None else f"{kind} every {every_s:g} s: {len(latencies)}, {np.mean(latencies) * 1e3:.0f} ms each"
+    )
     return f"{ingress.name}: ITL ms p50 {p50:.2f} p90 {p90:.2f} p99 {p99:.2f} most {most:.1f}, CPU {used_s / WINDOW_S:.2f} | {beside}"
 
 

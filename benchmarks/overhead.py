@@ -82,6 +82,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--trees", type=Path, nargs="+", default=[Path()], help="with --alone: checkouts to compare; default: this one"
     )
+    kinds = list(ingress_alone.PATHS)
+    parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds, help="with --alone: of requests; default: all")
     parser.add_argument("--tokens", type=int, nargs="+", help="lengths of answers; default: 64, with --alone 4 and 64")
     parser.add_argument(
         "--client-cpus", type=int, nargs="+", help="cores of the load generator alone; the servers get the others"
@@ -113,7 +115,7 @@ def alone(arguments: argparse.Namespace) -> None:
     """Print what requests and tokens cost the ingress process of each tree."""
     loads = [
         ingress_alone.Load(kind, streams, tokens, max(2 * streams, ALONE_TOKENS // (tokens + 16)))
-        for kind in ingress_alone.PATHS
+        for kind in arguments.kinds
         for streams in arguments.concurrency
         for tokens in arguments.tokens or (4, OUTPUT_TOKENS)
     ]

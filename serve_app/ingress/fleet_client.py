@@ -56,6 +56,7 @@ from serve_app.ingress.link import ReplicaLink
 from serve_app.ingress.links import ReplicaLinks
 from serve_app.ingress.metrics import LoadGauges
 from serve_app.ingress.new_fleet import new_fleet
+from serve_app.ingress.prompt_end import begin_at_the_end
 from serve_app.ingress.start_times import StartTimes
 from serve_app.ingress.streaming import Streams
 from serve_app.ingress.verdict import Verdict, current_verdict
@@ -319,6 +320,7 @@ class FleetClient(EngineCoreClient):
         if instructions and isinstance(refusal := instructions[0], FailRequest):
             self._refuse(request, refusal.error)
         self._requests[request.request_id] = request
+        begin_at_the_end(self._output_processor.request_states[request.request_id].detokenizer, request.prompt_token_ids)
         self.streams.arrived(request.request_id)
         if verdict is not None:
             self._verdicts[request.request_id] = verdict

@@ -6,6 +6,7 @@ are those of the tokenizer's own `encode_batch_fast`. A prompt that has to be cu
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from transformers import TokenizersBackend
@@ -15,6 +16,7 @@ from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 
 from serve_app.ingress.thread_batches import Call, ThreadBatches, tried
+from serve_app.ingress.token_cache import TokenCache, special_tokens_of
 
 _DECIDES = ("__call__", "_encode_plus")
 """What a model's own tokenizer class may replace, to make other ids."""
@@ -73,7 +75,11 @@ class _Direct:
     """The short way to token ids, and vLLM's own where that is needed."""
 
     def __init__(self, renderer: Any) -> None:
-        self._encode = renderer.tokenizer._tokenizer.encode_batch_fast
+        backend = renderer.tokenizer._tokenizer
+        self._encode = backend.encode_batch_fast
+        special_tokens = special_tokens_of(backend)
+        encode = partial(self._encode, add_special_tokens=False)
+        self._cache = TokenCache(encode, special_tokens) if special_tokens else None
         self._wants_offsets = renderer._wants_offsets
         self._by_vllm = renderer._tokenize_prompt
         self._in_threads = ThreadBatches(self.several, renderer._executor, _chars_of_prompt)
@@ -108,7 +114,8 @@ class _Direct:
         prompts = [args for args, _ in calls]
         of_all = [params.get_encode_kwargs() for _, params in prompts]
         ways = {limits["add_special_tokens"] for limits in of_all}
-        if len(prompts) == 1 or len(ways) > 1 or any(self._wants_offsets(*each) for each in prompts):
+        is_chat = self._cache is not None and False in ways
+        if len(prompts) == 1 or len(ways) > 1 or is_chat or any(self._wants_offsets(*each) for each in prompts):
             return [tried(self.one, *each) for each in prompts]
         try:
             encoded = self._encode([prompt["prompt"] for prompt, _ in prompts], add_special_tokens=ways.pop())
@@ -123,11 +130,15 @@ class _Direct:
         if self._wants_offsets(prompt, params):
             return None
         limits = params.get_encode_kwargs()
+        text, adds_special_tokens = prompt["prompt"], limits["add_special_tokens"]
         try:
-            (encoding,) = self._encode([prompt["prompt"]], add_special_tokens=limits["add_special_tokens"])
+            if self._cache is None or adds_special_tokens or "cache_salt" in prompt:
+                ids = self._encode([text], add_special_tokens=adds_special_tokens)[0].ids
+            else:
+                ids = self._cache.ids_of(text)
         except Exception:  # half a surrogate pair, or no text
             return None
-        return _within(limits, encoding.ids, prompt, params)
+        return _within(limits, ids, prompt, params)
 
 
 def _within(limits: Any, ids: list[int], prompt: Any, params: Any) -> Any:

@@ -86,7 +86,8 @@ CALLED = {
     "vllm.v1.engine.detokenizer": """
         BaseIncrementalDetokenizer.get_next_output_text(self, finished, delta)
         BaseIncrementalDetokenizer.num_output_tokens(self)
-        BaseIncrementalDetokenizer.update(self, new_token_ids, stop_terminated)""",
+        BaseIncrementalDetokenizer.update(self, new_token_ids, stop_terminated)
+        FastIncrementalDetokenizer.__init__(self, tokenizer, request)""",
     "vllm.v1.engine.output_processor": """
         OutputProcessor._update_stats_from_output(self, req_state, engine_core_output, engine_core_timestamp, iteration_stats)
         OutputProcessor.abort_requests(self, request_ids, internal)
@@ -177,7 +178,10 @@ USED = {
         "structured_output_manager vllm_config"
     },
     "vllm.v1.engine.core_client": {"EngineCoreClient": ""},
-    "vllm.v1.engine.detokenizer": {"BaseIncrementalDetokenizer": "_last_output_text_offset"},
+    "vllm.v1.engine.detokenizer": {
+        "BaseIncrementalDetokenizer": "_last_output_text_offset",
+        "FastIncrementalDetokenizer": "skip_special_tokens stream tokenizer",
+    },
     "vllm.v1.engine.logprobs": {"LogprobsProcessor": "num_logprobs"},
     "vllm.v1.engine.output_processor": {
         "OutputProcessor": "request_states",
