@@ -16,7 +16,7 @@ from typing import Any
 MAX_CHARS = 4 << 20
 """Characters of all parts that are remembered: at most 4 bytes each for the text, and as much for ids."""
 LEAST_CHARS = 128
-"""Of a part that is remembered. A shorter one is tokenized as fast as it is looked up."""
+"""Of a part, the last one apart. A shorter one is tokenized as fast as it is looked up, and many special tokens shall not make many parts."""
 MOST_SHARE = 16
 """A part of more than ``MAX_CHARS`` by this is not remembered: it would push too many others out."""
 
@@ -29,7 +29,7 @@ class TokenCache:
 
     Args:
         encode: The tokenizer's.
-        special_tokens: All before which a text is cut, at least one.
+        special_tokens: All before which a text may be cut, at least one.
     """
 
     def __init__(self, encode: Encode, special_tokens: Sequence[str]) -> None:
@@ -48,16 +48,20 @@ class TokenCache:
         missing = [part for part, ids in zip(parts, known, strict=True) if ids is None]
         made = iter([array("I", encoding.ids) for encoding in self._encode(missing)] if missing else ())
         of_all = [next(made) if ids is None else ids for ids in known]
-        found: list[int] = []
         with self._lock:
             for part, ids in zip(parts, of_all, strict=True):
                 self._remember(part, ids)
-                found += ids
+        found: list[int] = []
+        for ids in of_all:
+            found += ids
         return found
 
     def _parts(self, text: str) -> list[str]:
-        cuts = [0, *(found.start() for found in self._find(text) if found.start()), len(text)]
-        return [text[start:end] for start, end in pairwise(cuts)]
+        cuts = [0]
+        for found in self._find(text):
+            if found.start() >= cuts[-1] + LEAST_CHARS:
+                cuts.append(found.start())
+        return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
 
     def _known(self, part: str) -> "array[int] | None":
         if (ids := self._ids.get(part)) is not None:

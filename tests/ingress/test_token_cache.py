@@ -81,6 +81,18 @@ def test_the_beginning_of_a_conversation_is_tokenized_once() -> None:
     assert seen == [system, first, second, "<|im_end|>"]
 
 
+def test_a_text_of_special_tokens_has_few_parts() -> None:
+    seen: list[str] = []
+
+    def encode(texts: Any) -> Any:
+        seen.extend(texts)
+        return TOKENIZERS["normalized"].encode_batch_fast(texts, add_special_tokens=False)
+
+    assert len(TokenCache(encode, SPECIAL).ids_of("<s>" * 10_000)) == 10_000
+    assert len(set(seen)) <= 2
+    assert all(len(text) >= LEAST_CHARS for text in seen[:-1])
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cache, "MAX_CHARS", 4000)
     monkeypatch.setattr(token_cache, "MOST_SHARE", 2)
@@ -95,7 +107,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_threads_share_it() -> None:
     cache = cache_of(TOKENIZERS["normalized"])
-    texts = [f"<s>{n} {'the cat ' * 40}" for n in range(40)]
+    texts = [f"<s>{n} {'the cat ' * 40}" * 2 for n in range(40)]
     expected = {text: TOKENIZERS["normalized"].encode(text).ids for text in texts}
     found: list[bool] = []
 
