@@ -16,7 +16,7 @@ from typing import Any
 MAX_CHARS = 4 << 20
 """Characters of all parts that are remembered: at most 4 bytes each for the text, and as much for ids."""
 LEAST_CHARS = 128
-"""Of a part, the last one apart. A shorter one is tokenized as fast as it is looked up, and many special tokens shall not make many parts."""
+"""Of a part, the last one apart. A shorter one is tokenized as fast as it is looked up, and many special tokens make few parts."""
 MOST_SHARE = 16
 """A part of more than ``MAX_CHARS`` by this is not remembered: it would push too many others out."""
 
