@@ -25,9 +25,6 @@ LOAD = {
 }
 """The scenario `step`, shorter and smaller: one replica's load, then that of several."""
 
-POLL_S = 0.5
-TELL_S = 15.0
-
 
 def load_command(url: str, out: Path) -> list[str]:
     """Return the command that loads the fleet at ``url`` and writes the report to ``out``."""
@@ -35,39 +32,20 @@ def load_command(url: str, out: Path) -> list[str]:
     return [sys.executable, "-m", "loadtest.cli", "run", "step", "--target", url, "--out", str(out), *sets]
 
 
-def _start(fleet: FleetProcess) -> None:
-    """Start the fleet, and wait until it is ready; a line after each `TELL_S` seconds says that it goes on.
-
-    Raises:
-        BatchError: The fleet did not start.
-    """
-    print(f"starting the fleet of {CONFIG.relative_to(ROOT)}, about a minute", flush=True)
-    began = told_at = time.monotonic()
-    fleet.start()
-    while fleet.status() != 200:
-        fleet.refuse_end()
-        if (now := time.monotonic()) - told_at >= TELL_S:
-            print(f"  it is starting ({now - began:.0f} s)", flush=True)
-            told_at = now
-        time.sleep(POLL_S)
-
-
 def main(arguments: list[str]) -> int:
     """Run it; return 0 if there is a plot, else the load test's exit status."""
     parser = argparse.ArgumentParser(description="From nothing to the plot of an autoscaled fleet.")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / time.strftime("autoscaling-%Y%m%dT%H%M%S"))
     given = parser.parse_args(arguments)
-    fleet = FleetProcess(CONFIG)
+    print(f"starting the fleet of {CONFIG.relative_to(ROOT)}, about a minute", flush=True)
     try:
-        _start(fleet)
-        print(f"ready at {fleet.url}; the load jumps from 1.5 to 6 requests/s after 40 s", flush=True)
-        status = subprocess.run(load_command(fleet.url, given.out)).returncode
-        print("stopping the fleet", flush=True)
+        with FleetProcess(CONFIG, tell=lambda line: print(f"  {line}", flush=True)) as fleet:
+            print(f"ready at {fleet.url}; the load jumps from 1.5 to 6 requests/s after 40 s", flush=True)
+            status = subprocess.run(load_command(fleet.url, given.out)).returncode
+            print("stopping the fleet", flush=True)
     except BatchError as exc:
         print(f"error: {exc.problem}", file=sys.stderr)
         return 1
-    finally:
-        fleet.stop()
     plot = given.out / "figures" / "autoscaling.svg"
     if not plot.is_file():
         return status or 1

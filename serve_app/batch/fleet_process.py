@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -39,12 +40,19 @@ class FleetProcess:
     """
 
     def __init__(
-        self, config: Path | Mapping[str, Any], *, port: int = 0, command: Sequence[str] = UP, address: str = ""
+        self,
+        config: Path | Mapping[str, Any],
+        *,
+        port: int = 0,
+        command: Sequence[str] = UP,
+        address: str = "",
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Read the configuration, or take what it holds. Its name and port are replaced; ``port`` 0: a free one.
 
         Args:
             address: Of a Ray cluster that runs; "": the fleet starts one of its own.
+            tell: Gets the child's newest line about its start whenever that line changes, until the ``with`` block is entered.
 
         Raises:
             ConfigError: As ``serve-app up`` would refuse it.
@@ -55,6 +63,7 @@ class FleetProcess:
         self._called = "the fleet" if isinstance(config, Mapping) else f"the fleet of {config}"
         self._drain_s = settings.timeouts.drain_s
         self._cluster, self._command = address, [*command, *(("--address", address) if address else ())]
+        self._tell = tell
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - nameless, so that nothing of it outlives this process
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -71,9 +80,12 @@ class FleetProcess:
         """
         try:
             self.start()
-            runs_since = math.inf
+            runs_since, told = math.inf, ""
             while self.status() != 200:
                 self.refuse_end()
+                if (line := _progress(self._words())) != told:
+                    self._tell(line)
+                    told = line
                 if runs_since == math.inf and self._cluster and f" at {self.url}\n" in self._words():
                     runs_since = time.monotonic()
                 if time.monotonic() - runs_since > _HERE_S:
@@ -164,6 +176,15 @@ class FleetProcess:
         lines = self._words().splitlines()
         begin = next((i for i, line in enumerate(lines) if line.startswith("error: ")), len(lines) - 1)
         return " ".join(lines[max(begin, 0) :]).removeprefix("error: ") or "it said nothing"
+
+
+def _progress(words: str) -> str:
+    """Return the last line of ``serve-app up`` about its start; "" before the first one.
+
+    These lines are indented, and "ready after 20 s" ends them: an indented line after that is part of an example.
+    """
+    lines = re.findall(r"^  (.+)\n", re.split(r"^ready after ", words, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE)
+    return lines[-1] if lines else ""
 
 
 def _own(mapping: Mapping[str, Any], port: int) -> tuple[dict[str, Any], Settings]:

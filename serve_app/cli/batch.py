@@ -139,7 +139,7 @@ def _fleet(own: _OwnFleet) -> "Iterator[FleetProcess]":
 
     began_at = time.monotonic()
     console.print(f"starting the fleet of {own.config}" + (f" on the Ray cluster at {own.address}" if own.address else ""))
-    with FleetProcess(own.config, address=own.address) as fleet:
+    with FleetProcess(own.config, address=own.address, tell=lambda line: console.print(f"  {line}", markup=False)) as fleet:
         console.print(f"the fleet is ready after {time.monotonic() - began_at:.0f} s")
         yield fleet
 

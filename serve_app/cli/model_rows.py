@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from serve_app.cli.rayservice import own_words
 from serve_app.cli.running import Running
 from serve_app.config import ModelSettings
 from serve_app.deployments import replica_deployment
@@ -37,17 +38,17 @@ class Row:
     """Why it is not as it should be, in our own words."""
 
     def cells(self) -> tuple[str, ...]:
-        """Return what the table shows of it, in the order of `COLUMNS`."""
+        """Return what the table shows of it, in the order of `COLUMNS`. The message is no part of it."""
         state = f"{self.state}, pinned" if self.pinned else self.state
         start = "" if self.cold_start_s is None else f"{self.cold_start_s:.1f} s"
         numbers = f"{self.ready}/{self.target}", f"{self.min}..{self.max}", f"{self.running}+{self.waiting}", start
-        return self.model, state, *numbers, self.loads, self.release[:8], ", ".join(self.adapters), self.message
+        return self.model, state, *numbers, self.loads, self.release[:8], ", ".join(self.adapters)
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-COLUMNS = ("model", "state", "ready", "bounds", "requests", "start", "loads", "release", "adapters", "message")
+COLUMNS = ("model", "state", "ready", "bounds", "requests", "start", "loads", "release", "adapters")
 
 
 def rows(running: Running, report: Mapping[str, Any]) -> Iterator[Row]:
@@ -84,7 +85,7 @@ def _row(
         running=sum(lease["load"].get("running", 0) for lease in leases),
         waiting=sum(lease["load"].get("waiting", 0) for lease in leases) + sum(told.get("waiting", 0) for told in ingresses),
         cold_start_s=max(starts, default=None),
-        message=deployment.get("message", ""),
+        message=own_words(deployment.get("message", "")),
     )
 
 

@@ -1,12 +1,12 @@
 """What `serve-app models update` changes: the running configuration, or the values of a Helm release. Pure but for the file it reads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from serve_app.cli.model_rows import Row
-from serve_app.cli.running import Running
+from serve_app.cli.rayservice import own_reasons
 from serve_app.config import ModelSettings, Settings, parse_settings
 from serve_app.errors import ClusterFailed
 
@@ -34,6 +34,12 @@ def changed(settings: Settings, model: str, to: str, revision: str, file: Path |
     return parse_settings(values)
 
 
+def where_to_look(name: str = DEFAULT_NAME, address: str = "") -> str:
+    """Return the command that shows how an update with these values of ``--name`` and ``--address`` stands."""
+    of = ("" if name == DEFAULT_NAME else f" {quote(name)}") + (f" --address {quote(address)}" if address else "")
+    return f"serve-app status{of}"
+
+
 def way_back(before: ModelSettings, file: Path | None, *, name: str = DEFAULT_NAME, address: str = "") -> str:
     """Return what undoes an update.
 
@@ -59,15 +65,35 @@ def _in_file(file: Path, model: str) -> dict[str, Any]:
     return models[model].model_dump(mode="json")
 
 
-def released(wanted: Running, row: Row) -> bool:
-    """Return whether every replica of the model that is there works by the wanted settings."""
-    from serve_app.cli.cluster import members
+@dataclass(frozen=True)
+class Update:
+    """An update of one model that Serve was given."""
 
-    releases = [
-        lease["release"] for lease in members(wanted.settings.name) if lease["model"] == row.model and lease["state"] == "ready"
-    ]
-    is_complete = row.state in ("loaded", "unloaded") and len(releases) >= row.target
-    return is_complete and set(releases) <= {row.release}
+    model: str
+    before: frozenset[str]
+    """Ids of the replicas and ingresses of the time before it. It replaces all of them: Serve has one version for all of an application."""
+
+    def rest(self, report: Mapping[str, Any]) -> str:
+        """Return what the update still waits for, "" when it is through, from the report of `status.collect`.
+
+        Serve alone does not tell: it calls an application RUNNING whose deployment the autoscaler has scaled in the middle of the update.
+
+        Raises:
+            ClusterFailed: Serve has given the update up.
+        """
+        deployments = report["deployments"]
+        if report["status"] == "DEPLOY_FAILED":
+            why = own_reasons({name: d["message"] for name, d in deployments.items()}) or own_reasons(
+                {report["name"]: report["message"]}
+            )
+            raise ClusterFailed(f"Serve has given up the update of {self.model!r}", why)
+        waits = []
+        if num_old := len(self.before & {lease["replica_id"] for lease in report["members"]}):
+            waits.append(f"ingresses and replicas of before: {num_old}")
+        if report["status"] != "RUNNING":
+            others = ", ".join(f"{name} {d['status'].lower()}" for name, d in deployments.items() if d["status"] != "HEALTHY")
+            waits.append(f"Serve says {report['status']}" + (f": {others}" if others else ""))
+        return "; ".join(waits)
 
 
 def kubernetes_commands(

@@ -36,15 +36,20 @@ TimeoutS = Annotated[float, typer.Option(help="After which the command gives up 
 @app.command(name="list")
 def list_models(name: Name = "serve-app", address: Address = "", as_json: AsJson = False) -> None:
     """Show each configured model: its state, replicas ready of those wanted, bounds, requests (running+waiting), and what a start takes."""
-    from serve_app.cli.model_rows import COLUMNS
+    from serve_app.cli.model_rows import COLUMNS, rows
     from serve_app.cli.running import running
     from serve_app.cli.status import print_table
 
-    found = list(_rows(running(name, address)).values())
+    now = running(name, address)
+    found = list(rows(now, _report(now)))
     if as_json:
         typer.echo(json.dumps([row.json() for row in found], indent=2))
         return
-    print_table(Console(highlight=False), "", COLUMNS, [row.cells() for row in found])
+    table = Console(highlight=False)
+    print_table(table, "", COLUMNS, [row.cells() for row in found])
+    for row in found:
+        if row.message:  # no cell of the table: a reason of several lines would be a column of half words
+            table.print(f"\n{row.model}: {row.message}", markup=False)
 
 
 @app.command()
@@ -143,11 +148,13 @@ def update(
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Kubernetes: the release's namespace.")] = None,
     timeout_s: TimeoutS = 1800.0,
 ) -> None:
-    """Give a model other weights, another revision or other settings, replica by replica, and wait until all replicas have them.
+    """Give a model other weights, another revision or other settings, replica by replica; wait until all replicas and ingresses have them.
+
+    Exit status 1: Serve has given the update up, or the update was not through after --timeout-s; then it goes on without this command.
 
     On Kubernetes the release holds the configuration: with --namespace or --context this prints the commands that change it there.
     """
-    from serve_app.cli.model_update import changed, released, way_back
+    from serve_app.cli.model_update import Update, changed, way_back, where_to_look
     from serve_app.cli.running import hand_over, running
     from serve_app.cli.startable import refuse_missing_checkpoint
 
@@ -165,15 +172,19 @@ def update(
         return
     if now.url:  # its nodes are this machine
         refuse_missing_checkpoint(after)  # each ingress would fail with it, whatever model it is asked for
+    step = Update(model, frozenset(lease["replica_id"] for lease in _report(now)["members"]))
     hand_over(wanted.serve)
     try:
-        _follow(wanted, model, lambda row: released(wanted, row), timeout_s, began=SETTLE_S)
+        _follow(wanted, model, lambda row: row.state in ("loaded", "unloaded"), timeout_s, began=SETTLE_S, rest=step.rest)
     except ClusterFailed as exc:
         hint = (
-            f"{exc.hint}\nreplicas of before that serve go on; the way back: {way_back(before, file, name=name, address=address)}"
+            f"{exc.hint}\nsee how it stands: {where_to_look(name, address)}"
+            f"\nreplicas of before that serve go on; the way back: {way_back(before, file, name=name, address=address)}"
         )
         raise ClusterFailed(exc.problem, hint) from exc
-    typer.echo(f"{model} is updated; the file that the fleet was started with still says what it said")
+    typer.echo(
+        f"{model} is updated on all replicas and ingresses; the file that the fleet was started with still says what it said"
+    )
 
 
 def _print_commands(
@@ -218,35 +229,57 @@ def _set_bounds(now: "Running", model: "ModelSettings", minimum: int) -> None:
     hand_over(look(now.settings.name).with_entry(_entry(model, minimum)).serve)
 
 
-def _rows(now: "Running") -> "dict[str, Row]":
-    from serve_app.cli.model_rows import rows
+def _report(now: "Running") -> dict[str, Any]:
     from serve_app.cli.status import collect
 
-    return {row.model: row for row in rows(now, collect(now.settings.name, now.url))}
+    return collect(now.settings.name, now.url)
 
 
-def _follow(now: "Running", model: str, is_done: "Callable[[Row], bool]", timeout_s: float, *, began: float = 0.0) -> "Row":
-    """Print what happens until ``is_done`` and return the last row. ``began``: seconds in which the state of before may still be shown.
+def _look(now: "Running", model: str) -> "tuple[Row, dict[str, Any]]":
+    """Return the model's row, and the report that it is from."""
+    from serve_app.cli.model_rows import rows
+
+    report = _report(now)
+    return next(row for row in rows(now, report) if row.model == model), report
+
+
+def _follow(
+    now: "Running",
+    model: str,
+    is_done: "Callable[[Row], bool]",
+    timeout_s: float,
+    *,
+    began: float = 0.0,
+    rest: Callable[[Mapping[str, Any]], str] = lambda report: "",
+) -> "Row":
+    """Print what happens until ``is_done`` and nothing is left of ``rest``, and return the last row.
+
+    Args:
+        began: Seconds in which the state of before may still be shown.
+        rest: Returns what else is waited for, from the report of `status.collect`.
 
     Raises:
         ModelFailed: The model's replicas fail.
-        ClusterFailed: ``timeout_s`` have passed, or Ray does not answer.
+        ClusterFailed: ``timeout_s`` have passed, Ray does not answer, or ``rest`` raises it.
     """
-    from serve_app.cli.rayservice import own_words
-
     deadline, said = time.monotonic() + timeout_s, ""
     time.sleep(began)
-    while not is_done(row := _rows(now)[model]):
-        if row.state == "failed":
-            raise ModelFailed(f"{model!r} has failed", own_words(row.message))
+    while True:
+        row, report = _look(now, model)
+        is_there = is_done(row)
+        if row.state == "failed" and not is_there:
+            raise ModelFailed(f"{model!r} has failed", row.message)
+        waits = f"; {left}" if (left := rest(report)) else ""
+        if is_there and not waits:
+            return row
         if time.monotonic() >= deadline:
-            raise ClusterFailed(
-                f"{model!r} is {row.state} after {timeout_s:g} s", "what was begun goes on: serve-app models list"
-            )
-        line = f"{model}: {row.state}, {row.ready} of {row.target} replicas, {row.running} requests run, {row.waiting} wait"
-        line += f"; {own_words(row.message)}" if row.message else ""
+            problem = f"{model!r} is {row.state} after {timeout_s:g} s{waits}"
+            raise ClusterFailed(problem, "what was begun goes on: serve-app models list")
+        line = (
+            f"{model}: {row.state}, {row.ready} of {row.target} replicas, {row.running} requests run, {row.waiting} wait{waits}"
+        )
+        line += f"; {row.message}" if row.message else ""
         if line != said:
-            console.print(f"  {line}")
+            console.print(f"  {line}", markup=False)
             said = line
         time.sleep(POLL_S)
-    return row

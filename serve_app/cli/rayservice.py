@@ -270,5 +270,11 @@ def own_words(message: str) -> str:
     return found[-1] if found else message
 
 
+def own_reasons(messages: Mapping[str, str]) -> str:
+    """Return each reason among Serve's messages once, a line each: the last name that has it, and our own words."""
+    names = {own_words(message): name for name, message in messages.items() if message}
+    return "\n".join(f"{name}: {reason}" for reason, name in names.items())
+
+
 def _own_errors(message: str) -> list[str]:
     return re.findall(r"^serve_app\.errors\.[\w.]+: (.+)$", message, re.MULTILINE)

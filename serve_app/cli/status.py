@@ -93,6 +93,7 @@ def collect(name: str, url: str) -> dict[str, Any]:
         "name": name,
         "url": url,
         "status": "NOT_FOUND" if application is None else str(application.status.value),
+        "message": "" if application is None else application.message,
         "deployments": {
             key: {
                 "status": str(d.status.value),

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from serve_app.cli.cluster import RAY_LIMIT_S, RunState, connect, local_cluster, ray_token, refuse_dead_ray, within
-from serve_app.cli.rayservice import own_words
+from serve_app.cli.rayservice import own_reasons
 from serve_app.cli.running import hand_over
 from serve_app.cli.settings_file import read_settings
 from serve_app.cli.startable import refuse_hopeless_start, refuse_name_in_use
@@ -275,8 +275,9 @@ def _check_application(settings: Settings) -> str:
     if status is None:
         return "waiting for Ray Serve"
     if status.status == "DEPLOY_FAILED":
-        reasons = {own_words(d.message): n for n, d in status.deployments.items() if d.message} or {status.message: settings.name}
-        hint = "\n".join(f"{name}: {reason}" for reason, name in reasons.items())
+        hint = own_reasons({name: d.message for name, d in status.deployments.items()}) or own_reasons(
+            {settings.name: status.message}
+        )
         raise ClusterFailed(problem="the application did not come up", hint=hint)
     return _states(status) or "waiting for Ray Serve"
 

@@ -1,12 +1,18 @@
 """The configuration of a fleet that is started for one job."""
 
 import sys
+import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from serve_app.batch import fleet_process
-from serve_app.batch.fleet_process import FleetProcess, _own
+from serve_app.batch.fleet_process import FleetProcess, _own, _progress
+from serve_app.cli import up
+from serve_app.cli.batch import _fleet, _OwnFleet
+from serve_app.config import parse_settings
 from serve_app.errors import BatchError
 from tests.e2e.fleet import wait_until
 from tests.ports import free_port
@@ -32,6 +38,60 @@ def test_a_fleet_on_a_cluster_whose_ingress_is_on_another_machine_says_so(monkey
         fleet.__enter__()
     assert fleet._words().startswith("['--address', 'head:6379']")
     assert fleet.pid == 0
+
+
+def test_a_start_tells_what_its_child_says_of_it_and_a_failure_ends_it(tmp_path: Path) -> None:
+    seen, told = tmp_path / "seen", list[str]()
+    child = f"""
+import pathlib, sys, time
+print("starting Ray")
+print("  ingress 1 starting", flush=True)
+while not pathlib.Path({str(seen)!r}).exists():
+    time.sleep(0.05)
+sys.exit("error: no memory")
+"""
+
+    def tell(line: str) -> None:
+        told.append(line)
+        seen.touch()
+
+    configuration = {"models": {"a": {"model": "some/model"}}}
+    fleet = FleetProcess(configuration, command=(sys.executable, "-c", child), tell=tell)
+    with pytest.raises(BatchError, match="the fleet ended with status 1: no memory"):
+        fleet.__enter__()
+    assert told == ["ingress 1 starting"]
+
+
+def test_a_batch_shows_how_far_the_start_of_its_fleet_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("models: {a: {model: some/model}}")
+    child = "import sys, time; print('  ingress 1 starting', flush=True); time.sleep(3); sys.exit('error: no memory')"
+    monkeypatch.setattr(fleet_process, "FleetProcess", partial(FleetProcess, command=(sys.executable, "-c", child)))
+    with pytest.raises(BatchError), _fleet(_OwnFleet(file, "")):
+        pass
+    assert capsys.readouterr().err == f"starting the fleet of {file}\n  ingress 1 starting\n"
+
+
+def test_the_example_that_up_prints_when_it_is_ready_is_no_progress_of_its_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployments = {"ingress": SimpleNamespace(replica_states={"STARTING": 1}, message="")}
+    statuses = (SimpleNamespace(status=s, deployments=deployments) for s in ("DEPLOYING", "DEPLOYING", "RUNNING", "RUNNING"))
+    settings = parse_settings({"models": {"a": {"model": "some/model"}}})
+    monkeypatch.setattr(up, "_POLL_S", 0.0)
+    monkeypatch.setattr(up, "application_status", lambda name: next(statuses))
+    up._wait_ready(settings, "", threading.Event())
+    up._say_ready(settings)
+    said = "".join(reversed(capsys.readouterr()))
+    assert "\n  -d '" in said
+    assert _progress(said) == "ingress 1 starting"
+
+
+def test_a_line_that_the_child_has_not_ended_yet_is_no_progress() -> None:
+    assert _progress("starting Ray\n") == ""
+    assert _progress("starting Ray\n  waiting for Ray Serve\n  ingress 1 st") == "waiting for Ray Serve"
 
 
 def test_a_stop_that_takes_too_long_cuts_streams_on_a_cluster_before_it_kills(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`serve-app models`: what it changes in Serve's config, what it says of each model, and what it refuses."""
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,13 @@ import pytest
 import yaml
 from ray.serve._private.deploy_utils import get_app_code_version
 from ray.serve.schema import ServeDeploySchema
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from serve_app.application import bounds_entry, serve_config
 from serve_app.cli import models, running
 from serve_app.cli.main import app
 from serve_app.cli.model_rows import Row, rows, state_of
-from serve_app.cli.model_update import changed, way_back
+from serve_app.cli.model_update import changed, way_back, where_to_look
 from serve_app.cli.running import Running, _as_given
 from serve_app.config import parse_settings
 from serve_app.errors import ClusterFailed, ConfigError, ServingError
@@ -196,16 +197,17 @@ def test_what_a_load_has_begun_goes_on_after_it(
     def take(serve: Mapping[str, Any]) -> None:
         given.append(Running("", SETTINGS, serve))
 
-    def shown(_: Running) -> dict[str, Row]:
+    def shown(*_: object) -> tuple[Row, dict[str, Any]]:
         if last == "Ctrl-C":
             raise KeyboardInterrupt
-        code = list(rows(given[-1], {"deployments": {}, "members": []}))[1]
-        return {"org/code": replace(code, state=last, ready=int(last == "loaded"), target=1)}
+        report: dict[str, Any] = {"deployments": {}, "members": []}
+        code = list(rows(given[-1], report))[1]
+        return replace(code, state=last, ready=int(last == "loaded"), target=1), report
 
     monkeypatch.setattr(running, "running", lambda *_: now)
     monkeypatch.setattr(running, "look", lambda *_: given[-1])
     monkeypatch.setattr(running, "hand_over", take)
-    monkeypatch.setattr(models, "_rows", shown)
+    monkeypatch.setattr(models, "_look", shown)
     monkeypatch.setattr(models, "POLL_S", 0.0)
     with contextlib.suppress(ClusterFailed, KeyboardInterrupt):
         models.load("org/code", timeout_s=0.01)
@@ -245,12 +247,112 @@ def test_an_update_on_another_cluster_is_not_judged_by_the_folders_of_this_machi
     given: list[Mapping[str, Any]] = []
     monkeypatch.setattr(running, "running", lambda *_: now)
     monkeypatch.setattr(running, "hand_over", given.append)
+    monkeypatch.setattr(models, "_report", lambda _: {"members": []})
     monkeypatch.setattr(models, "_follow", lambda *_, **__: None)
     result = CliRunner().invoke(
         app, ["models", "update", "org/code", "--model", str(tmp_path / "v2"), "--address", "10.0.0.1:6379"]
     )
     assert result.exit_code == 0
     assert len(given) == 1
+
+
+def report(
+    status: str, *members: str, ingress: str = "HEALTHY", why: str = "", message: str = "", chat: str = ""
+) -> dict[str, Any]:
+    """What is known while the model `chat` has one replica and runs beside an ingress, members `i...` and `r...`."""
+    config = "" if ingress == "HEALTHY" else "config update started"
+    deployments = {
+        "ingress": {"status": ingress, "message": why, "rollout": config, "target": 1, "replica_states": {"RUNNING": 1}},
+        "replica-chat": {"status": "HEALTHY", "message": chat, "rollout": "", "target": 1, "replica_states": {"RUNNING": 1}},
+    }
+    leases: list[dict[str, Any]] = [
+        {"replica_id": name, "model": "" if name.startswith("i") else "chat", "load": {}} for name in members
+    ]
+    return {"name": "serve-app", "status": status, "message": message, "deployments": deployments, "members": leases}
+
+
+def update_with(monkeypatch: pytest.MonkeyPatch, now: Running, *reports: dict[str, Any], timeout_s: str = "60") -> Result:
+    """Run an update of `chat` that sees these reports, and the last one for ever."""
+    left = [*reports]
+    monkeypatch.setattr(running, "running", lambda *_: now)
+    monkeypatch.setattr(running, "hand_over", lambda serve: None)
+    monkeypatch.setattr(models, "_report", lambda _: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(models, "POLL_S", 0.0)
+    monkeypatch.setattr(models, "SETTLE_S", 0.0)
+    return CliRunner().invoke(app, ["models", "update", "chat", "--model", "/chat-v2", "--timeout-s", timeout_s])
+
+
+def test_an_update_ends_when_nothing_of_before_is_left_and_serve_says_that_all_runs(
+    now: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = update_with(
+        monkeypatch,
+        now,
+        report("RUNNING", "i1", "r1"),  # before it
+        report("DEPLOYING", "i1", "r2", ingress="UPDATING"),
+        report("RUNNING", "i1", "r2"),  # the autoscaler has scaled the ingresses meanwhile
+        report("DEPLOYING", "r2", ingress="UPDATING"),
+        report("RUNNING", "i2", "r2"),
+    )
+    line = "  chat: loaded, 1 of 1 replicas, 0 requests run, 0 wait; "
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        0,
+        [
+            f"{line}ingresses and replicas of before: 1; Serve says DEPLOYING: ingress updating",
+            f"{line}ingresses and replicas of before: 1",
+            f"{line}Serve says DEPLOYING: ingress updating",
+        ],
+    )
+    assert result.stdout.startswith("chat is updated on all replicas and ingresses; ")
+
+
+WAY_BACK = """
+see how it stands: serve-app status
+replicas of before that serve go on; the way back: serve-app models update chat --model /chat --revision v1"""
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        (
+            report("DEPLOY_FAILED", "i1", "r2", ingress="DEPLOY_FAILED", why="serve_app.errors.A: the tokenizer is damaged"),
+            f"Serve has given up the update of 'chat'; ingress: the tokenizer is damaged{WAY_BACK}",
+        ),
+        (
+            report("DEPLOY_FAILED", "i1", "r1", message="cannot import serve_app") | {"deployments": {}},
+            f"Serve has given up the update of 'chat'; serve-app: cannot import serve_app{WAY_BACK}",
+        ),
+        (
+            report("DEPLOYING", "i1", "r2", ingress="UPDATING"),
+            "'chat' is loaded after 1 s; ingresses and replicas of before: 1; Serve says DEPLOYING: ingress updating; "
+            f"what was begun goes on: serve-app models list{WAY_BACK}",
+        ),
+    ],
+)
+def test_an_update_that_does_not_come_through_says_why_and_what_to_look_at(
+    last: dict[str, Any], said: str, now: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = update_with(monkeypatch, now, report("RUNNING", "i1", "r1"), last, timeout_s="1")
+    assert (result.exit_code, str(result.exception)) == (1, said)
+
+
+def test_a_failed_update_of_another_fleet_names_the_commands_for_that_fleet() -> None:
+    assert where_to_look() == "serve-app status"
+    assert where_to_look("staging", "10.0.0.1:6379") == "serve-app status staging --address 10.0.0.1:6379"
+
+
+def test_the_list_has_what_ails_a_model_below_the_table_in_our_own_words(now: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(running, "running", lambda *_: now)
+    why = "serve_app.errors.EngineStartFailed: the engine core of 'chat' did not start: no memory"
+    monkeypatch.setattr(models, "_report", lambda _: report("RUNNING", "i1", "r1", chat=f"Traceback\n{why}"))
+    lines = CliRunner().invoke(app, ["models", "list"]).stdout.splitlines()
+    assert lines[-2:] == ["", "chat: the engine core of 'chat' did not start: no memory"]
+    assert max(map(len, lines)) <= 80
+    (row,) = [line.split() for line in lines if line.startswith("chat  ")]
+    assert row[:5] == ["chat", "loaded", "1/1", "1..4", "0+0"]
+    (told,) = [row for row in json.loads(CliRunner().invoke(app, ["models", "list", "--json"]).stdout) if row["message"]]
+    assert (told["model"], told["message"]) == ("chat", "the engine core of 'chat' did not start: no memory")
 
 
 def test_without_a_fleet_each_command_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

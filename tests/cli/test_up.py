@@ -1,15 +1,19 @@
 """What `serve-app up` does while the fleet serves."""
 
+import contextlib
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from serve_app.cli import up
+from serve_app.cli.cluster import RunState
 from serve_app.config import parse_settings
 from serve_app.errors import ClusterFailed, ClusterSilent, FrontEndStartFailed
 
@@ -116,3 +120,21 @@ def test_a_stop_names_what_is_left_and_nothing_when_nothing_is() -> None:
     stopping = SimpleNamespace(message="", replica_states={"STOPPING": 2})
     assert up._states(Status(deployments={"replica-a": stopping})) == "replica-a 2 stopping"
     assert up._states(Status()) == ""
+
+
+@pytest.mark.parametrize(("address", "url"), [("", "http://127.0.0.1:8010"), ("10.0.0.1:6379", "")])
+def test_later_commands_find_a_url_only_where_the_ingress_is_on_this_machine(
+    address: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a cluster that ran before, the ingress may be elsewhere, and what answers at that URL here may be another fleet."""
+    file, found = tmp_path / "fleet.yaml", list[RunState | None]()
+    file.write_text("models: {a: {model: some/model}}")
+    monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(up, "_cluster", lambda *_: contextlib.nullcontext(address or "127.0.0.1:6379"))
+    for step in ("deploy", "_wait_ready", "remove"):
+        monkeypatch.setattr(up, step, lambda *_: None)
+    monkeypatch.setattr(up, "_watch", lambda settings, stop: found.append(RunState.load(settings.name)))
+    up.up(file, address)
+    assert [(run.ray_address, run.url) for run in found if run] == [(address or "127.0.0.1:6379", url)]
+    assert RunState.load("serve-app") is None

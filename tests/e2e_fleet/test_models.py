@@ -67,7 +67,10 @@ def test_a_model_is_unloaded_under_a_stream_that_loses_nothing_and_loaded_again(
 def test_an_update_gives_every_replica_other_weights_and_keeps_the_pin(operated: Fleet, tmp_path: Path) -> None:
     weights = make_tiny_llama(tmp_path / "other", num_layers=2)
     models(operated, "pin", "other")
+    before = {m["pid"] for role in ("ingress", "replica") for m in operated.members(role)}
     models(operated, "update", "other", "--model", str(weights))
+    after = {role: {m["pid"] for m in operated.members(role)} for role in ("ingress", "replica")}
+    assert all(pids and not pids & before for pids in after.values()), (before, after)
     assert {k: v for k, v in row(operated, "other").items() if k in ("state", "min", "loads")} == {
         "state": "loaded",
         "min": 1,

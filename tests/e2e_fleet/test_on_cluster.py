@@ -80,6 +80,7 @@ def test_a_batch_brings_its_fleet_to_a_cluster_that_runs_and_takes_it_away(confi
         done = cluster.run("batch", "run", "prompts.txt", *options)
         assert done.returncode == 0, done.stderr
         assert f"starting the fleet of fleet.yaml on the Ray cluster at {cluster.address}" in done.stderr
+        assert "ingress 1 starting" in done.stderr
         lines = [json.loads(line) for line in (cluster.home / output).read_text().splitlines()]
         assert [line["custom_id"] for line in lines] == [f"line-{i}" for i in range(1, 51)]
         assert {line["response"]["body"]["model"] for line in lines} == {MODEL}
