@@ -315,12 +315,13 @@ class FleetClient(EngineCoreClient):
         verdict = current_verdict.get()
         if background := verdict is not None and verdict.background:
             request.priority = max(request.priority, BACKGROUND_PRIORITY)  # embeddings have no field for it
+        if (state := self._output_processor.request_states.get(request.request_id)) is not None:
+            begin_at_the_end(state.detokenizer, request.prompt_token_ids)
         arrived = arrival_of(request, self.model, self._vllm_config, background=background)
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):
             self._refuse(request, refusal.error)
         self._requests[request.request_id] = request
-        begin_at_the_end(self._output_processor.request_states[request.request_id].detokenizer, request.prompt_token_ids)
         self.streams.arrived(request.request_id)
         if verdict is not None:
             self._verdicts[request.request_id] = verdict

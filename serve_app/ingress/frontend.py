@@ -12,6 +12,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.renderers.chat_utils import load_chat_template
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import async_llm
@@ -139,7 +140,7 @@ async def _build(model: ModelSettings, engine_args: dict[str, Any], client: Flee
     inspect_models_here()
     vllm_config = _FrontendEngineArgs(**engine_args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     engine = _async_llm(vllm_config, client)
-    render_directly(engine.renderer)
+    render_directly(engine.renderer, load_chat_template(args.chat_template))
     client.bind(
         vllm_config=vllm_config,
         output_processor=engine.output_processor,

@@ -5,7 +5,8 @@ are those of the tokenizer's own `encode_batch_fast`. A prompt that has to be cu
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 
 from serve_app.ingress.thread_batches import Call, ThreadBatches, tried
-from serve_app.ingress.token_cache import TokenCache, special_tokens_of
+from serve_app.ingress.token_cache import TokenCache, cuts_of
 
 _DECIDES = ("__call__", "_encode_plus")
 """What a model's own tokenizer class may replace, to make other ids."""
@@ -35,8 +36,16 @@ MAX_CHARS_A_TURN = 32 << 10
 the conversations of a batch of templates, would otherwise be tokenized in a single turn: 4,096 prompts of 1,024 characters took 0.6 s."""
 
 
-def render_directly(renderer: Any) -> None:
-    """Let vLLM's ``renderer`` take the short ways that it has. Called before the first prompt."""
+_is_salted: ContextVar[bool] = ContextVar("is_salted", default=False)
+"""Whether the present conversation has a ``cache_salt``, which vLLM puts into its prompt only after tokenization."""
+
+
+def render_directly(renderer: Any, template: str | None = None) -> None:
+    """Let vLLM's ``renderer`` take the short ways that it has. Called before the first prompt.
+
+    Args:
+        template: The chat template that takes the place of the tokenizer's own.
+    """
     stands_in: Any = _WithoutNeedlessTasks()
     base.asyncio = stands_in
     if type(renderer) is HfRenderer:
@@ -44,11 +53,26 @@ def render_directly(renderer: Any) -> None:
             _apply_templates, renderer._executor, _chars_of_conversation, MAX_TEMPLATES
         )
     if _is_plain(renderer.tokenizer):
-        tokenizing = _Direct(renderer)
+        tokenizing = _Direct(renderer, template or _template_of(renderer.tokenizer))
+        renderer.render_chat_async = partial(_render_chat, renderer.render_chat_async)
         renderer._tokenize_prompt = tokenizing.one
         renderer._tokenize_prompt_async = tokenizing.soon
         eos_token_id = renderer.get_eos_token_id()
         renderer.get_eos_token_id = lambda: eos_token_id  # Transformers looks for it anew at each request
+
+
+def _template_of(tokenizer: Any) -> str:
+    """Return all of the tokenizer's own chat templates; some have several, by name."""
+    own = tokenizer.chat_template
+    return "".join(own.values()) if isinstance(own, dict) else own or ""
+
+
+async def _render_chat(by_vllm: Callable[..., Awaitable[Any]], *args: Any, prompt_extras: Any = None, **kwargs: Any) -> Any:
+    before = _is_salted.set("cache_salt" in (prompt_extras or ()))
+    try:
+        return await by_vllm(*args, prompt_extras=prompt_extras, **kwargs)
+    finally:
+        _is_salted.reset(before)
 
 
 def _apply_templates(calls: Sequence[Call]) -> Iterator[Any]:
@@ -74,12 +98,11 @@ def _chars_of_prompt(call: Call) -> int:
 class _Direct:
     """The short way to token ids, and vLLM's own where that is needed."""
 
-    def __init__(self, renderer: Any) -> None:
+    def __init__(self, renderer: Any, template: str) -> None:
         backend = renderer.tokenizer._tokenizer
         self._encode = backend.encode_batch_fast
-        special_tokens = special_tokens_of(backend)
-        encode = partial(self._encode, add_special_tokens=False)
-        self._cache = TokenCache(encode, special_tokens) if special_tokens else None
+        cut_before = cuts_of(backend, template)
+        self._cache = TokenCache(partial(self._encode, add_special_tokens=False), cut_before) if cut_before else None
         self._wants_offsets = renderer._wants_offsets
         self._by_vllm = renderer._tokenize_prompt
         self._in_threads = ThreadBatches(self.several, renderer._executor, _chars_of_prompt)
@@ -88,9 +111,10 @@ class _Direct:
 
     async def soon(self, prompt: Any, params: Any) -> Any:
         """Return or raise what `one` does: for most short prompts without a pause, for all others from a thread."""
-        if self._fits_turn(max(LEAST_CHARS, len(prompt["prompt"]))) and (made := self._made(prompt, params)) is not None:
+        salted = _is_salted.get()
+        if self._fits_turn(max(LEAST_CHARS, len(prompt["prompt"]))) and (made := self._made(prompt, params, salted)) is not None:
             return made
-        return await self._in_threads(prompt, params)
+        return await self._in_threads(prompt, params, salted)
 
     def _fits_turn(self, num_chars: int) -> bool:
         """Return whether the event loop may tokenize so many characters now; if so, they are taken from this turn's share."""
@@ -104,41 +128,42 @@ class _Direct:
     def _turn_ended(self) -> None:
         self._num_chars = 0
 
-    def one(self, prompt: Any, params: Any) -> Any:
+    def one(self, prompt: Any, params: Any, salted: bool = False) -> Any:
         """Return vLLM's ``TokensPrompt``, or raise vLLM's error. Runs in a thread."""
-        made = self._made(prompt, params)
+        made = self._made(prompt, params, salted)
         return self._by_vllm(prompt, params) if made is None else made
 
     def several(self, calls: Sequence[Call]) -> list[Any]:
         """Return of each call what `one` returns or raises, in order. Runs in a thread."""
         prompts = [args for args, _ in calls]
-        of_all = [params.get_encode_kwargs() for _, params in prompts]
-        ways = {limits["add_special_tokens"] for limits in of_all}
-        is_chat = self._cache is not None and False in ways
-        if len(prompts) == 1 or len(ways) > 1 or is_chat or any(self._wants_offsets(*each) for each in prompts):
+        of_all = [params.get_encode_kwargs() for _, params, _ in prompts]
+        ways = {(limits["add_special_tokens"], salted) for limits, (_, _, salted) in zip(of_all, prompts, strict=True)}
+        if len(prompts) == 1 or len(ways) > 1 or any(self._wants_offsets(prompt, params) for prompt, params, _ in prompts):
             return [tried(self.one, *each) for each in prompts]
         try:
-            encoded = self._encode([prompt["prompt"] for prompt, _ in prompts], add_special_tokens=ways.pop())
+            ids_of_all = self._ids([prompt["prompt"] for prompt, _, _ in prompts], *ways.pop())
         except Exception:  # of one of them, which `one` will find
             return [tried(self.one, *each) for each in prompts]
-        in_order = zip(of_all, encoded, prompts, strict=True)
-        made = ((_within(limits, found.ids, *each), each) for limits, found, each in in_order)
-        return [tried(self._by_vllm, *each) if prompt is None else prompt for prompt, each in made]
+        in_order = zip(of_all, ids_of_all, prompts, strict=True)
+        made = ((_within(limits, ids, prompt, params), prompt, params) for limits, ids, (prompt, params, _) in in_order)
+        return [tried(self._by_vllm, prompt, params) if tokens is None else tokens for tokens, prompt, params in made]
 
-    def _made(self, prompt: Any, params: Any) -> Any:
+    def _made(self, prompt: Any, params: Any, salted: bool) -> Any:
         """Return vLLM's ``TokensPrompt``; None where only vLLM's own way makes it, or the error."""
         if self._wants_offsets(prompt, params):
             return None
         limits = params.get_encode_kwargs()
-        text, adds_special_tokens = prompt["prompt"], limits["add_special_tokens"]
         try:
-            if self._cache is None or adds_special_tokens or "cache_salt" in prompt:
-                ids = self._encode([text], add_special_tokens=adds_special_tokens)[0].ids
-            else:
-                ids = self._cache.ids_of(text)
+            (ids,) = self._ids([prompt["prompt"]], limits["add_special_tokens"], salted)
         except Exception:  # half a surrogate pair, or no text
             return None
         return _within(limits, ids, prompt, params)
+
+    def _ids(self, texts: Sequence[str], add_special_tokens: bool, salted: bool) -> Sequence[list[int]]:
+        """Return the ids of each text. Chat templates put special tokens into the text, so the tokenizer adds none to it."""
+        if self._cache is None or add_special_tokens or salted:
+            return [encoding.ids for encoding in self._encode(texts, add_special_tokens=add_special_tokens)]
+        return self._cache.ids_of(texts)
 
 
 def _within(limits: Any, ids: list[int], prompt: Any, params: Any) -> Any:

@@ -1,11 +1,11 @@
 """Token ids of texts that come again: system prompts, and the turns of a conversation that each request sends anew.
 
 A tokenizer looks for its special tokens first, and makes ids of the text between two of them without a look at the rest. So a
-prompt may be cut before each special token, and each part have its ids by itself. Chat templates put special tokens around every message.
-Tokenization costs 1 us of CPU a token; looking a part up costs 1 us for some 2,000 characters.
+prompt may be cut before a special token, and each part have its ids by itself. Chat templates put special tokens around every message.
+Tokenization takes 1 us of CPU a token; looking a part up takes 1 us for some 2,000 characters.
 """
 
-import re
+import sys
 import threading
 from array import array
 from collections import OrderedDict
@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-MAX_CHARS = 4 << 20
-"""Characters of all parts that are remembered: at most 4 bytes each for the text, and as much for ids."""
-LEAST_CHARS = 128
-"""Of a part, the last one apart. A shorter one is tokenized as fast as it is looked up, and many special tokens make few parts."""
-MOST_SHARE = 16
-"""A part of more than ``MAX_CHARS`` by this is not remembered: it would push too many others out."""
+MAX_BYTES = 32 << 20
+"""Memory of all parts that one cache remembers, with their ids. Each model, and each canary, has a cache of its own in each ingress."""
+MIN_PART_CHARS = 128
+"""A text is cut only where the part before the cut has so many characters: fewer are tokenized as fast as they are looked up, and a
+prompt of 10,000 special tokens would be 10,000 parts."""
+MAX_PART_SHARE = 1 / 16
+"""Of `MAX_BYTES`. A larger part is not remembered: it would push too many others out."""
 
 Encode = Callable[[Sequence[str]], Sequence[Any]]
 """Texts to the tokenizer's encodings, without the special tokens that a model wants around a text."""
@@ -29,62 +30,81 @@ class TokenCache:
 
     Args:
         encode: The tokenizer's.
-        special_tokens: All before which a text may be cut, at least one.
+        cut_before: Special tokens, as `cuts_of` finds them.
     """
 
-    def __init__(self, encode: Encode, special_tokens: Sequence[str]) -> None:
+    def __init__(self, encode: Encode, cut_before: Sequence[str]) -> None:
         self._encode = encode
-        longest_first = sorted(special_tokens, key=len, reverse=True)  # as the tokenizer looks for them
-        self._find = re.compile("|".join(map(re.escape, longest_first))).finditer
+        self._cut_before = cut_before
         self._ids: OrderedDict[str, array[int]] = OrderedDict()
-        self._num_chars = 0
+        self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def ids_of(self, text: str) -> list[int]:
-        """Return the ids of the text; raises what ``encode`` raises."""
-        parts = self._parts(text)
+    def ids_of(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text; raises what ``encode`` raises. What is not known is one call of ``encode``."""
+        of_texts = [self._parts(text) for text in texts]
+        known: dict[str, array[int]] = {}
         with self._lock:
-            known = [self._known(part) for part in parts]
-        missing = [part for part, ids in zip(parts, known, strict=True) if ids is None]
-        made = iter([array("I", encoding.ids) for encoding in self._encode(missing)] if missing else ())
-        of_all = [next(made) if ids is None else ids for ids in known]
-        with self._lock:
-            for part, ids in zip(parts, of_all, strict=True):
-                self._remember(part, ids)
-        found: list[int] = []
-        for ids in of_all:
-            found += ids
-        return found
+            for parts in of_texts:
+                for part in parts:
+                    if (ids := self._ids.get(part)) is not None:
+                        self._ids.move_to_end(part)
+                        known[part] = ids
+        unknown = list({part: None for parts in of_texts for part in parts if part not in known})
+        if unknown:
+            made = {part: array("I", encoding.ids) for part, encoding in zip(unknown, self._encode(unknown), strict=True)}
+            known |= made
+            with self._lock:
+                for part, ids in made.items():
+                    self._remember(part, ids)
+        return [_joined([known[part] for part in parts]) for parts in of_texts]
 
     def _parts(self, text: str) -> list[str]:
+        next_of = {token: text.find(token, MIN_PART_CHARS) for token in self._cut_before}
         cuts = [0]
-        for found in self._find(text):
-            if found.start() >= cuts[-1] + LEAST_CHARS:
-                cuts.append(found.start())
+        while cut := min((at for at in next_of.values() if at >= 0), default=0):
+            cuts.append(cut)
+            for token, at in next_of.items():
+                if 0 <= at < cut + MIN_PART_CHARS:
+                    next_of[token] = text.find(token, cut + MIN_PART_CHARS)
         return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
 
-    def _known(self, part: str) -> "array[int] | None":
-        if (ids := self._ids.get(part)) is not None:
-            self._ids.move_to_end(part)
-        return ids
-
     def _remember(self, part: str, ids: "array[int]") -> None:
-        if not LEAST_CHARS <= len(part) <= MAX_CHARS // MOST_SHARE or part in self._ids:
+        size = _num_bytes(part, ids)
+        if len(part) < MIN_PART_CHARS or size > MAX_BYTES * MAX_PART_SHARE or part in self._ids:
             return
         self._ids[part] = ids
-        self._num_chars += len(part)
-        while self._num_chars > MAX_CHARS:
-            forgotten, _ = self._ids.popitem(last=False)
-            self._num_chars -= len(forgotten)
+        self._num_bytes += size
+        while self._num_bytes > MAX_BYTES:
+            self._num_bytes -= _num_bytes(*self._ids.popitem(last=False))
 
 
-def special_tokens_of(backend: Any) -> list[str]:
-    """Return the tokens before which a text may be cut for this tokenizer of the library `tokenizers`; none where it may not be.
+def _joined(parts: Sequence["array[int]"]) -> list[int]:
+    joined: list[int] = []
+    for ids in parts:
+        joined += ids
+    return joined
 
-    A token that takes blanks around it, or counts only as a word of its own, looks beyond the text between tokens. One that is looked for
-    in the normalized text is found within its part. If special tokens are no more than their characters, there is nothing to cut at.
+
+def _num_bytes(part: str, ids: "array[int]") -> int:
+    """Return the memory of both; a text that is not ASCII keeps its UTF-8 as well once a tokenizer has read it."""
+    return sys.getsizeof(part) * (1 if part.isascii() else 2) + sys.getsizeof(ids)
+
+
+def cuts_of(backend: Any, template: str) -> list[str]:
+    """Return the special tokens in ``template`` before which a text may be cut for this tokenizer of the library `tokenizers`.
+
+    It may be cut nowhere where a token takes blanks around it, or counts only as a word of its own: such a token looks beyond the text
+    between two. If special tokens are no more than their characters, there is nothing to cut at. A token that is looked for in the
+    normalized text is found within its part.
     """
     added = list(backend.get_added_tokens_decoder().values())
     if backend.encode_special_tokens or any(token.lstrip or token.rstrip or token.single_word for token in added):
         return []
-    return [token.content for token in added if not token.normalized and token.content]
+    found = [token.content for token in added if not token.normalized and token.content]
+    # The tokenizer takes the first token that begins, and of several the longest: within another one, a token is only its characters.
+    return [token for token in found if token in template and not any(_may_begin_within(token, other) for other in found)]
+
+
+def _may_begin_within(token: str, other: str) -> bool:
+    return any(token.startswith(other[k:]) or other.startswith(token, k) for k in range(1, len(other)))

@@ -33,8 +33,10 @@ CALLED = {
         BaseRenderer._wants_offsets(self, prompt, params)
         BaseRenderer.get_eos_token_id(self)
         BaseRenderer.get_tokenizer(self)
+        BaseRenderer.render_chat_async(self, conversations, chat_params, tok_params=, *, prompt_extras=, skip_mm_cache=)
         BaseRenderer.render_cmpl_async(self, prompts, tok_params=, *, prompt_extras=, skip_mm_cache=)
         BaseRenderer.validate_token_ids(self, token_ids, *, parameter=)""",
+    "vllm.renderers.chat_utils": "load_chat_template(chat_template, *, is_literal=)",
     "vllm.renderers.hf": "safe_apply_chat_template(model_config, tokenizer, conversation, *, tools=, chat_template=, tokenize=, **kwargs)",
     "vllm.renderers.params": """
         TokenizeParams.get_encode_kwargs(self)

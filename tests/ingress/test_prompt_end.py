@@ -1,5 +1,6 @@
 """An answer's text is that of vLLM's detokenizer, although ours begins with the end of the prompt."""
 
+import asyncio
 import tempfile
 import time
 from pathlib import Path
@@ -14,8 +15,12 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 
+from serve_app.checkpoints import make_tiny_llama
 from serve_app.checkpoints.tiny_tokenizer import write_tokenizer
-from serve_app.ingress.prompt_end import END_TOKENS, MOST_TOKENS, begin_at_the_end
+from serve_app.ingress import fleet_client
+from serve_app.ingress.prompt_end import MAX_WHOLE_TOKENS, NUM_END_TOKENS, begin_at_the_end
+from serve_app.testing.fleet import in_loop, until
+from tests.ingress.test_held_frontend import serving
 
 pytestmark = pytest.mark.engine
 SPECIAL = 0
@@ -71,9 +76,9 @@ def test_each_token_has_the_text_that_it_has_after_the_whole_prompt(data: st.Dat
     in_bytes = "🙂é".encode()
     bytes_of = [1 + byte for byte in in_bytes] if name == "byte fallback" else tokenizer.encode(in_bytes.decode()).ids
     ids = st.one_of(st.integers(0, tokenizer.get_vocab_size() - 1), st.sampled_from([*bytes_of, SPECIAL]))
-    run = st.one_of(st.lists(ids, min_size=1, max_size=12), st.just(bytes_of * 20), st.just([SPECIAL] * END_TOKENS))
+    run = st.one_of(st.lists(ids, min_size=1, max_size=12), st.just(bytes_of * 20), st.just([SPECIAL] * NUM_END_TOKENS))
     runs = data.draw(st.lists(run, min_size=1, max_size=12))
-    prompt = [5] * MOST_TOKENS + [token_id for each in runs for token_id in each]
+    prompt = [5] * MAX_WHOLE_TOKENS + [token_id for each in runs for token_id in each]
     answer = data.draw(st.lists(ids, min_size=1, max_size=8))
     skip = data.draw(st.booleans())
     whole, ours = (detokenizer(tokenizer, prompt, skip=skip) for _ in range(2))
@@ -84,12 +89,21 @@ def test_each_token_has_the_text_that_it_has_after_the_whole_prompt(data: st.Dat
 @pytest.mark.parametrize(
     ("prompt", "begins_at_the_end"),
     [
-        ([260, 258] * MOST_TOKENS, True),
-        ([260, 258] * (MOST_TOKENS // 2), False),
-        ([260] * MOST_TOKENS + [SPECIAL] * END_TOKENS, False),
-        ([260] * MOST_TOKENS + [1 + 0x9F] * END_TOKENS, False),
+        ([260, 258] * MAX_WHOLE_TOKENS, True),
+        ([260, 258] * (MAX_WHOLE_TOKENS // 2), False),
+        ([260] * MAX_WHOLE_TOKENS + [SPECIAL] * NUM_END_TOKENS, False),
+        ([260] * MAX_WHOLE_TOKENS + [1 + 0x9F] * NUM_END_TOKENS, False),
+        ([260] * MAX_WHOLE_TOKENS + [1 + 0x41] * NUM_END_TOKENS, False),
+        ([260] * MAX_WHOLE_TOKENS + [1 + 0x41] * (NUM_END_TOKENS - 1), True),
     ],
-    ids=["long", "short", "ends without a text", "ends with parts of characters"],
+    ids=[
+        "long",
+        "short",
+        "ends without a text",
+        "ends with parts of characters",
+        "ends with bytes",
+        "has a word before its bytes",
+    ],
 )
 def test_only_where_it_makes_the_same_text(prompt: list[int], begins_at_the_end: bool) -> None:
     found = detokenizer(TOKENIZERS["byte fallback"], prompt)
@@ -98,6 +112,21 @@ def test_only_where_it_makes_the_same_text(prompt: list[int], begins_at_the_end:
     assert (found.stream is not before) == begins_at_the_end
 
 
-def test_without_a_text_nothing_is_begun() -> None:
-    begin_at_the_end(None, [1] * 1000)
-    begin_at_the_end(detokenizer(TOKENIZERS["byte fallback"], []), None)
+def test_a_byte_that_is_no_text_before_many_that_are() -> None:
+    prompt = [260] * MAX_WHOLE_TOKENS + [1 + 0x80] + [1 + byte for byte in "é".encode()] * NUM_END_TOKENS
+    whole, ours = (detokenizer(TOKENIZERS["byte fallback"], prompt) for _ in range(2))
+    begin_at_the_end(ours, prompt)
+    assert texts(ours, [258, 259]) == texts(whole, [258, 259])
+
+
+@in_loop
+async def test_requests_begin_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[tuple[type, int]] = []
+    monkeypatch.setattr(fleet_client, "begin_at_the_end", lambda found, ids: begun.append((type(found), len(ids))))
+    async with serving(make_tiny_llama(tmp_path / "tiny"), silence_s=1e6, no_replica_s=60.0) as ingress:
+        replica = await ingress.join()
+        answer = asyncio.create_task(ingress.post("/v1/completions", prompt=[5] * 300, max_tokens=1))
+        await until(lambda: replica.engine.running)
+        replica.engine.step()
+        await answer
+    assert begun == [(FastIncrementalDetokenizer, 300)]

@@ -28,6 +28,7 @@ TEXTS = (
     "día 日本語 🙂 \u200b\x00",
     "a" * 300,
     "word " * 300,
+    ("<|im_start|>user\n" + "word " * 60 + "<|im_end|>\n") * 3,
 )
 
 
@@ -74,16 +75,17 @@ def test_ids_are_those_of_vllm(renderer: Any, add_special_tokens: bool, limits: 
     assert [tokenized(renderer, text, params) for text in texts] == wanted
 
 
+@pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("limits", [{}, {"max_total_tokens": 64}, {"truncate_prompt_tokens": 3}, {"return_token_offsets": True}])
-def test_prompts_that_go_together_get_what_each_gets_alone(renderer: Any, limits: dict[str, Any]) -> None:
-    params = TokenizeParams(**{"max_total_tokens": None, "max_output_tokens": 0, "add_special_tokens": True, **limits})
+def test_prompts_that_go_together_get_what_each_gets_alone(renderer: Any, limits: dict[str, Any], adds: bool) -> None:
+    params = TokenizeParams(**{"max_total_tokens": None, "max_output_tokens": 0, "add_special_tokens": adds, **limits})
     wanted = [tokenized(renderer, text, params) for text in TEXTS]
     refused = tokenized(renderer, HALF, params)
     render_directly(renderer)
     together = [({"prompt": text, "cache_salt": "x"}, params) for text in TEXTS]
     assert several(renderer, together) == wanted
     assert several(renderer, [*together, ({"prompt": HALF, "cache_salt": "x"}, params)]) == [*wanted, refused]
-    other = TokenizeParams(max_total_tokens=None, add_special_tokens=False)
+    other = TokenizeParams(max_total_tokens=None, add_special_tokens=not adds)
     assert several(renderer, [*together, ({"prompt": "a"}, other)]) == [
         *wanted,
         renderer._tokenize_prompt({"prompt": "a"}, other),
@@ -91,7 +93,7 @@ def test_prompts_that_go_together_get_what_each_gets_alone(renderer: Any, limits
 
 
 def several(renderer: Any, prompts: Sequence[Any]) -> list[Any]:
-    found = renderer._tokenize_prompt.__self__.several([(args, {}) for args in prompts])
+    found = renderer._tokenize_prompt.__self__.several([((*args, False), {}) for args in prompts])
     return [accepted(renderer, each, params) for each, (_, params) in zip(found, prompts, strict=True)]
 
 
@@ -159,6 +161,23 @@ async def test_a_request_of_one_prompt_is_rendered_in_its_own_task(renderer: Any
     loop.set_task_factory(None)
     assert rendered["prompt_token_ids"] == by_vllm[0]["prompt_token_ids"] == two[0]["prompt_token_ids"]
     assert len(made) == 6, "three of each of two prompts, none of one"
+
+
+@in_loop
+async def test_a_conversation_is_remembered_unless_it_has_a_salt(renderer: Any) -> None:
+    render_directly(renderer)
+    cache = renderer._tokenize_prompt.__self__._cache
+    as_text = ChatParams(chat_template_kwargs={"tokenize": False})  # as the serving classes ask for it
+    params = TokenizeParams(max_total_tokens=None, add_special_tokens=False)
+
+    async def known(word: str, **extras: str) -> list[str]:
+        conversation = [{"role": "user", "content": f"{word} " * length} for length in (100, 300)]
+        await renderer.render_chat_async([conversation], as_text, params, prompt_extras=extras)
+        return [part for part in cache._ids if word in part]
+
+    assert await known("public") != []
+    assert await known("secret", cache_salt="x") == []
+    assert await known("open", mm_processor_kwargs="x") != []
 
 
 @in_loop

@@ -1,5 +1,6 @@
 """Ids from the cache are those of the whole text."""
 
+import sys
 import tempfile
 import threading
 from functools import partial
@@ -7,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from serve_app.checkpoints.tiny_tokenizer import write_tokenizer
 from serve_app.ingress import token_cache
-from serve_app.ingress.token_cache import LEAST_CHARS, MAX_CHARS, TokenCache, special_tokens_of
+from serve_app.ingress.token_cache import MIN_PART_CHARS, TokenCache, cuts_of
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|im_end|>x", "<s>")
+TEMPLATE = "".join(SPECIAL)
 CORPUS = ["the cat is on the mat, and it was as long as the day is. día 日本 é\n\n  two"] * 3
 
 
@@ -24,7 +26,8 @@ def trained(pre_tokenizer: Any, normalizer: Any = None) -> Tokenizer:
     made.pre_tokenizer = pre_tokenizer
     made.normalizer = normalizer
     made.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>"], show_progress=False))
-    made.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
+    made.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
+    made.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("mat", normalized=True)])
     made.decoder = decoders.ByteFallback()
     return made
 
@@ -46,81 +49,108 @@ TOKENIZERS = {
 
 
 def cache_of(tokenizer: Tokenizer) -> TokenCache:
-    return TokenCache(partial(tokenizer.encode_batch_fast, add_special_tokens=False), special_tokens_of(tokenizer))
+    return TokenCache(partial(tokenizer.encode_batch_fast, add_special_tokens=False), cuts_of(tokenizer, TEMPLATE))
 
 
 WORDS = st.sampled_from(
-    [*SPECIAL, *CORPUS[:1], " ", "\n", "the", "é", "e\u0301", "ﬁ", "日本", "<|im_", "end|>", "<", "x", "🙂", "ca"]
+    [*SPECIAL, CORPUS[0], " ", "\n", "the", "é", "e\u0301", "ﬁ", "日本", "<|im_", "end|>", "<", "x", "🙂", "ca", "<t"]
 )
 TEXTS = st.one_of(st.lists(WORDS, max_size=20).map("".join), st.text(max_size=40))
 
 
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cache, "MIN_PART_CHARS", 1)
+
+
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4))
 def test_ids_are_those_of_the_whole_text(name: str, texts: list[str]) -> None:
     tokenizer = TOKENIZERS[name]
-    assert special_tokens_of(tokenizer)
     cache = cache_of(tokenizer)
     for text in [*texts, "".join(texts), *texts]:
-        assert cache.ids_of(text) == tokenizer.encode(text, add_special_tokens=False).ids
+        assert cache.ids_of([text]) == [tokenizer.encode(text, add_special_tokens=False).ids]
+    assert cache.ids_of(texts) == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
-def test_the_beginning_of_a_conversation_is_tokenized_once() -> None:
-    seen: list[str] = []
+def noted(seen: list[str]) -> TokenCache:
+    """Return a cache that notes what it tokenizes."""
 
     def encode(texts: Any) -> Any:
         seen.extend(texts)
         return TOKENIZERS["normalized"].encode_batch_fast(texts, add_special_tokens=False)
 
-    cache = TokenCache(encode, SPECIAL)
-    system, first, second = ("<|im_start|>" + text * LEAST_CHARS for text in ("system ", "one ", "two "))
-    cache.ids_of(system + first)
-    cache.ids_of(system + first + second)
-    cache.ids_of(system + second + "<|im_end|>")
+    return TokenCache(encode, ("<|im_start|>", "<|im_end|>"))
+
+
+def test_the_beginning_of_a_conversation_is_tokenized_once() -> None:
+    seen: list[str] = []
+    cache = noted(seen)
+    system, first, second = ("<|im_start|>" + text * MIN_PART_CHARS for text in ("system ", "one ", "two "))
+    cache.ids_of([system + first])
+    cache.ids_of([system + first + second, system + second])
+    cache.ids_of([system + second + "<|im_end|>"])
     assert seen == [system, first, second, "<|im_end|>"]
 
 
 def test_a_text_of_special_tokens_has_few_parts() -> None:
     seen: list[str] = []
-
-    def encode(texts: Any) -> Any:
-        seen.extend(texts)
-        return TOKENIZERS["normalized"].encode_batch_fast(texts, add_special_tokens=False)
-
-    assert len(TokenCache(encode, SPECIAL).ids_of("<s>" * 10_000)) == 10_000
-    assert len(set(seen)) <= 2
-    assert all(len(text) >= LEAST_CHARS for text in seen[:-1])
+    (ids,) = noted(seen).ids_of(["<|im_end|>" * 10_000])
+    assert len(ids) == 10_000
+    assert len(seen) <= 2, "all parts but the last one are equal"
+    assert len(seen[0]) >= MIN_PART_CHARS
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_cache, "MAX_CHARS", 4000)
-    monkeypatch.setattr(token_cache, "MOST_SHARE", 2)
+    monkeypatch.setattr(token_cache, "MAX_BYTES", 40_000)
     cache = cache_of(TOKENIZERS["normalized"])
-    short, long, *others = "a" * (LEAST_CHARS - 1), "b" * 2001, *(f"{n:0200}" for n in range(50))
-    for text in (short, long, *others):
-        cache.ids_of(text)
-        assert cache._num_chars == sum(map(len, cache._ids)) <= 4000
-    assert list(cache._ids) == others[-20:]
-    assert MAX_CHARS > 4000
+    short, long = "a" * (MIN_PART_CHARS - 1), "b" * 3000
+    cache.ids_of([short, long])
+    assert cache._ids == {}
+    texts = [f"{n:0200}" for n in range(100)]
+    for text in texts:
+        cache.ids_of([text])
+        cache.ids_of(texts[:1])  # what is used again stays
+        assert cache._num_bytes == sum(token_cache._num_bytes(*item) for item in cache._ids.items()) <= 40_000
+    kept = list(cache._ids)
+    assert len(kept) > 10
+    assert sorted(kept) == sorted([texts[0], *texts[101 - len(kept) :]])
 
 
-def test_threads_share_it() -> None:
+def test_threads_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cache, "MAX_BYTES", 40_000)
     cache = cache_of(TOKENIZERS["normalized"])
-    texts = [f"<s>{n} {'the cat ' * 40}" * 2 for n in range(40)]
-    expected = {text: TOKENIZERS["normalized"].encode(text).ids for text in texts}
+    texts = [f"{n} {'the cat ' * 40}" for n in range(40)]
+    expected = [TOKENIZERS["normalized"].encode(text).ids for text in texts]
     found: list[bool] = []
 
-    def ask() -> None:
-        found.extend(cache.ids_of(text) == expected[text] for text in texts * 5)
+    def ask(step: int) -> None:
+        for _ in range(20):
+            found.extend(cache.ids_of([texts[k]]) == [expected[k]] for k in range(0, 40, step))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=ask, args=(step,)) for step in (1, 1, 3, 3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found == [True] * 800
-    assert cache._num_chars == sum(map(len, cache._ids))
+    sys.setswitchinterval(before)
+    assert found == [True] * (2 * 20 * 40 + 2 * 20 * 14)
+    assert cache._num_bytes == sum(token_cache._num_bytes(*item) for item in cache._ids.items())
+
+
+def test_a_token_is_no_cut_where_it_may_be_a_part_of_another() -> None:
+    tokenizer = trained(pre_tokenizers.Whitespace())
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in ("a<b>", "<b>", "<c", "c><d", "<e><e>", "<e>")])
+    assert set(cuts_of(tokenizer, "a<b> <b> <c c><d <e><e> <e> <s>")) == {"a<b>", "<c", "<s>"}
+
+
+def test_only_tokens_of_the_template_are_looked_for() -> None:
+    assert cuts_of(TOKENIZERS["normalized"], "<|im_end|>{{ bos_token }}") == ["<|im_end|>"]
+    assert cuts_of(TOKENIZERS["normalized"], "") == []
 
 
 @pytest.mark.parametrize("field", ["lstrip", "rstrip", "single_word"])
@@ -128,10 +158,10 @@ def test_a_tokenizer_whose_tokens_look_around_them_is_not_cut(field: str) -> Non
     tokenizer = trained(pre_tokenizers.Whitespace())
     flags: Any = {field: True}
     tokenizer.add_special_tokens([AddedToken("<mask>", **flags)])
-    assert special_tokens_of(tokenizer) == []
+    assert cuts_of(tokenizer, TEMPLATE) == []
 
 
 def test_a_tokenizer_that_takes_special_tokens_for_text_is_not_cut() -> None:
     tokenizer = trained(pre_tokenizers.Whitespace())
     tokenizer.encode_special_tokens = True
-    assert special_tokens_of(tokenizer) == []
+    assert cuts_of(tokenizer, TEMPLATE) == []
