@@ -32,7 +32,7 @@ CONVERSATIONS, MESSAGES, HISTORY_TOKENS = 16, 8, 4000
 MAX_TOKENS = 8192
 """Of prompt and answer together."""
 _PORT = 8070
-_END = b"0\r\n\r\n"
+END = b"0\r\n\r\n"
 WORDS = ("the", "of", "and", "to", "in", "that", "is", "was", "he", "for", "it", "with", "as", "his", "on", "be", "at", "by")
 
 
@@ -118,7 +118,7 @@ async def _ask(port: int, load: Load) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in numbers:
             writer.write(_request(load, number))
-            await _read_answer(reader, load)
+            await read_answer(reader, load)
         writer.close()
 
     async with asyncio.timeout(300), asyncio.TaskGroup() as clients:
@@ -145,10 +145,10 @@ def _request(load: Load, number: int) -> bytes:
     return head.encode() + body
 
 
-async def _read_answer(reader: asyncio.StreamReader, load: Load) -> None:
-    """Raises RuntimeError for anything but a whole answer of 200."""
+async def read_answer(reader: asyncio.StreamReader, load: object) -> None:
+    """Raises RuntimeError, which names ``load``, for anything but a whole answer of 200."""
     start, tail = b"", b""
-    while not tail.endswith(_END):
+    while not tail.endswith(END):
         data = await reader.read(1 << 16)
         start = (start + data)[:4096] if len(start) < 4096 else start
         tail = (tail + data)[-64:]

@@ -14,18 +14,31 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import uvloop
 
-from benchmarks.ingress_alone import PATHS, WORDS, Ingress, started
+from benchmarks.ingress_alone import END, PATHS, WORDS, Ingress, read_answer, started
 from serve_app.checkpoints import make_tiny_llama
 
 WINDOW_S = 20.0
 MOST_TOKENS = 1 << 17
+SETTLE_S = 3.0
 SHORT_TOKENS = 900
 """Of an answer of a short stream; then it begins anew."""
+TOKENS_A_WORD = 1.054
+"""Of the tiny model's tokenizer and these words."""
+
+
+@dataclass
+class Window:
+    """What clients saw while it was open: gaps between reads of a stream's tokens, and the latencies of long prompts, in seconds."""
+
+    is_open: bool = False
+    gaps_s: list[float] = field(default_factory=list)
+    long_s: list[float] = field(default_factory=list)
 
 
 def main() -> None:
@@ -53,60 +66,59 @@ def main() -> None:
 
 def _body(kind: str, tokens: int) -> list[bytes]:
     """Return parts between which a number goes, so that no two prompts begin alike."""
-    text = "# " + " ".join(random.Random(1).choices(WORDS, k=tokens // 2))
+    text = "# " + " ".join(random.Random(1).choices(WORDS, k=round(tokens / TOKENS_A_WORD)))
     asked = {"prompt": text} if kind == "completions" else {"messages": [{"role": "user", "content": text}]}
     return json.dumps({"model": "tiny", "stream": True, "max_tokens": 1, **asked}).encode().split(b"#", 1)
 
 
 async def _window(ingress: Ingress, kind: str, body: Sequence[bytes], streams: int, every_s: float | None) -> str:
-    """Return a line of the figures of one window."""
-    gaps: list[float] = []
-    until = time.monotonic() + WINDOW_S
-    latencies: list[float] = []
-    before_s = ingress.cpu_s()
+    """Return a line of the figures of one window. It begins once all streams run."""
+    window = Window()
     async with asyncio.timeout(120 + WINDOW_S), asyncio.TaskGroup() as clients:
-        for _ in range(streams):
-            clients.create_task(_short(ingress.port, until, gaps))
-        if every_s is not None:
-            clients.create_task(_long(ingress.port, kind, body, every_s, until, latencies))
-    used_s = ingress.cpu_s() - before_s
-    p50, p90, p99, most = np.percentile(np.array(gaps) * 1e3, [50, 90, 99, 100])
+        short = [clients.create_task(_short(ingress.port, window)) for _ in range(streams)]
+        await asyncio.sleep(SETTLE_S)
+        window.is_open, before_s = True, ingress.cpu_s()
+        long = [] if every_s is None else [clients.create_task(_long(ingress.port, kind, body, every_s, window))]
+        await asyncio.sleep(WINDOW_S)
+        window.is_open, used_s = False, ingress.cpu_s() - before_s
+        for task in (*short, *long):
+            task.cancel()
+    p50, p90, p99, most = np.percentile(np.array(window.gaps_s) * 1e3, [50, 90, 99, 100])
     beside = (
-        "alone" if every_s is None else f"{kind} every {every_s:g} s: {len(latencies)}, {np.mean(latencies) * 1e3:.0f} ms each"
+        f"{kind} every {every_s:g} s: {len(window.long_s)}, {np.mean(window.long_s) * 1e3:.0f} ms each"
+        if window.long_s
+        else "alone"
     )
     return f"{ingress.name}: ITL ms p50 {p50:.2f} p90 {p90:.2f} p99 {p99:.2f} most {most:.1f}, CPU {used_s / WINDOW_S:.2f} | {beside}"
 
 
-async def _short(port: int, until: float, gaps: list[float]) -> None:
-    """Read streams until then; the gaps between reads of a stream's tokens, in seconds, go into ``gaps``."""
+async def _short(port: int, window: Window) -> None:
+    """Read streams until cancelled."""
     await asyncio.sleep(random.random())
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     request = {"model": "tiny", "stream": True, "max_tokens": SHORT_TOKENS, "ignore_eos": True, "prompt": "the cat"}
-    while time.monotonic() < until:
+    while True:
         writer.write(_http("completions", json.dumps(request).encode()))
-        last_s: float | None = None
-        while b"[DONE]" not in (data := await reader.read(1 << 16)):
-            if not data:
+        last_s, tail = None, b""
+        while not tail.endswith(END):
+            if not (data := await reader.read(1 << 16)):
                 raise RuntimeError("a short stream was cut")
-            now = time.monotonic()
-            if last_s is not None and b'"text"' in data:
-                gaps.append(now - last_s)
-            last_s = now
-    writer.close()
+            tail = (tail + data)[-len(END) :]
+            if b'"text"' in data:
+                now = time.monotonic()
+                if last_s is not None and window.is_open:
+                    window.gaps_s.append(now - last_s)
+                last_s = now
 
 
-async def _long(port: int, kind: str, body: Sequence[bytes], every_s: float, until: float, latencies: list[float]) -> None:
+async def _long(port: int, kind: str, body: Sequence[bytes], every_s: float, window: Window) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    while (began_s := time.monotonic()) < until:
+    while True:
+        began_s = time.monotonic()
         writer.write(_http(kind, str(random.random()).encode().join(body)))
-        data = await reader.read(1 << 16)
-        if not data.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"{data!r}")
-        while b"[DONE]" not in data:
-            data = await reader.read(1 << 16)
-        latencies.append(time.monotonic() - began_s)
+        await read_answer(reader, f"a long prompt, {kind}")
+        window.long_s.append(time.monotonic() - began_s)
         await asyncio.sleep(began_s + every_s - time.monotonic())
-    writer.close()
 
 
 def _http(kind: str, body: bytes) -> bytes:

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,11 @@ def _ray_serve_llm(stack: ExitStack, name: str, model: ModelSettings, folder: Pa
 
 def refuse_real_computation(root: psutil.Process) -> None:
     """Raise RuntimeError where an engine core below ``root`` has a worker of vLLM's own and not the simulated accelerator."""
-    if any("VLLM::Worker" in " ".join(each.cmdline()) for each in root.children(recursive=True)):
+    words = list[str]()
+    for each in root.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            words += each.cmdline()
+    if any("VLLM::Worker" in word for word in words):
         raise RuntimeError("an engine did not take the executor of the simulated accelerator: benchmarks/peers.py sets it")
 
 
