@@ -37,7 +37,7 @@ the conversations of a batch of templates, would otherwise be tokenized in a sin
 
 
 _is_salted: ContextVar[bool] = ContextVar("is_salted", default=False)
-"""Whether the present conversation has a ``cache_salt``, which vLLM puts into its prompt only after tokenization."""
+"""Whether the present request has a ``cache_salt``, which vLLM puts into its prompt only after tokenization."""
 
 
 def render_directly(renderer: Any, template: str | None = None) -> None:
@@ -54,7 +54,8 @@ def render_directly(renderer: Any, template: str | None = None) -> None:
         )
     if _is_plain(renderer.tokenizer):
         tokenizing = _Direct(renderer, template or _template_of(renderer.tokenizer))
-        renderer.render_chat_async = partial(_render_chat, renderer.render_chat_async)
+        renderer.render_chat_async = partial(_render, renderer.render_chat_async)
+        renderer.render_cmpl_async = partial(_render, renderer.render_cmpl_async)
         renderer._tokenize_prompt = tokenizing.one
         renderer._tokenize_prompt_async = tokenizing.soon
         eos_token_id = renderer.get_eos_token_id()
@@ -67,7 +68,7 @@ def _template_of(tokenizer: Any) -> str:
     return "".join(own.values()) if isinstance(own, dict) else own or ""
 
 
-async def _render_chat(by_vllm: Callable[..., Awaitable[Any]], *args: Any, prompt_extras: Any = None, **kwargs: Any) -> Any:
+async def _render(by_vllm: Callable[..., Awaitable[Any]], *args: Any, prompt_extras: Any = None, **kwargs: Any) -> Any:
     before = _is_salted.set("cache_salt" in (prompt_extras or ()))
     try:
         return await by_vllm(*args, prompt_extras=prompt_extras, **kwargs)

@@ -164,7 +164,7 @@ async def test_a_request_of_one_prompt_is_rendered_in_its_own_task(renderer: Any
 
 
 @in_loop
-async def test_a_conversation_is_remembered_unless_it_has_a_salt(renderer: Any) -> None:
+async def test_a_text_is_remembered_unless_its_request_has_a_salt(renderer: Any) -> None:
     render_directly(renderer)
     cache = renderer._tokenize_prompt.__self__._cache
     as_text = ChatParams(chat_template_kwargs={"tokenize": False})  # as the serving classes ask for it
@@ -178,6 +178,11 @@ async def test_a_conversation_is_remembered_unless_it_has_a_salt(renderer: Any) 
     assert await known("public") != []
     assert await known("secret", cache_salt="x") == []
     assert await known("open", mm_processor_kwargs="x") != []
+    text = "<|im_start|>user\n" + "hidden " * 60
+    await renderer.render_cmpl_async([{"prompt": text}], params, prompt_extras={"cache_salt": "x"})
+    assert text not in cache._ids
+    await renderer.render_cmpl_async([{"prompt": text}], params)
+    assert text in cache._ids
 
 
 @in_loop
