@@ -22,6 +22,8 @@ class Stream:
     error: Exception | None = None
     finished: bool = False
     parent_req: Any = None
+    detokenizer: None = None
+    """It makes no text."""
     stop_after: int | None = None
     """With so many tokens the detokenizer finds a stop string."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
