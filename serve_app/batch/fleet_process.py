@@ -82,10 +82,12 @@ class FleetProcess:
             self.start()
             runs_since, told = math.inf, ""
             while self.status() != 200:
-                self.refuse_end()
-                if (line := _progress(self._words())) != told:
+                has_ended = self._process is not None and self._process.poll() is not None
+                if (line := _progress(self._words())) != told:  # of a child that has ended, these are all of its words
                     self._tell(line)
                     told = line
+                if has_ended:
+                    self.refuse_end()
                 if runs_since == math.inf and self._cluster and f" at {self.url}\n" in self._words():
                     runs_since = time.monotonic()
                 if time.monotonic() - runs_since > _HERE_S:

@@ -83,9 +83,7 @@ class Update:
         """
         deployments = report["deployments"]
         if report["status"] == "DEPLOY_FAILED":
-            why = own_reasons({name: d["message"] for name, d in deployments.items()}) or own_reasons(
-                {report["name"]: report["message"]}
-            )
+            why = own_reasons({name: d["message"] for name, d in deployments.items()}, report["name"], report["message"])
             raise ClusterFailed(f"Serve has given up the update of {self.model!r}", why)
         waits = []
         if num_old := len(self.before & {lease["replica_id"] for lease in report["members"]}):

@@ -270,9 +270,14 @@ def own_words(message: str) -> str:
     return found[-1] if found else message
 
 
-def own_reasons(messages: Mapping[str, str]) -> str:
-    """Return each reason among Serve's messages once, a line each: the last name that has it, and our own words."""
-    names = {own_words(message): name for name, message in messages.items() if message}
+def own_reasons(deployments: Mapping[str, str], application: str, message: str) -> str:
+    """Return each reason among Serve's messages once, a line each: the last deployment that has it, and our own words.
+
+    Args:
+        deployments: Their messages, by name.
+        application: Its name. Its own ``message`` is the reason where no deployment has one.
+    """
+    names = {own_words(told): name for name, told in deployments.items() if told} or {own_words(message): application}
     return "\n".join(f"{name}: {reason}" for reason, name in names.items())
 
 

@@ -275,9 +275,7 @@ def _check_application(settings: Settings) -> str:
     if status is None:
         return "waiting for Ray Serve"
     if status.status == "DEPLOY_FAILED":
-        hint = own_reasons({name: d.message for name, d in status.deployments.items()}) or own_reasons(
-            {settings.name: status.message}
-        )
+        hint = own_reasons({name: d.message for name, d in status.deployments.items()}, settings.name, status.message)
         raise ClusterFailed(problem="the application did not come up", hint=hint)
     return _states(status) or "waiting for Ray Serve"
 
