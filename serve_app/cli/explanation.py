@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
-from serve_app.autoscaling.decision import TAUGHT, Decision, Observation
+from serve_app.autoscaling.decision import LENGTHS_S, TAUGHT, Decision, Observation
 from serve_app.autoscaling.decision_log import Record
 from serve_app.autoscaling.fleet import INGRESSES
 from serve_app.autoscaling.signals import Load
@@ -93,7 +93,8 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     yield f"  seen      {seen.running} serve, {seen.target} asked for; {waiting}; KV cache {load.kv_usage:.0%} used"
     of = decision.inputs
     if "demand" not in of:
-        yield f"  demand    {of['requests_per_s']:.2f} requests/s; what they cost is not measured yet"
+        known = "is not measured yet" if load.measured is None else f"is known {LENGTHS_S:.0f} s after the first of them was answered"
+        yield f"  demand    {of['requests_per_s']:.2f} requests/s; what they cost {known}"
         return
     rate, work = of["requests_per_s"], of["work_per_request_s"]
     yield f"  demand    {rate:.2f} requests/s x {work:.3f} s of a replica = {of['demand']:.2f} replicas that are busy all the time"

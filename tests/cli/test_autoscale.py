@@ -20,6 +20,7 @@ from serve_app.cli import autoscale
 from serve_app.cli.explanation import REASONS, explanation
 from serve_app.cli.main import app
 from serve_app.config import parse_settings
+from serve_app.core.step_costs import MeasuredCosts
 from serve_app.errors import DecisionLogError
 from tests.autoscaling.plant import RULE, TIMES, Plant
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
@@ -101,6 +102,18 @@ def test_explain_says_where_the_costs_of_a_step_come_from() -> None:
         text = "\n".join(explanation(record, "chat"))
         assert said in text
         assert f"the load has since taught {decided['chat'].inputs['taught_step']:.0%} of the step, " in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [(measured_of(TIMES), "what they cost is known 15 s after the first of them was answered"), (None, "what they cost is not measured yet")],
+)
+def test_explain_says_what_is_missing_before_the_demand_is_known(measured: MeasuredCosts | None, said: str) -> None:
+    plant = QueuePlant(running=1, cold_start_s=40.0, measured=measured)
+    seen = plant.see(plant.load(rate_of(1)))
+    decided = {"chat": plant.autoscaler.observe(seen, at=plant.at)}
+    record = Record(number=0, time=START, seen=FleetObservation(at=plant.at, models={"chat": seen}), decided=decided)
+    assert said in "\n".join(explanation(record, "chat"))
 
 
 def test_explain_says_that_nobody_asks_a_model_at_zero(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
     .venv-cuda/bin/python -m tests.gpu.compare --model ID_OR_PATH [--gpus 1] [--streams 32 256] [--rounds 3] [--out FILE]
 
-Never run on a GPU so far. First a few greedy answers, one at a time: a batch would change them on a GPU. They must be equal. Then the
+It ran on one H100 so far (docs/benchmarks.md has what it found). First a few greedy answers, one at a time: a batch would change them on a GPU. They must be equal. Then the
 table of `benchmarks.overhead`: CPU per token, throughput, TTFT and ITL. All engines are up at the same time and share the GPU's memory.
 Exit status 0: equal answers and no failed request; 1: not so; 2: there is no GPU.
 """
@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,18 @@ def missing_device() -> str:
     return f"no CUDA device found; this needs an NVIDIA GPU and vLLM's CUDA build (make .venv-cuda/.installed), here is {build}"
 
 
-def model_on_gpu(source: str, gpus: int = 1, num_sides: int = len(SIDES)) -> ModelSettings:
+def model_on_gpu(
+    source: str, gpus: int = 1, num_sides: int = len(SIDES), engine_args: Mapping[str, Any] | None = None
+) -> ModelSettings:
     """Return a model of ``gpus`` GPUs per engine. Each has its part of 0.84 of their memory: all sides are on them together."""
+    shared = {"gpu_memory_utilization": round(0.84 / num_sides, 2), "max_model_len": 2048, "max_num_seqs": 256}
     return ModelSettings.model_validate(
         {
             "name": "compared",
             "model": source,
             "device": "cuda",
             "gpus_per_replica": gpus,
-            "engine_args": {"gpu_memory_utilization": round(0.84 / num_sides, 2), "max_model_len": 2048, "max_num_seqs": 256},
+            "engine_args": {**shared, **(engine_args or {})},
         }
     )
 
@@ -93,12 +96,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--sides", nargs="+", default=SIDES, help="bare first, fleet-1 last; fewer leave each more memory")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="more of vLLM's arguments for each side, as JSON")
     parser.add_argument("--out", type=Path, default=Path("results/gpu.json"))
     arguments = parser.parse_args()
     if why := missing_device():
         print(why, file=sys.stderr)
         sys.exit(2)
-    model = model_on_gpu(arguments.model, arguments.gpus, len(arguments.sides))
+    model = model_on_gpu(arguments.model, arguments.gpus, len(arguments.sides), arguments.engine_args)
     report = compare(model, arguments.streams, arguments.rounds, arguments.sides)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1))
