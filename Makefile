@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-routing bench-routing-live soak bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-routing bench-routing-live soak bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -110,6 +110,12 @@ bench-overhead: .venv ## the fleet beside a bare vLLM server: throughput, latenc
 bench-latency: .venv ## open-loop latency of the fleet and a bare server, and our generator beside vLLM's (25 minutes)
 	$(BIN)/python -m benchmarks.latency
 
+bench-long-prompts: .venv ## what prompts of 100,000 tokens do to short streams of the same ingress (10 minutes)
+	$(BIN)/python -m benchmarks.long_prompts
+
+bench-gpu: model .venv-cuda/.installed ## the fleet beside vLLM's own two servers on this machine's NVIDIA GPU; MODEL=ID_OR_PATH, without it the embedded model; 10 GB of disk
+	.venv-cuda/bin/python -m tests.gpu.compare $(if $(MODEL),--model "$(MODEL)")
+
 bench-batching: model ## static against continuous batching: throughput, latency, KV memory (2 hours)
 	$(BIN)/python -m benchmarks.batching
 
@@ -124,6 +130,9 @@ bench-batch-steps: .venv ## the same, computed without processes, for each way t
 
 bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attainment and replica-seconds (15 minutes)
 	$(BIN)/python -m benchmarks.autoscaling
+
+bench-autoscaling-cases: .venv ## the policy on loads where it once went wrong, with the seeds of docs/autoscaling.md (CASES_TIME)
+	$(BIN)/python -m benchmarks.scaling_cases --seeds 31 32 33 34
 
 bench-routing: .venv ## routing policies on 16 simulated replicas with prefix caches, and what a choice costs (15 minutes)
 	$(BIN)/python -m benchmarks.routing

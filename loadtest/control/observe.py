@@ -145,6 +145,8 @@ class Observer:
         # As the load itself: without a proxy, and by the system's certificates.
         self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False, follow_redirects=True, verify=ssl.create_default_context())
         self._kubernetes: httpx.Client | None = None
+        self._replicas_from: Literal["serve", "fleet"] | None = None
+        """Of the dashboard that was asked for and the /fleet that stands in for it, the one that answered first."""
 
     def close(self) -> None:
         self._http.close()
@@ -157,13 +159,28 @@ class Observer:
         if self._metrics_url != "none":
             samples.append(_sampled(t_s, "metrics", self._metrics))
         if self._observe.serve_status:
-            samples.append(_sampled(t_s, "serve", self._serve))
+            samples += self._replicas(t_s)
         if self._observe.fleet:
-            samples.append(
-                _sampled(t_s, "fleet", lambda: fleet_values(json.loads(self._get(self._fleet_url, self._target_headers))))
-            )
+            samples.append(_sampled(t_s, "fleet", self._fleet))
         if self._observe.kubernetes_selector:
             samples.append(_sampled(t_s, "kubernetes", self._pods))
+        return samples
+
+    def _replicas(self, t_s: float) -> list[ServerSample]:
+        """Ask Ray's dashboard, and, if that fails before it has answered once, /fleet of the target.
+
+        Once /fleet has answered, the dashboard is asked no more: the two count other deployments, and a timeline of both would jump.
+        """
+        samples: list[ServerSample] = []
+        if self._replicas_from != "fleet":
+            samples.append(_sampled(t_s, "serve", self._serve))
+            if not samples[0].error:
+                self._replicas_from = "serve"
+        if self._replicas_from != "serve" and not self._observe.fleet:
+            told = _sampled(t_s, "fleet", self._fleet)
+            if self._replicas_from == "fleet" or not told.error:  # before, it may be that the target has no /fleet
+                self._replicas_from = "fleet"
+                samples.append(told)
         return samples
 
     def _get(self, url: str, headers: Mapping[str, str] | None = None) -> str:
@@ -179,6 +196,9 @@ class Observer:
         url = f"{self._observe.ray_dashboard_url.rstrip('/')}/api/serve/applications/"
         token = ray_token()
         return serve_values(json.loads(self._get(url, {"Authorization": f"Bearer {token}"} if token else None)))
+
+    def _fleet(self) -> dict[str, float]:
+        return fleet_values(json.loads(self._get(self._fleet_url, self._target_headers)))
 
     def _pods(self) -> dict[str, float]:
         if self._kubernetes is None:

@@ -322,7 +322,13 @@ def _first_reason(items: Window) -> list[str]:
 def _silent_sources(records: Records) -> list[str]:
     answered = {sample.source for sample in records.server if not sample.error}
     errors = {sample.source: sample.error for sample in records.server if sample.source not in answered}
-    return [f"Nothing is known of the target's own figures ({source}): {error}." for source, error in errors.items()]
+    said = {source: f"Nothing is known of the target's own figures ({source}): {error}." for source, error in errors.items()}
+    if "serve" in errors and "fleet" in answered and not records.scenario.observe.fleet:
+        said["serve"] = (
+            f"Ray's dashboard at {records.scenario.observe.ray_dashboard_url} told no replicas ({errors['serve']}): those of this report "
+            "are from the target's /fleet, which does not count ingresses."
+        )
+    return list(said.values())
 
 
 def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:

@@ -166,7 +166,8 @@ class Observe(Part):
     interval_s: float = Field(default=1.0, gt=0.1)
     """Between two scrapes."""
     serve_status: bool = False
-    """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``."""
+    """Also the replicas of Ray Serve, from the dashboard at ``ray_dashboard_url``. If that fails from the start, as beside `serve-app up`,
+    which starts none, `/fleet` of the target is asked in its place, and the report says so."""
     ray_dashboard_url: str = "http://127.0.0.1:8265"
     """Where Ray's dashboard listens."""
     fleet: bool = False

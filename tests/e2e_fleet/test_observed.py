@@ -12,8 +12,8 @@ from tests.e2e.fleet import wait_until
 from tests.e2e_fleet.operations import MODEL, Fleet, scrape
 from tests.e2e_fleet.streams import completion, play
 from tests.monitoring.expressions import (
+    ELSEWHERE,
     MADE_BY_PROMETHEUS,
-    OF_DCGM,
     SUFFIXES,
     panel_expressions,
     rule_expressions,
@@ -54,7 +54,7 @@ def test_every_series_of_rules_and_dashboards_is_served(elastic: Fleet) -> None:
     served = types(elastic)
     known = {f"{name}{end}" for name, kind in served.items() if kind == "histogram" for end in SUFFIXES} | served.keys()
     known |= {rule["record"] for rule in rules() if "record" in rule} | MADE_BY_PROMETHEUS
-    known |= OF_DCGM
+    known |= ELSEWHERE
     promql = [*(e.promql for e in (*rule_expressions(), *panel_expressions())), *variable_queries()]
     assert {selector.name for expression in promql for selector in selectors(expression)} - known == set()
 
@@ -88,7 +88,7 @@ def test_every_panel_and_rule_has_data_under_load(elastic: Fleet, asked: Asked) 
     may_be_empty = [e.promql for e in (*panel_expressions(), *rule_expressions()) if e.quiet]
     for expression in may_be_empty:
         for selector in selectors(expression):
-            if selector.name not in ONLY_WHEN_USED | MADE_BY_PROMETHEUS | OF_DCGM:
+            if selector.name not in ONLY_WHEN_USED | MADE_BY_PROMETHEUS | ELSEWHERE:
                 wanted[selector.text] = selector.text
 
     def all_have_data() -> bool:

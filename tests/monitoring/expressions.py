@@ -8,6 +8,7 @@ from typing import NamedTuple
 import promql_parser
 import yaml
 
+from serve_app.autoscaling.series import PREFIX, SERIES
 from tools.monitoring.boards import BOARDS, board_file
 from tools.monitoring.facts import default_facts, filled
 from tools.monitoring.panels import Board, Panel
@@ -21,6 +22,10 @@ MADE_BY_PROMETHEUS = {"up", "ALERTS"}
 OF_DCGM = {f"DCGM_FI_DEV_{name}" for name in ("XID_ERRORS", "GPU_UTIL", "FB_USED", "GPU_TEMP", "POWER_USAGE")}
 OF_DCGM |= {"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_FAILURE"}
 """Default fields of NVIDIA's exporter (docs.nvidia.com/datacenter/dcgm, "DCGM Exporter Metrics"); a fleet without GPUs has none."""
+OF_THE_AUTOSCALER = {f"ray_{PREFIX}{name}" for name in SERIES}
+"""Through Ray's metrics agent, which `serve-app up` does not start."""
+ELSEWHERE = OF_DCGM | OF_THE_AUTOSCALER
+"""Series that no ingress serves."""
 SUFFIXES = ("_bucket", "_sum", "_count")
 
 

@@ -13,9 +13,10 @@ from vllm.v1.metrics.buckets import histogram_buckets
 
 from serve_app.series import TABLE
 from tests.monitoring.expressions import (
+    ELSEWHERE,
     FACTS,
     MADE_BY_PROMETHEUS,
-    OF_DCGM,
+    OF_THE_AUTOSCALER,
     SUFFIXES,
     grouped_labels,
     panel_expressions,
@@ -34,6 +35,7 @@ RUNBOOK = docs.PAGE.with_name("runbook.md")
 OF_THE_PROCESS = {"process_start_time_seconds", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 OF_THE_PROCESS |= {"process_open_fds", "process_max_fds"}
 OF_A_GPU = {"Hostname", "gpu", "namespace", "pod", "exported_namespace", "exported_pod"}
+OF_A_WISH = {"rule"}
 TARGET_LABELS = {"job", "instance", "namespace", "app_kubernetes_io_instance", "alertname", "alertstate"}
 
 
@@ -54,9 +56,14 @@ def test_every_series_that_is_asked_for_exists() -> None:
     theirs = Path(loggers.__file__).read_text(encoding="utf-8")
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     asked = {selector.name for promql in all_promql() for selector in selectors(promql)}
-    others = asked - ours - recorded - OF_THE_PROCESS - OF_DCGM - MADE_BY_PROMETHEUS
+    others = asked - ours - recorded - OF_THE_PROCESS - ELSEWHERE - MADE_BY_PROMETHEUS
     assert {name for name in others if f'name="{re.sub("_(bucket|count|sum|total)$", "", name)}"' not in theirs} == set()
     assert len(asked & ours) > 20
+
+
+def test_every_series_of_the_autoscaler_is_on_its_dashboard() -> None:
+    shown = [e.promql for e in panel_expressions() if e.where.startswith("autoscaling: ")]
+    assert OF_THE_AUTOSCALER - {selector.name for promql in shown for selector in selectors(promql)} == set()
 
 
 def test_a_release_is_never_chosen_by_what_a_name_begins_with() -> None:
@@ -66,7 +73,7 @@ def test_a_release_is_never_chosen_by_what_a_name_begins_with() -> None:
 
 
 def test_every_label_that_is_asked_for_exists() -> None:
-    known = {"le", "model_name"}.union(*(series.labels for series in TABLE)) | TARGET_LABELS | OF_A_GPU
+    known = {"le", "model_name"}.union(*(series.labels for series in TABLE)) | TARGET_LABELS | OF_A_GPU | OF_A_WISH
     for promql in all_promql():
         matched = set().union(*(selector.labels for selector in selectors(promql)))
         assert (grouped_labels(promql) | matched) - known == set(), promql

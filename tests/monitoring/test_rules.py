@@ -1,6 +1,7 @@
 """The rules, as Prometheus's own tool judges them: each alert fires with the series of its case, and not with those beside it."""
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import yaml
 from tests.monitoring.cases import CASES, Case, Series
 from tests.monitoring.expressions import FACTS, OF_DCGM, chosen, grouped_labels, rule_expressions, rules, selectors
 from tools.monitoring.alerts import ALERTS
+from tools.monitoring.decisions import DECISIONS
 from tools.monitoring.facts import filled
 from tools.monitoring.gpus import GPUS
+from tools.monitoring.panels import Row
 from tools.monitoring.rules import rules_file
 from tools.observe import tool
 
@@ -62,6 +65,20 @@ def asked(name: str, given: Series, case: Case, expected: list[dict[str, Any]]) 
     }
 
 
+def shows(folder: Path, row: Row, title: str, given: Series, expected: Mapping[str, float]) -> None:
+    """Assert that the only expression of a panel has these values, by labels, where Prometheus has the given series."""
+    (panel,) = [panel for panel in row.panels if panel.title == title]
+    (promql,) = panel.shown.values()
+    samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+    test = {
+        "input_series": [{"series": series, "values": value} for series, value in given.items()],
+        "promql_expr_test": [{"expr": chosen(promql), "eval_time": "0m", "exp_samples": samples}],
+    }
+    (folder / "tests.yaml").write_text(yaml.safe_dump({"tests": [test]}, width=10_000))
+    done = subprocess.run([str(tool("promtool")), "test", "rules", str(folder / "tests.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @promtool
 @pytest.mark.parametrize("prefix", ["", "exported_"], ids=["honoured", "exported"])
 def test_the_row_of_gpus_shows_those_of_the_releases_own_pods(tmp_path: Path, prefix: str) -> None:
@@ -76,17 +93,25 @@ def test_the_row_of_gpus_shows_those_of_the_releases_own_pods(tmp_path: Path, pr
 
     own, other = "serve-app-abcde-model-chat-worker-x", "serve-app-2-abcde-model-chat-worker-x"
     given = {of(own, 0): "40", of(other, 1): "50", up("serve-app", own): "1", up("serve-app-2", other): "1"}
-    (panel,) = [panel for panel in GPUS.panels if panel.title == "Temperature"]
-    (promql,) = panel.shown.values()
-    test = {
-        "input_series": [{"series": series, "values": value} for series, value in given.items()],
-        "promql_expr_test": [
-            {"expr": chosen(promql), "eval_time": "0m", "exp_samples": [{"labels": '{Hostname="n1", gpu="0"}', "value": 40}]}
-        ],
+    shows(tmp_path, GPUS, "Temperature", given, {'{Hostname="n1", gpu="0"}': 40})
+
+
+@promtool
+def test_the_rule_of_the_last_decision_is_shown_at_the_number_asked_for(tmp_path: Path) -> None:
+    """Also the ingresses', and of another release nothing."""
+    told = {
+        ("serve-app", "chat"): {"because,queue": "0", "because,demand": "1", "desired": "3"},
+        ("serve-app", "(ingresses)"): {"because,streams": "1", "desired": "2"},
+        ("serve-app-2", "chat"): {"because,queue": "1", "desired": "9"},
     }
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"tests": [test]}, width=10_000))
-    done = subprocess.run([str(tool("promtool")), "test", "rules", str(tmp_path / "tests.yaml")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    given = {}
+    for (release, model), values in told.items():
+        for what, value in values.items():
+            name, _, rule = what.partition(",")
+            labels = f'job="local/{release}-ray",model="{model}",WorkerId="a"' + (f',rule="{rule}"' if rule else "")
+            given[f"ray_serve_app_autoscaling_{name}{{{labels}}}"] = value
+    expected = {'{model="chat", rule="demand"}': 3, '{model="(ingresses)", rule="streams"}': 2}
+    shows(tmp_path, DECISIONS, "Which rule decided", given, expected)
 
 
 @promtool

@@ -3,6 +3,7 @@
 import json
 import re
 
+from tools.monitoring.decisions import DECISIONS
 from tools.monitoring.facts import UID
 from tools.monitoring.gpus import GPUS
 from tools.monitoring.overview import OVERVIEW
@@ -180,6 +181,7 @@ AUTOSCALING = Board(
     "autoscaling",
     (
         Row("Are there enough replicas?", (REPLICAS, WAITING, QUEUE)),
+        DECISIONS,
         Row(
             "What do they have to do?",
             (

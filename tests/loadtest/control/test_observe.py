@@ -304,3 +304,43 @@ def test_an_ingress_tells_what_was_decided_last_and_who_is_ready() -> None:
         "replicas_desired/replica-idle": 0.0,
         "replicas_ready/replica-idle": 0.0,
     }
+
+
+REFUSED = "http://127.0.0.1:1"
+"""Nothing listens there."""
+
+
+def asked_twice(observe: Observe, pages: dict[str, tuple[int, str]], then: dict[str, tuple[int, str]]) -> list[list[str]]:
+    """Return the sources that told something, or ``SOURCE: ERROR``, at two times; the second time the target has other pages."""
+    observer = Observer(observe, Target(pages["url"][1], ""))
+    try:
+        first = observer.sample(1.0)
+        pages |= then
+        return [[f"{s.source}: {s.error}" if s.error else s.source for s in samples] for samples in (first, observer.sample(2.0))]
+    finally:
+        observer.close()
+
+
+def test_where_no_dashboard_listens_fleet_stands_in_for_the_whole_run(pages: dict[str, tuple[int, str]]) -> None:
+    pages["/fleet"] = 200, json.dumps(FLEET)
+    observe = Observe(metrics_url="none", serve_status=True, ray_dashboard_url=REFUSED)
+    [[dashboard, fleet], later] = asked_twice(observe, pages, {"/fleet": (500, "broken")})
+    assert dashboard.startswith("serve: ConnectError")
+    assert fleet == "fleet"
+    assert [source.split(":")[0] for source in later] == ["fleet"]  # its failures are told, too
+
+
+def test_a_dashboard_that_has_answered_is_asked_to_the_end(pages: dict[str, tuple[int, str]]) -> None:
+    pages["/fleet"] = 200, json.dumps(FLEET)
+    pages["/api/serve/applications/"] = 200, json.dumps(SERVE)
+    observe = Observe(metrics_url="none", serve_status=True, ray_dashboard_url=pages["url"][1])
+    first, [later] = asked_twice(observe, pages, {"/api/serve/applications/": (500, "broken")})
+    assert first == ["serve"]
+    assert later.startswith("serve: HTTPStatusError")
+
+
+def test_a_target_without_fleet_is_asked_for_it_only_in_vain(pages: dict[str, tuple[int, str]]) -> None:
+    """Bare vLLM, for example: the report has one sentence, on the dashboard."""
+    observe = Observe(metrics_url="none", serve_status=True, ray_dashboard_url=REFUSED)
+    found = asked_twice(observe, pages, {})
+    assert [[source.split(":")[0] for source in samples] for samples in found] == [["serve"], ["serve"]]

@@ -110,6 +110,19 @@ def test_a_source_that_only_failed_is_a_threat(tmp_path: Path) -> None:
     assert said == ["Nothing is known of the target's own figures (metrics): 404 Not Found."]
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["stands in", "was asked for"])
+def test_where_fleet_stands_in_for_rays_dashboard_the_report_says_so(tmp_path: Path, asked: bool) -> None:
+    run = write_run(tmp_path / "run", 100, observe={"serve_status": True, "fleet": asked})
+    samples = [ServerSample(0.0, "serve", error="refused"), ServerSample(0.0, "fleet", {"replicas_ready/replica-a": 1.0})]
+    (run / "server.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(samples))
+    told = {
+        False: "Ray's dashboard at http://127.0.0.1:8265 told no replicas (refused): those of this report are from the target's /fleet, "
+        "which does not count ingresses.",
+        True: "Nothing is known of the target's own figures (serve): refused.",
+    }
+    assert [threat for threat in analyse(run).threats if "refused" in threat] == [told[asked]]
+
+
 @pytest.mark.parametrize(("late_ms", "said"), [(35.0, True), (25.0, False)])
 def test_late_reads_that_are_much_beside_the_gaps_are_a_threat(tmp_path: Path, late_ms: float, said: bool) -> None:
     """The p99 of the gaps is 300 ms. The run stays valid: the TTFT is 1 s."""
