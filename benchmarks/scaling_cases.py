@@ -57,7 +57,7 @@ class Case:
     keeps: bool = True
     """Whether the controller after that gets what the one before knew."""
     silent_share: float = 0.0
-    """Share of the replicas that never reports."""
+    """Share of the replicas that fall silent after a minute, and serve on."""
     requests: str = ""
     """Name of the case whose requests these are; empty for its own."""
 
@@ -134,6 +134,16 @@ CASES = [
         needed=30,
         changes_at=120,
         silent_share=0.05,
+    ),
+    Case(
+        name="20 % silent, step x1.5 from 10 replicas",
+        rate=step(41, 61.5, 120),
+        duration_s=300,
+        initial=10,
+        needed=_needed(61.5),
+        changes_at=120,
+        silent_share=0.2,
+        requests="step x1.5 from 10 replicas",
     ),
     Case(
         name="lengths, prompts x4.3 at 12/s",

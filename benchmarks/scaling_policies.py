@@ -65,19 +65,39 @@ class Restarted(Ours):
 
 
 class Silent(Ours):
-    """The product's, of which a share of the replicas never reports: it is taken to do as it did.
+    """The product's, of which some replicas fall silent while they serve on: what runs and waits there stays as last reported.
+
+    The simulation adds all replicas up, so that each silent one is taken for an average one, as routing makes it.
 
     Args:
         rule: See `Ours`.
-        share: Of the replicas, 0..1.
+        share: Of the replicas that serve at ``since_s``, 0..1. So many are silent from then on; when others go, they stay.
+        since_s: Seconds.
     """
 
-    def __init__(self, rule: Rule, share: float) -> None:
+    def __init__(self, rule: Rule, share: float, since_s: float = 60.0) -> None:
         super().__init__(rule)
-        self._share = share
+        self._share, self._since_s = share, since_s
+        self._num_silent = 0
+        self._last: dict[str, float] = {}
+        """What one replica reported last: requests that run and wait, and its KV cache."""
 
     def __call__(self, at: float, seen: Observation) -> int:
-        return super().__call__(at, replace(seen, load=replace(seen.load, silent=("r",), silent_share=self._share)))
+        running = max(1, seen.running)
+        if at >= self._since_s and not self._last:
+            self._num_silent = math.ceil(self._share * running)
+            self._last = {name: getattr(seen.load, name) / running for name in ("running", "queued")}
+            self._last["kv_usage"] = seen.load.kv_usage
+        if not self._last:
+            return super().__call__(at, seen)
+        silent = min(1.0, self._num_silent / running)
+        told = {name: (1 - silent) * getattr(seen.load, name) for name in (*REPLICA_INCREMENTS, *self._last)}
+        for name in ("running", "queued"):
+            told[name] += self._num_silent * self._last[name]
+        told["kv_usage"] += silent * self._last["kv_usage"]
+        names = tuple(f"r{i}" for i in range(self._num_silent))
+        load = replace(seen.load, silent=names, silent_replica_share=silent, **told)
+        return super().__call__(at, replace(seen, load=load))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

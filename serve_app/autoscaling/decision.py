@@ -14,7 +14,7 @@ from serve_app.autoscaling.deadlines import Lines
 from serve_app.autoscaling.demand import QUIET_S, WINDOWS_S, Arrivals, arrivals, growth, weights_of
 from serve_app.autoscaling.feedback import MEMORY_S, Feedback
 from serve_app.autoscaling.history import GUARD_S, HISTORY_S, History, Mean
-from serve_app.autoscaling.needs import Needs, keep_s
+from serve_app.autoscaling.needs import Needs, Unproven, keep_s
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S, Orders, queue_at_s
 from serve_app.autoscaling.signals import LEAST, STALE_S, Load
 
@@ -43,8 +43,9 @@ TAUGHT = ("taught_step", "taught_output_token", "taught_prompt_token")
 """Of each cost, the share that the load has taught since replicas measured it; among a decision's inputs where one has."""
 UNSEEN_HALF_S = 3600.0
 """What is known weighs half as much after so long without a controller."""
-LEARN_SILENT = 0.1
-"""Share of silent members above which steps and tokens do not belong together well enough to learn from them."""
+LEARN_SILENT = 0.25
+"""Up to this share of silent replicas the load goes on teaching what a step costs: the others are taken to make their part of the tokens.
+Should the silent ones make none, a token then seems 1 / (1 - 0.25) = 1.33 times as dear at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ class ModelAutoscaler:
     _left_out: frozenset[str] = frozenset()
     """Limits of the SLO that no number of replicas keeps."""
     _cold_start_s: float = DEFAULT_COLD_START_S
-    _unproven: int = 0
+    _unproven: Unproven = field(default_factory=Unproven)
     _unseen_s: float | None = None
     """How old the knowledge was when this controller took it over from the one before; None where it did not."""
     _answered_at: float | None = None
@@ -138,8 +139,8 @@ class ModelAutoscaler:
 
     @property
     def unproven(self) -> int:
-        """The replicas that silent members may need: their share of those that there were when they fell silent."""
-        return self._unproven
+        """The replicas that silent members may need."""
+        return self._unproven.replicas
 
     @property
     def cold_start_s(self) -> float:
@@ -178,7 +179,7 @@ class ModelAutoscaler:
         rule = max(wishes.asked, key=wishes.asked.__getitem__, default="idle")
         up, kept = wishes.asked.get(rule, 0), self._kept(seen, wishes)
         kept = 0 if rests else kept
-        silent = self._unproven
+        silent = self._unproven.replicas
         desired = up
         if up <= seen.target:
             desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
@@ -210,20 +211,15 @@ class ModelAutoscaler:
     def _learn(self, seen: Observation, at: float) -> None:
         load = seen.load
         self._history.add(at, load)
-        share = load.silent_share
-        self._unproven = max(self._unproven, math.ceil(share * seen.target - 1e-9)) if share else 0
+        self._unproven.observe(load, running=seen.running, target=seen.target)
         self._needs.pass_time(load.interval_s)
         self._orders.observe(running=seen.running, target=seen.target, at=at)
         self._cold_start_s = self._orders.cold_start_s(load.cold_start_s, at)
         self._costs.start_from(load.measured)
-        if not load.is_partial and share <= LEARN_SILENT:  # else tokens lack the steps that made them, or steps tokens
-            self._costs.add(
-                load.interval_s,
-                steps=load.steps,
-                busy_s=load.busy_s,
-                output_tokens=load.output_tokens,
-                prefilled_tokens=load.prefilled_tokens,
-            )
+        if not load.is_partial and load.silent_replica_share <= LEARN_SILENT:
+            told = 1 - load.silent_replica_share  # the part of the tokens that the steps of the other replicas made
+            tokens = {"output_tokens": told * load.output_tokens, "prefilled_tokens": told * load.prefilled_tokens}
+            self._costs.add(load.interval_s, steps=load.steps, busy_s=load.busy_s, **tokens)
         self._learn_lengths(load)
         self._lines.learn(load)
         if load.finished and self._answered_at is None:

@@ -46,6 +46,8 @@ class IngressObservation:
     """CPU seconds used in the last ``interval_s``."""
     interval_s: float
     silent: tuple[str, ...] = ()
+    """Those of them that should report and do not. Their streams are taken to be what they last reported, their CPU seconds to go on at
+    their last rate, and as many ingresses stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +94,17 @@ class FleetScaler:
 
     def observe(self, seen: FleetObservation) -> dict[str, Decision]:
         """Take in one observation and decide; models without an observation keep what they have."""
-        decided = {}
+        wanted = {}
         for name, model in seen.models.items():
             scaler = self._models.setdefault(name, ModelAutoscaler(self.rules.models[name]))
-            decided[name] = scaler.observe(model, at=seen.at)
-        self._share(seen, decided)
+            wanted[name] = scaler.observe(model, at=seen.at)
+        decided = self._shared(seen, wanted)
         if seen.ingress is not None:
             decided[INGRESSES] = self._observe_ingress(seen.ingress, seen.at)
         return decided
 
-    def _share(self, seen: FleetObservation, decided: dict[str, Decision]) -> None:
+    def _shared(self, seen: FleetObservation, wanted: Mapping[str, Decision]) -> dict[str, Decision]:
+        """Return what each model gets of what it wants, so that all together keep within the GPUs."""
         self._turns.observe(seen.models, {name: self.cold_start_s(name) for name in seen.models}, at=seen.at)
         wants = [
             Want(
@@ -114,14 +117,10 @@ class FleetScaler:
                 priority=self.rules.models[name].priority,
                 turn=self._turns.order(name),
             )
-            for name, decision in decided.items()
+            for name, decision in wanted.items()
         ]
-        for name, granted in share_gpus(wants, self.rules.max_gpus).items():
-            if granted < decided[name].desired:
-                alternatives = {**decided[name].alternatives, decided[name].rule: decided[name].desired}
-                ready_at = decided[name].ready_at if granted > seen.models[name].target else None
-                rule = "another model's turn" if seen.models[name].target and not granted else "GPUs are short"
-                decided[name] = replace(decided[name], desired=granted, rule=rule, alternatives=alternatives, ready_at=ready_at)
+        granted = share_gpus(wants, self.rules.max_gpus)
+        return {name: _limited(decision, granted[name], seen.models[name].target) for name, decision in wanted.items()}
 
     def _observe_ingress(self, seen: IngressObservation, at: float) -> Decision:
         self._cpu.append((seen.cpu_s, seen.interval_s))
@@ -132,15 +131,30 @@ class FleetScaler:
         wishes = {"streams": math.ceil(seen.streams / self.rules.target_streams), "cpu": math.ceil(cores / TARGET_CPU)}
         rule = max(wishes, key=wishes.__getitem__)
         kept = self._ingresses.add(at, wishes[rule], INGRESS_KEEP_S, first=seen.target)
-        desired = wishes[rule]
+        desired, silent = wishes[rule], min(len(seen.silent), seen.target)
         if desired <= seen.target:
-            desired, rule = (kept, "low for long") if kept < seen.target and not seen.silent else (seen.target, "keep")
+            desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")
+            if desired < silent:
+                desired, rule = silent, "silent members"
         return Decision(
             desired=max(seen.minimum, min(seen.maximum, desired)),
             rule=rule,
             alternatives=wishes,
             inputs={"streams": seen.streams, "cpu_cores": round(cores, 3)},
         )
+
+
+def _limited(decision: Decision, granted: int, target: int) -> Decision:
+    """Return the decision of a model that has ``target`` replicas and gets GPUs for ``granted``."""
+    if granted >= decision.desired:
+        return decision
+    return replace(
+        decision,
+        desired=granted,
+        rule="another model's turn" if target and not granted else "GPUs are short",
+        alternatives={**decision.alternatives, decision.rule: decision.desired},
+        ready_at=decision.ready_at if granted > target else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,15 @@
 
 Each second states how many replicas are needed at least, and the most that was stated within a time is kept (`Needs.kept`). Two
 corrections are part of the demand for `MISSING_S`: replicas that had to be added although the measured demand did not ask for them, and
-replicas that went and were asked for again (`Needs.corrected`).
+replicas that went and were asked for again (`Needs.corrected`). While members are silent, what they may need stays (`Unproven`).
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from serve_app.autoscaling.history import Recent
+from serve_app.autoscaling.signals import Load
 
 MIN_KEEP_S, MAX_KEEP_S = 60.0, 900.0
 MISSING_S = 900.0
@@ -19,6 +21,26 @@ LONGEST_STEP_S = 6.0
 def keep_s(cold_start_s: float) -> float:
     """Return for how long a need is remembered: two cold starts, for a replica that goes too soon is missed for one."""
     return min(MAX_KEEP_S, max(MIN_KEEP_S, 2 * cold_start_s))
+
+
+@dataclass(slots=True)
+class Unproven:
+    """How many replicas of a model stay because somebody is silent: nobody proves that they are not needed."""
+
+    replicas: int = 0
+    _base: int = 0
+    """The most replicas that there were since ingresses have been silent; 0 while none is."""
+
+    def observe(self, load: Load, *, running: int, target: int) -> None:
+        """Take in who is silent now.
+
+        A silent replica stays. What requests a silent ingress has nobody knows, so its share stays of the replicas that there were: of 12
+        replicas 3 while 1 of 4 ingresses is silent, also when only these 3 are left.
+        """
+        self._base = max(self._base, target) if load.silent_ingress_share else 0
+        by_ingresses = math.ceil(load.silent_ingress_share * self._base - 1e-9)
+        # At most the target: what somebody else takes away, as `serve-app models unload` does, is not brought back.
+        self.replicas = min(target, max(by_ingresses, round(load.silent_replica_share * running)))
 
 
 @dataclass(slots=True)

@@ -33,6 +33,8 @@ logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its 
 OBSERVE_S = 1.0
 KEEP_S = 5.0
 """Between two copies of what is known to the lease board."""
+MANY_SILENT = 0.1
+"""Share of silent ingresses above which nothing is learnt from steps: the tokens of these ingresses are only assumed."""
 Reports = dict[str, tuple[float, dict[str, float]]]
 
 
@@ -133,7 +135,7 @@ class DemandPolicy:
         reports = newest_reports(contexts[INGRESS])
         increments = memory.ingresses.take(reports, now=at)
         silent = memory.ingresses.silent(members(contexts[INGRESS]), now=at)
-        silent_share = len(silent) / max(1, len(members(contexts[INGRESS])))
+        ingress_share = len(silent) / max(1, len(members(contexts[INGRESS])))
         memory.note_departures(contexts, at)
         ingress_drains = memory.left_within(INGRESS, self._settings.timeouts.drain_s, at)  # nobody tells of its streams
         models = {}
@@ -144,6 +146,7 @@ class DemandPolicy:
                 replica_drains = _total(reports, f"draining/{model.name}") > 0
                 has_just_left = memory.left_within(replica_deployment(model), STALE_S, at)  # ingresses may not have told yet
                 mute = meter.silent(members(context), now=at)
+                replica_share = len(mute) / max(1, len(members(context)))
                 held, queued = (_total(reports, f"{of}/{model.name}") for of in ("lines_held", "lines_queued"))
                 of_replicas["queued"] = max(0.0, of_replicas["queued"] - queued)
                 load = Load(
@@ -151,8 +154,9 @@ class DemandPolicy:
                     lines_queued=queued,
                     interval_s=interval_s,
                     silent=silent + mute,
-                    silent_share=max(silent_share, len(mute) / max(1, len(members(context)))),
-                    is_partial=ingress_drains or replica_drains or has_just_left,
+                    silent_ingress_share=ingress_share,
+                    silent_replica_share=replica_share,
+                    is_partial=ingress_drains or replica_drains or has_just_left or ingress_share > MANY_SILENT,
                     **load_at_ingresses(model, reports, increments),
                     **of_replicas,
                 )
@@ -240,7 +244,8 @@ def load_at_ingresses(model: ModelSettings, reports: Reports, increments: Mappin
 def load_of_replicas(context: Any, meter: Meter, *, now: float) -> dict[str, Any]:
     """Return the part of a `Load` that the replicas know."""
     reports = newest_reports(context)
-    increments = meter.take(reports, now=now)
+    # Nothing is assumed of a silent replica: its tokens would be of now, and its steps of before.
+    increments = meter.take(reports, now=now, assume_s=STALE_S)
     measured = [found for _, values in reports.values() if (found := MeasuredCosts.from_report(values)) is not None]
     return {
         "measured": combined(measured),

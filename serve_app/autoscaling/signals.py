@@ -43,9 +43,9 @@ class Load:
     lines_finished: float = 0.0
     line_finished_tokens: float = 0.0
     steps: float = 0.0
-    """Engine steps of all replicas."""
+    """Engine steps of all replicas that are not silent."""
     busy_s: float = 0.0
-    """Seconds that replicas spent in them; about num_replicas x interval_s at most."""
+    """Seconds that these replicas spent in them; about num_replicas x interval_s at most."""
     waiting: float = 0.0
     """Requests without a replica at the ingresses."""
     queued: float = 0.0
@@ -67,11 +67,15 @@ class Load:
     measured: MeasuredCosts | None = None
     """What the replicas that there are measured at their start; None where none of them has reported it."""
     silent: tuple[str, ...] = ()
-    """Members that should report and do not. They are taken to go on as they last reported."""
-    silent_share: float = 0.0
-    """Their share among the ingresses, or among the model's replicas, whichever is larger, 0..1."""
+    """Ingresses, and replicas of this model, that should report and do not. Requests and tokens of a silent ingress are taken to go on
+    at their last rates; what runs and waits at a silent replica is taken to be what it last reported."""
+    silent_ingress_share: float = 0.0
+    """Of all ingresses, 0..1."""
+    silent_replica_share: float = 0.0
+    """Of the model's replicas, 0..1. ``steps`` and ``busy_s`` are those of the others."""
     is_partial: bool = False
-    """Whether members that drain and report no more still do a part of the work: tokens and steps do not belong together."""
+    """Whether tokens and steps do not belong together: replicas that drain make steps that nobody reports, or so many ingresses are silent
+    that too many of the tokens are only assumed."""
 
 
 INCREMENTS = tuple(f.name for f in fields(Tally))
@@ -119,20 +123,24 @@ class _Member:
 class Meter:
     """The increments of cumulative counters since they were last taken.
 
-    A member that is seen for the first time adds nothing. One whose report is late goes on as before, until it says what it really
-    was: neither blindness nor its end may look like a change of the load.
+    A member that is seen for the first time adds nothing. A member whose report is late is taken to go on as before, until it says what
+    it really did: neither blindness nor its end may look like a change of the load.
     """
 
     _members: dict[str, _Member] = field(default_factory=dict)
     _taken_at: float = 0.0
 
-    def take(self, reports: Mapping[str, tuple[float, Mapping[str, float]]], *, now: float) -> dict[str, float]:
+    def take(
+        self, reports: Mapping[str, tuple[float, Mapping[str, float]]], *, now: float, assume_s: float = math.inf
+    ) -> dict[str, float]:
         """Return the sum of the increments of each counter.
 
         Args:
             reports: Member -> time stamp of its report, in seconds of its own clock, and its counters. Members that are gone
                 are left out: they are forgotten.
             now: Seconds of one clock, never less than before.
+            assume_s: A member without a report is taken to go on as before for this long; after that it adds nothing. Its next report
+                adds nothing either, because it counts in one second what the member did in many.
         """
         total: dict[str, float] = {}
         for name, (stamp, counters) in reports.items():
@@ -140,8 +148,10 @@ class Meter:
             if (member := self._members.get(name)) is None:
                 self._members[name] = _Member(stamp, now, dict(counters))
             elif stamp != member.stamp:
-                increments = member.hear(stamp, counters, now)
-            elif now - member.heard_at > LATE_S:
+                was_left_out = self._taken_at - member.heard_at > assume_s
+                heard = member.hear(stamp, counters, now)
+                increments = {} if was_left_out else heard
+            elif LATE_S < now - member.heard_at <= assume_s:
                 increments = member.assume(now - self._taken_at)
             for counter, value in increments.items():
                 total[counter] = total.get(counter, 0.0) + value

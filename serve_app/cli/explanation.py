@@ -23,7 +23,7 @@ REASONS: Mapping[str, str] = {
     "keep": "no more is wanted, and what there is stays for a while",
     "low for long": "no more was wanted for long enough",
     "headroom": "that is what a step in the load up to replicas.headroom needs",
-    "silent members": "fewer would do, but members do not report: their share of the replicas stays",
+    "silent members": "fewer would do, but members do not report: their share stays",
     "minimum": "the least that the configuration allows",
     "maximum": "the most that the configuration allows",
     "GPUs are short": "the models together want more GPUs than autoscaling.max_gpus",
@@ -93,7 +93,9 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     yield f"  seen      {seen.running} serve, {seen.target} asked for; {waiting}; KV cache {load.kv_usage:.0%} used"
     of = decision.inputs
     if "demand" not in of:
-        known = "is not measured yet" if load.measured is None else f"is known {LENGTHS_S:.0f} s after the first of them was answered"
+        known = (
+            "is not measured yet" if load.measured is None else f"is known {LENGTHS_S:.0f} s after the first of them was answered"
+        )
         yield f"  demand    {of['requests_per_s']:.2f} requests/s; what they cost {known}"
         return
     rate, work = of["requests_per_s"], of["work_per_request_s"]

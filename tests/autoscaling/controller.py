@@ -61,6 +61,8 @@ class Controller:
         self.targets = {INGRESS: 1, TINY: 0, BIG: 1}
         self.state: dict[Any, Any] = {}
         self.configs: dict[Deployment, AutoscalingConfig] = {}
+        self.silent_since: dict[str, float] = {}
+        """Member -> when it reported last; members that are not named here report in every second."""
         self.reports: dict[Deployment, dict[str, dict[str, float]]] = {INGRESS: {"i1": {}}, TINY: {}, BIG: {"b1": {}}}
 
     def report(self, deployment: Deployment, member: str, **values: float) -> None:
@@ -71,8 +73,9 @@ class Controller:
         for deployment, target in self.targets.items():
             series: dict[str, dict[str, list[Point]]] = {}
             for member, values in self.reports[deployment].items():
+                at = self.silent_since.get(member, self.at)
                 for name, value in values.items():
-                    series.setdefault(name, {})[member] = [Point(self.at - 9, -1.0), Point(self.at, value)]
+                    series.setdefault(name, {})[member] = [Point(at - 9, -1.0), Point(at, value)]
             state, config = self.state.get(deployment, {}), self.configs.get(deployment)
             found[deployment] = Context(target, tuple(self.reports[deployment]), series, state, config)
         return found

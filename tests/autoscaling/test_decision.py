@@ -121,7 +121,7 @@ def test_the_share_of_silent_members_stays(rates: list[float], share: float) -> 
     before = plant.run(25.0, 300)[-1]
     for rate in rates:
         for _ in range(20):
-            decision = plant.tick(replace(plant.load(rate), silent=("ingress-1",), silent_share=share))
+            decision = plant.tick(replace(plant.load(rate), silent=("ingress-1",), silent_ingress_share=share))
             assert decision.desired >= math.ceil(share * before)
 
 
@@ -129,19 +129,54 @@ def test_one_silent_member_of_many_holds_up_neither_scaling_down_nor_learning() 
     plant = Plant(running=30, maximum=200)
     high = plant.run(250.0, 300)[-1]
     for _ in range(600):
-        plant.tick(replace(plant.load(25.0), silent=("ingress-3",), silent_share=0.02))
+        plant.tick(replace(plant.load(25.0), silent=("ingress-3",), silent_ingress_share=0.02))
     assert plant.decisions[-1].desired <= 0.2 * high
     fresh = Plant()
     for _ in range(300):
-        fresh.tick(replace(fresh.load(25.0), silent=("ingress-3",), silent_share=0.02))
+        fresh.tick(replace(fresh.load(25.0), silent=("ingress-3",), silent_ingress_share=0.02))
     assert fresh.decisions[-1].inputs["work_per_request_s"] == pytest.approx(WORK_S, rel=0.05)
+
+
+def without(load: Load, share: float) -> Load:
+    """Return what is known of a load when a share of the replicas is silent."""
+    told = 1 - share
+    return replace(load, silent=("r1",), silent_replica_share=share, steps=told * load.steps, busy_s=told * load.busy_s)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.25])
+def test_silent_replicas_leave_learning_to_the_others(share: float) -> None:
+    plant = Plant(running=20)
+    for _ in range(300):
+        plant.tick(without(plant.load(120.0), share))
+    assert plant.decisions[-1].inputs["work_per_request_s"] == pytest.approx(WORK_S, rel=0.05)
+
+
+def test_from_fewer_than_three_of_four_replicas_nothing_is_learnt() -> None:
+    """The silent half may serve nobody: then each of the others makes twice the tokens that it is taken to make."""
+    plant = Plant()
+    plant.run(25.0, 300)
+    before = plant.decisions[-1].inputs["work_per_request_s"]
+    for _ in range(300):
+        load = plant.load(25.0)
+        plant.tick(replace(load, silent=("replica-1",), silent_replica_share=0.5))
+    assert plant.decisions[-1].inputs["work_per_request_s"] == pytest.approx(before, rel=0.01)
+
+
+def test_when_one_of_two_silent_ingresses_reports_again_only_the_share_of_the_other_stays() -> None:
+    plant = Plant(running=12)
+    for _ in range(200):
+        plant.tick(replace(plant.load(1.0), silent=("i1", "i2"), silent_ingress_share=0.5))
+    assert plant.decisions[-1].desired == 6
+    for _ in range(200):
+        plant.tick(replace(plant.load(1.0), silent=("i1",), silent_ingress_share=0.25))
+    assert (plant.decisions[-1].desired, plant.decisions[-1].rule) == (3, "silent members")
 
 
 def test_a_silent_member_does_not_hold_up_what_is_needed() -> None:
     plant = Plant()
     before = plant.run(12.0, 300)[-1]
     for _ in range(30):
-        plant.tick(replace(plant.load(36.0), silent=("ingress-1",), silent_share=1.0))
+        plant.tick(replace(plant.load(36.0), silent=("ingress-1",), silent_ingress_share=1.0))
     assert plant.decisions[-1].desired > before
 
 

@@ -46,12 +46,16 @@ def test_late_first_tokens_count_although_steps_are_fast() -> None:
     [
         replace(LOAD, queued=3.0, busy_s=9.0),
         replace(LOAD, is_partial=True, busy_s=9.0),
-        replace(LOAD, silent=("r1",), busy_s=9.0),
         replace(LOAD, steps=0.0, busy_s=0.0),
     ],
 )
 def test_with_a_queue_or_with_reports_that_are_missing_nothing_is_compared(load: Load) -> None:
     assert fed(load) == Feedback()
+
+
+def test_silent_replicas_leave_the_comparison_to_the_others() -> None:
+    half = replace(LOAD, silent=("r1",), silent_replica_share=0.5, steps=LOAD.steps / 2)
+    assert fed(replace(half, busy_s=LOAD.busy_s / 2 * 1.15)).factor() == pytest.approx(1 / 1.15)
 
 
 def test_a_full_replica_or_none_or_a_short_time_says_nothing() -> None:

@@ -94,15 +94,62 @@ def test_of_what_a_schedule_lowers_the_share_of_silent_members_stays(controller:
     assert controller.targets[TINY] == 1
 
 
-def test_a_silent_ingress_takes_nothing_away(controller: Controller) -> None:
+def test_a_silent_ingress_stays_and_the_others_go(controller: Controller) -> None:
     controller.report(INGRESS, "i1", streams=35.0)
-    controller.tick()
+    assert controller.tick()[INGRESS] == 4
+    for member in ("i2", "i3"):
+        controller.report(INGRESS, member, streams=1.0)
     controller.report(INGRESS, "i1", streams=1.0)
-    controller.reports[INGRESS]["i2"] = {}  # runs, and has never reported
-    for _ in range(300):
-        assert controller.tick()[INGRESS] == 4
-    del controller.reports[INGRESS]["i2"]
+    controller.reports[INGRESS] |= {"i4": {}}  # runs, and has never reported
+    controller.tick()
+    controller.silent_since["i3"] = controller.at
+    wanted = [controller.tick()[INGRESS] for _ in range(300)]
+    assert (wanted[0], wanted[-1]) == (4, 2)
+    del controller.silent_since["i3"], controller.reports[INGRESS]["i4"]
     assert controller.tick()[INGRESS] == 1
+
+
+def test_the_streams_of_a_silent_ingress_count_as_last_reported(controller: Controller) -> None:
+    for member in ("i1", "i2"):
+        controller.report(INGRESS, member, streams=15.0)
+    assert controller.tick()[INGRESS] == 3
+    controller.silent_since["i2"] = controller.at
+    controller.report(INGRESS, "i1", streams=1.0)
+    wanted = [controller.tick()[INGRESS] for _ in range(300)]
+    assert (wanted[0], wanted[-1]) == (3, 2), "15 and 1, at 10 an ingress"
+
+
+def two_idle_models() -> Controller:
+    """Return a controller of two models with four replicas each, which nobody asks."""
+    model = {"replicas": {"min": 0, "max": 8}, "required": False}
+    controller = Controller({"models": {"tiny": model | {"model": "/tiny"}, "big": model | {"model": "/big"}}})
+    controller.targets = {INGRESS: 1, TINY: 4, BIG: 4}
+    idle = {"running": 0.0, "waiting": 0.0}
+    controller.reports = {INGRESS: {"i1": {"streams": 0.0}}}
+    controller.reports |= {of: {f"{of.name}-{n}": dict(idle) for n in range(4)} for of in (TINY, BIG)}
+    controller.tick()
+    return controller
+
+
+def test_a_silent_replica_stays_and_those_of_other_models_go() -> None:
+    controller = two_idle_models()
+    controller.silent_since["replica-big-3"] = controller.at
+    for _ in range(400):
+        controller.tick()
+    assert controller.targets == {INGRESS: 1, TINY: 0, BIG: 1}
+    del controller.silent_since["replica-big-3"]
+    controller.tick()
+    assert controller.targets[BIG] == 0
+
+
+def test_an_unloaded_model_stays_unloaded_while_an_ingress_is_silent() -> None:
+    controller = two_idle_models()
+    controller.reports[INGRESS]["i2"] = {}
+    controller.tick()
+    controller.targets[TINY], controller.reports[TINY] = 0, {}  # `unload`
+    for _ in range(300):
+        controller.tick()
+    assert controller.targets == {INGRESS: 1, TINY: 0, BIG: 2}
 
 
 def operated(minimum: int) -> AutoscalingConfig:

@@ -115,6 +115,59 @@ def test_what_replicas_and_ingresses_report_is_what_a_models_demand_is_made_of(c
     assert decision.inputs["work_per_request_s"] == pytest.approx(0.02, rel=0.2)
 
 
+@pytest.mark.parametrize("silent_from_s", [0, 60])
+def test_a_silent_replica_of_five_leaves_what_a_request_costs_to_the_others(controller: Controller, silent_from_s: int) -> None:
+    """Of each 50 requests/s, later 150, a replica does a fifth: 10 steps of 0.02 s, and 1 ms for each of 20 tokens a request."""
+    rng = random.Random(1)
+    requests, busy_s = 0.0, 0.0
+    for second in range(240):
+        arrived = rng.randint(25, 75) * (1 if second < 120 else 3)
+        requests += arrived
+        busy_s += 10 * 0.02 + 20 * arrived / 5 * 0.001
+        counts = {
+            "requests": 1,
+            "prompt_tokens": 100,
+            "prefilled_tokens": 100,
+            "output_tokens": 20,
+            "finished": 1,
+            "finished_tokens": 20,
+        }
+        controller.report(INGRESS, "i1", **{f"{name}__big": count * requests for name, count in counts.items()})
+        if second == silent_from_s:
+            controller.silent_since["b5"] = controller.at
+        for member in ("b1", "b2", "b3", "b4", *(["b5"] if second < silent_from_s else [])):
+            controller.report(BIG, member, steps=10.0 * second, busy_s=busy_s, running=4.0, kv_usage=0.1, max_num_seqs=64.0)
+        controller.reports[BIG].setdefault("b5", {})
+        controller.tick()
+    (memory,) = (state["memory"] for state in controller.state.values())
+    assert memory.decided["big"].inputs["work_per_request_s"] == pytest.approx(0.02, rel=0.1)
+    assert memory.decided["big"].inputs["requests_per_s"] == pytest.approx(150, rel=0.1)
+
+
+def test_a_silent_ingress_goes_on_with_its_last_rate_of_requests(controller: Controller) -> None:
+    for second in range(500):
+        for member, last in (("i1", 100), ("i2", 99)):
+            requests = 10.0 * min(second, last)
+            controller.report(INGRESS, member, requests__big=requests, prompt_tokens__big=100 * requests)
+        if second == 100:
+            controller.silent_since["i2"] = controller.at
+        controller.tick()
+    (memory,) = (state["memory"] for state in controller.state.values())
+    assert memory.decided["big"].inputs["requests_per_s"] == pytest.approx(10.0, rel=0.01), "of the 20 that there were"
+
+
+def test_with_more_than_a_tenth_of_the_ingresses_silent_too_many_tokens_are_assumed(controller: Controller, seen: Seen) -> None:
+    for number in range(1, 12):
+        controller.report(INGRESS, f"i{number}", streams=0.0)
+    controller.tick()
+    controller.silent_since["i11"] = controller.at
+    controller.tick(STALE_S + 1)
+    assert not seen.is_partial, "1 of 11"
+    controller.silent_since["i10"] = controller.at
+    controller.tick(STALE_S + 1)
+    assert seen.is_partial, "2 of 11"
+
+
 def test_what_replicas_measured_at_their_start_is_known_before_any_load_and_older_replicas_do_without(
     controller: Controller,
 ) -> None:

@@ -96,3 +96,19 @@ def test_a_member_is_silent_until_its_first_report_and_when_nothing_new_comes_fr
     assert meter.silent(["a"], now=STALE_S + 0.1) == ("a",)
     meter.take({"a": (1001.0, {})}, now=STALE_S + 0.1)
     assert meter.silent(["a"], now=STALE_S + 0.1) == ()
+
+
+def test_a_member_that_is_assumed_for_seconds_only_adds_nothing_later_and_nothing_with_its_next_report() -> None:
+    meter = Meter()
+
+    def take(now: int) -> float:
+        heard_at = now if now <= 30 or now > 60 else 30
+        reports = {name: (float(at), {"steps": 10.0 * at}) for name, at in (("a", heard_at), ("b", now))}
+        return meter.take(reports, now=float(now), assume_s=STALE_S).get("steps", 0.0)
+
+    taken = [take(now) for now in range(64)]
+    assert taken[1:31] == [20.0] * 30
+    assert taken[31:34] == [10.0] * 3, "late"
+    assert taken[34:37] == pytest.approx([20.0] * 3), "assumed"
+    assert taken[37:61] == [10.0] * 24, "silent"
+    assert taken[61:] == [10.0, 20.0, 20.0], "heard again"

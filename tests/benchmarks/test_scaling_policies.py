@@ -1,11 +1,14 @@
 """The policies that the autoscaler is compared with, against what the documents of their systems say."""
 
+from dataclasses import dataclass, field
+
 import pytest
 
 from benchmarks.autoscaling import SLO, hardware
-from benchmarks.scaling_policies import Keda, Oracle, Planner, RequestCount
+from benchmarks.scaling_policies import MODEL, Keda, Oracle, Planner, RequestCount, Silent
 from benchmarks.scaling_tables import Mean
-from serve_app.autoscaling.decision import Observation
+from serve_app.autoscaling.decision import Decision, Observation, Rule
+from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
 from serve_app.autoscaling.signals import Load
 from serve_app.autoscaling.simulated_fleet import Scaling
 
@@ -74,3 +77,34 @@ def test_an_interval_over_seeds_is_students() -> None:
     assert Mean.of([1.0, 2.0, 3.0]).half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
     assert Mean.of([1.0, 2.0, 3.0]).text(".1f") == "2.0 ± 2.5"
     assert Mean.of([1.0]).text(".1f") == "1.0"
+
+
+@dataclass(slots=True)
+class Recording(FleetScaler):
+    """A scaler that keeps what it was shown."""
+
+    loads: list[Load] = field(default_factory=list)
+
+    def observe(self, seen: FleetObservation) -> dict[str, Decision]:
+        self.loads.append(seen.models[MODEL].load)
+        return FleetScaler.observe(self, seen)
+
+
+def test_of_replicas_that_fall_silent_the_steps_are_missing_and_what_runs_there_stays_as_last_reported() -> None:
+    """Of 10 replicas with 20 requests each 2 fall silent; the load halves, and later 4 replicas are left, 2 of them silent."""
+    policy = Silent(Rule(slo=SLO), share=0.2, since_s=60.0)
+    policy._scaler = scaler = Recording(Rules(models={MODEL: Rule(slo=SLO)}))
+    loads = [
+        (59.0, 10, Load(interval_s=1.0, steps=200.0, busy_s=10.0, running=200.0, queued=10.0, kv_usage=0.8)),
+        (60.0, 10, Load(interval_s=1.0, steps=200.0, busy_s=10.0, running=200.0, queued=10.0, kv_usage=0.8)),
+        (61.0, 10, Load(interval_s=1.0, steps=300.0, busy_s=10.0, running=100.0, kv_usage=0.4)),
+        (62.0, 4, Load(interval_s=1.0, steps=80.0, busy_s=4.0, running=80.0, kv_usage=0.8)),
+    ]
+    for at, running, load in loads:
+        policy(at, Observation(running=running, target=running, minimum=1, maximum=20, load=load))
+    assert scaler.loads[0] == loads[0][2]
+    told = [(load.steps, load.busy_s, load.running, load.queued, load.kv_usage) for load in scaler.loads[1:]]
+    assert told[0] == pytest.approx((160.0, 8.0, 200.0, 10.0, 0.8))
+    assert told[1] == pytest.approx((240.0, 8.0, 80.0 + 40.0, 2.0, 0.8 * 0.4 + 0.2 * 0.8))
+    assert told[2] == pytest.approx((40.0, 2.0, 40.0 + 40.0, 2.0, 0.8))
+    assert [load.silent_replica_share for load in scaler.loads] == [0.0, 0.2, 0.2, 0.5]
