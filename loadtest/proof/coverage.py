@@ -125,9 +125,15 @@ def _intervals(runs: list[Floats], q: float, resolved: bool) -> Iterator[tuple[s
         yield f"{len(runs)} replicates", *stats.replicate_interval(runs, q)[1:]
 
 
+GOOD = 0.9
+"""Share of the requests that the limit of the simulated goodput lets pass."""
+
+
 class RateCoverage(msgspec.Struct, frozen=True):
     """How often the interval of a rate held it, and how often that of the ratio of two runs of one load held 1."""
 
+    rate: str
+    """``completed`` or ``goodput``."""
     queue: str
     n: int
     covered: float
@@ -136,30 +142,41 @@ class RateCoverage(msgspec.Struct, frozen=True):
 
 
 def rate_coverage(num_runs: int, *, cases: tuple[tuple[Queue, int], ...], seed: int = 1) -> list[RateCoverage]:
-    """Measure the interval of completed requests per second on queues whose rate is known: ``load`` x ``servers`` of mean service."""
-    return [_rate_row(queue, n, num_runs, seed) for queue, n in cases]
+    """Measure the intervals of completed requests and of goodput per second on queues whose rates are known.
+
+    As many requests complete as arrive, ``load`` x ``servers`` in a mean service. The limit of the goodput is the closed form of the
+    time in the system that a share `GOOD` of the requests stays below.
+    """
+    return [row for queue, n in cases for row in _rate_rows(queue, n, num_runs, seed)]
 
 
-def _rate_row(queue: Queue, n: int, num_runs: int, seed: int) -> RateCoverage:
-    rate, hits = queue.load * queue.servers, []
-    length = n / rate
+def _rate_rows(queue: Queue, n: int, num_runs: int, seed: int) -> Iterator[RateCoverage]:
+    rate, limit = queue.load * queue.servers, queue.quantile(GOOD)
+    length, truths = n / rate, {"completed": rate, "goodput": GOOD * rate}
+    hits: dict[str, list[tuple[bool, bool]]] = {name: [] for name in truths}
     for run in range(num_runs):
         rng = np.random.Generator(np.random.Philox([seed, run]))
-        counts = [_completions(queue, length, rng) for _ in range(2)]
-        low, high = stats.rate_interval(counts[0], length)
-        ratio = stats.rate_ratio_interval(*counts, paired=False)
-        hits.append((low <= rate <= high, ratio is not None and ratio[1] <= 1 <= ratio[2]))
-    covered, ratio_covered = np.array(hits).mean(axis=0).tolist()
-    return RateCoverage(str(queue), n, covered, ratio_covered, num_runs)
+        counts, others = (_counts(queue, length, limit, rng) for _ in range(2))
+        for name, truth in truths.items():
+            low, high = stats.rate_interval(counts[name], length)
+            ratio = stats.rate_ratio_interval(counts[name], others[name], paired=False)
+            hits[name].append((low <= truth <= high, ratio is not None and ratio[1] <= 1 <= ratio[2]))
+    for name, seen in hits.items():
+        covered, ratio_covered = np.array(seen).mean(axis=0).tolist()
+        yield RateCoverage(name, str(queue), n, covered, ratio_covered, num_runs)
 
 
-def _completions(queue: Queue, length: float, rng: np.random.Generator) -> Floats:
-    """Return how many requests a run that starts empty completes in each part of its window, after a warm-up as long as the window."""
+def _counts(queue: Queue, length: float, limit: float, rng: np.random.Generator) -> dict[str, Floats]:
+    """Return each rate's counts in the parts of the window of a run that starts empty, after a warm-up as long as the window.
+
+    Completed requests count where they end, good ones where they arrive, as in `loadtest.judge.analysis.rate_counts`.
+    """
     rate = queue.load * queue.servers
     arrivals = np.cumsum(rng.exponential(1 / rate, int(2.2 * rate * length) + 100))
-    ends = arrivals + fifo(arrivals, rng.exponential(1.0, arrivals.size), queue.servers)
-    counts = np.histogram(ends, bins=np.linspace(length, 2 * length, stats.NUM_BATCHES + 1))[0]
-    return np.asarray(counts, dtype=np.float64)
+    took = fifo(arrivals, rng.exponential(1.0, arrivals.size), queue.servers)
+    edges = np.linspace(length, 2 * length, stats.NUM_BATCHES + 1)
+    counted = {"completed": arrivals + took, "goodput": arrivals[took <= limit]}
+    return {name: np.histogram(at, bins=edges)[0].astype(np.float64) for name, at in counted.items()}
 
 
 def print_table(rows: list[Coverage]) -> None:

@@ -1,4 +1,4 @@
-"""How much a large run costs to analyse: ``python -m loadtest.proof.selftest many --requests 1000000``.
+"""How much a large run costs to analyse: ``python -m loadtest.proof.selftest many --requests 1000000``, and T21 of the self-test.
 
 The run never happened: its rows are drawn from laws with a fixed seed and written as a runner writes them. The analysis is a process
 of its own, bound to one core, so that its memory is that of the analysis alone.
@@ -6,28 +6,34 @@ of its own, bound to one core, so that its memory is that of the analysis alone.
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from loadtest.plan.scenario import parse_scenario
-from loadtest.plan.schedule import make_schedule
-from loadtest.records import HealthSample, Manifest, Row
+from loadtest.plan.scenario import Scenario, parse_scenario
+from loadtest.plan.schedule import Schedule, make_schedule
+from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
 
 TOKENS = 128
 RATE = 1000.0
 _ANALYSIS = "import sys; from loadtest.proof.many import measured; measured(sys.argv[1])"
+LAG_S = 0.0005
+"""Each request leaves so long after it was due."""
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Of one analysis."""
+    """Of one analysis, and what it found."""
 
     requests: int
+    """In the window: those that were due after the warm-up."""
+    gaps: int
+    """Between tokens, with those that refused requests owed."""
+    verdict: str
     cpu_s: float
     """CPU seconds of the process: how long it takes on a core of its own."""
     peak_bytes: int
@@ -36,8 +42,8 @@ class Cost(msgspec.Struct, frozen=True):
     parquet_bytes: int
 
 
-def write_run(run: Path, num: int, *, seed: int = 1) -> None:
-    """Write a run of ``num`` answers of `TOKENS` tokens each; every 50th request was refused."""
+def write_run(run: Path, num: int, *, seed: int = 1) -> int:
+    """Write a run of ``num`` answers of `TOKENS` tokens each, every 50th refused; return how many are due after the warm-up of 1 s."""
     scenario = parse_scenario(
         {
             "name": "many",
@@ -48,33 +54,56 @@ def write_run(run: Path, num: int, *, seed: int = 1) -> None:
             "requests": [{"output_tokens": {"mean": TOKENS}}],
         }
     )
-    schedule = make_schedule(scenario)
+    rng = np.random.Generator(np.random.Philox(seed))
+    schedule = write_records(run, scenario, lambda request: _row(request, rng))
+    return sum((request.due_s or 0.0) >= scenario.warmup_s for request in schedule.requests)
+
+
+def write_records(run: Path, scenario: Scenario, row_of: Callable[[ScheduledRequest], Row]) -> Schedule:
+    """Write what a run of the scenario leaves whose generator was well all the time; rows are asked for in the order of due times."""
+    schedule, encoder = make_schedule(scenario), msgspec.json.Encoder()
     run.mkdir(parents=True)
     schedule.write(run / "schedule.jsonl")
-    rng, encoder = np.random.Generator(np.random.Philox(seed)), msgspec.json.Encoder()
     with (run / "rows.jsonl").open("wb") as file:
         for request in schedule.requests:
-            file.write(encoder.encode(_row(request.id, request.due_s or 0.0, rng)) + b"\n")
+            file.write(encoder.encode(row_of(request)) + b"\n")
     with (run / "health.jsonl").open("wb") as file:
-        for t in range(int(num / RATE) + 5):
+        for t in range(int(scenario.duration_s) + 5):
             file.write(encoder.encode(HealthSample(float(t), 0, 0.3, 0.002, 0.0, 0, 0, 0, read_late_ms=[0.1] * 100)) + b"\n")
     manifest = Manifest(
         "finished", scenario.model_dump(mode="json"), schedule.sha256, len(schedule.requests), "", "", 1.0, [],
-        ended_s=num / RATE + 5,
+        ended_s=scenario.duration_s + 5,
     )  # fmt: skip
     (run / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    return schedule
 
 
-def _row(number: int, due_s: float, rng: np.random.Generator) -> Row:
-    sent_s = due_s + 0.0005
-    if number % 50 == 7:
-        return Row(number, 0, due_s, "http_error", "429: busy", sent_s=sent_s, end_s=sent_s + 0.01, status=429)
-    ms = np.cumsum(np.concatenate([rng.lognormal(5.0, 0.3, 1), rng.lognormal(3.0, 0.2, TOKENS - 1)])).round(3)
-    first_s, last_s = (round(sent_s + at / 1e3, 6) for at in (float(ms[0]), float(ms[-1])))
-    row = Row(number, 0, due_s, "ok", sent_s=sent_s, connected_s=sent_s, headers_s=first_s, first_s=first_s, last_s=last_s)
-    row.end_s, row.status, row.prompt_tokens, row.output_tokens, row.finish_reason = last_s, 200, 64, TOKENS, "length"
-    row.chunks, row.text, row.text_sha256 = [(at, 1) for at in ms.tolist()], "word " * TOKENS, "0" * 64
+def sent_s(request: ScheduledRequest) -> float:
+    """Return when the request left."""
+    return (request.due_s or 0.0) + LAG_S
+
+
+def refused(request: ScheduledRequest) -> Row:
+    """Return the row of a request that was answered with 429 within 10 ms."""
+    due_s, at_s = request.due_s or 0.0, sent_s(request)
+    return Row(request.id, 0, due_s, "http_error", "429: busy", sent_s=at_s, end_s=at_s + 0.01, status=429)
+
+
+def answered(request: ScheduledRequest, ms: list[float]) -> Row:
+    """Return the row of a stream whose tokens came one by one, so many milliseconds after it was sent."""
+    due_s, at_s = request.due_s or 0.0, sent_s(request)
+    first_s, last_s = (round(at_s + at / 1e3, 6) for at in (ms[0], ms[-1]))
+    row = Row(request.id, 0, due_s, "ok", sent_s=at_s, connected_s=at_s, headers_s=first_s, first_s=first_s, last_s=last_s)
+    row.end_s, row.status, row.prompt_tokens, row.output_tokens, row.finish_reason = last_s, 200, 64, len(ms), "length"
+    row.chunks, row.text, row.text_sha256 = [(at, 1) for at in ms], "word " * len(ms), "0" * 64
     return row
+
+
+def _row(request: ScheduledRequest, rng: np.random.Generator) -> Row:
+    if request.id % 50 == 7:
+        return refused(request)
+    ms = np.cumsum(np.concatenate([rng.lognormal(5.0, 0.3, 1), rng.lognormal(3.0, 0.2, TOKENS - 1)])).round(3)
+    return answered(request, ms.tolist())
 
 
 def cost_of(run: Path) -> Cost:
@@ -90,9 +119,18 @@ def measured(run: str) -> None:
 
     folder = Path(run)
     summary = analyse(folder)
+    itl = summary.distributions.get("itl")
+    found = {"requests": sum(summary.states.values()), "gaps": itl.n if itl else 0, "verdict": summary.verdict}
     sizes = {
         f"{key}_bytes": (folder / name).stat().st_size for key, name in (("rows", "rows.jsonl"), ("parquet", "rows.parquet"))
     }
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    cost = {"requests": sum(summary.states.values()), "cpu_s": time.process_time(), "peak_bytes": peak}
-    print(json.dumps({**cost, **sizes}))
+    print(json.dumps({**found, "cpu_s": time.process_time(), "peak_bytes": peak_bytes(), **sizes}))
+
+
+def peak_bytes() -> int:
+    """Return the largest resident memory of this process since it began to execute its program.
+
+    Of VmHWM: getrusage's ``ru_maxrss`` begins with the memory of the process that started this one.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from loadtest.control.runner import machine, versions
 from loadtest.errors import ExitCode, UsageError
-from loadtest.proof.selftest import conversations, estimates, simulated, soundness, times
+from loadtest.proof.selftest import conversations, estimates, large, refusals, simulated, soundness, times
 from loadtest.proof.selftest.bench import TRIES, Bench, Disturbed, Point, Skipped, Verdict, cpu_waited_s
 from loadtest.recorder import claim, write_json
 
@@ -56,6 +56,9 @@ CHECKS = (
     Check("T14", soundness.t14_throughput, (), 1),
     Check("T15", times.t15_clock),
     Check("T19", conversations.t19_conversations, (), 1),
+    Check("T20", refusals.t20_half, tuple(refusals.LIMITS), 2),
+    Check("T20", refusals.t20_capacity, ("simulated", "real"), 1),
+    Check("T21", large.t21_large, (), 1),
 )
 COVERED = {
     "T3": ("Locust's own reader fails the chunk times", "tests/loadtest", "wire/test_locust_reader.py"),

@@ -51,6 +51,10 @@ class Laws:
                 return failure
         return None
 
+    def refuses(self, arrival_s: float) -> bool:
+        """Return whether a request that arrives then is refused because all slots are taken."""
+        return self._law.refuses_when_full and self._free_at[0] > self.server_time(arrival_s)
+
     def timing(self, request_id: str, *, arrival_s: float, num_chunks: int, prompt_tokens: int = 0) -> Timing:
         """Return its times, and take a slot until the last chunk is made; without chunks none."""
         arrival = self.server_time(arrival_s)

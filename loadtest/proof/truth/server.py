@@ -18,7 +18,7 @@ import uvloop
 from loadtest.proof.truth.answer import PATHS, Answer, Refused, Step, error_body, parse, whole
 from loadtest.proof.truth.laws import Laws
 from loadtest.proof.truth.ledger import Entry, Ledger, Outcome
-from loadtest.proof.truth.settings import Law
+from loadtest.proof.truth.settings import Failure, Law
 
 _OUTCOMES: dict[str, Outcome] = {
     "drop": "dropped",
@@ -27,6 +27,8 @@ _OUTCOMES: dict[str, Outcome] = {
     "status": "status",
     "html": "html",
 }
+_FULL = Failure(kind="status", status=429, every=1)
+"""What a request gets that finds all slots taken."""
 T = TypeVar("T")
 
 
@@ -240,7 +242,7 @@ class Server:
             entry.outcome, (entry.status, message) = "status", refused.args
             accepted_s = self._laws.timing(key, arrival_s=arrival_s, num_chunks=0).accepted_s
             return iter([(accepted_s, whole(entry.status, error_body(entry.status, message)), 0)])
-        failure = self._laws.failure(key, entry.number)
+        failure = _FULL if self._laws.refuses(arrival_s) else self._laws.failure(key, entry.number)
         num_chunks = -(-len(asked.tokens) // self.law.tokens_per_chunk)
         if failure is not None:
             entry.injected = failure.kind

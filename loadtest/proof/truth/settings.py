@@ -122,6 +122,8 @@ class Law(_Part):
     slots: int = Field(default=0, ge=0, le=10_000)
     """Requests served at a time; others wait in order of arrival. 0: no limit. A client that goes away keeps its slot until the
     law's end, so that a queue can be computed from arrivals alone."""
+    refuses_when_full: bool = False
+    """A request that finds all ``slots`` taken is answered with 429 at once instead of waiting: Erlang's loss system, M/G/c/c."""
     tokens_per_chunk: int = Field(default=1, ge=1)
     coalesce: int = Field(default=1, ge=1)
     """So many events are sent in one write, when the last of them is due."""
@@ -145,6 +147,8 @@ class Law(_Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.refuses_when_full and not self.slots:
+            raise ValueError("refuses_when_full with slots 0: without a limit no request finds all slots taken; give slots")
         for before, after in pairwise(self.stalls):
             if after.at_s < before.at_s + before.for_s:
                 raise ValueError(f"stalls: the one at {after.at_s:g} begins before the one at {before.at_s:g} has ended")

@@ -15,6 +15,7 @@ from loadtest.errors import ExitCode, UsageError
 from loadtest.proof import selftest as kit
 from loadtest.proof.selftest import CHECKS, COVERED, Check, Result, carried_out, choose, points_of, selftest, simulated
 from loadtest.proof.selftest.bench import ABOUT_TIME, Bench, Disturbed, Observed, Point, Skipped, judged
+from loadtest.proof.selftest.refusals import blocked, loss_capacity
 from loadtest.proof.selftest.times import gap_errors_s, ks_distance, tpot_error_s
 from loadtest.proof.truth.ledger import Entry
 from loadtest.records import Row
@@ -51,6 +52,11 @@ def test_the_time_per_token_is_compared_with_that_of_the_servers_writes() -> Non
     told = Entry("x-0", 1, 1, "/", 0.0, 0.0, writes=[(0.1, 2), (0.12, 2), (0.18, 1)])
     seen = Row(0, 0, 0.0, "ok", sent_s=0.0, first_s=0.101, last_s=0.189, output_tokens=5)
     assert tpot_error_s(seen, told) == pytest.approx(0.002)  # 88 ms and 80 ms over four gaps
+
+
+def test_the_capacity_of_a_server_without_a_queue_is_that_of_the_tables() -> None:
+    assert blocked(2, 1.0) == pytest.approx(0.2)  # 1/2 of 1 + 1 + 1/2
+    assert loss_capacity(8, 0.9) == pytest.approx(5.597, abs=0.001)  # tables of Erlang's B: 8 lines, 10 %
 
 
 def test_simulated_workers_that_end_seconds_before_the_others_are_well() -> None:
@@ -101,7 +107,7 @@ def test_only_what_a_busy_machine_explains_is_tried_again(
 
 
 def test_every_test_of_the_method_is_there_and_every_check_states_its_claim_and_rule() -> None:
-    assert {check.test for check in CHECKS} | set(COVERED) == {f"T{n}" for n in range(1, 20)}
+    assert {check.test for check in CHECKS} | set(COVERED) == {f"T{n}" for n in range(1, 22)}
     for check in CHECKS:
         claim, _, rule = (check.run.__doc__ or "").partition("\n\n")
         assert claim.endswith(".")
@@ -114,7 +120,7 @@ def test_names_choose_checks_and_quick_has_fewer_cases() -> None:
     assert [check.test for check in choose("T3,T12", quick=False)] == ["T3"]
     assert [len(check.cases) for check in choose("T3", quick=True)] == [1]
     assert choose("T15", quick=True) == []
-    with pytest.raises(UsageError, match=r"no check T99; there are T1, T2, .*T18"):
+    with pytest.raises(UsageError, match=r"no check T99; there are T1, T2, .*T21"):
         choose("T99,T3", quick=False)
 
 

@@ -218,6 +218,19 @@ def test_a_live_queue_is_what_its_logged_arrivals_make_it(tmp_path: Path) -> Non
     )
 
 
+def test_a_full_server_that_refuses_says_so_at_once(tmp_path: Path) -> None:
+    request = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 29\r\n\r\n{"prompt":[1],"max_tokens":1}'
+    law = law_of(slots=1, service={"law": "constant", "s": 60}, refuses_when_full=True)
+    with running(law, log=tmp_path / "log") as url, contextlib.ExitStack() as stack:
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))))
+        client.sendall(request)
+        wait_for(url, lambda seen: seen["vllm:num_requests_running"] == 1)
+        answer = ask(url)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    entries, _ = log_of(tmp_path / "log")
+    assert [(entry["outcome"], entry["status"], entry["queue_s"]) for entry in entries[1:]] == [("status", 429, None)]
+
+
 def test_a_client_that_goes_away_is_logged_as_such(tmp_path: Path) -> None:
     with running(law_of(gap={"law": "constant", "s": 60}), log=tmp_path / "log") as url:
         body = {"prompt": "a", "max_tokens": 3, "stream": True}

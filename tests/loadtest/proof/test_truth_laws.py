@@ -68,6 +68,29 @@ def test_requests_beyond_the_slots_wait_in_order_of_arrival() -> None:
     assert [t.sent_s for t in timings] == [[0.5, 1.0], [0.75, 1.25], [1.5, 2.0], [1.75, 2.25], [5.5, 6.0]]
 
 
+def test_a_full_server_that_refuses_lets_nobody_wait() -> None:
+    laws = Laws(law_of(slots=2, service={"law": "constant", "s": 1.0}, refuses_when_full=True), seed=1)
+    refused = []
+    for at in (0.0, 0.25, 0.5, 0.75, 1.0, 1.125, 1.25, 5.0):
+        if laws.refuses(at):
+            refused.append(at)
+        else:
+            assert laws.timing(str(at), arrival_s=at, num_chunks=2).start_s == at
+    # Two slots: 0-1 and 0.25-1.25; then 1-2 and 1.25-2.25.
+    assert refused == [0.5, 0.75, 1.125]
+
+
+def test_a_full_server_refuses_the_share_that_the_formula_says() -> None:
+    laws = Laws(law_of(slots=2, service={"law": "exponential", "mean_s": 1.0}, refuses_when_full=True), seed=3)
+    num_refused = 0
+    for at in np.cumsum(np.random.default_rng(3).exponential(1.0, 40_000)):
+        if laws.refuses(at):
+            num_refused += 1
+        else:
+            laws.timing(str(at), arrival_s=at, num_chunks=1)
+    assert num_refused / 40_000 == pytest.approx(0.2, abs=0.01)  # Erlang's B of 2 servers with offered load 1: 1/2 of 1 + 1 + 1/2
+
+
 def test_a_queue_of_one_exponential_slot_waits_as_long_as_the_formula_says() -> None:
     laws = Laws(law_of(slots=1, service={"law": "exponential", "mean_s": 1.0}), seed=3)
     arrivals = np.cumsum(np.random.default_rng(3).exponential(2.0, 40_000))
@@ -125,6 +148,7 @@ def test_failures_hit_every_kth_request_or_a_share_that_depends_on_the_request()
         ("stalls: [{at_s: 1, for_s: 5}, {at_s: 2, for_s: 1}]", "the one at 2 begins before the one at 1 has ended"),
         ("failures: [{kind: drop}]", "give either every or probability, got every 0 and probability 0"),
         ("split: 0", "split 0 is below 1"),
+        ("refuses_when_full: true", "refuses_when_full with slots 0"),
         ("a: [", "law.yaml"),
     ],
 )
