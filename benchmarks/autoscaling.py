@@ -280,7 +280,7 @@ def compare(
         shown = {row.policy: timeline for row, timeline in results if (row.scenario, row.seed) == (name, seeds[0])}
         best = tuned(summaries(rows, name))
         labels = ["serve-app", "oracle", *([best.policy] if best else [])]
-        lines = {label: shown[label] for label in labels}
+        lines = {label: shown[label] for label in labels if label in shown}
         path = out / f"scaling-{name.replace(' ', '-')}.png"
         draw(path, name, lines, per_replica)
         if figures:

@@ -117,7 +117,8 @@ def table(rows: list[Row], names: list[str]) -> str:
         for row in (*(s for s in found.values() if not s.policy.startswith(COUNT)), *([best] if best else [])):
             label = f"{row.policy} (tuned)" if row is best else row.policy
             first = "–" if row.first_change_s is None else f"{row.first_change_s:.0f} s"
-            ratios = f"{row.replica_s.value / row.bound_s:.2f} | {row.replica_s.value / found['oracle'].replica_s.value:.2f}"
+            to_oracle = f"{row.replica_s.value / found['oracle'].replica_s.value:.2f}" if "oracle" in found else "–"
+            ratios = f"{row.replica_s.value / row.bound_s:.2f} | {to_oracle}"
             lines.append(
                 f"| {name} | {label} | {row.attainment.text('.2%')}, {row.worst_attainment:.2%} | {row.ttft_p95_s:.2f} | "
                 f"{row.replica_s.text(',.0f')} | {ratios} | {row.changes_per_hour:.0f} | {row.most} | {first} |"

@@ -75,21 +75,26 @@ class Arrivals:
 def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
     """Return what comes at present: the long window's work, unless a shorter one contradicts it.
 
-    Then it is the nearest work per second that the shorter one allows, with the shorter one's prompts. The relative deviation of n
-    requests' work is sqrt((d + 1) / n), for arrivals of dispersion d and exponential work.
+    Then it is the nearest work per second that the shorter one allows, with the shorter one's prompts. Answers count by their mean, so
+    that chance varies only how many requests come and how long their prompts are: n requests of arrivals of dispersion d, of whose
+    work prompts of relative variance v are the share p, have a relative deviation of sqrt((d + p^2 v) / n). How bursty bursty arrivals
+    are is known less well: up to 1 in place of p^2 v stands for that. The error of the result is sqrt((d + 1) / n), since answers do
+    vary.
     """
     base = history.sums(now, HISTORY_S)
     if base.requests > LONG_REQUESTS:
         base = history.sums(now, max(LONG_MIN_S, HISTORY_S * LONG_REQUESTS / base.requests))
     work = weights.of(base) / base.interval_s if base.interval_s else 0.0
-    lag_s, mix, dispersion = base.interval_s / 2, base, history.dispersion()
+    lag_s, mix, dispersion, spread = base.interval_s / 2, base, history.dispersion(), history.prompts_spread()
     for window_s in sorted(WINDOWS_S, reverse=True):
         part = history.sums(now, window_s)
         if not 0 < part.interval_s < base.interval_s:
             continue
         known = part if part.requests else base
         mean = weights.of(known) / known.requests if known.requests else 0.0
-        deviation = math.sqrt((dispersion + 1) * max(part.requests, 1.0)) * mean
+        prompts = 1.0 - weights.request / mean if mean else 0.0
+        variance = dispersion + max(spread * prompts**2, min(1.0, dispersion - 1.0))
+        deviation = math.sqrt(variance * max(part.requests, 1.0)) * mean
         if abs(weights.of(part) - work * part.interval_s) > CONFIDENCE * deviation:
             low, high = (weights.of(part) + side * BELIEVED * deviation for side in (-1, 1))
             work = min(max(work, low / part.interval_s), high / part.interval_s)

@@ -13,6 +13,7 @@ DISPERSION_S = 5
 """Observations whose arrivals are counted together to see how bursty they are."""
 QUARTILE_OF_SQUARE = 1.323
 """Upper quartile of the square of a standard normal variable."""
+SPREAD_MIN = 12
 GUARD_S = 3.0
 """What must hold for so long before it counts: one burst of arrivals fills a queue for a moment."""
 MEAN_REQUESTS, MEAN_S = 300.0, 30.0
@@ -63,7 +64,10 @@ class History:
     _queue: deque[tuple[float, float]] = field(default_factory=deque)
     _counts: deque[float] = field(default_factory=deque)
     """Arrivals in `DISPERSION_S` observations each."""
+    _prompt_tokens: deque[float] = field(default_factory=deque)
+    """Of these arrivals."""
     _count: float = 0.0
+    _tokens: float = 0.0
     _num_counted: int = 0
 
     def add(self, at: float, load: Load) -> None:
@@ -84,12 +88,15 @@ class History:
         while self._queue[0][0] <= at - GUARD_S:
             self._queue.popleft()
         self._count += load.requests
+        self._tokens += load.prompt_tokens
         self._num_counted += 1
         if self._num_counted == DISPERSION_S:
             self._counts.append(self._count)
-            self._count, self._num_counted = 0.0, 0
+            self._prompt_tokens.append(self._tokens)
+            self._count, self._tokens, self._num_counted = 0.0, 0.0, 0
             if len(self._counts) > HISTORY_S / DISPERSION_S:
                 self._counts.popleft()
+                self._prompt_tokens.popleft()
         if self._at[0] < at - 2 * HISTORY_S:
             keep = bisect_right(self._at, at - HISTORY_S)
             del self._at[:keep], self._totals[:keep]
@@ -109,15 +116,29 @@ class History:
         like bursts, and makes few of the differences. So do bursts that are rarer than every half minute.
         """
         total = sum(self._counts)
-        squares = sorted((b - a) ** 2 for a, b in pairwise(self._counts))
+        squares = [(b - a) ** 2 for a, b in pairwise(self._counts)]
         if not squares or not total:
             return 1.0
-        variance = squares[math.ceil(0.75 * len(squares)) - 1] / QUARTILE_OF_SQUARE / 2
-        return max(1.0, variance / (total / len(self._counts)))
+        return max(1.0, _variance(squares) / 2 / (total / len(self._counts)))
+
+    def prompts_spread(self) -> float:
+        """Return the variance of the prompts' lengths over their mean squared, from differences of successive means as above.
+
+        It is 1, its value for exponential lengths, until `SPREAD_MIN` differences are known.
+        """
+        groups = [(n, tokens / n) for n, tokens in zip(self._counts, self._prompt_tokens, strict=True) if n]
+        squares = [(b - a) ** 2 / (1 / m + 1 / n) for (m, a), (n, b) in pairwise(groups)]
+        mean = sum(self._prompt_tokens) / max(1.0, sum(self._counts))
+        return _variance(squares) / mean**2 if len(squares) >= SPREAD_MIN and mean else 1.0
 
     def least_queue(self) -> float:
         """Return the fewest requests that have waited during the last `GUARD_S`: a moment's queue is none."""
         return min((queued for _, queued in self._queue), default=0.0)
+
+
+def _variance(squares: list[float]) -> float:
+    """Return the variance of normal values by the upper quartile of their squares: a few outliers change it little."""
+    return sorted(squares)[math.ceil(0.75 * len(squares)) - 1] / QUARTILE_OF_SQUARE
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from statistics import fmean, pstdev
 import numpy as np
 import pytest
 
-from serve_app.autoscaling.demand import REQUESTS, arrivals, growth
+from serve_app.autoscaling.demand import REQUESTS, Weights, arrivals, growth
 from serve_app.autoscaling.history import History
 from serve_app.autoscaling.signals import Load
 
@@ -36,3 +36,17 @@ def test_most_of_a_step_by_half_is_known_within_seconds(rate: float, within_s: i
     known = [arrived([rate] * 300 + [1.5 * rate] * within_s, seed)[-1][0] for seed in range(10)]
     assert fmean(known) >= 1.33 * rate
     assert max(known) <= 1.65 * rate
+
+
+@pytest.mark.parametrize(("shape", "least"), [(1.0, 0.6), (5.0, 0.72)])
+def test_a_small_load_that_grows_fourfold_is_known_sooner_where_prompts_vary_less(shape: float, least: float) -> None:
+    """12 s later. All of the work is prompts of gamma lengths: of shape 1 they are exponential, of shape 5 they vary as 64 to 512 alike do."""
+    known = []
+    for seed in range(20):
+        rng, history = np.random.default_rng(seed), History()
+        for second in range(132):
+            num = rng.poisson(2.0 if second < 120 else 8.0)
+            tokens = float(rng.gamma(shape, 300.0 / shape, num).sum())
+            history.add(float(second), Load(interval_s=1.0, requests=float(num), prompt_tokens=tokens))
+        known.append(arrivals(history, 131.0, Weights(request=0.0, prompt_token=4e-4)).requests_per_s)
+    assert least * 8.0 <= fmean(known) <= 8.0

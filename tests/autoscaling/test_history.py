@@ -46,3 +46,30 @@ def test_a_trend_a_step_and_a_spike_are_no_bursts() -> None:
 def test_of_nothing_arrivals_are_taken_for_independent() -> None:
     assert History().dispersion() == 1.0
     assert mean_dispersion([0.0] * 100) == 1.0
+
+
+def prompts_of(means: list[float], *, shape: float, per_s: int = 8) -> float:
+    """Return the mean spread that 40 seeds find, of gamma lengths of this shape with a mean for each second."""
+    found = []
+    for seed in range(40):
+        rng, history = random.Random(seed), History()
+        for second, mean in enumerate(means):
+            tokens = sum(rng.gammavariate(shape, mean / shape) for _ in range(per_s))
+            history.add(float(second), Load(interval_s=1.0, requests=float(per_s), prompt_tokens=tokens))
+        found.append(history.prompts_spread())
+    return fmean(found)
+
+
+@pytest.mark.parametrize("shape", [1.0, 5.0, 100.0])
+def test_the_spread_of_prompts_is_that_of_their_law(shape: float) -> None:
+    """Of gamma lengths it is 1 / shape; 1 is exponential, and 64 to 512 tokens alike have 0.2."""
+    assert prompts_of([300.0] * 120, shape=shape) == pytest.approx(1 / shape, rel=0.35)
+
+
+def test_a_step_in_the_lengths_of_prompts_is_no_spread() -> None:
+    assert prompts_of([300.0] * 150 + [1200.0] * 30, shape=5.0) < 0.35
+
+
+def test_until_some_prompts_are_known_they_are_taken_for_exponential() -> None:
+    assert History().prompts_spread() == 1.0
+    assert prompts_of([300.0] * 60, shape=100.0) == 1.0
