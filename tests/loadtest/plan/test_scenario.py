@@ -30,6 +30,11 @@ def test_a_scenario_that_was_written_is_the_same_when_it_is_read_again(path: Pat
     assert make_schedule(again).sha256 == make_schedule(scenario).sha256
 
 
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_scenario_is_found_by_its_name_in_a_clone_too(path: Path) -> None:
+    assert not (Path(loadtest.__file__).parents[1] / path.stem).exists()  # a path of that name would be taken in its place
+
+
 LENGTHS = st.one_of(
     st.builds(Length, dist=st.just("constant"), mean=st.integers(1, 4096)),
     st.builds(Length, dist=st.just("uniform"), min=st.integers(1, 50), max=st.integers(50, 500)),
