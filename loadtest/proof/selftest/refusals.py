@@ -39,7 +39,7 @@ def t20_half(bench: Bench, metric: str) -> Iterator[Point]:
     p99: the run ends with exit status 1. A refused request, counted in the server's own log, is one infinite TTFT, and an infinite gap for
     each token of its 256 after the first.
     """
-    scenario = poisson(20, 4 if bench.quick else 15, output_tokens=TOKENS, slo=LIMITS[metric])
+    scenario = poisson(20, 4 if bench.quick else 8, output_tokens=TOKENS, slo=LIMITS[metric])
     observed = bench.run(HALF, scenario)
     num, num_refused = len(observed.told), sum(entry.status == 429 for _, entry in observed.told)
     yield judged(f"{metric}: refused", f"{num_refused} of {num}", f"{num // 2}", num_refused == num // 2 > 0)
