@@ -146,6 +146,7 @@ class Observer:
         self._http = httpx.Client(timeout=TIMEOUT_S, trust_env=False, follow_redirects=True, verify=ssl.create_default_context())
         self._kubernetes: httpx.Client | None = None
         self._replicas_from: Literal["serve", "fleet"] | None = None
+        self._has_asked_fleet = False
         """Of the dashboard that was asked for and the /fleet that stands in for it, the one that answered first."""
 
     def close(self) -> None:
@@ -167,7 +168,7 @@ class Observer:
         return samples
 
     def _replicas(self, t_s: float) -> list[ServerSample]:
-        """Ask Ray's dashboard, and, if that fails before it has answered once, /fleet of the target.
+        """Ask Ray's dashboard, and, if that fails at the first sample, /fleet of the target, once unless it answers.
 
         Once /fleet has answered, the dashboard is asked no more: the two count other deployments, and a timeline of both would jump.
         """
@@ -176,7 +177,9 @@ class Observer:
             samples.append(_sampled(t_s, "serve", self._serve))
             if not samples[0].error:
                 self._replicas_from = "serve"
-        if self._replicas_from != "serve" and not self._observe.fleet:
+        may_stand_in = self._replicas_from == "fleet" or (self._replicas_from is None and not self._has_asked_fleet)
+        if may_stand_in and not self._observe.fleet:
+            self._has_asked_fleet = True
             told = _sampled(t_s, "fleet", self._fleet)
             if self._replicas_from == "fleet" or not told.error:  # before, it may be that the target has no /fleet
                 self._replicas_from = "fleet"

@@ -77,8 +77,8 @@ def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str, before
         body["messages"] = _messages(scenario, cls, request, before)
     else:
         body["prompt"] = _text(scenario, _prompt(scenario.seed, cls, request, len(_words(scenario.tokenizer))))
-    named = {"tools": list(cls.tools), "tool_choice": cls.tool_choice, "response_format": cls.response_format}
-    return body | {key: value for key, value in named.items() if value} | cls.extra_body
+    named = {"tools": list(cls.tools) or None, "tool_choice": cls.tool_choice, "response_format": cls.response_format}
+    return body | {key: value for key, value in named.items() if value is not None} | cls.extra_body
 
 
 def answer_messages(answer: Parsed) -> list[Message]:
@@ -95,12 +95,12 @@ def answer_messages(answer: Parsed) -> list[Message]:
 
 
 def _can_be_run(call: Call) -> bool:
-    """Whether the arguments are a JSON object, or nothing, as of a function that takes none."""
+    """Whether a client could run the call: it has an id and a name, and its arguments are a JSON object, or nothing."""
     try:
         msgspec.json.decode(call.arguments or "{}", type=dict)
     except (msgspec.DecodeError, RecursionError):
         return False
-    return call.name != ""
+    return bool(call.id and call.name)
 
 
 def _messages(scenario: Scenario, cls: RequestClass, request: ScheduledRequest, before: Sequence[Said]) -> list[Message]:

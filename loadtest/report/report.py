@@ -230,7 +230,9 @@ def _class_words(cls: RequestClass) -> str:
 
 def _api_words(cls: RequestClass) -> str:
     """Return what the class asks of the API beyond a plain answer, each with a comma before it."""
-    tools = f", tools ({len(cls.tools)}, tool_choice {cls.tool_choice or 'auto'})" if cls.tools else ""
+    tools = (
+        f", tools ({len(cls.tools)}, tool_choice {'auto' if cls.tool_choice is None else cls.tool_choice})" if cls.tools else ""
+    )
     return tools + (f", response_format {cls.response_format.get('type')}" if cls.response_format is not None else "")
 
 

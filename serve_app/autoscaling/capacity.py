@@ -104,7 +104,7 @@ class StepCosts:
         self._moment = [weight * value for value in self._moment]
 
     def add(self, interval_s: float, *, steps: float, busy_s: float, output_tokens: float, prefilled_tokens: float) -> None:
-        """Take in what all replicas did in an interval."""
+        """Take in what the replicas that report did in an interval."""
         new = (steps, output_tokens, prefilled_tokens, busy_s)
         self._window = [a + b for a, b in zip(self._window, new, strict=True)]
         self._elapsed_s += interval_s

@@ -216,7 +216,7 @@ class ModelAutoscaler:
         self._orders.observe(running=seen.running, target=seen.target, at=at)
         self._cold_start_s = self._orders.cold_start_s(load.cold_start_s, at)
         self._costs.start_from(load.measured)
-        if not load.is_partial and load.silent_replica_share <= LEARN_SILENT:
+        if load.fits_together and load.silent_replica_share <= LEARN_SILENT:
             told = 1 - load.silent_replica_share  # the part of the tokens that the steps of the other replicas made
             tokens = {"output_tokens": told * load.output_tokens, "prefilled_tokens": told * load.prefilled_tokens}
             self._costs.add(load.interval_s, steps=load.steps, busy_s=load.busy_s, **tokens)

@@ -75,11 +75,10 @@ class Arrivals:
 def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
     """Return what comes at present: the long window's work, unless a shorter one contradicts it.
 
-    Then it is the nearest work per second that the shorter one allows, with the shorter one's prompts. Answers count by their mean, so
-    that chance varies only how many requests come and how long their prompts are: n requests of arrivals of dispersion d, of whose
-    work prompts of relative variance v are the share p, have a relative deviation of sqrt((d + p^2 v) / n). How bursty bursty arrivals
-    are is known less well: up to 1 in place of p^2 v stands for that. The error of the result is sqrt((d + 1) / n), since answers do
-    vary.
+    Then it is the nearest work per second that the shorter one allows, with the shorter one's prompts. The work of n requests has a
+    relative deviation of sqrt((d + p^2 v) / n): d is the dispersion of arrivals, v the relative variance of the prompts' lengths, p the
+    prompts' share of the work. Answers add nothing, because each counts with the mean length. A measured d above 1 is inexact, so the
+    second term is then at least d - 1, up to 1. Real answers do vary: the error of the result is sqrt((d + 1) / n).
     """
     base = history.sums(now, HISTORY_S)
     if base.requests > LONG_REQUESTS:
@@ -95,7 +94,9 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
         prompts = 1.0 - weights.request / mean if mean else 0.0
         variance = dispersion + max(spread * prompts**2, min(1.0, dispersion - 1.0))
         deviation = math.sqrt(variance * max(part.requests, 1.0)) * mean
-        if abs(weights.of(part) - work * part.interval_s) > CONFIDENCE * deviation:
+        # Few requests where many were expected say less of chance than the expected ones do.
+        expected = max(part.requests, work * part.interval_s / mean if mean else 0.0, 1.0)
+        if abs(weights.of(part) - work * part.interval_s) > CONFIDENCE * math.sqrt(variance * expected) * mean:
             low, high = (weights.of(part) + side * BELIEVED * deviation for side in (-1, 1))
             work = min(max(work, low / part.interval_s), high / part.interval_s)
             lag_s, mix = part.interval_s / 2, part if part.requests else mix
@@ -118,6 +119,7 @@ def growth(history: History, now: float) -> float:
     steps = [later - earlier for later, earlier in pairwise(rates)]
     if min(steps) < STEADY * sum(steps) / len(steps):
         return 0.0
+    # + 1 is slack: a growth that is none orders replicas for a whole cold start.
     deviation = math.sqrt(2 * (history.dispersion() + 1) * rates[0] / GROWTH_S)
     if sum(steps) < CONFIDENCE * deviation:
         return 0.0

@@ -34,7 +34,7 @@ class Feedback:
     _late: float = 0.0
 
     def observe(self, load: Load, *, step_s: float, demand: float, running: int) -> None:
-        """Compare one interval, of an even load. Silent replicas change nothing: the mean step is that of the others.
+        """Compare one interval, of an even load. Silent replicas are taken to do an equal part of the work.
 
         Args:
             load: What was measured in it.
@@ -42,7 +42,7 @@ class Feedback:
             demand: Seconds of work that come each second.
             running: Replicas that serve.
         """
-        if not running or load.is_partial or load.queued + load.waiting > running:
+        if not running or not load.fits_together or load.queued + load.waiting > running:
             return  # late first tokens and full batches are a queue's doing, which has its own rule
         if (utilization := demand / running) >= FULL or not load.steps:
             return

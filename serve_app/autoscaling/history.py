@@ -14,6 +14,7 @@ DISPERSION_S = 5
 QUARTILE_OF_SQUARE = 1.323
 """Upper quartile of the square of a standard normal variable."""
 SPREAD_MIN = 12
+"""Differences of groups' means that must be known before the spread is measured: a minute or so of arrivals."""
 GUARD_S = 3.0
 """What must hold for so long before it counts: one burst of arrivals fills a queue for a moment."""
 MEAN_REQUESTS, MEAN_S = 300.0, 30.0
@@ -65,7 +66,7 @@ class History:
     _counts: deque[float] = field(default_factory=deque)
     """Arrivals in `DISPERSION_S` observations each."""
     _prompt_tokens: deque[float] = field(default_factory=deque)
-    """Of these arrivals."""
+    """Prompt tokens of the same groups of arrivals."""
     _count: float = 0.0
     _tokens: float = 0.0
     _num_counted: int = 0

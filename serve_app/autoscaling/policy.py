@@ -33,8 +33,6 @@ logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its 
 OBSERVE_S = 1.0
 KEEP_S = 5.0
 """Between two copies of what is known to the lease board."""
-MANY_SILENT = 0.1
-"""Share of silent ingresses above which nothing is learnt from steps: the tokens of these ingresses are only assumed."""
 Reports = dict[str, tuple[float, dict[str, float]]]
 
 
@@ -156,7 +154,7 @@ class DemandPolicy:
                     silent=silent + mute,
                     silent_ingress_share=ingress_share,
                     silent_replica_share=replica_share,
-                    is_partial=ingress_drains or replica_drains or has_just_left or ingress_share > MANY_SILENT,
+                    is_partial=ingress_drains or replica_drains or has_just_left,
                     **load_at_ingresses(model, reports, increments),
                     **of_replicas,
                 )

@@ -21,6 +21,10 @@ LEAST = 0.5
 """A smoothed rate worth fewer events than this per `RATE_S` counts as zero: it is only the tail of a load that has stopped."""
 
 
+MANY_SILENT = 0.1
+"""Share of silent ingresses above which nothing is learnt from steps: the tokens of these ingresses are only assumed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """One model in one interval: increments, summed over all members, and the state at its end."""
@@ -74,8 +78,12 @@ class Load:
     silent_replica_share: float = 0.0
     """Of the model's replicas, 0..1. ``steps`` and ``busy_s`` are those of the others."""
     is_partial: bool = False
-    """Whether tokens and steps do not belong together: replicas that drain make steps that nobody reports, or so many ingresses are silent
-    that too many of the tokens are only assumed."""
+    """Whether replicas drain, whose steps nobody reports, or an ingress, whose streams nobody reports."""
+
+    @property
+    def fits_together(self) -> bool:
+        """Whether steps and tokens are of the same work: nobody drains, and few of the tokens are only assumed."""
+        return not self.is_partial and self.silent_ingress_share <= MANY_SILENT
 
 
 INCREMENTS = tuple(f.name for f in fields(Tally))

@@ -164,6 +164,7 @@ def test_from_fewer_than_three_of_four_replicas_nothing_is_learnt() -> None:
 
 def test_when_one_of_two_silent_ingresses_reports_again_only_the_share_of_the_other_stays() -> None:
     plant = Plant(running=12)
+    plant.run(1.0, 40)
     for _ in range(200):
         plant.tick(replace(plant.load(1.0), silent=("i1", "i2"), silent_ingress_share=0.5))
     assert plant.decisions[-1].desired == 6

@@ -50,3 +50,13 @@ def test_a_small_load_that_grows_fourfold_is_known_sooner_where_prompts_vary_les
             history.add(float(second), Load(interval_s=1.0, requests=float(num), prompt_tokens=tokens))
         known.append(arrivals(history, 131.0, Weights(request=0.0, prompt_token=4e-4)).requests_per_s)
     assert least * 8.0 <= fmean(known) <= 8.0
+
+
+def test_at_a_constant_load_of_a_request_a_second_few_of_them_are_no_fall() -> None:
+    even = []
+    for seed in range(4):
+        rng, history = np.random.default_rng(seed), History()
+        for second in range(1500):
+            history.add(float(second), Load(interval_s=1.0, requests=float(rng.poisson(0.8))))
+            even.append(arrivals(history, float(second), REQUESTS).is_even)
+    assert fmean(even) >= 0.98

@@ -13,7 +13,7 @@ from serve_app.autoscaling.decision import Decision
 from serve_app.autoscaling.decision_log import DecisionLog
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
 from serve_app.autoscaling.policy import OBSERVE_S, DemandPolicy
-from serve_app.autoscaling.signals import STALE_S
+from serve_app.autoscaling.signals import STALE_S, Load
 from serve_app.core.step_costs import MeasuredCosts
 from tests.autoscaling.controller import (
     BIG,
@@ -33,12 +33,16 @@ def controller() -> Controller:
 
 
 class Seen(DecisionLog):
-    """A log that nothing is written to, and that keeps whether the last observation of tiny was partial."""
+    """A log that nothing is written to, and that keeps the last load of tiny."""
 
-    is_partial = False
+    load = Load()
+
+    @property
+    def is_partial(self) -> bool:
+        return self.load.is_partial
 
     def observe(self, scaler: FleetScaler, seen: FleetObservation, *, time: float) -> dict[str, Decision]:
-        self.is_partial = seen.models["tiny"].load.is_partial
+        self.load = seen.models["tiny"].load
         return super().observe(scaler, seen, time=time)
 
 
@@ -162,10 +166,11 @@ def test_with_more_than_a_tenth_of_the_ingresses_silent_too_many_tokens_are_assu
     controller.tick()
     controller.silent_since["i11"] = controller.at
     controller.tick(STALE_S + 1)
-    assert not seen.is_partial, "1 of 11"
+    assert seen.load.fits_together, "1 of 11"
     controller.silent_since["i10"] = controller.at
     controller.tick(STALE_S + 1)
-    assert seen.is_partial, "2 of 11"
+    assert not seen.load.fits_together, "2 of 11"
+    assert not seen.is_partial, "nobody drains"
 
 
 def test_what_replicas_measured_at_their_start_is_known_before_any_load_and_older_replicas_do_without(

@@ -49,7 +49,7 @@ def t20_half(bench: Bench, metric: str) -> Iterator[Point]:
     seen, expected = f"{series.num_failed} of {series.size} infinite", f"{num_refused * each} of {num * each}"
     ok = (series.num_failed, series.size) == (num_refused * each, num * each)
     yield judged(f"{metric}: weight", seen, expected, ok)
-    good = series.attained(limit.limit_s) * series.size / (series.size - series.num_failed)
+    good = series.attained(limit.limit_s) * series.size / max(1, series.size - series.num_failed)
     yield judged(f"{metric}: answered ones", f"{good:.2%} inside {limit}", ">= 99 %", good >= limit.quantile, timing=True)
     missed, invalid = (observed.code is code for code in (ExitCode.SLO_MISSED, ExitCode.INVALID))
     yield judged(f"{metric}: the run", f"exit status {observed.code:d}", "exit status 1", missed, timing=invalid)

@@ -1,0 +1,116 @@
+"""What else could explain the figures of a run, or what they cannot say, a sentence each."""
+
+import numpy as np
+
+from loadtest.judge.health import read_lag_name
+from loadtest.judge.metrics import Records
+from loadtest.judge.summary import Summary
+from loadtest.judge.window import Window
+from loadtest.plan.laws import Burst
+
+NOT_ESTIMABLE = "no intervals: the run is too short beside its own slow swings"
+"""The method of a distribution whose percentiles one run cannot tell."""
+MAX_COALESCED_SHARE = 0.05
+MAX_CLOCK_DRIFT_S = 0.5
+MAX_READ_LAG_SHARE = 0.1
+"""Of the p99 of the gaps."""
+
+
+def threats(records: Records, summary: Summary, items: Window) -> list[str]:
+    """Return what else could explain the figures, or what they cannot say: one sentence each."""
+    found = _threats_of_the_run(records, summary) | _threats_of_the_figures(records, summary)
+    return [*(sentence for sentence, holds in found.items() if holds), *first_reason(items), *silent_sources(records)]
+
+
+def first_reason(items: Window) -> list[str]:
+    """Return what most of the failed requests were told, which may hold the way out."""
+    rows = items.records.columns
+    failed = items.rows[~rows.is_state("ok", "cancelled")[items.rows]]
+    if not failed.size:
+        return []
+    counts = np.bincount(rows.reason[failed])
+    most = int(counts.argmax())
+    reason = rows.reasons[most] or "no reason given"
+    return [f"{failed.size} requests failed; the most frequent reason, of {int(counts[most])} of them: {reason.rstrip('.')}."]
+
+
+def silent_sources(records: Records) -> list[str]:
+    """Return of which sources of the target's own figures nothing is known, and why."""
+    answered = {sample.source for sample in records.server if not sample.error}
+    errors = {sample.source: sample.error for sample in records.server if sample.source not in answered}
+    said = {source: f"Nothing is known of the target's own figures ({source}): {error}." for source, error in errors.items()}
+    if "serve" in errors and "fleet" in answered and not records.scenario.observe.fleet:
+        said["serve"] = (
+            f"Ray's dashboard at {records.scenario.observe.ray_dashboard_url} told no replicas ({errors['serve']}): those of this report "
+            "are from the target's /fleet, which does not count ingresses."
+        )
+    return list(said.values())
+
+
+def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
+    manifest, scenario = records.manifest, records.scenario
+    rows = records.columns
+    num_unsaid = (
+        int((rows.is_state("never_sent") & (rows.due_s >= scenario.duration_s)).sum()) if scenario.has_conversations else 0
+    )
+    num_cancelled, num_disagree = summary.states.get("cancelled", 0), summary.tokens.get("disagree", 0)
+    return {
+        "A closed loop sends only when an answer has ended: a stall of the target removes load and hides its own waiting time.": (
+            summary.loop == "closed"
+        ),
+        "The window holds no requests.": not summary.states,
+        f"The run was interrupted at {summary.window_s[1]:.0f} s of {scenario.duration_s:.0f} s.": manifest.state
+        == "interrupted",
+        f"The wall clock was stepped by {manifest.clock_drift_s:.1f} s; no latency depends on it, but times in logs do.": (
+            abs(manifest.clock_drift_s) > MAX_CLOCK_DRIFT_S
+        ),
+        "The target computes on a simulated accelerator: its times are those of a model, not of hardware.": bool(
+            manifest.target_info.get("simulated")
+        ),
+        f"{len(scenario.faults)} faults were injected on purpose.": bool(scenario.faults),
+        f"{manifest.num_left_out:,} requests of the trace were left out: they have no tokens.": manifest.num_left_out > 0,
+        f"{manifest.num_after_end:,} requests of the trace were left out: they come after {scenario.duration_s:g} s.": (
+            manifest.num_after_end > 0
+        ),
+        f"{num_unsaid:,} later turns of conversations were not sent: the answer before them failed, or the run had ended.": num_unsaid
+        > 0,
+        f"{num_cancelled} requests were left before their end by this side; they have no tpot or e2e.": num_cancelled > 0,
+        f"{num_disagree} answers have different token counts by usage, by chunks or by the tokenizer.": num_disagree > 0,
+    }
+
+
+def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, bool]:
+    heads = [summary.distributions[m] for m in ("ttft", "e2e") if m in summary.distributions]
+    unbounded = [d.metric for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
+    read_s, itl_s = _read_lag_and_itl(summary)
+    warmup_s, varies = records.scenario.warmup_s, not isinstance(records.scenario.arrival, Burst)
+    return {
+        f"The p99 of {' and '.join(unbounded)} has no upper bound: too few independent samples; run longer or replicate.": (
+            bool(unbounded)
+        ),
+        "Latencies swing more slowly than the run could see (near saturation): percentiles are not estimable from it alone.": (
+            any(d.method == NOT_ESTIMABLE for d in heads)
+        ),
+        f"{summary.coalesced_share:.0%} of the reads held several events: the target or a proxy batches them, so gaps between "
+        "tokens are intervals.": summary.coalesced_share > MAX_COALESCED_SHARE,
+        f"Answers were read up to {read_s * 1e3:.1f} ms late at the p99: so much of the p99 of the ITL, {itl_s * 1e3:.1f} ms, may be the "
+        "generator's own.": read_s > MAX_READ_LAG_SHARE * itl_s > 0,
+        f"The warm-up took {summary.warmup_cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario; all of it is left out.": (
+            summary.warmup_cut_s > warmup_s
+        ),
+        "The run is not steady: backlog or latency changed over the window, and a longer run would have other percentiles.": (
+            summary.steady is False
+        ),
+        "It could not be told whether the run is steady: too few requests, or too short beside their latency.": (
+            summary.steady is None and records.even
+        ),
+        "The offered load changes over the run by design: percentiles are those of this mixture.": not records.even and varies,
+    }
+
+
+def _read_lag_and_itl(summary: Summary) -> tuple[float, float]:
+    """Return their p99 in seconds, 0 where one is not known."""
+    read_s = next((gate.value for gate in summary.gates if gate.name == read_lag_name(0.99)), None)
+    itl = summary.distributions.get("itl")
+    p99 = itl.at(0.99) if itl else None
+    return read_s or 0.0, (p99.value_s if p99 else None) or 0.0
