@@ -174,6 +174,7 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     num_scheduled: int
     target: str
     model: str
+    """What the classes of requests ask that name no model of their own; where all do, the first one's."""
     epoch_unix_s: float
     command: list[str]
     workers: int = 1

@@ -29,10 +29,11 @@ from locust.exception import RPCError
 from loadtest.control.monitor import Monitor, Ticker
 from loadtest.plan.laws import Burst, Closed
 from loadtest.plan.scenario import Scenario
-from loadtest.plan.workload import Said, body_of, path_of
+from loadtest.plan.workload import Said, answer_messages, body_of, path_of
 from loadtest.recorder import Batch, End, as_lines
 from loadtest.records import Row, ScheduledRequest
 from loadtest.wire.client import Asked, Client
+from loadtest.wire.sse import Parsed
 from loadtest.wire.target import Target
 
 logger = logging.getLogger(__name__)
@@ -195,13 +196,14 @@ class Load:
         why = "the run ended before its turn"
         try:
             while True:
-                row, text = self._ask(request, asked, due_s)
+                heard: list[Parsed] = []
+                row = self._ask(request, asked, due_s, hear=heard.append)
                 if row.state != "ok":
                     why = f"the answer before it: {row.state}"
                     return
                 if (later := self._later.get(request.id)) is None:
                     return
-                before.append((request, text))
+                before.append((request, answer_messages(heard.pop())))
                 due_s = round((row.end_s or self._now()) + later.think_s, 6)
                 if due_s >= self._scenario.duration_s:
                     return
@@ -221,17 +223,13 @@ class Load:
                 self._give_up_one(later, due_s, why)
             request = later
 
-    def _ask(self, request: ScheduledRequest, asked: Asked, due_s: float) -> tuple[Row, str]:
-        """Return the row and the text of the answer, which is in the row only if it is to be kept."""
+    def _ask(self, request: ScheduledRequest, asked: Asked, due_s: float, *, hear: Callable[[Parsed], None] | None = None) -> Row:
         self._num_sent += 1
-        row = self._client.ask(asked, due_s=due_s)
-        text = row.text
-        if not self._scenario.keep_text:
-            row.text = ""
+        row = self._client.ask(asked, due_s=due_s, hear=hear)
         if self._stop_reason and row.state == "timeout":
             row.state, row.reason = "cancelled", self._stop_reason
         self._take(request, row)
-        return row, text
+        return row
 
     def _take(self, request: ScheduledRequest, row: Row) -> None:
         self._in_flight.pop(request.id, None)
@@ -298,7 +296,7 @@ class Load:
             self._scenario.timeout_s if due_s is None else min(self._scenario.timeout_s, self._plan.drained_s - due_s),
             cls.stream,
             cancel_after_s=cls.cancel_after_s,
-            keep_text=self._scenario.keep_text or request.id in self._later,
+            keep_text=self._scenario.keep_text,
         )
 
     def _now(self) -> float:

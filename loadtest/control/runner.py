@@ -117,7 +117,10 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
     check_faults(scenario.faults)
     _check_tokenizer(scenario)
     schedule = make_schedule(scenario)
-    model, target_info = preflight(target, scenario.model)
+    named = {f"requests.{number}.model": cls.model for number, cls in enumerate(scenario.requests) if cls.model}
+    # Where each class names its own, the target's first model is asked by nobody.
+    model = next(iter(named.values())) if len(named) == len(scenario.requests) else scenario.model
+    model, target_info = preflight(target, model, named)
     claim(out)
     manifest = Manifest(
         state="running",

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from loadtest.judge import stats
 from loadtest.judge.columns import NONE
 from loadtest.judge.cost import Cost, cost_of
+from loadtest.judge.groups import classes_of, turns_of
 from loadtest.judge.health import gates, read_lag_name
 from loadtest.judge.metrics import METRICS, Records, read_records
 from loadtest.judge.series import InMemory, Series
 from loadtest.judge.stats import QUANTILES, Floats
 from loadtest.judge.summary import Distribution, Gate, LimitResult, Quantile, Summary, Throughput
-from loadtest.judge.turns import turns_of
 from loadtest.judge.window import Window
 from loadtest.plan.laws import Burst, Closed, Trace
 from loadtest.plan.slo import Limit
@@ -97,6 +97,7 @@ def _valid(records: Records, items: Window, window: tuple[float, float], judged:
         warmup_cut_s=window[0],
         steady=_steady(records, items, window),
         turns=turns_of(items),
+        classes=classes_of(items),
         tokens=_tokens(items),
     )
     summary.threats.extend(threats(records, summary, items))

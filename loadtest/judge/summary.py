@@ -95,18 +95,31 @@ class Throughput(msgspec.Struct, frozen=True):
     """By field: 95 % interval of the rate that a longer run would have (`loadtest.judge.stats.rate_interval`)."""
 
 
-class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All requests of the window that were their conversation's turn ``number``."""
+class Group(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Some of the window's requests."""
 
-    number: int
-    """From 1."""
     n: int
     num_failed: int
     prompt_tokens: float | None
-    """Mean of what the server counted, all that was said before included; None: it did not say."""
+    """Mean of what the server counted; None: it did not say."""
     ttft_p50_s: float | None
     ttft_p95_s: float | None
     """None: it lies among the requests that failed."""
+
+
+class Turn(Group, frozen=True, omit_defaults=True, kw_only=True):
+    """All requests of the window that were their conversation's turn ``number``. All that was said before is in their prompts."""
+
+    number: int
+    """From 1."""
+
+
+class ClassOfRequests(Group, frozen=True, omit_defaults=True, kw_only=True):
+    """All requests of the window that are of one class of the scenario."""
+
+    name: str
+    model: str
+    """What they asked."""
 
 
 class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -135,6 +148,8 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: the run is invalid, or its window empty."""
     turns: list[Turn] = []
     """Empty: the scenario has no conversations."""
+    classes: list[ClassOfRequests] = []
+    """Empty: the scenario has one class of requests."""
     tokens: dict[str, int] = {}
     """Output tokens by usage, by chunks and by the tokenizer, and how many rows disagree."""
 

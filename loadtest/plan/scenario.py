@@ -15,6 +15,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     model_serializer,
     model_validator,
 )
@@ -26,6 +27,9 @@ from loadtest.plan.laws import ARRIVALS, Arrival, Burst, Closed, Part, Seconds, 
 from loadtest.plan.slo import Slo, parse_slo
 
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
+ToolChoice = Annotated[
+    JsonValue, WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required"]}, {"type": "object"}, {"type": "null"}]})
+]
 
 MAX_SHOWN = 200
 """Characters of a wrong value in its message."""
@@ -92,6 +96,9 @@ class RequestClass(Part):
     """Of the class, in report and records; classes of one scenario have different names. 1 to 40 letters, digits and ``._-``."""
     weight: float = Field(default=1.0, gt=0, le=1e6)
     """Share of the requests, beside the weights of the others."""
+    model: str | None = None
+    """The model or adapter that the class asks, by a name of the target's /v1/models. Without the key the class asks the
+    scenario's ``model``. With ``endpoint: generate`` the field is sent only if the key is there."""
     endpoint: Literal["completions", "chat", "generate"] = "completions"
     """``/v1/completions``, ``/v1/chat/completions`` or ``/generate``."""
     stream: bool = True
@@ -117,12 +124,22 @@ class RequestClass(Part):
     answer, as OpenAI's own field asks; each chunk then counts as one token. For servers that refuse fields which they do not know."""
     temperature: float = Field(default=0.0, ge=0, le=2)
     """0 is greedy: such answers can be compared with those of a reference run."""
+    tools: tuple[dict[str, JsonValue], ...] = ()
+    """Functions that the model may call, as OpenAI's API describes them. Works with ``endpoint: chat``. In a conversation the next
+    turn holds the calls of the answer and a made result for each."""
+    tool_choice: ToolChoice = None
+    """Whether the model calls a tool: ``auto`` (what a server takes without the key) lets it choose, ``none`` forbids it, ``required``
+    demands a call, and ``{type: function, function: {name: NAME}}`` demands one of that function. Works with ``tools``; a demanded
+    call needs ``ignore_eos: false``."""
+    response_format: dict[str, JsonValue] | None = None
+    """What the answer must look like, as OpenAI's API describes it: ``{type: json_object}``, or ``{type: json_schema, json_schema:
+    {name: NAME, schema: {...}}}``. Works with ``endpoint: chat`` and ``completions``, and needs ``ignore_eos: false``."""
     conversation: Conversation | None = None
     """Each arrival is that of a user who says several things, one after the other. Works with ``endpoint: chat``."""
     cancel_after_s: float | None = Field(default=None, gt=0)
     """The client goes away so long after sending; counts as cancelled, not as failed."""
     extra_body: dict[str, JsonValue] = Field(default={})
-    """Further fields of the request's JSON body; they replace ours of the same name."""
+    """Further fields of the request's JSON body; they replace ours of the same name. Not ``model``, which is a key of its own."""
 
     @model_validator(mode="after")
     def _prompt_fits(self) -> Self:
@@ -137,6 +154,29 @@ class RequestClass(Part):
                 raise ValueError(f"{name} does nothing beside prompts, whose file has the prompts; leave it out")
         if self.conversation is not None and self.endpoint != "chat":
             raise ValueError(f"conversation works with endpoint: chat, not {self.endpoint}; take endpoint: chat and prompt: text")
+        return self
+
+    @model_validator(mode="after")
+    def _api_fits(self, info: ValidationInfo) -> Self:
+        if self.model == "":
+            raise ValueError("model '' is no name; name a model of the target's /v1/models, or leave the key out")
+        if (
+            "model" in self.extra_body and info.context != RECORDED
+        ):  # neither the check of the target nor the report reads it there
+            raise ValueError(f"extra_body holds model ({self.extra_body['model']!r}); name it by the class's own key, model")
+        if self.tools and self.endpoint != "chat":
+            raise ValueError(f"tools work with endpoint: chat, not {self.endpoint}; take endpoint: chat and prompt: text")
+        if not (self.tool_choice in (None, "auto", "none", "required") or isinstance(self.tool_choice, dict)):
+            forms = "auto, none, required and {type: function, function: {name: NAME}}"
+            raise ValueError(f"tool_choice {self.tool_choice!r} is none of {forms}")
+        if self.tool_choice is not None and not self.tools:
+            raise ValueError(f"tool_choice {self.tool_choice!r} does nothing without tools; name them too, or leave it out")
+        if self.response_format is not None and self.endpoint == "generate":
+            raise ValueError("response_format works with endpoint: chat and completions, not generate; take one of them")
+        # What must be JSON can end only where the JSON does; min_tokens forbids that end, and an engine then has no token to go on with.
+        if self.ignore_eos and (self.response_format is not None or self.tool_choice not in (None, "auto", "none")):
+            key = "tool_choice" if self.response_format is None else "response_format"
+            raise ValueError(f"{key} {getattr(self, key)!r} needs ignore_eos: false, for the answer must end where its JSON does")
         return self
 
 
@@ -195,7 +235,7 @@ class Scenario(Part):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")
     """In the report's title and the default folder. 1 to 60 letters, digits and ``._-``."""
     model: str = ""
-    """Empty: the first one that the target lists at /v1/models."""
+    """What the classes ask that name no ``model`` of their own. Empty: the first one that the target lists at /v1/models."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     """Of all that is drawn: the same seed gives the same schedule and the same prompts."""
     arrival: Arrival
@@ -229,6 +269,10 @@ class Scenario(Part):
     def has_conversations(self) -> bool:
         return any(c.conversation is not None for c in self.requests)
 
+    def models(self, default: str) -> list[str]:
+        """Return the models that are asked, each once; ``default`` is the one of the classes that name none."""
+        return list(dict.fromkeys(c.model or default for c in self.requests))
+
     @model_validator(mode="before")
     @classmethod
     def _slo_words(cls, values: Any) -> Any:
@@ -242,6 +286,8 @@ class Scenario(Part):
             raise ValueError(f"warmup_s {self.warmup_s:g} leaves nothing of duration_s {self.duration_s:g}")
         if len({c.name for c in self.requests}) < len(self.requests):
             raise ValueError(f"requests: names must differ, got {', '.join(c.name for c in self.requests)}")
+        if self.model and all(c.model for c in self.requests):
+            raise ValueError(f"model {self.model!r} is asked by no class of requests: each names its own; leave it out")
         if isinstance(self.arrival, Closed) and self.arrival.concurrency < self.workers:
             raise ValueError(f"arrival.concurrency {self.arrival.concurrency} is below workers {self.workers}")
         if self.has_conversations and isinstance(self.arrival, Burst | Closed | Trace):
@@ -329,8 +375,10 @@ def _usage_error(error: ErrorDetails) -> UsageError:
         problem = f"must be a number without a unit{got}"
     elif kind.startswith("union_tag"):
         problem = f"law must be one of {', '.join(ARRIVALS)}{' (got ' + repr(given.get('law')) + ')' if isinstance(given, dict) else got}"
-    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+    elif kind == "dict_type":
+        problem = f"must be a mapping of keys to values{got}"
+    elif kind in ("model_type", "model_attributes_type"):
         problem = f"must be a mapping with keys of {', '.join(_SECTIONS.get(path[-1], section).model_fields)}{got}"
     elif kind in ("tuple_type", "list_type"):
-        problem = "must be a list: lines that begin with a dash"
+        problem = f"must be a list: lines that begin with a dash (got {repr(given)[:MAX_SHOWN]})"
     return UsageError(".".join(str(part) for part in path if part not in ARRIVALS) or "scenario", problem)

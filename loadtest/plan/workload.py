@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from loadtest.errors import UsageError
 from loadtest.plan.prompts import prompts_digest, record_of
 from loadtest.plan.scenario import RequestClass, Scenario
 from loadtest.records import ScheduledRequest
+from loadtest.wire.sse import Call, Parsed
 
 BLOCK_TOKENS = 512
 """Per id in `ScheduledRequest.blocks`, as in Mooncake's traces."""
@@ -44,23 +46,26 @@ def path_of(cls: RequestClass) -> str:
     return _PATHS[cls.endpoint]
 
 
-Said = tuple[ScheduledRequest, str]
-"""A turn of a conversation, and the answer to it."""
+Message = dict[str, Any]
+Said = tuple[ScheduledRequest, Sequence[Message]]
+"""A turn of a conversation, and what the answer to it adds to the next one: `answer_messages`."""
+TOOL_RESULT = '{"result": "ok"}'
+"""What every tool is said to have returned: nobody runs one."""
 
 
 def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str, before: Sequence[Said] = ()) -> dict[str, Any]:
     """Return the JSON body; about 75 us for 512 tokens.
 
-    ``before`` are the turns of its conversation so far.
+    ``before`` are the turns of its conversation so far; ``model`` is asked by the classes that name none.
     ``input_tokens`` counts the prompt itself: marks of its beginning and of a chat template come on top at the server.
     """
     cls = next(c for c in scenario.requests if c.name == request.cls)
     body: dict[str, Any] = {"max_tokens": request.output_tokens, "temperature": cls.temperature, "stream": cls.stream}
-    if cls.endpoint != "generate":
-        body["model"] = model
-        if cls.stream:
-            more = {"continuous_usage_stats": True} if cls.usage == "continuous" else {}
-            body["stream_options"] = {"include_usage": True, **more}
+    if cls.model or cls.endpoint != "generate":
+        body["model"] = cls.model or model
+    if cls.stream and cls.endpoint != "generate":
+        more = {"continuous_usage_stats": True} if cls.usage == "continuous" else {}
+        body["stream_options"] = {"include_usage": True, **more}
     if cls.ignore_eos:
         body |= {"ignore_eos": True, "min_tokens": request.output_tokens}
     if cls.prompt == "ids":
@@ -72,32 +77,53 @@ def body_of(scenario: Scenario, request: ScheduledRequest, *, model: str, before
         body["messages"] = _messages(scenario, cls, request, before)
     else:
         body["prompt"] = _text(scenario, _prompt(scenario.seed, cls, request, len(_words(scenario.tokenizer))))
-    return body | cls.extra_body
+    named = {"tools": list(cls.tools), "tool_choice": cls.tool_choice, "response_format": cls.response_format}
+    return body | {key: value for key, value in named.items() if value} | cls.extra_body
 
 
-def _messages(scenario: Scenario, cls: RequestClass, request: ScheduledRequest, before: Sequence[Said]) -> list[dict[str, str]]:
+def answer_messages(answer: Parsed) -> list[Message]:
+    """Return what a client of OpenAI's API keeps of an answer: the message, without reasoning, and a result for each call in it.
+
+    A call that ``max_tokens`` cut off is left out: no client could run it, and a server may refuse a history that holds one.
+    """
+    calls = [call for call in answer.calls if _can_be_run(call)]
+    if not calls:
+        return [{"role": "assistant", "content": answer.content}]
+    named = [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+    said = {"role": "assistant", "content": answer.content or None, "tool_calls": named}
+    return [said, *({"role": "tool", "tool_call_id": call.id, "content": TOOL_RESULT} for call in calls)]
+
+
+def _can_be_run(call: Call) -> bool:
+    """Whether the arguments are a JSON object, or nothing, as of a function that takes none."""
+    try:
+        msgspec.json.decode(call.arguments or "{}", type=dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return call.name != ""
+
+
+def _messages(scenario: Scenario, cls: RequestClass, request: ScheduledRequest, before: Sequence[Said]) -> list[Message]:
     if cls.prompts is not None:
         return _recorded(scenario.seed, cls.prompts, cls.name, request, before)
     span = len(_words(scenario.tokenizer))
     if cls.conversation is None:
         return [{"role": "user", "content": _text(scenario, _prompt(scenario.seed, cls, request, span))}]
     prefix = _numbers(scenario.seed, f"prefix/{cls.name}", cls.shared_prefix_tokens, span)
-    messages = [{"role": "system", "content": _text(scenario, prefix)}] if prefix.size else []
-    for turn, answer in (*before, (request, None)):
+    messages: list[Message] = [{"role": "system", "content": _text(scenario, prefix)}] if prefix.size else []
+    for turn, answered in (*before, (request, ())):
         said = _numbers(scenario.seed, f"request/{cls.name}/{turn.id}", turn.input_tokens, span)
-        messages.append({"role": "user", "content": _text(scenario, said)})
-        if answer is not None:
-            messages.append({"role": "assistant", "content": answer})
+        messages += [{"role": "user", "content": _text(scenario, said)}, *answered]
     return messages
 
 
-def _recorded(seed: int, path: Path, cls: str, request: ScheduledRequest, before: Sequence[Said]) -> list[dict[str, str]]:
+def _recorded(seed: int, path: Path, cls: str, request: ScheduledRequest, before: Sequence[Said]) -> list[Message]:
     """Return the messages of a turn whose prompts come from a file: of one record for the whole conversation."""
     first = before[0][0] if before else request
     record = record_of(path, seed=seed, cls=cls, first_id=first.id)
-    messages = [{"role": "system", "content": record.system}] if record.system else []
-    for text, (_, answer) in zip(record.turns, before, strict=False):
-        messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+    messages: list[Message] = [{"role": "system", "content": record.system}] if record.system else []
+    for text, (_, answered) in zip(record.turns, before, strict=False):
+        messages += [{"role": "user", "content": text}, *answered]
     return [*messages, {"role": "user", "content": record.turns[len(before)]}]
 
 

@@ -16,7 +16,7 @@ from loadtest.audit.findings import KINDS as FINDINGS
 from loadtest.errors import InvalidRun
 from loadtest.judge.autoscale import Autoscaling, StepResult
 from loadtest.judge.compare import QUANTILES, RateRatio, compare_records
-from loadtest.judge.summary import Distribution, Gate, Summary, Turn, interval, rate_interval
+from loadtest.judge.summary import Distribution, Gate, Group, Summary, interval, rate_interval
 from loadtest.plan.scenario import Length, RequestClass
 from loadtest.recorder import write_json
 from loadtest.records import Manifest
@@ -122,7 +122,7 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
     health = [drawn.pop(name) for name in ("health",) if name in drawn]
     return {
         "title": f"Load test: {summary.scenario}",
-        "subtitle": f"{manifest.model} at {manifest.target}",
+        "subtitle": f"{_models(data)} at {manifest.target}",
         "verdict": _verdict(summary, manifest, audited),
         "slo": [(r.limit, r.verdict, share(r.attained), f"{share(r.low)} – {share(r.high)}") for r in summary.slo]
         if valid
@@ -139,13 +139,18 @@ def _context(data: RunData, drawn: dict[str, Drawn], audited: AuditResult, scale
         "percentiles": list(map(percentile, QUANTILES)),
         "numbers": list(_numbers(summary)) if valid else [],
         "number_notes": list(_number_notes(summary)) if valid else [],
-        "turns": list(map(_turn, summary.turns)),
+        "turns": [(str(turn.number), *_group(turn)) for turn in summary.turns],
+        "classes": [(cls.name, cls.model, *_group(cls)) for cls in summary.classes],
         "figures": list(drawn.values()),
         "autoscaling": [_step(step) for step in scaled.steps] if valid and scaled else [],
         "threats": summary.threats,
         "command": shlex.join(manifest.command),
         "glossary": TERMS.items(),
     }
+
+
+def _models(data: RunData) -> str:
+    return ", ".join(data.records.scenario.models(data.records.manifest.model))
 
 
 def _verdict(summary: Summary, manifest: Manifest, audited: AuditResult) -> dict[str, Any]:
@@ -183,7 +188,7 @@ def _workload(data: RunData) -> Iterator[tuple[str, str]]:
     yield "measured window", f"{start:.4g} s to {end:.4g} s (warm-up cut at {data.summary.warmup_cut_s:.4g} s)"
     yield "timeout", f"{scenario.timeout_s:g} s after due, drain {scenario.drain_s:g} s"
     yield "SLO", str(scenario.slo)
-    yield "target", f"{manifest.target}, model {manifest.model}"
+    yield "target", f"{manifest.target}, model {_models(data)}"
     yield "accelerator", _accelerator(manifest)
     for name, words in (("target says", manifest.target_info), ("versions", manifest.versions), ("machine", manifest.machine)):
         if listed := [f"{key.removesuffix('_bytes')} {text}" for key, value in words.items() if (text := _said(key, value))]:
@@ -218,8 +223,15 @@ def _class_words(cls: RequestClass) -> str:
         pause = f"{talk.think_s.mean:g} s ({talk.think_s.dist}) after the answer before"
         prompt = f"conversations of {_length(talk.turns)} turns, each {pause} and of {_length(cls.input_tokens)} tokens, "
         prompt += f"system prompt of {cls.shared_prefix_tokens} tokens"
-    words = f"{cls.endpoint}, {stream}, {prompt}, output of {_length(cls.output_tokens)} tokens"
-    return f"{words}, {eos}, temperature {cls.temperature:g}, weight {cls.weight:g}"
+    words = f"{cls.endpoint}, {stream}, {prompt}{_api_words(cls)}, output of {_length(cls.output_tokens)} tokens"
+    model = f", model {cls.model}" if cls.model else ""
+    return f"{words}, {eos}, temperature {cls.temperature:g}, weight {cls.weight:g}{model}"
+
+
+def _api_words(cls: RequestClass) -> str:
+    """Return what the class asks of the API beyond a plain answer, each with a comma before it."""
+    tools = f", tools ({len(cls.tools)}, tool_choice {cls.tool_choice or 'auto'})" if cls.tools else ""
+    return tools + (f", response_format {cls.response_format.get('type')}" if cls.response_format is not None else "")
 
 
 def _length(length: Length) -> str:
@@ -275,10 +287,11 @@ def _number_notes(summary: Summary) -> Iterator[str]:
         yield "Output tokens: " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in summary.tokens.items()) + "."
 
 
-def _turn(turn: Turn) -> list[str]:
-    prompt = "–" if turn.prompt_tokens is None else f"{turn.prompt_tokens:,.0f}"
-    waits = ("∞ (failed)" if value is None else seconds([value])[0] for value in (turn.ttft_p50_s, turn.ttft_p95_s))
-    return [str(turn.number), prompt, *waits, str(turn.n), str(turn.num_failed)]
+def _group(group: Group) -> list[str]:
+    prompt = "–" if group.prompt_tokens is None else f"{group.prompt_tokens:,.0f}"
+    none = "∞ (failed)" if group.num_failed else "–"
+    waits = (none if value is None else seconds([value])[0] for value in (group.ttft_p50_s, group.ttft_p95_s))
+    return [prompt, *waits, str(group.n), str(group.num_failed)]
 
 
 def _step(result: StepResult) -> tuple[str, ...]:

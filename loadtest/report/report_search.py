@@ -36,8 +36,8 @@ def search_context(search: Path) -> dict[str, Any]:
     if missing or not runs:
         raise UsageError(str(search), f"the runs of {len(missing)} probes are missing, the first with seed {missing[:1]}")
     manifest, _ = next(iter(runs.values()))
-    slo = parse_scenario(manifest.scenario, context=RECORDED).slo
-    limit = slo.limits[0]
+    scenario = parse_scenario(manifest.scenario, context=RECORDED)
+    limit = scenario.slo.limits[0]
     points, rows = [], []
     for probe in capacity.probes:
         summary = runs[probe.ask.seed][1]
@@ -48,7 +48,7 @@ def search_context(search: Path) -> dict[str, Any]:
     head = ("rate", "purpose", "verdict of the rate", "steady", "n", "completed/s", "goodput/s", found.metric)
     return {
         "title": f"Capacity: {manifest.scenario['name']}",
-        "subtitle": f"{manifest.model} at {manifest.target}, SLO {slo}",
+        "subtitle": f"{', '.join(scenario.models(manifest.model))} at {manifest.target}, SLO {scenario.slo}",
         "verdict": _verdict(capacity, found.knees()),
         "probes": {"head": head, "rows": rows},
         "load_figures": draw_all(LOAD_KINDS, found, search / "figures"),

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -128,8 +129,8 @@ class Client:
         while self._idle:
             self._idle.pop().close()
 
-    def ask(self, asked: Asked, *, due_s: float) -> Row:
-        """Send the request and return what became of it; never raises."""
+    def ask(self, asked: Asked, *, due_s: float, hear: Callable[[Parsed], None] | None = None) -> Row:
+        """Send the request and return what became of it; never raises. ``hear`` is given what was answered, if anything was."""
         row = Row(id=asked.request.id, worker=self._worker, due_s=due_s, state="never_sent")
         now = self._now()
         left_s = due_s + asked.timeout_s - now
@@ -159,7 +160,7 @@ class Client:
             answer.parser = None
         row.end_s = self._now()
         try:
-            self._judge(row, asked, answer)
+            self._judge(row, asked, answer, hear)
         except Exception as exc:  # whatever a hostile answer brings: the row is kept
             row.state, row.reason = "stream_error", f"cannot be read: {type(exc).__name__}: {exc}"[:300]
         if row.state == "never_sent":
@@ -243,7 +244,7 @@ class Client:
             sock.close()
         return None
 
-    def _judge(self, row: Row, asked: Asked, answer: HttpAnswer) -> None:
+    def _judge(self, row: Row, asked: Asked, answer: HttpAnswer, hear: Callable[[Parsed], None] | None) -> None:
         """Fill the row. What the server said of itself goes before what we did to the connection."""
         row.status = answer.status
         if answer.headers_at is not None:
@@ -255,13 +256,15 @@ class Client:
             if refused := refusal(answer, asked.form):
                 state, reason = "http_error", refused
             else:
-                state, reason = self._read_body(row, asked, answer)
+                parsed = _parse(answer, asked.form)
+                state, reason = self._read_body(row, asked, answer, parsed)
+                if hear is not None:
+                    hear(parsed)
         row.state = state
         row.reason = "; ".join(part for part in (row.reason, reason) if part)[:300]
 
-    def _read_body(self, row: Row, asked: Asked, answer: HttpAnswer) -> tuple[State, str]:
+    def _read_body(self, row: Row, asked: Asked, answer: HttpAnswer, parsed: Parsed) -> tuple[State, str]:
         assert row.sent_s is not None
-        parsed = _parse(answer, asked.form)
         row.prompt_tokens, row.output_tokens = parsed.prompt_tokens, parsed.output_tokens
         row.finish_reason = parsed.finish_reason
         row.server_id = parsed.server_id or row.server_id

@@ -24,6 +24,10 @@ class _Function(msgspec.Struct, gc=False):
 
 
 class _ToolCall(msgspec.Struct, gc=False):
+    """A call, or in a stream a piece of one."""
+
+    index: int | None = None
+    id: str | int | None = None
     function: _Function | None = None
 
 
@@ -79,6 +83,15 @@ class _Event(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Event).decode
 
 
+class Call(msgspec.Struct, frozen=True):
+    """A call of a tool, whole."""
+
+    id: str
+    name: str
+    arguments: str
+    """As the model wrote them: JSON, if nothing cut them off."""
+
+
 class Parsed(msgspec.Struct):
     """What a body said. Times are those given to `BodyParser.feed`."""
 
@@ -97,7 +110,11 @@ class Parsed(msgspec.Struct):
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     text: str = ""
-    """Reasoning, content and tool calls in the order of their arrival; of the first choice."""
+    """Reasoning, content and tool calls in the order of their arrival; of the first choice, as are the two below."""
+    content: str = ""
+    """Of a chat: what a client shows its user, without reasoning and calls."""
+    calls: list[Call] = []
+    """Of a chat: in the order in which they began."""
     finish_reason: str = ""
     server_id: str = ""
 
@@ -112,6 +129,8 @@ class BodyParser:
         self._data: list[bytes] = []
         self._is_error = False
         self._texts: list[str] = []
+        self._contents: list[str] = []
+        self._calls: dict[int, list[_ToolCall]] = {}  # the pieces of each
         self._tokens: list[tuple[float, int]] = []  # per event with tokens or payload
         self._first: int | None = None  # index in _tokens of the first one with payload
         self._num_tokens = 0
@@ -154,6 +173,8 @@ class BodyParser:
             parsed.complete = True
             self._line(at_s, b"".join([*self._data, self._rest]))
         parsed.text = "".join(self._texts)
+        parsed.content = "".join(self._contents)
+        parsed.calls = [_joined(pieces) for pieces in self._calls.values()]
         self._count_reads()
         if parsed.complete and not parsed.error and not self._num_tokens and not parsed.output_tokens:
             parsed.error = "a complete answer without a token"
@@ -209,6 +230,7 @@ class BodyParser:
             if choice.index == 0:
                 if payload:
                     self._texts.append(payload)
+                self._keep_message(choice.delta or choice.message)
                 if choice.finish_reason:
                     self._parsed.finish_reason = choice.finish_reason
         total = None if event.usage is None else event.usage.completion_tokens
@@ -220,6 +242,15 @@ class BodyParser:
             self._count(at_s, max(0, total - self._num_tokens), has_payload)
         else:
             self._count(at_s, 1 if has_payload else 0, has_payload)
+
+    def _keep_message(self, message: _Message | None) -> None:
+        """Keep what a client sends back with its next message."""
+        if message is None:
+            return
+        if message.content:
+            self._contents.append(message.content)
+        for place, piece in enumerate(message.tool_calls or ()):
+            self._calls.setdefault(place if piece.index is None else piece.index, []).append(piece)
 
     def _text_so_far(self, at_s: float, text: str) -> None:
         grew = self._texts != [text]
@@ -250,6 +281,16 @@ class BodyParser:
                 chunks.append((at_s, held + num_tokens))
                 held = 0
         parsed.first_s, parsed.last_s = chunks[0][0], chunks[-1][0]
+
+
+def _joined(pieces: list[_ToolCall]) -> Call:
+    """Return the call of all its pieces. Some servers repeat id and name, or make a new id, in each: the first ones count."""
+    functions = [piece.function for piece in pieces if piece.function is not None]
+    return Call(
+        id=next((str(piece.id) for piece in pieces if piece.id), ""),
+        name=next((function.name for function in functions if function.name), ""),
+        arguments="".join(function.arguments or "" for function in functions),
+    )
 
 
 def error_message(body: bytes) -> str:

@@ -133,11 +133,12 @@ def _whole(answer: httpx.Response, until: float) -> httpx.Response:
     return httpx.Response(answer.status_code, headers=kept, content=b"".join(pieces), request=answer.request)
 
 
-def preflight(target: Target, model: str) -> tuple[str, dict[str, Any]]:
+def preflight(target: Target, model: str, named: Mapping[str, str] | None = None) -> tuple[str, dict[str, Any]]:
     """Return the model to name in the requests, and what the target says of itself: server, version, models.
 
     Args:
         model: Must be one of those at /v1/models; empty: the first of them. Of a target without that list it is believed.
+        named: Further ones that requests name, by the key of the scenario that says so; they must be there too.
 
     Raises:
         UsageError: The target cannot be used; the message has the way out.
@@ -154,23 +155,34 @@ def preflight(target: Target, model: str) -> tuple[str, dict[str, Any]]:
                 hint = f"give the file of its authority with --ca-file (or {CA_VARIABLE}), and the name that its certificate has"
             raise UsageError("target", f"{url}: {exc or type(exc).__name__}; {hint}") from exc
         served = _served(url, answer)
-        info: dict[str, Any] = {"server": answer.headers.get("server", ""), "models": served}
+        model = model or next(iter(served or ()), "")
+        asked = {**(named or {}), "model": model}
+        info: dict[str, Any] = {"server": answer.headers.get("server", ""), "models": None if served is None else list(served)}
         if served is None:
             if not model:
                 raise UsageError("model", f"{url} answers {answer.status_code}, so the model must be named")
-            info["note"] = f"{url} answers {answer.status_code}: nobody checked that model {model!r} is served"
-        elif model and model not in served:
-            raise UsageError("model", f"{model!r} is not served at {target.root}; it serves {', '.join(served)}")
+            believed = ", ".join(map(repr, dict.fromkeys(asked.values())))
+            info["note"] = f"{url} answers {answer.status_code}: nobody checked that model {believed} is served"
+        else:
+            _check_all_are(served, asked, target)
         with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):  # many servers have no such page
             said = get_within(http, f"{target.root}/version", ANSWER_WITHIN_S).raise_for_status().json()
             info["version"] = str(said["version"])
             if "serve_app" in said:  # which says when its engines are simulated
-                info["simulated"] = str(said.get("simulated", {}).get(model or (served or [""])[0], ""))
-        return model or (served or [""])[0], info
+                simulated = said.get("simulated", {})
+                bases = [(served or {}).get(name, name) for name in asked.values()]
+                info["simulated"] = "; ".join(dict.fromkeys(str(simulated[base]) for base in bases if base in simulated))
+        return model, info
 
 
-def _served(url: str, answer: httpx.Response) -> list[str] | None:
-    """Return the names of the models; None: the target has no such list."""
+def _check_all_are(served: Mapping[str, str], asked: Mapping[str, str], target: Target) -> None:
+    for where, name in asked.items():
+        if name not in served:
+            raise UsageError(where, f"{name!r} is not served at {target.root}; it serves {', '.join(served)}")
+
+
+def _served(url: str, answer: httpx.Response) -> dict[str, str] | None:
+    """Return the models' names, each with that of its base model (of no adapter: its own); None: the target has no such list."""
     status, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
     if status in (401, 403):
         raise UsageError("--api-key", f"{url} answers {status}: {error_message(answer.content)}; give the target's key")
@@ -183,7 +195,7 @@ def _served(url: str, answer: httpx.Response) -> list[str] | None:
     if status != 200:
         raise UsageError("target", f"{url} answers {status}: {error_message(answer.content)}")
     try:
-        served = [str(model["id"]) for model in answer.json()["data"]]
+        served = {str(model["id"]): str(model.get("parent") or model["id"]) for model in answer.json()["data"]}
     except (ValueError, LookupError, TypeError):
         raise UsageError("target", f"{url} does not answer as the OpenAI API does: {shorten(answer.content)}") from None
     if not served:

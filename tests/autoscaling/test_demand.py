@@ -40,7 +40,7 @@ def test_most_of_a_step_by_half_is_known_within_seconds(rate: float, within_s: i
 
 @pytest.mark.parametrize(("shape", "least"), [(1.0, 0.6), (5.0, 0.72)])
 def test_a_small_load_that_grows_fourfold_is_known_sooner_where_prompts_vary_less(shape: float, least: float) -> None:
-    """12 s later. All of the work is prompts of gamma lengths: of shape 1 they are exponential, of shape 5 they vary as 64 to 512 alike do."""
+    """12 s later. All of the work is prompts of gamma lengths: of shape 1 they are exponential, of shape 5 they vary as 64 to 512 do."""
     known = []
     for seed in range(20):
         rng, history = np.random.default_rng(seed), History()

@@ -106,7 +106,10 @@ def test_explain_says_where_the_costs_of_a_step_come_from() -> None:
 
 @pytest.mark.parametrize(
     ("measured", "said"),
-    [(measured_of(TIMES), "what they cost is known 15 s after the first of them was answered"), (None, "what they cost is not measured yet")],
+    [
+        (measured_of(TIMES), "what they cost is known 15 s after the first of them was answered"),
+        (None, "what they cost is not measured yet"),
+    ],
 )
 def test_explain_says_what_is_missing_before_the_demand_is_known(measured: MeasuredCosts | None, said: str) -> None:
     plant = QueuePlant(running=1, cold_start_s=40.0, measured=measured)

@@ -2,8 +2,9 @@
 
     .venv-cuda/bin/python -m tests.gpu.compare --model ID_OR_PATH [--gpus 1] [--streams 32 256] [--rounds 3] [--out FILE]
 
-It ran on one H100 so far (docs/benchmarks.md has what it found). First a few greedy answers, one at a time: a batch would change them on a GPU. They must be equal. Then the
-table of `benchmarks.overhead`: CPU per token, throughput, TTFT and ITL. All engines are up at the same time and share the GPU's memory.
+It ran on one H100 so far (docs/benchmarks.md has what it found). First a few greedy answers, one at a time: a batch would change them on
+a GPU. They must be equal. Then the table of `benchmarks.overhead`: CPU per token, throughput, TTFT and ITL. All engines are up at the same
+time and share the GPU's memory.
 Exit status 0: equal answers and no failed request; 1: not so; 2: there is no GPU.
 """
 

@@ -37,7 +37,7 @@ def t21_large(bench: Bench) -> Iterator[Point]:
 
 
 def _analysed(bench: Bench, num: int) -> tuple[Cost, Point]:
-    """Write a run of about so many requests, analyse it and remove it: a million are 4 GB."""
+    """Write a run of about so many requests, analyse it and remove it: a million are 3 GB."""
     folder = bench.new_folder()
     try:
         due = write_run(folder / "run", num)

@@ -54,6 +54,7 @@ class Asked:
     prompt: str
     """Of `/generate`, whose answers repeat it; empty for token ids."""
     prompt_tokens: int
+    model: str
     tokens: list[str]
     """The answer."""
     usage: Literal["none", "last", "every"]
@@ -79,13 +80,13 @@ def parse(path: str, body: bytes, law: Law) -> Asked:
         raise Refused(400, f"cannot be read: {exc!r}") from exc
     if unknown := [name for name in law.refuses if name in fields or name in options]:
         raise Refused(400, f"Unknown parameter: '{unknown[0]}'.")
-    if model != law.model:
+    if model not in (law.model, *law.adapters):
         raise Refused(404, f"The model `{model}` does not exist.")
     if not 1 <= max_tokens <= 1_000_000 or not num_prompt:
         raise Refused(400, f"max_tokens {max_tokens} with a prompt of {num_prompt} tokens")
     words = _WORDS[law.text]
     text = prompt if form == "generate" and isinstance(prompt, str) else ""
-    return Asked(form, bool(fields.get("stream")), text, num_prompt, [words[byte] for byte in digest], usage)
+    return Asked(form, bool(fields.get("stream")), text, num_prompt, model, [words[byte] for byte in digest], usage)
 
 
 def _num_tokens(prompts: list[str | list[int]]) -> int:
@@ -107,7 +108,7 @@ class Answer:
         cut = self._failure.kind in ("truncate", "error-event")
         self._num_tokens = min(self._failure.after_tokens, len(asked.tokens)) if cut else len(asked.tokens)
         kind = "text_completion" if asked.form == "completions" else f"chat.completion{'.chunk' if asked.stream else ''}"
-        self._envelope = {"id": f"truth-{number}", "object": kind, "created": created, "model": law.model}
+        self._envelope = {"id": f"truth-{number}", "object": kind, "created": created, "model": asked.model}
 
     def steps(self) -> Iterator[Step]:
         """Yield the writes in their order; one that is due before the one ahead of it is due with that."""

@@ -31,6 +31,7 @@ class Entry(msgspec.Struct):
     """When it had been read."""
     arrival_unix_s: float
     kind: str = "request"
+    model: str = ""
     stream: bool = False
     prompt_tokens: int = 0
     max_tokens: int = 0
@@ -83,6 +84,7 @@ class Ledger:
     def begin(self, entry: Entry, asked: Asked, timing: Timing) -> None:
         """Take in a request that is answered by law."""
         entry.stream, entry.prompt_tokens, entry.max_tokens = asked.stream, asked.prompt_tokens, len(asked.tokens)
+        entry.model = asked.model
         if timing.made_s:
             entry.queue_s = timing.start_s - timing.arrival_s
             entry.prefill_s = timing.made_s[0] - timing.start_s

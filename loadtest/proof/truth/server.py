@@ -224,8 +224,9 @@ class Server:
     def _information(self, method: str, path: str, now: float) -> bytes:
         match method, path:
             case "GET", "/v1/models":
-                model = {"id": self.law.model, "object": "model", "created": 0, "owned_by": "truth"}
-                return whole(200, {"object": "list", "data": [model]})
+                card = {"object": "model", "created": 0, "owned_by": "truth"}
+                models = [{"id": name, **card} for name in (self.law.model, *self.law.adapters)]
+                return whole(200, {"object": "list", "data": models})
             case "GET", "/version":
                 return whole(200, {"version": "truth"})
             case "GET", "/healthz":

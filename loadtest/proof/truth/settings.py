@@ -109,6 +109,8 @@ class Law(_Part):
     """The whole file. A streamed answer's first chunk is due queue + ttft + edge after arrival, further ones a gap each."""
 
     model: str = "truth"
+    adapters: tuple[str, ...] = ()
+    """Further names at /v1/models, answered as the model is."""
     ttft: Distribution = Constant(s=0.1)
     """From the start in a slot to the first chunk: the prefill."""
     prompt_token_s: Seconds = 0.0

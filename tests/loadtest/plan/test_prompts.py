@@ -13,7 +13,8 @@ from loadtest.errors import UsageError
 from loadtest.plan.prompts import Record, prompts_digest, read_prompts
 from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.plan.schedule import make_schedule
-from loadtest.plan.workload import body_of, fingerprint
+from loadtest.plan.workload import answer_messages, body_of, fingerprint
+from loadtest.wire.sse import Parsed
 
 SHAREGPT = [
     {
@@ -135,7 +136,7 @@ def test_a_conversation_says_its_record_turn_by_turn_and_ends_with_it(tmp_path: 
             assert first.id not in later
         else:
             second = later[first.id]
-            assert body_of(made, second, model="m", before=[(first, "yes")])["messages"] == [
+            assert body_of(made, second, model="m", before=[(first, answer_messages(Parsed(content="yes")))])["messages"] == [
                 {"role": "user", "content": "one two"},
                 {"role": "assistant", "content": "yes"},
                 {"role": "user", "content": "three"},

@@ -30,6 +30,11 @@ def test_a_scenario_that_was_written_is_the_same_when_it_is_read_again(path: Pat
     assert make_schedule(again).sha256 == make_schedule(scenario).sha256
 
 
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_scenario_is_found_by_its_name_in_a_clone_too(path: Path) -> None:
+    assert not (Path(loadtest.__file__).parents[1] / path.stem).exists()  # a path of that name would be taken in its place
+
+
 LENGTHS = st.one_of(
     st.builds(Length, dist=st.just("constant"), mean=st.integers(1, 4096)),
     st.builds(Length, dist=st.just("uniform"), min=st.integers(1, 50), max=st.integers(50, 500)),
@@ -89,3 +94,64 @@ def test_conversations_that_cannot_be_held_are_refused(arrival: dict[str, Any], 
     asked = {"endpoint": "completions" if "prompt" in cls else "chat", "prompt": "text", "conversation": {}, **cls}
     with pytest.raises(UsageError, match=re.escape(problem)):
         parse_scenario({"name": "x", "arrival": arrival, "requests": [asked]})
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("cls", "problem"),
+    [
+        ({"modle": "x"}, "requests.0.modle: unknown key; did you mean model?"),
+        ({"model": ""}, "requests.0: model '' is no name; name a model of the target's /v1/models, or leave the key out"),
+        ({"extra_body": {"model": "x"}}, "requests.0: extra_body holds model ('x'); name it by the class's own key, model"),
+        ({"tool": TOOLS}, "requests.0.tool: unknown key; did you mean tools?"),
+        ({"tools": TOOLS[0]}, "requests.0.tools: must be a list: lines that begin with a dash (got {'type': 'function'"),
+        ({"tools": "f"}, "requests.0.tools: must be a list: lines that begin with a dash (got 'f')"),
+        ({"tools": ["f"]}, "requests.0.tools.0: must be a mapping of keys to values (got 'f')"),
+        (
+            {"tools": TOOLS, "endpoint": "completions"},
+            "requests.0: tools work with endpoint: chat, not completions; take endpoint: chat",
+        ),
+        ({"tool_choice": "auto"}, "requests.0: tool_choice 'auto' does nothing without tools; name them too, or leave it out"),
+        (
+            {"tools": TOOLS, "tool_choice": "always"},
+            "requests.0: tool_choice 'always' is none of auto, none, required and {type: function,",
+        ),
+        ({"tools": TOOLS, "tool_choice": ["f"]}, "requests.0: tool_choice ['f'] is none of auto, none, required and"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "requests.0: tool_choice 'required' needs ignore_eos: false"),
+        ({"response_format": "json"}, "requests.0.response_format: must be a mapping of keys to values (got 'json')"),
+        ({"response_format": {"type": "json_object"}}, "response_format {'type': 'json_object'} needs ignore_eos: false"),
+        (
+            {"response_format": {}, "endpoint": "generate"},
+            "response_format works with endpoint: chat and completions, not generate",
+        ),
+    ],
+)
+def test_what_no_model_could_be_asked_is_refused_with_the_way_out(cls: dict[str, Any], problem: str) -> None:
+    asked = {"endpoint": "chat", "prompt": "text", **cls}
+    with pytest.raises(UsageError) as caught:
+        parse_scenario({"name": "x", "arrival": {"law": "poisson", "rate": 1}, "requests": [asked]})
+    assert problem in str(caught.value)
+
+
+def test_a_model_that_no_class_asks_is_refused() -> None:
+    classes = [{"name": "a", "model": "one"}, {"name": "b", "model": "two"}]
+    values = {"name": "x", "arrival": {"law": "poisson", "rate": 1}, "requests": classes}
+    with pytest.raises(UsageError, match="model 'three' is asked by no class of requests: each names its own; leave it out"):
+        parse_scenario({**values, "model": "three"})
+    assert parse_scenario(values).models("served") == ["one", "two"]
+    assert parse_scenario({**values, "model": "three", "requests": [*classes, {}]}).models("three") == ["one", "two", "three"]
+
+
+def test_runs_that_named_their_model_in_extra_body_can_still_be_read() -> None:
+    values = {"name": "x", "arrival": {"law": "poisson", "rate": 1}, "requests": [{"extra_body": {"model": "x"}}]}
+    assert parse_scenario(values, context=RECORDED).requests[0].extra_body == {"model": "x"}
+
+
+def test_the_requests_that_the_documentation_shows_can_be_asked() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "loadtest.md").read_text()
+    blocks = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)]
+    shown = [{"name": "x", "arrival": {"law": "poisson", "rate": 1}, **block} for block in blocks if "requests" in block]
+    classes = [cls for values in shown for cls in parse_scenario(values).requests]
+    assert {cls.name for cls in classes} >= {"plain", "tuned", "agents", "records"}

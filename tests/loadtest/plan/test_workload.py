@@ -13,8 +13,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from loadtest.errors import UsageError
 from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.plan.schedule import make_schedule
-from loadtest.plan.workload import WORDS, body_of, fingerprint, path_of, splitmix64
+from loadtest.plan.workload import WORDS, answer_messages, body_of, fingerprint, path_of, splitmix64
 from loadtest.records import ScheduledRequest
+from loadtest.wire.sse import Call, Parsed
 
 TEXT = {"prompt": "text", "name": "a"}
 
@@ -49,6 +50,7 @@ def test_splitmix64_gives_the_published_numbers_of_seed_0() -> None:
 
 SAMPLING = {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True, "min_tokens": 5}
 STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,37 @@ STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_
             TEXT | {"ignore_eos": False, "temperature": 0.7, "extra_body": {"max_tokens": 1, "top_k": 3}},
             "/v1/completions",
             {"model": "m", "prompt": ..., "max_tokens": 1, "temperature": 0.7, "top_k": 3, **STREAM},
+        ),
+        ({"model": "tuned"}, "/v1/completions", {"model": "tuned", "prompt": ..., **SAMPLING, **STREAM}),
+        (
+            TEXT | {"endpoint": "generate", "model": "tuned"},
+            "/generate",
+            {"model": "tuned", "prompt": ..., **SAMPLING, "stream": True},
+        ),
+        (
+            TEXT | {"endpoint": "chat", "tools": [TOOL], "tool_choice": "auto", "extra_body": {"parallel_tool_calls": False}},
+            "/v1/chat/completions",
+            {
+                "model": "m",
+                "messages": ...,
+                "tools": [TOOL],
+                "tool_choice": "auto",
+                "parallel_tool_calls": False,
+                **SAMPLING,
+                **STREAM,
+            },
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "ignore_eos": False},
+            "/v1/completions",
+            {
+                "model": "m",
+                "prompt": ...,
+                "response_format": {"type": "json_object"},
+                "max_tokens": 5,
+                "temperature": 0.0,
+                **STREAM,
+            },
         ),
     ],
 )
@@ -164,8 +197,46 @@ def test_a_later_turn_is_sent_with_all_that_was_said_before_it() -> None:
     made = parse_scenario({"name": "test", "seed": 7, "arrival": arrival, "requests": [talk]})
     first, second = asked(0, tokens=3), ScheduledRequest(9, None, "a", 5, 6, after=0)
     begin = body_of(made, first, model="m")["messages"]
-    then = body_of(made, second, model="m", before=[(first, "an answer")])["messages"]
+    said = answer_messages(Parsed(text="thoughtsan answer", content="an answer"))
+    then = body_of(made, second, model="m", before=[(first, said)])["messages"]
     assert [m["role"] for m in then] == ["system", "user", "assistant", "user"]
     assert then[:2] == begin
-    assert then[2]["content"] == "an answer"
+    assert then[2] == {"role": "assistant", "content": "an answer"}
     assert [len(m["content"].split()) for m in then] == [4, 3, 2, 5]
+
+
+def test_calls_are_sent_back_as_calls_and_each_has_a_result() -> None:
+    calls = [Call("c1", "get_weather", '{"city": "Paris"}'), Call("c2", "now", "")]
+    assert answer_messages(Parsed(text="not this", content="", calls=calls)) == [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}},
+                {"id": "c2", "type": "function", "function": {"name": "now", "arguments": ""}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": '{"result": "ok"}'},
+        {"role": "tool", "tool_call_id": "c2", "content": '{"result": "ok"}'},
+    ]
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Par', "Paris", "[1]", "[" * 5000])
+def test_a_call_that_no_client_could_run_is_left_out(arguments: str) -> None:
+    cut, whole = Call("c1", "f", arguments), Call("c2", "g", "{}")
+    assert answer_messages(Parsed(content="so far", calls=[cut])) == [{"role": "assistant", "content": "so far"}]
+    assert [m.get("tool_call_id") for m in answer_messages(Parsed(calls=[cut, whole]))] == [None, "c2"]
+
+
+def test_the_recorded_turns_of_a_conversation_have_the_calls_between_them(tmp_path: Path) -> None:
+    (tmp_path / "talk.jsonl").write_text(
+        json.dumps({"messages": [{"role": "user", "content": text} for text in ("one", "two")]}) + "\n"
+    )
+    talk = {**TEXT, "endpoint": "chat", "prompts": "talk.jsonl", "tools": [TOOL], "conversation": {}}
+    values = {"name": "test", "arrival": {"law": "poisson", "rate": 1}, "requests": [talk]}
+    made = parse_scenario(values, folder=tmp_path)
+    said = answer_messages(Parsed(calls=[Call("c1", "get_weather", "{}")]))
+    second = ScheduledRequest(9, None, "a", 5, 6, after=0)
+    messages = body_of(made, second, model="m", before=[(asked(0), said)])["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "user"]
+    assert [m["content"] for m in messages if m["role"] == "user"] == ["one", "two"]

@@ -207,6 +207,32 @@ def test_states_and_rates_of_the_page_are_those_of_the_rows(run: Path) -> None:
     assert per_second["requests offered"] == pytest.approx(len(rows) / 18, rel=0.0005)
 
 
+def test_the_classes_of_the_page_are_those_of_the_rows(tmp_path: Path) -> None:
+    classes: list[dict[str, Any]] = [
+        {"name": "plain", "weight": 3},
+        {"name": "special", "model": "tuned", "tools": [{"type": "function"}]},
+        {"name": "rare"},
+    ]
+    classes = [{**cls, "endpoint": "chat", "prompt": "text"} for cls in classes]
+    run = write_run(tmp_path / "run", rate=20, scenario={**SHORT, "requests": classes})
+    page = Page(write_report(run))
+    named = {line["id"]: line["cls"] for line in map(json.loads, (run / "schedule.jsonl").read_text().splitlines())}
+    asks = {"plain": "opt-125m", "special": "tuned", "rare": "opt-125m"}
+    table = page.table("class", "model")
+    assert [(row[0], row[1]) for row in table] == list(asks.items())
+    for cls, _, prompt, p50, _, num, failed in table:
+        rows = [row for row in rows_of(run) if named[row["id"]] == cls]
+        waits = sorted(values_of(rows, "TTFT"))
+        assert (int(num), int(failed)) == (len(rows), sum(row["state"] != "ok" for row in rows))
+        told = [row["prompt_tokens"] for row in rows if "prompt_tokens" in row]
+        assert float(prompt) == pytest.approx(sum(told) / len(told), abs=0.51)
+        assert in_seconds(p50) == pytest.approx(waits[math.ceil(len(waits) / 2) - 1], rel=0.01)
+    words = " ".join(page.words)
+    assert "opt-125m, tuned at http://127.0.0.1:8000" in words
+    assert "tools (1, tool_choice auto)" in words
+    assert "model tuned" in words
+
+
 def test_a_report_made_twice_is_the_same_to_the_byte(run: Path) -> None:
     made = [run / "report.html", run / "summary.json", run / "autoscale.json", *sorted((run / "figures").iterdir())]
     before = {path: path.read_bytes() for path in made}

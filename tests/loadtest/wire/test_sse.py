@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.wire.sse import BodyParser, Form, Parsed, error_message
+from loadtest.wire.sse import BodyParser, Call, Form, Parsed, error_message
 
 DONE = b"data: [DONE]\n\n"
 
@@ -122,6 +122,32 @@ def test_reasoning_content_and_tool_calls_are_generated_and_roles_are_not() -> N
     assert parsed.chunks == [(1.0, 1), (2.0, 1), (3.0, 1), (4.0, 1), (5.0, 1)]
     assert (parsed.text, parsed.first_s, parsed.finish_reason) == ('thinkinganswerf{"x":1}', 1.0, "tool_calls")
     assert (parsed.output_tokens, parsed.server_id) == (9, "chat-1")
+
+
+def test_what_a_client_sends_back_is_the_content_and_the_calls_each_joined_from_its_pieces() -> None:
+    first = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x"'}}
+    second = {"index": 1, "id": "c2", "type": "function", "function": {"name": "g", "arguments": ""}}
+    again = {"index": 0, "id": "c9", "function": {"name": "f", "arguments": ": 1}"}}  # as some servers go on with a call
+    deltas: list[dict[str, Any]] = [{"reasoning": "think"}, {"content": "an "}, {"content": "answer"}, {"tool_calls": [first]}]
+    deltas += [{"tool_calls": [second, again]}, {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]}]
+    parsed = parse_stream([(1.0, b"".join(chat(delta) for delta in deltas) + chat({}, finish="tool_calls") + DONE)])
+    assert (parsed.content, parsed.calls) == ("an answer", [Call("c1", "f", '{"x": 1}'), Call("c2", "g", "{}")])
+
+
+def test_the_first_piece_of_a_call_is_a_first_token() -> None:
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    more = {"index": 0, "function": {"arguments": "{}"}}
+    deltas: list[dict[str, Any]] = [{"role": "assistant"}, {"tool_calls": [call]}, {"tool_calls": [more]}]
+    parsed = parse_stream([*((float(i), chat(delta)) for i, delta in enumerate(deltas, 1)), (4.0, DONE)])
+    assert (parsed.first_s, parsed.chunks, parsed.content) == (2.0, [(2.0, 1), (3.0, 1)], "")
+
+
+def test_calls_of_a_whole_body_have_no_index_and_are_as_many_as_they_are() -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}).encode()
+    parsed = parse_stream([(1.0, body)], form="whole")
+    assert (parsed.content, parsed.calls) == ("", [Call("a", "a", "{}"), Call("b", "b", "{}")])
 
 
 def test_tokens_whose_text_is_held_back_count_at_the_first_payload_and_later_where_they_came() -> None:

@@ -29,10 +29,10 @@ MODELS = page({"object": "list", "data": [{"id": "tiny"}, {"id": "big"}]})
 NO_PAGE = page({"detail": "Not Found"}, "404 Not Found")
 
 
-def preflight_of(*pages: Script, model: str = "") -> tuple[str, dict[str, Any]]:
+def preflight_of(*pages: Script, model: str = "", **named: str) -> tuple[str, dict[str, Any]]:
     server = Server(*pages)
     try:
-        return preflight(Target(server.url), model)
+        return preflight(Target(server.url), model, named)
     finally:
         server.join()
 
@@ -75,3 +75,19 @@ def test_serve_app_says_whether_its_engines_are_simulated() -> None:
     assert preflight_of(MODELS, page(ours))[1]["simulated"] == ""
     said = {**ours, "simulated": {"tiny": "a10g-llama-8b, time_scale 1"}}
     assert preflight_of(MODELS, page(said))[1]["simulated"] == "a10g-llama-8b, time_scale 1"
+
+
+def test_models_of_classes_must_be_served_too_and_the_key_that_names_one_is_in_the_message() -> None:
+    assert preflight_of(MODELS, NO_PAGE, special="big")[0] == "tiny"
+    with pytest.raises(UsageError, match=r"special: 'large' is not served at .*; it serves tiny, big"):
+        preflight_of(MODELS, special="large")
+    note = preflight_of(NO_PAGE, NO_PAGE, model="mine", special="big", same="mine")[1]["note"]
+    assert note.endswith("answers 404: nobody checked that model 'big', 'mine' is served")
+
+
+def test_an_adapter_is_as_simulated_as_its_base_model() -> None:
+    models = page({"data": [{"id": "real", "parent": None}, {"id": "tiny"}, {"id": "tuned", "parent": "tiny"}]})
+    said = page({"version": "0.32.0", "serve_app": "0.1.0", "simulated": {"tiny": "a10g"}})
+    assert preflight_of(models, said, model="real")[1]["simulated"] == ""
+    assert preflight_of(models, said, model="tuned")[1]["simulated"] == "a10g"
+    assert preflight_of(models, said, model="real", special="tuned", other="tiny")[1]["simulated"] == "a10g"
