@@ -106,7 +106,7 @@ def test_longer_prompts_are_more_work_within_five_seconds() -> None:
 
 
 @HEADROOMS
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 1000), replicas=st.sampled_from([2.5, 5.0, 12.0, 40.0]))
 def test_a_constant_load_changes_the_number_twice_in_half_an_hour_at_most(headroom: float, seed: int, replicas: float) -> None:
     plant = QueuePlant(replace(RULE, headroom=headroom), running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
