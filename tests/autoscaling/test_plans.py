@@ -1,5 +1,6 @@
 """Plans over a plant with a queue: what steps, long starts, trickles and longer prompts cost in replicas and in late first tokens."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,28 +14,45 @@ from tests.autoscaling.plant import ANSWER, PROMPT, RULE, TIMES, WORK_S
 from tests.autoscaling.queue_plant import QueuePlant, rate_of, with_headroom
 
 FLEETS = st.sampled_from([3, 8, 65, 606])
+HEADROOMS = pytest.mark.parametrize("headroom", [0.0, Rule(slo=RULE.slo).headroom])
 
 
-def steady(num_replicas: int, *, cold_start_s: float = 40.0, told_s: float | None = None, seed: int = 1) -> QueuePlant:
+def steady(
+    num_replicas: int, *, cold_start_s: float = 40.0, told_s: float | None = None, seed: int = 1, headroom: float = 0.0
+) -> QueuePlant:
     """Return a plant that has been under an even load for a while."""
-    plant = QueuePlant(running=num_replicas, maximum=10_000, cold_start_s=cold_start_s, told_s=told_s, seed=seed)
+    rule = replace(RULE, headroom=headroom)
+    plant = QueuePlant(rule, running=num_replicas, maximum=10_000, cold_start_s=cold_start_s, told_s=told_s, seed=seed)
     plant.run(rate_of(num_replicas), 300)
     return plant
 
 
-@settings(max_examples=8, deadline=None)
-@given(FLEETS, st.floats(1.2, 2.5), st.sampled_from([(40.0, None), (120.0, None), (300.0, 40.0)]), st.integers(0, 1000))
-def test_a_step_orders_a_third_more_than_it_needs_and_a_few_at_most(
-    fleet: int, factor: float, starts: tuple[float, float | None], seed: int
+@HEADROOMS
+@settings(max_examples=6, deadline=None)
+@given(
+    fleet=FLEETS,
+    factor=st.floats(1.2, 2.5),
+    starts=st.sampled_from([(40.0, None), (120.0, None), (300.0, 40.0)]),
+    seed=st.integers(0, 1000),
+)
+def test_a_step_orders_a_fifth_more_than_it_needs_and_a_few_at_most(
+    headroom: float, fleet: int, factor: float, starts: tuple[float, float | None], seed: int
 ) -> None:
-    """Also where starts take 300 s and 40 s are believed. Each second of the queue counts once, and what is on its way counts."""
-    plant = steady(fleet, cold_start_s=starts[0], told_s=starts[1], seed=seed)
+    """Also where starts take 300 s and 40 s are believed. Each second of the queue counts once, and what is on its way counts.
+
+    The queue rule allows 1.2 n + 1.5 √n + 1 for the demand of the moment, n; chance makes that demand larger for a moment. With room for
+    steps the load begins with more replicas, and less is ordered beyond demand and room.
+    """
+    plant = steady(fleet, cold_start_s=starts[0], told_s=starts[1], seed=seed, headroom=headroom)
     rate = factor * rate_of(fleet)
     wanted = plant.run(rate, int(starts[0]) + 100)
     work_s = plant.decisions[-1].inputs["demand"]
     needed = max(d.alternatives["demand"] for d in plant.decisions[-50:])
+    room = max(d.alternatives.get("headroom", 0) for d in plant.decisions[-50:])
     assert work_s == pytest.approx(rate * WORK_S, rel=0.1)
-    assert max(wanted) <= 1.35 * needed + 1.5 * needed**0.5 + 1
+    assert max(wanted) <= 1.3 * needed + 1.5 * needed**0.5 + 1
+    assert max(wanted) <= 1.2 * needed + 2.0 * needed**0.5 + 1
+    assert not headroom or max(wanted) <= 1.3 * max(needed, room) + 1
 
 
 @settings(max_examples=6, deadline=None)
@@ -87,10 +105,11 @@ def test_longer_prompts_are_more_work_within_five_seconds() -> None:
     assert plant.decisions[-1].inputs["demand"] >= 1.8 * before
 
 
-@settings(max_examples=5, deadline=None)
-@given(st.integers(0, 1000), st.sampled_from([2.5, 5.0, 12.0, 40.0]))
-def test_a_constant_load_changes_the_number_twice_in_half_an_hour_at_most(seed: int, replicas: float) -> None:
-    plant = QueuePlant(running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
+@HEADROOMS
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 1000), replicas=st.sampled_from([2.5, 5.0, 12.0, 40.0]))
+def test_a_constant_load_changes_the_number_twice_in_half_an_hour_at_most(headroom: float, seed: int, replicas: float) -> None:
+    plant = QueuePlant(replace(RULE, headroom=headroom), running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
     plant.run(rate_of(replicas), 600)
     wanted = plant.run(rate_of(replicas), 1800)
     assert sum(a != b for a, b in pairwise(wanted)) <= 2
