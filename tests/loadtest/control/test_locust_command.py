@@ -28,7 +28,7 @@ def test_a_run_time_is_refused_because_the_scenario_says_how_long(tmp_path: Path
     ("options", "said"),
     [
         ([], "--scenario: is missing: name a file, or a scenario that comes with the kit"),
-        (["--scenario", "absent"], "absent: is no file, and no scenario of the package: burst, chat-qps-1"),
+        (["--scenario", "absent"], "absent: is no file, and no scenario of the package: agents, burst, chat-qps-1"),
         (["--scenario", "laptop"], "Connection refused"),  # it was found: the target is asked next
     ],
 )
