@@ -78,7 +78,7 @@ class Load:
     silent_replica_share: float = 0.0
     """Of the model's replicas, 0..1. ``steps`` and ``busy_s`` are those of the others."""
     is_partial: bool = False
-    """Whether replicas drain, whose steps nobody reports, or an ingress, whose streams nobody reports."""
+    """Whether a replica or an ingress drains: it still works on requests, and nobody reports its steps or its tokens."""
 
     @property
     def fits_together(self) -> bool:
