@@ -278,6 +278,10 @@ class Capacity:
             count += max(1, count // 200)  # of a thousand replicas, one in two hundred more costs nothing
         return count
 
+    def replicas_with_room(self, demand: float, headroom: float) -> int:
+        """Return the replicas whose batches are full when the demand has risen by ``headroom``; 0 where no room is asked for."""
+        return math.ceil(demand * (1 + headroom) / self.saturation()) if headroom else 0
+
     def _idle_requests(self) -> float:
         """Return r: requests whose work fits into the fixed part of a step, and one."""
         return self.times.step_s / self._work_per_output_token() + 1.0

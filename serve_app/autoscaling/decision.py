@@ -6,8 +6,9 @@ in the last two cold starts (`needs.py`).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 from serve_app.autoscaling.capacity import LEAST_BATCH, RETURN_BATCH, Capacity, Mix, Slo, StepCosts
 from serve_app.autoscaling.deadlines import Lines
@@ -26,6 +27,9 @@ A queue ends, and what was asked for stays for two cold starts. A few more cost 
 CHANCE = 1.5
 """While the measured demand lies within so many of its standard deviations of what the replicas that there are can carry, there is no
 reason for another number of them."""
+ROOM_CHANCE = 3.0
+"""Room for a step is asked for whatever the demand may be by chance, and stays until it is not needed even with so many standard
+deviations added. With `CHANCE` both ways, a fleet of one or two often lacked it."""
 LEAST_CHANCE, MOST_CHANCE = 0.05, 0.5
 """A demand is taken to be off by a twentieth at least and by a half at most, however many requests were seen. At least: step costs are
 never exact. A large fleet that trusted its demand more would stand so near its limit that a step of the load costs more than it saved."""
@@ -291,20 +295,18 @@ class ModelAutoscaler:
     ) -> tuple[dict[str, int], int]:
         """Return what the demand, room for a step and growth ask for, and the fewest that carry what demand there may be."""
         demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
-        chance = min(MOST_CHANCE, max(LEAST_CHANCE, CHANCE * error))
-        rules: dict[str, Callable[[float], int]] = {"demand": lambda work: capacity.replicas_for(work, self._factor(capacity))}
-        if self.rule.headroom:
-            rules["headroom"] = lambda work: math.ceil(work * (1 + self.rule.headroom) / capacity.saturation())
-        asked = {}
-        for name, replicas_for in rules.items():
-            needed = replicas_for(demand)
-            # What may be chance is no reason for more replicas than there are, unless a short window says that the load rose.
-            is_chance = come.is_even and max(needed, 1) > seen.target >= replicas_for(demand * (1 - chance))
-            asked[name] = seen.target if is_chance else needed
-        if not come.is_even:
-            asked.pop("headroom", None)  # room for the next step is asked for once this one is over
-        asked["growth"] = rules["demand"](demand + of["growth"]) if of["growth"] else 0
-        return asked, max(replicas_for(demand * (1 + chance)) for replicas_for in rules.values())
+        chance, room_chance = (min(MOST_CHANCE, max(LEAST_CHANCE, deviations * error)) for deviations in (CHANCE, ROOM_CHANCE))
+        alone = partial(capacity.replicas_for, factor=self._factor(capacity))
+        with_room = partial(capacity.replicas_with_room, headroom=self.rule.headroom)
+        needed = alone(demand)
+        # What may be chance is no reason for more replicas than there are, unless a short window says that the load rose.
+        is_chance = come.is_even and max(needed, 1) > seen.target >= alone(demand * (1 - chance))
+        asked = {
+            "demand": seen.target if is_chance else needed,
+            "headroom": with_room(demand) if come.is_even else 0,  # room for the next step is asked for once this one is over
+            "growth": alone(demand + of["growth"]) if of["growth"] else 0,
+        }
+        return asked, max(alone(demand * (1 + chance)), with_room(demand * (1 + room_chance)))
 
     def _quantities(self, seen: Observation, at: float, capacity: Capacity, come: Arrivals) -> dict[str, float]:
         """Return what the rules are applied to, by the names that a decision's inputs have."""
