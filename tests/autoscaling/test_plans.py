@@ -75,9 +75,11 @@ def test_with_headroom_a_step_within_it_makes_nothing_late(fleet: int) -> None:
     assert 1.1 * plain <= before <= 1.4 * plain, "the price"
 
 
-@pytest.mark.parametrize("fleet", [1.0, 1.05, 2.1, 3, 8, 65, 606])
+@pytest.mark.parametrize("fleet", [0.97, 1.0, 1.97, 3, 8, 65, 606])
 def test_with_the_default_headroom_a_step_by_half_keeps_99_percent_of_five_minutes_in_time(fleet: float) -> None:
-    plant = with_headroom(QueuePlant(running=math.ceil(fleet), maximum=10_000, cold_start_s=40.0), Rule(slo=RULE.slo).headroom)
+    """Also where chance hides a part of the load, as it does before the step in fleets of one and two with this seed."""
+    start = QueuePlant(running=math.ceil(fleet), maximum=10_000, cold_start_s=40.0, seed=3)
+    plant = with_headroom(start, Rule(slo=RULE.slo).headroom)
     plant.run(rate_of(fleet), 300)
     plant.run(rate_of(fleet), 120)
     before_late, before = plant.late, plant.came
