@@ -4,7 +4,8 @@
     python -m benchmarks.autoscaling --scenarios diurnal one of them
     python -m benchmarks.autoscaling --policies serve-app oracle planner
                                                          those whose labels begin so, the two first among them: without the tuned one
-    python -m benchmarks.autoscaling --replicas 1000     short steps to what needs about so many replicas, one seed (10 CPU minutes)
+    python -m benchmarks.autoscaling --times 16          with 16 times the requests: fleets of 16 times as many replicas
+    python -m benchmarks.autoscaling --replicas 1000     short steps to what needs about so many replicas, one seed (15 CPU minutes)
     python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-starts 34 15
                                                          a live run of `serve-app-loadtest` again, in simulated time
 
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -50,6 +51,8 @@ SEEDS = (1, 2, 3, 4)
 MAX_ANSWER = 1500
 FAR_OFF: dict[str, Callable[[], Scaling]] = {"Ray Serve, target 2": RequestCount, "KEDA, waiting > 5": Keda}
 TARGETS = (16, 24, 32, 48)
+RATES = ("rate", "to_rate", "peak_rate")
+"""Fields of laws that are requests per second."""
 STEP_TARGETS = (24, 32)
 """Those that are best on the steps of `SCENARIOS`."""
 DOWN_DELAYS_S = (60.0, 120.0, 300.0)
@@ -65,7 +68,7 @@ class Scenario:
     initial: int
     maximum: int = 1000
     is_short: bool = False
-    """Of so many replicas that few policies are compared."""
+    """Of so many requests that few policies are compared."""
 
     def rate_at(self, t: float) -> float:
         """Return the law's requests per second, its mean where the law is of gaps."""
@@ -100,6 +103,20 @@ SCENARIOS = {
 }
 
 
+def scaled(scenario: Scenario, times: float) -> Scenario:
+    """Return the scenario with so many times the requests, and as many times the replicas at its start."""
+    law = scenario.arrival
+    rates = {name: times * getattr(law, name) for name in RATES if hasattr(law, name)}
+    return replace(
+        scenario,
+        name=f"{scenario.name}, {times:g} times",
+        arrival=law.model_copy(update=rates),
+        initial=max(1, round(times * scenario.initial)),
+        maximum=math.ceil(times * scenario.maximum),
+        is_short=times > 1,
+    )
+
+
 def hardware() -> Hardware:
     profile = PROFILES[PROFILE]
     # vLLM's defaults for an API server on this device.
@@ -122,8 +139,8 @@ def short_steps(replicas: int, per_replica: float) -> list[Scenario]:
     return [
         Scenario(
             f"x{factor:g} to {replicas} replicas",
-            Step(law="step", rate=rate / factor, to_rate=rate, at_s=60),
-            180,
+            Step(law="step", rate=rate / factor, to_rate=rate, at_s=120),
+            240,
             initial=math.ceil(replicas / factor),
             maximum=2 * replicas,
             is_short=True,
@@ -208,12 +225,13 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help="of arrivals and lengths")
     parser.add_argument("--policies", nargs="+", default=[""], help="beginnings of labels")
     which.add_argument("--replicas", type=int, help="instead: short steps to what needs about so many")
+    parser.add_argument("--times", type=float, help="the scenarios with so many times the requests; above 1 with few policies")
     which.add_argument("--live", type=Path, help="folder of a load test of a fleet that was scaled")
     parser.add_argument("--bounds", type=int, nargs=2, metavar=("MIN", "MAX"), help="replicas of the live fleet")
     parser.add_argument(
         "--cold-starts", type=float, nargs="+", help="seconds that the live fleet's replicas took, in their order"
     )
-    parser.add_argument("--out", type=Path, help="default: results/autoscaling, or results/autoscaling-REPLICAS")
+    parser.add_argument("--out", type=Path, help="default: results/autoscaling, with -REPLICAS or -TIMES-times")
     parser.add_argument("--figures", type=Path, help="also copy the PNG there, as scaling-SCENARIO.png")
     options = parser.parse_args()
     if options.live:
@@ -223,9 +241,12 @@ def main() -> None:
         return
     per_replica = rate_per_replica()
     chosen = [SCENARIOS[name] for name in options.scenarios]
+    if options.times:
+        chosen = [scaled(scenario, options.times) for scenario in chosen]
     scenarios = short_steps(options.replicas, per_replica) if options.replicas else chosen
     seeds = options.seeds or (SEEDS[:1] if options.replicas else SEEDS)
-    out = options.out or Path("results", f"autoscaling-{options.replicas}" if options.replicas else "autoscaling")
+    kind = f"-{options.replicas}" if options.replicas else f"-{options.times:g}-times" if options.times else ""
+    out = options.out or Path("results", f"autoscaling{kind}")
     results = run_all(scenarios, per_replica, seeds, tuple(options.policies))
     compare(scenarios, per_replica, results, seeds, out, options.figures)
 
@@ -281,7 +302,7 @@ def compare(
         best = tuned(summaries(rows, name))
         labels = ["serve-app", "oracle", *([best.policy] if best else [])]
         lines = {label: shown[label] for label in labels if label in shown}
-        path = out / f"scaling-{name.replace(' ', '-')}.png"
+        path = out / f"scaling-{name.replace(',', '').replace(' ', '-')}.png"
         draw(path, name, lines, per_replica)
         if figures:
             (figures / path.name).write_bytes(path.read_bytes())

@@ -3,6 +3,7 @@
     python -m benchmarks.scaling_cases                 all cases, a few CPU minutes
     python -m benchmarks.scaling_cases trickle lengths those whose names begin so
     python -m benchmarks.scaling_cases --headroom 0    with other room for steps than the default
+    python -m benchmarks.scaling_cases --sides         beside the other policies, the first seed: a table of shares in time and costs
 
 ``most / needed`` is the money: the most replicas wanted after the change of the load, over those that its last rate needs by the
 highest rate at which one replica keeps the limit (`benchmarks/autoscaling.py`). ``in time`` is the latency: the share of all first tokens
@@ -15,13 +16,14 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
-from benchmarks.autoscaling import MAX_ANSWER, PROFILE, SLO, hardware
+from benchmarks.autoscaling import FAR_OFF, MAX_ANSWER, PROFILE, SLO, TARGETS, hardware
 from benchmarks.scaling_bound import least_replica_s
-from benchmarks.scaling_policies import Ours, Restarted, Silent
-from benchmarks.scaling_tables import Mean
+from benchmarks.scaling_policies import Ours, Planner, RequestCount, Restarted, Silent
+from benchmarks.scaling_tables import ATTAINMENT, COUNT, Mean
 from serve_app.autoscaling.decision import Rule
-from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
+from serve_app.autoscaling.simulated_fleet import Scaling, SimulatedFleet, World
 from serve_app.autoscaling.simulated_replica import Job
 from serve_app.simulated.profiles import PROFILES
 
@@ -222,14 +224,24 @@ def _policy(case: Case, headroom: float | None) -> Ours:
     return Ours(rule) if case.away is None else Restarted(rule, case.away, keeps=case.keeps)
 
 
-def row_of(case: Case, seed: int, headroom: float | None) -> list[float]:
+def _sides() -> dict[str, Callable[[], Scaling]]:
+    """Return label -> policy, of those that know nothing of members and restarts; the request counts by their targets."""
+    found: dict[str, Callable[[], Scaling]] = {"planner": partial(Planner, hardware=hardware(), slo=SLO)} | FAR_OFF
+    for target in TARGETS:
+        found[f"{COUNT} {target}"] = partial(
+            RequestCount, target=target, look_back_s=10.0, up_delay_s=0.0, down_delay_s=60.0, report_s=1.0
+        )
+    return found
+
+
+def row_of(case: Case, seed: int, policy: Scaling) -> list[float]:
     """Return most / needed, the share in time, replica-seconds, changes after the load's, seconds to the first of them, and the bound.
 
     The bound is the fewest replica-seconds with which any policy serves the same requests (`scaling_bound.py`).
     """
     machine = replace(hardware(), cached_share=case.cached_share)
     world = World(hardware=machine, initial=case.initial, maximum=4000, cold_starts_s=case.cold_starts_s, ttft_s=SLO.ttft_s)
-    outcome = SimulatedFleet(world).run(jobs_of(case, seed), case.duration_s, _policy(case, headroom))
+    outcome = SimulatedFleet(world).run(jobs_of(case, seed), case.duration_s, policy)
     after = [change for change in outcome.changes if change.at >= case.changes_at]
     most = max(wanted for at, wanted, _, _ in outcome.timeline if at >= case.changes_at)
     ups = [change.at - case.changes_at for change in after if change.after > change.before]
@@ -239,7 +251,43 @@ def row_of(case: Case, seed: int, headroom: float | None) -> list[float]:
 
 
 def _task(task: tuple[int, int, float | None]) -> list[float]:
-    return row_of(CASES[task[0]], *task[1:])
+    number, seed, headroom = task
+    return row_of(CASES[number], seed, _policy(CASES[number], headroom))
+
+
+def _side(task: tuple[int, int, str]) -> list[float]:
+    number, seed, label = task
+    return row_of(CASES[number], seed, _sides()[label]() if label else _policy(CASES[number], None))
+
+
+def sides_line(case: Case, found: dict[str, list[float]]) -> str:
+    """Return the row of one case: of each policy the share in time and the replica-seconds over the bound.
+
+    Of the request counts the cheapest stands there of those that are as good as ours or than `ATTAINMENT`, else the best.
+
+    Args:
+        case: Whose row it is.
+        found: Label -> what `row_of` returned; ours is without a label.
+    """
+    counts = [(row, label) for label, row in found.items() if label.startswith(COUNT)]
+    good = [(row, label) for row, label in counts if row[1] >= min(found[""][1], ATTAINMENT)]
+    best, label = min(good, key=lambda pair: pair[0][2]) if good else max(counts, key=lambda pair: pair[0][1])
+    shown = [row for name, row in found.items() if not name.startswith(COUNT)]
+    cells = [f"{row[1]:.1%}, {row[2] / row[5]:.2f}" for row in (*shown, best)]
+    return f"| {case.name} | {' | '.join(cells)} ({label.removeprefix(COUNT).strip()}) |"
+
+
+def _beside_sides(chosen: list[int], seed: int) -> None:
+    """Print the table of all policies on the cases that any of them can meet; of 1,000 replicas Ray Serve's would make 20,000."""
+    chosen = [i for i in chosen if not CASES[i].silent_share and CASES[i].away is None and CASES[i].initial < 500]
+    labels = ["", *_sides()]
+    names = [label or "serve-app" for label in labels if not label.startswith(COUNT)]
+    print(f"| case (simulated), in time, x bound | {' | '.join(names)} | {COUNT}, the best of {len(TARGETS)} (target) |")
+    print("|---" * (len(names) + 2) + "|", flush=True)
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        found = pool.map(_side, [(i, seed, label) for i in chosen for label in labels])
+        for i in chosen:
+            print(sides_line(CASES[i], {label: next(found) for label in labels}), flush=True)
 
 
 def line(case: Case, rows: list[list[float]]) -> str:
@@ -258,8 +306,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="beginnings of names of cases; all without")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--headroom", type=float, help="in place of the default")
+    parser.add_argument("--sides", action="store_true", help="the other policies, too, with the first seed")
     options = parser.parse_args()
     chosen = [i for i, case in enumerate(CASES) if case.name.startswith(tuple(options.names) or "")]
+    if options.sides:
+        _beside_sides(chosen, options.seeds[0])
+        return
     print("| case (simulated) | needed | most / needed, worst | in time, worst | replica-s | x bound | changes | first order |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     with ProcessPoolExecutor(max_workers=2) as pool:
