@@ -98,18 +98,6 @@ CASES = [
         for n in (1, 8, 10, 65)
         for factor in (1.5, 2.0)
     ),
-    *(
-        # Shorter, as a second has up to 4,100 requests.
-        Case(
-            name=f"short step x{factor:g} to 1,000 replicas",
-            rate=step(1000 * 4.1 / factor, 1000 * 4.1, 120),
-            duration_s=200,
-            initial=math.ceil(1000 / factor),
-            needed=_needed(1000 * 4.1),
-            changes_at=120,
-        )
-        for factor in (1.5, 2.0)
-    ),
     Case(
         name="start of 300 s, 40 s believed, 12 to 24/s",
         rate=step(12, 24, 600),
@@ -278,8 +266,8 @@ def sides_line(case: Case, found: dict[str, list[float]]) -> str:
 
 
 def _beside_sides(chosen: list[int], seed: int) -> None:
-    """Print the table of all policies on the cases that any of them can meet; of 1,000 replicas Ray Serve's would make 20,000."""
-    chosen = [i for i in chosen if not CASES[i].silent_share and CASES[i].away is None and CASES[i].initial < 500]
+    """Print the table of all policies on the cases that any of them can meet."""
+    chosen = [i for i in chosen if not CASES[i].silent_share and CASES[i].away is None]
     labels = ["", *_sides()]
     names = [label or "serve-app" for label in labels if not label.startswith(COUNT)]
     print(f"| case (simulated), in time, x bound | {' | '.join(names)} | {COUNT}, the best of {len(TARGETS)} (target) |")
