@@ -70,8 +70,8 @@ class ScalingSettings(Bounds):
     """Share of the load that would just keep both limits at which the autoscaler wants one more replica. Lower: more headroom."""
     headroom: Real = Field(default=0.4, ge=0, le=10)
     """By what share an even load may rise at once before replicas are full. 0.4: after a step to 1.5 times the load of several replicas
-    95 % of first tokens stay in time, for up to a quarter more of them. 0: what the limits leave, which makes first tokens late for about
-    a cold start."""
+    99 % of first tokens stay in time, for up to a quarter more of them, and two replicas stand where one would do. 0: what the limits
+    leave, which makes first tokens late for about a cold start."""
     schedule: tuple[ScheduledBounds, ...] = ()
     """Windows of the week with other bounds, all between min and max."""
     priority: Int = 0
