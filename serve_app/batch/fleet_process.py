@@ -206,6 +206,7 @@ def _end_with(parent: int) -> Callable[[], None]:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def ask_for_a_signal() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a script's background job ignores it, and `stop` needs it
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it ended before the request
             os._exit(1)

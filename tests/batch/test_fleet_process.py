@@ -1,5 +1,6 @@
 """The configuration of a fleet that is started for one job."""
 
+import signal
 import sys
 import threading
 from functools import partial
@@ -38,6 +39,22 @@ def test_a_fleet_on_a_cluster_whose_ingress_is_on_another_machine_says_so(monkey
         fleet.__enter__()
     assert fleet._words().startswith("['--address', 'head:6379']")
     assert fleet.pid == 0
+
+
+def test_the_fleet_of_a_command_that_ignores_ctrl_c_hears_its_end() -> None:
+    """As commands do that a script starts in the background."""
+    configuration = {"models": {"a": {"model": "some/model"}}}
+    fleet = FleetProcess(configuration, command=(sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        fleet.start()
+        wait_until(lambda: "up" in fleet._words(), limit_s=60.0, what="up")
+        child = fleet._process
+        fleet.stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert child is not None
+    assert child.returncode == -signal.SIGINT
 
 
 def test_a_start_tells_what_its_child_says_of_it_and_a_failure_ends_it(tmp_path: Path) -> None:
