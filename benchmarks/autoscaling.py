@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.scaling_bound import least_replica_s
 from benchmarks.scaling_figures import Timeline
-from benchmarks.scaling_policies import Fixed, Keda, Oracle, Ours, Planner, RequestCount
+from benchmarks.scaling_policies import Fixed, Keda, Oracle, Ours, Planner, RequestCount, request_count
 from benchmarks.scaling_tables import ATTAINMENT, COUNT, Row, summaries, table, tuned
 from loadtest.judge.analysis import summary_of
 from loadtest.judge.metrics import read_records
@@ -51,8 +51,6 @@ SEEDS = (1, 2, 3, 4)
 MAX_ANSWER = 1500
 FAR_OFF: dict[str, Callable[[], Scaling]] = {"Ray Serve, target 2": RequestCount, "KEDA, waiting > 5": Keda}
 TARGETS = (16, 24, 32, 48)
-RATES = ("rate", "to_rate", "peak_rate")
-"""Fields of laws that are requests per second."""
 STEP_TARGETS = (24, 32)
 """Those that are best on the steps of `SCENARIOS`."""
 DOWN_DELAYS_S = (60.0, 120.0, 300.0)
@@ -67,7 +65,7 @@ class Scenario:
     duration_s: float
     initial: int
     maximum: int = 1000
-    is_short: bool = False
+    is_large: bool = False
     """Of so many requests that few policies are compared."""
 
     def rate_at(self, t: float) -> float:
@@ -104,16 +102,19 @@ SCENARIOS = {
 
 
 def scaled(scenario: Scenario, times: float) -> Scenario:
-    """Return the scenario with so many times the requests, and as many times the replicas at its start."""
+    """Return the scenario with so many times the requests, and as many times the replicas at its start.
+
+    Gamma gaps keep their variation: many times the requests of one bursty client, not many such clients.
+    """
     law = scenario.arrival
-    rates = {name: times * getattr(law, name) for name in RATES if hasattr(law, name)}
+    rates = {name: times * value for name, value in law if name.endswith("rate")}
     return replace(
         scenario,
         name=f"{scenario.name}, {times:g} times",
-        arrival=law.model_copy(update=rates),
+        arrival=type(law)(**(law.model_dump() | rates)),
         initial=max(1, round(times * scenario.initial)),
         maximum=math.ceil(times * scenario.maximum),
-        is_short=times > 1,
+        is_large=times > 1,
     )
 
 
@@ -143,7 +144,7 @@ def short_steps(replicas: int, per_replica: float) -> list[Scenario]:
             240,
             initial=math.ceil(replicas / factor),
             maximum=2 * replicas,
-            is_short=True,
+            is_large=True,
         )
         for factor in (1.5, 2)
     ]
@@ -202,13 +203,12 @@ def policies(scenario: Scenario, per_replica: float) -> dict[str, Callable[[], S
         "oracle": partial(Oracle, rate_at=scenario.rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S),
     }
     found["planner"] = partial(Planner, hardware=hardware(), slo=SLO)
-    if not scenario.is_short:  # of 1,000 replicas Ray Serve's and KEDA's would make 20,000
+    if not scenario.is_large:  # Ray Serve's and KEDA's would ask for twenty times as many replicas
         found["serve-app, utilization 1"] = partial(Ours, Rule(slo=SLO, utilization=1.0))
         found |= FAR_OFF
-    settings = product(STEP_TARGETS, DOWN_DELAYS_S[:1]) if scenario.is_short else product(TARGETS, DOWN_DELAYS_S)
+    settings = product(STEP_TARGETS, DOWN_DELAYS_S[:1]) if scenario.is_large else product(TARGETS, DOWN_DELAYS_S)
     for target, down_s in settings:
-        count = partial(RequestCount, target=target, look_back_s=10.0, up_delay_s=0.0, down_delay_s=down_s, report_s=1.0)
-        found[f"{COUNT}, target {target}, down after {down_s:g} s"] = count
+        found[f"{COUNT}, target {target}, down after {down_s:g} s"] = partial(request_count, target, down_s)
     return found
 
 
@@ -225,7 +225,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help="of arrivals and lengths")
     parser.add_argument("--policies", nargs="+", default=[""], help="beginnings of labels")
     which.add_argument("--replicas", type=int, help="instead: short steps to what needs about so many")
-    parser.add_argument("--times", type=float, help="the scenarios with so many times the requests; above 1 with few policies")
+    parser.add_argument(
+        "--times", type=float, help="the scenarios with so many times the requests, above 1 with few policies; 16: CPU hours"
+    )
     which.add_argument("--live", type=Path, help="folder of a load test of a fleet that was scaled")
     parser.add_argument("--bounds", type=int, nargs=2, metavar=("MIN", "MAX"), help="replicas of the live fleet")
     parser.add_argument(
@@ -234,6 +236,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: results/autoscaling, with -REPLICAS or -TIMES-times")
     parser.add_argument("--figures", type=Path, help="also copy the PNG there, as scaling-SCENARIO.png")
     options = parser.parse_args()
+    if options.times is not None and (options.times <= 0 or options.replicas or options.live):
+        parser.error("--times is above 0, and goes neither with --replicas nor with --live")
     if options.live:
         if options.bounds is None or options.cold_starts is None:
             parser.error("--live needs --bounds and --cold-starts")

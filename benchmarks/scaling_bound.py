@@ -51,9 +51,16 @@ def least_busy_s(jobs: Iterable[Job], hardware: Hardware, profile: Profile) -> f
 
 
 def least_replica_s(outcome: Outcome, hardware: Hardware, profile: Profile, *, minimum: int) -> float:
-    """Return the fewest replica-seconds of any policy that serves what this run served."""
+    """Return the fewest replica-seconds of any policy that serves what this run served.
+
+    Raises:
+        ArithmeticError: The run itself took fewer: then it is no bound.
+    """
     served = (job for job in outcome.jobs if job.done_at is not None)
-    return max(least_busy_s(served, hardware, profile), minimum * outcome.duration_s)
+    bound_s = max(least_busy_s(served, hardware, profile), minimum * outcome.duration_s)
+    if bound_s > outcome.replica_s:
+        raise ArithmeticError(f"the bound of {bound_s:.0f} replica-seconds lies above the {outcome.replica_s:.0f} of a run")
+    return bound_s
 
 
 def _token_costs(profile: Profile) -> tuple[float, float, float]:

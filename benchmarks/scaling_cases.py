@@ -3,7 +3,7 @@
     python -m benchmarks.scaling_cases                 all cases, a few CPU minutes
     python -m benchmarks.scaling_cases trickle lengths those whose names begin so
     python -m benchmarks.scaling_cases --headroom 0    with other room for steps than the default
-    python -m benchmarks.scaling_cases --sides         beside the other policies, the first seed: a table of shares in time and costs
+    python -m benchmarks.scaling_cases --others        the other policies beside ours, of the cases that they know enough for
 
 ``most / needed`` is the money: the most replicas wanted after the change of the load, over those that its last rate needs by the
 highest rate at which one replica keeps the limit (`benchmarks/autoscaling.py`). ``in time`` is the latency: the share of all first tokens
@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
+from typing import NamedTuple
 
 from benchmarks.autoscaling import FAR_OFF, MAX_ANSWER, PROFILE, SLO, TARGETS, hardware
 from benchmarks.scaling_bound import least_replica_s
-from benchmarks.scaling_policies import Ours, Planner, RequestCount, Restarted, Silent
-from benchmarks.scaling_tables import ATTAINMENT, COUNT, Mean
+from benchmarks.scaling_policies import Ours, Planner, Restarted, Silent, request_count
+from benchmarks.scaling_tables import COUNT, Mean, best_count
 from serve_app.autoscaling.decision import Rule
 from serve_app.autoscaling.simulated_fleet import Scaling, SimulatedFleet, World
 from serve_app.autoscaling.simulated_replica import Job
@@ -205,100 +207,116 @@ def jobs_of(case: Case, seed: int) -> Iterator[Job]:
         number += 1
 
 
-def _policy(case: Case, headroom: float | None) -> Ours:
+class Result(NamedTuple):
+    """One policy on one case with one seed."""
+
+    most: float
+    """The most replicas wanted after the change of the load, over those needed."""
+    in_time: float
+    replica_s: float
+    changes: float
+    """Of the number of replicas, after the change of the load."""
+    first_s: float
+    """Seconds from that to the first order; not a number without one."""
+    bound_s: float
+    """The fewest replica-seconds with which any policy serves the same requests (`scaling_bound.py`)."""
+
+
+def _ours(case: Case, headroom: float | None) -> Ours:
     rule = Rule(slo=SLO) if headroom is None else Rule(slo=SLO, headroom=headroom)
     if case.silent_share:
         return Silent(rule, case.silent_share)
     return Ours(rule) if case.away is None else Restarted(rule, case.away, keeps=case.keeps)
 
 
-def _sides() -> dict[str, Callable[[], Scaling]]:
-    """Return label -> policy, of those that know nothing of members and restarts; the request counts by their targets."""
-    found: dict[str, Callable[[], Scaling]] = {"planner": partial(Planner, hardware=hardware(), slo=SLO)} | FAR_OFF
-    for target in TARGETS:
-        found[f"{COUNT} {target}"] = partial(
-            RequestCount, target=target, look_back_s=10.0, up_delay_s=0.0, down_delay_s=60.0, report_s=1.0
-        )
-    return found
+def _others() -> dict[str, Callable[[], Scaling]]:
+    """Return label -> policy; the request counts by their targets."""
+    planner: dict[str, Callable[[], Scaling]] = {"planner": partial(Planner, hardware=hardware(), slo=SLO)}
+    return planner | FAR_OFF | {f"{COUNT} {target}": partial(request_count, target, 60.0) for target in TARGETS}
 
 
-def row_of(case: Case, seed: int, policy: Scaling) -> list[float]:
-    """Return most / needed, the share in time, replica-seconds, changes after the load's, seconds to the first of them, and the bound.
+def _is_for_others(case: Case) -> bool:
+    """Return whether other policies can run the case: they know no members and no controller, and the planner no cache."""
+    return not case.silent_share and case.away is None and not case.cached_share
 
-    The bound is the fewest replica-seconds with which any policy serves the same requests (`scaling_bound.py`).
-    """
+
+def result_of(case: Case, seed: int, policy: Scaling) -> Result:
     machine = replace(hardware(), cached_share=case.cached_share)
     world = World(hardware=machine, initial=case.initial, maximum=4000, cold_starts_s=case.cold_starts_s, ttft_s=SLO.ttft_s)
     outcome = SimulatedFleet(world).run(jobs_of(case, seed), case.duration_s, policy)
     after = [change for change in outcome.changes if change.at >= case.changes_at]
     most = max(wanted for at, wanted, _, _ in outcome.timeline if at >= case.changes_at)
     ups = [change.at - case.changes_at for change in after if change.after > change.before]
-    first_s = ups[0] if ups else math.nan
-    bound_s = least_replica_s(outcome, machine, PROFILES[PROFILE], minimum=world.minimum)
-    return [most / case.needed, outcome.attainment(SLO.ttft_s), outcome.replica_s, len(after), first_s, bound_s]
+    return Result(
+        most=most / case.needed,
+        in_time=outcome.attainment(SLO.ttft_s),
+        replica_s=outcome.replica_s,
+        changes=len(after),
+        first_s=ups[0] if ups else math.nan,
+        bound_s=least_replica_s(outcome, machine, PROFILES[PROFILE], minimum=world.minimum),
+    )
 
 
-def _task(task: tuple[int, int, float | None]) -> list[float]:
+def _task(task: tuple[int, int, float | None]) -> Result:
     number, seed, headroom = task
-    return row_of(CASES[number], seed, _policy(CASES[number], headroom))
+    return result_of(CASES[number], seed, _ours(CASES[number], headroom))
 
 
-def _side(task: tuple[int, int, str]) -> list[float]:
+def _task_of_another(task: tuple[int, int, str]) -> Result:
     number, seed, label = task
-    return row_of(CASES[number], seed, _sides()[label]() if label else _policy(CASES[number], None))
+    return result_of(CASES[number], seed, _others()[label]())
 
 
-def sides_line(case: Case, found: dict[str, list[float]]) -> str:
-    """Return the row of one case: of each policy the share in time and the replica-seconds over the bound.
+def line(case: Case, results: list[Result]) -> str:
+    """Return the row of one case's table: means of all seeds, and the worst."""
+    first_s = fmean(result.first_s for result in results)
+    in_time, replica_s = Mean.of(r.in_time for r in results), Mean.of(r.replica_s for r in results)
+    ratios = f"{fmean(r.most for r in results):.2f}, {max(r.most for r in results):.2f}"
+    shares = f"{in_time.text('.1%')}, {min(r.in_time for r in results):.1%}"
+    first = "–" if math.isnan(first_s) else f"{first_s:.0f} s"
+    cost = f"{replica_s.text(',.0f')} | {replica_s.value / fmean(r.bound_s for r in results):.2f}"
+    return f"| {case.name} | {case.needed} | {ratios} | {shares} | {cost} | {fmean(r.changes for r in results):.1f} | {first} |"
 
-    Of the request counts the cheapest stands there of those that are as good as ours or than `ATTAINMENT`, else the best.
 
-    Args:
-        case: Whose row it is.
-        found: Label -> what `row_of` returned; ours is without a label.
+def line_beside_others(case: Case, ours: Result, others: dict[str, Result]) -> str:
+    """Return the row of one case: of each policy the share in time, and the replica-seconds over ours.
+
+    Of the request counts it has the one that is the best in hindsight (`best_count`), with its target.
     """
-    counts = [(row, label) for label, row in found.items() if label.startswith(COUNT)]
-    good = [(row, label) for row, label in counts if row[1] >= min(found[""][1], ATTAINMENT)]
-    best, label = min(good, key=lambda pair: pair[0][2]) if good else max(counts, key=lambda pair: pair[0][1])
-    shown = [row for name, row in found.items() if not name.startswith(COUNT)]
-    cells = [f"{row[1]:.1%}, {row[2] / row[5]:.2f}" for row in (*shown, best)]
-    return f"| {case.name} | {' | '.join(cells)} ({label.removeprefix(COUNT).strip()}) |"
+    counts = {label: (r.in_time, r.replica_s) for label, r in others.items() if label.startswith(COUNT)}
+    best = best_count(counts, ours.in_time)
+    shown = [ours, *(r for label, r in others.items() if label not in counts), others[best]]
+    cells = " | ".join(f"{r.in_time:.1%}, {r.replica_s / ours.replica_s:.2f}" for r in shown)
+    return f"| {case.name} | {cells} ({best.removeprefix(COUNT).strip()}) |"
 
 
-def _beside_sides(chosen: list[int], seed: int) -> None:
-    """Print the table of all policies on the cases that any of them can meet."""
-    chosen = [i for i in chosen if not CASES[i].silent_share and CASES[i].away is None]
-    labels = ["", *_sides()]
-    names = [label or "serve-app" for label in labels if not label.startswith(COUNT)]
-    print(f"| case (simulated), in time, x bound | {' | '.join(names)} | {COUNT}, the best of {len(TARGETS)} (target) |")
+def _print_beside_others(chosen: list[int], seed: int) -> None:
+    labels = [*_others()]
+    names = ["serve-app", *(label for label in labels if not label.startswith(COUNT))]
+    print(f"| seed {seed}: in time, replica-s over ours | {' | '.join(names)} | {COUNT}, best of {len(TARGETS)} (target) |")
     print("|---" * (len(names) + 2) + "|", flush=True)
     with ProcessPoolExecutor(max_workers=2) as pool:
-        found = pool.map(_side, [(i, seed, label) for i in chosen for label in labels])
+        ours = pool.map(_task, [(i, seed, None) for i in chosen])
+        others = pool.map(_task_of_another, [(i, seed, label) for i in chosen for label in labels])
         for i in chosen:
-            print(sides_line(CASES[i], {label: next(found) for label in labels}), flush=True)
-
-
-def line(case: Case, rows: list[list[float]]) -> str:
-    """Return the row of one case's table: means of all seeds, and the worst."""
-    most, _, _, changes, first_s, bound_s = (sum(column) / len(rows) for column in zip(*rows, strict=True))
-    in_time, replica_s = (Mean.of(row[column] for row in rows) for column in (1, 2))
-    ratios = f"{most:.2f}, {max(row[0] for row in rows):.2f}"
-    shares = f"{in_time.text('.1%')}, {min(row[1] for row in rows):.1%}"
-    first = "–" if math.isnan(first_s) else f"{first_s:.0f} s"
-    cost = f"{replica_s.text(',.0f')} | {replica_s.value / bound_s:.2f}"
-    return f"| {case.name} | {case.needed} | {ratios} | {shares} | {cost} | {changes:.1f} | {first} |"
+            print(line_beside_others(CASES[i], next(ours), {label: next(others) for label in labels}), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="beginnings of names of cases; all without")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--headroom", type=float, help="in place of the default")
-    parser.add_argument("--sides", action="store_true", help="the other policies, too, with the first seed")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--headroom", type=float, help="in place of the default")
+    which.add_argument("--others", action="store_true", help="the other policies beside ours, with the first seed")
     options = parser.parse_args()
     chosen = [i for i, case in enumerate(CASES) if case.name.startswith(tuple(options.names) or "")]
-    if options.sides:
-        _beside_sides(chosen, options.seeds[0])
+    if options.others:
+        chosen = [i for i in chosen if _is_for_others(CASES[i])]
+    if not chosen:
+        parser.error(f"no case's name begins with one of {', '.join(options.names)}, or the other policies cannot run it")
+    if options.others:
+        _print_beside_others(chosen, options.seeds[0])
         return
     print("| case (simulated) | needed | most / needed, worst | in time, worst | replica-s | x bound | changes | first order |")
     print("|---|---|---|---|---|---|---|---|", flush=True)

@@ -139,6 +139,11 @@ class RequestCount:
         return wanted
 
 
+def request_count(target: float, down_s: float) -> RequestCount:
+    """Return Ray Serve's policy as its users tune it: up at once by the last ten seconds, down after ``down_s``."""
+    return RequestCount(target=target, look_back_s=10.0, up_delay_s=0.0, down_delay_s=down_s, report_s=1.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keda:
     """A HorizontalPodAutoscaler fed by KEDA with ``vllm:num_requests_waiting``, target 5 per replica.

@@ -279,7 +279,10 @@ class Capacity:
         return count
 
     def replicas_with_room(self, demand: float, headroom: float) -> int:
-        """Return the replicas whose batches are full when the demand has risen by ``headroom``; 0 where no room is asked for."""
+        """Return the fewest replicas whose batches are not over-full once the demand has risen by the share ``headroom``.
+
+        0 where that is 0: then no room is asked for. ``demand``: seconds of work per second.
+        """
         return math.ceil(demand * (1 + headroom) / self.saturation()) if headroom else 0
 
     def _idle_requests(self) -> float:

@@ -28,8 +28,8 @@ CHANCE = 1.5
 """While the measured demand lies within so many of its standard deviations of what the replicas that there are can carry, there is no
 reason for another number of them."""
 ROOM_CHANCE = 3.0
-"""Room for a step is asked for whatever the demand may be by chance, and stays until it is not needed even with so many standard
-deviations added. With `CHANCE` both ways, a fleet of one or two often lacked it."""
+"""Room for a step is asked for as soon as the measured demand wants it, and goes when the demand with so many standard deviations more
+does not. With `CHANCE` both ways, a fleet of one or two often lacked it."""
 LEAST_CHANCE, MOST_CHANCE = 0.05, 0.5
 """A demand is taken to be off by a twentieth at least and by a half at most, however many requests were seen. At least: step costs are
 never exact. A large fleet that trusted its demand more would stand so near its limit that a step of the load costs more than it saved."""
@@ -108,7 +108,7 @@ class _Wishes:
     demand: int = 0
     """Replicas for the demand alone, without a margin."""
     low: int = 0
-    """The fewest replicas that carry all that the demand may be by chance. With fewer, nothing is removed."""
+    """The fewest replicas that carry all that the demand may be by chance, with room. Of what there is so many stay."""
 
 
 @dataclass(slots=True)
@@ -208,8 +208,8 @@ class ModelAutoscaler:
         asked = max((wishes.asked.get(name, 0) for name in MISMEASURED), default=0)
         wished = max(wishes.asked.values(), default=0)
         corrected = self._needs.corrected(wishes.demand, asked=asked, wished=wished, target=seen.target)
-        # The minimum too: one that a schedule lowers lets go as late as any other need.
-        needs = (*wishes.asked.values(), wishes.low, seen.minimum, min(seen.target, corrected))
+        # The minimum too: one that a schedule lowers lets go as late as any other need. What is only kept is no claim on further GPUs.
+        needs = (*wishes.asked.values(), seen.minimum, min(seen.target, max(wishes.low, corrected)))
         return self._needs.kept(needs, keep_s(self._cold_start_s), target=seen.target)
 
     def _learn(self, seen: Observation, at: float) -> None:
@@ -293,7 +293,7 @@ class ModelAutoscaler:
     def _for_demand(
         self, seen: Observation, capacity: Capacity, come: Arrivals, of: Mapping[str, float]
     ) -> tuple[dict[str, int], int]:
-        """Return what the demand, room for a step and growth ask for, and the fewest that carry what demand there may be."""
+        """Return what the demand, room for a step and growth ask for, and the fewest with which demand and room are safe from chance."""
         demand, error = of["demand"], math.hypot(come.error, self._output_tokens.error)
         chance, room_chance = (min(MOST_CHANCE, max(LEAST_CHANCE, deviations * error)) for deviations in (CHANCE, ROOM_CHANCE))
         alone = partial(capacity.replicas_for, factor=self._factor(capacity))
