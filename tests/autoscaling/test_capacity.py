@@ -128,3 +128,12 @@ def test_many_replicas_are_used_better_than_one() -> None:
     c = capacity()
     assert c.utilization(1) < c.utilization(10) < c.utilization(1000) <= MAX_UTILIZATION
     assert capacity(max_batch=8).saturation() < capacity(max_batch=80).saturation() <= MAX_UTILIZATION
+
+
+def test_with_room_batches_are_full_when_the_demand_has_risen_by_it() -> None:
+    """r is 0.03 / 0.0008 + 1 = 38.5 requests, so that a batch of 100 is full at 100 / 138.5 = 0.722 of a replica."""
+    c = capacity(max_batch=100)
+    most = 100 / 138.5
+    assert c.replicas_with_room(0.999 * 5 * most / 1.5, 0.5) == 5
+    assert c.replicas_with_room(1.001 * 5 * most / 1.5, 0.5) == 6
+    assert c.replicas_with_room(5 * most, 0.0) == 0

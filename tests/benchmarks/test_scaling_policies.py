@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks.autoscaling import SLO, hardware
+from benchmarks.autoscaling import SCENARIOS, SLO, hardware, scaled
+from benchmarks.scaling_cases import CASES, Result, line_beside_others
 from benchmarks.scaling_policies import MODEL, Keda, Oracle, Planner, RequestCount, Silent
-from benchmarks.scaling_tables import Mean
+from benchmarks.scaling_tables import COUNT, Mean, best_count
 from serve_app.autoscaling.decision import Decision, Observation, Rule
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler, Rules
 from serve_app.autoscaling.signals import Load
@@ -108,3 +109,26 @@ def test_of_replicas_that_fall_silent_the_steps_are_missing_and_what_runs_there_
     assert told[1] == pytest.approx((240.0, 8.0, 80.0 + 40.0, 2.0, 0.8 * 0.4 + 0.2 * 0.8))
     assert told[2] == pytest.approx((40.0, 2.0, 40.0 + 40.0, 2.0, 0.8))
     assert [load.silent_replica_share for load in scaler.loads] == [0.0, 0.2, 0.2, 0.5]
+
+
+def test_the_best_count_is_the_cheapest_of_those_that_are_as_good_as_we_are() -> None:
+    counts = {"a": (0.97, 100.0), "b": (0.993, 300.0), "c": (0.992, 200.0)}
+    assert best_count(counts, ours=0.999) == "c", "from 0.99 on all are good enough"
+    assert best_count(counts, ours=0.96) == "a"
+    assert best_count({"a": (0.5, 1.0), "b": (0.6, 9.0)}, ours=0.9) == "b", "none is: the best"
+
+
+def test_a_scenario_with_more_requests_has_all_its_rates_multiplied() -> None:
+    spike = scaled(SCENARIOS["spike x10"], 2.5)
+    assert (spike.rate_at(0), spike.rate_at(700), spike.initial, spike.name) == (10, 100, 5, "spike x10, 2.5 times")
+    assert (scaled(SCENARIOS["diurnal"], 0.25).initial, scaled(SCENARIOS["diurnal"], 0.25).is_large) == (1, False)
+
+
+def test_a_case_stands_beside_other_policies_with_costs_over_ours() -> None:
+    case = next(case for case in CASES if case.name == "step x1.5 from 8 replicas")
+    ours = Result(most=1.2, in_time=0.98, replica_s=1000.0, changes=4, first_s=6.0, bound_s=500.0)
+    worse, dear = ours._replace(in_time=0.9, replica_s=800.0), ours._replace(in_time=0.99, replica_s=1500.0)
+    others = {"planner": worse, f"{COUNT} 16": dear, f"{COUNT} 32": worse}
+    assert line_beside_others(case, ours, others) == (
+        "| step x1.5 from 8 replicas | 98.0%, 1.00 | 90.0%, 0.80 | 99.0%, 1.50 (16) |"
+    )
