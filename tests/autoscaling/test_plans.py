@@ -90,11 +90,14 @@ def test_with_the_default_headroom_a_step_by_half_keeps_99_percent_of_five_minut
 
 
 def test_room_is_ordered_as_soon_as_the_demand_wants_it_and_goes_three_deviations_below() -> None:
-    """Arrivals without chance; with 0.6 of room one replica does up to ``edge``. A deviation of the demand is about 4.5 % here."""
+    """Arrivals without chance; with 0.6 of room one replica does up to ``edge``. A deviation of the demand is about 4.5 % here.
+
+    The even load of the first minutes does not show how a step's time divides, so that its demand is measured too high.
+    """
     plant = with_headroom(QueuePlant(cold_start_s=40.0), 0.6)
     plant._rng = SimpleNamespace(gauss=lambda mean, _: mean)  # type: ignore[assignment]
     edge = SATURATION / 1.6 / WORK_S
-    assert plant.run(0.85 * edge, 120)[-1] == 1
+    assert plant.run(0.75 * edge, 300)[-1] == 1
     assert plant.run(1.03 * edge, 400)[-1] == 2
     assert plant.decisions[-1].alternatives == {"first": 1, "demand": 1, "headroom": 2}
     assert plant.run(0.91 * edge, 600)[-1] == 2
