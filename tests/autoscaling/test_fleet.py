@@ -17,6 +17,7 @@ from serve_app.autoscaling.fleet import (
     share_gpus,
 )
 from tests.autoscaling.plant import RULE, Plant
+from tests.autoscaling.queue_plant import QueuePlant, rate_of
 
 wants = st.lists(
     st.builds(
@@ -62,6 +63,20 @@ def test_one_replica_more_or_less_than_its_share_stays_where_it_is() -> None:
     assert share_gpus([replace(a, target=5), replace(b, target=3)], 18) == {"a": 4, "b": 5}, "a GPU is free"
     a, b = replace(a, desired=2, minimum=0, target=2), replace(b, desired=1, minimum=0, target=0)
     assert share_gpus([a, b], 4) == {"a": 1, "b": 1}, "nobody is left without"
+
+
+def test_what_a_model_only_keeps_against_chance_takes_no_gpu_from_another() -> None:
+    """The first one wants one replica, and would keep a second one if it had it; the other one wants two of three GPUs."""
+    plants = {"a": QueuePlant(maximum=100), "b": QueuePlant(maximum=100, seed=2)}
+    rule = replace(RULE, headroom=0.4, gpus_per_replica=1)
+    scaler = FleetScaler(Rules(models={"a": replace(rule, priority=1), "b": rule}, max_gpus=3))
+    for _ in range(600):
+        rates = {"a": rate_of(0.85), "b": rate_of(1.5)}
+        models = {name: plant.see(plant.load(rates[name])) for name, plant in plants.items()}
+        decided = scaler.observe(FleetObservation(at=plants["a"].at, models=models))
+        for name, plant in plants.items():
+            plant.obey(decided[name])
+    assert {name: decision.desired for name, decision in decided.items()} == {"a": 1, "b": 2}
 
 
 def test_two_models_that_are_short_of_gpus_do_not_swap_them() -> None:
