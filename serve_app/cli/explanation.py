@@ -120,4 +120,4 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     if of["queue_s"]:
         yield f"  queue     {of['queue_s']:.1f} s of a replica's work will wait when a new replica serves"
     if decision.rule == "keep" and decision.kept:
-        yield f"  kept      {decision.kept} were wanted in the last {of['keep_s']:.0f} s, or may be needed, as the demand is known only so well"
+        yield f"  kept      {decision.kept} were wanted in the last {of['keep_s']:.0f} s, or may be needed by chance"
