@@ -153,6 +153,7 @@ class DemandPolicy:
                     interval_s=interval_s,
                     silent=silent + mute,
                     silent_ingress_share=ingress_share,
+                    assumed_share=memory.ingresses.share_of(silent, members(contexts[INGRESS]), f"output_tokens/{model.name}"),
                     silent_replica_share=replica_share,
                     is_partial=ingress_drains or replica_drains or has_just_left,
                     **load_at_ingresses(model, reports, increments),

@@ -5,7 +5,7 @@ starts again starts from zero under a new id. `Meter` turns the reports into the
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from serve_app.core.step_costs import MeasuredCosts
@@ -21,8 +21,8 @@ LEAST = 0.5
 """A smoothed rate worth fewer events than this per `RATE_S` counts as zero: it is only the tail of a load that has stopped."""
 
 
-MANY_SILENT = 0.1
-"""Share of silent ingresses above which nothing is learnt from steps: the tokens of these ingresses are only assumed."""
+MANY_ASSUMED = 0.1
+"""Share of a model's tokens above which nothing is learnt from its steps: those of silent ingresses are only assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,8 @@ class Load:
     at their last rates; what runs and waits at a silent replica is taken to be what it last reported."""
     silent_ingress_share: float = 0.0
     """Of all ingresses, 0..1."""
+    assumed_share: float = 0.0
+    """Of the model's output tokens, 0..1: those that silent ingresses are taken to have passed on."""
     silent_replica_share: float = 0.0
     """Of the model's replicas, 0..1. ``steps`` and ``busy_s`` are those of the others."""
     is_partial: bool = False
@@ -83,7 +85,7 @@ class Load:
     @property
     def fits_together(self) -> bool:
         """Whether steps and tokens are of the same work: nobody drains, and few of the tokens are only assumed."""
-        return not self.is_partial and self.silent_ingress_share <= MANY_SILENT
+        return not self.is_partial and self.assumed_share <= MANY_ASSUMED
 
 
 INCREMENTS = tuple(f.name for f in fields(Tally))
@@ -166,6 +168,17 @@ class Meter:
         self._members = {name: member for name, member in self._members.items() if name in reports}
         self._taken_at = now
         return total
+
+    def share_of(self, some: Collection[str], members: Collection[str], counter: str) -> float:
+        """Return which part of a counter's increments ``some`` of the ``members`` make, 0..1.
+
+        A member that has never reported may make as many as another.
+        """
+        rates = {name: self._members[name].rates.get(counter, 0.0) for name in members if name in self._members}
+        total = sum(rates.values())
+        known = sum(rates.get(name, 0.0) for name in some) / total if total else 0.0
+        never = sum(name not in rates for name in some) / max(1, len(members))
+        return never + (1 - never) * known
 
     def silent(self, members: Iterable[str], *, now: float) -> tuple[str, ...]:
         """Return those of ``members`` that have reported nothing, or nothing new for `STALE_S`, sorted."""

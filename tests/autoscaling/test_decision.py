@@ -126,7 +126,9 @@ def test_the_share_of_silent_members_stays(rates: list[float], share: float) -> 
     before = plant.run(25.0, 300)[-1]
     for rate in rates:
         for _ in range(20):
-            decision = plant.tick(replace(plant.load(rate), silent=("ingress-1",), silent_ingress_share=share))
+            decision = plant.tick(
+                replace(plant.load(rate), silent=("ingress-1",), silent_ingress_share=share, assumed_share=share)
+            )
             assert decision.desired >= math.ceil(share * before)
 
 
@@ -134,11 +136,11 @@ def test_one_silent_member_of_many_holds_up_neither_scaling_down_nor_learning() 
     plant = Plant(running=30, maximum=200)
     high = plant.run(250.0, 300)[-1]
     for _ in range(600):
-        plant.tick(replace(plant.load(25.0), silent=("ingress-3",), silent_ingress_share=0.02))
+        plant.tick(replace(plant.load(25.0), silent=("ingress-3",), silent_ingress_share=0.02, assumed_share=0.02))
     assert plant.decisions[-1].desired <= 0.2 * high
     fresh = Plant()
     for _ in range(300):
-        fresh.tick(replace(fresh.load(25.0), silent=("ingress-3",), silent_ingress_share=0.02))
+        fresh.tick(replace(fresh.load(25.0), silent=("ingress-3",), silent_ingress_share=0.02, assumed_share=0.02))
     assert fresh.decisions[-1].inputs["work_per_request_s"] == pytest.approx(WORK_S, rel=0.05)
 
 
@@ -171,10 +173,10 @@ def test_when_one_of_two_silent_ingresses_reports_again_only_the_share_of_the_ot
     plant = Plant(running=12)
     plant.run(1.0, 40)
     for _ in range(200):
-        plant.tick(replace(plant.load(1.0), silent=("i1", "i2"), silent_ingress_share=0.5))
+        plant.tick(replace(plant.load(1.0), silent=("i1", "i2"), silent_ingress_share=0.5, assumed_share=0.5))
     assert plant.decisions[-1].desired == 6
     for _ in range(200):
-        plant.tick(replace(plant.load(1.0), silent=("i1",), silent_ingress_share=0.25))
+        plant.tick(replace(plant.load(1.0), silent=("i1",), silent_ingress_share=0.25, assumed_share=0.25))
     assert (plant.decisions[-1].desired, plant.decisions[-1].rule) == (3, "silent members")
 
 
@@ -182,7 +184,7 @@ def test_a_silent_member_does_not_hold_up_what_is_needed() -> None:
     plant = Plant()
     before = plant.run(12.0, 300)[-1]
     for _ in range(30):
-        plant.tick(replace(plant.load(36.0), silent=("ingress-1",), silent_ingress_share=1.0))
+        plant.tick(replace(plant.load(36.0), silent=("ingress-1",), silent_ingress_share=1.0, assumed_share=1.0))
     assert plant.decisions[-1].desired > before
 
 

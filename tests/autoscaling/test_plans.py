@@ -124,24 +124,26 @@ def test_longer_prompts_are_more_work_within_five_seconds() -> None:
     assert plant.decisions[-1].inputs["demand"] >= 1.8 * before
 
 
-@HEADROOMS
-@settings(max_examples=6, deadline=None)
-@given(seed=st.integers(0, 1000), replicas=st.sampled_from([2.5, 5.0, 12.0, 40.0]))
-def test_a_constant_load_changes_the_number_twice_in_half_an_hour_at_most(headroom: float, seed: int, replicas: float) -> None:
-    plant = QueuePlant(replace(RULE, headroom=headroom), running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
-    plant.run(rate_of(replicas), 600)
-    wanted = plant.run(rate_of(replicas), 1800)
-    assert sum(a != b for a, b in pairwise(wanted)) <= 2
-
-
-@pytest.mark.parametrize(("headroom", "replicas"), [(0.0, 1.0), (0.4, 0.88), (0.4, 0.935), (0.4, 1.87)])
-def test_beside_a_whole_number_of_replicas_a_constant_load_changes_it_twice_an_hour_at_most(
-    headroom: float, replicas: float
-) -> None:
-    """The mean of six hours of chance; with 0.4 of room a fleet wants its next replica at 0.935, 1.87, ... of these."""
+@pytest.mark.parametrize(
+    ("headroom", "replicas"),
+    [
+        (0.0, 1.0),
+        (0.0, 2.5),
+        (0.0, 5.0),
+        (0.0, 12.0),
+        (0.0, 40.0),
+        (0.4, 0.88),
+        (0.4, 0.935),
+        (0.4, 1.87),
+        (0.4, 12.0),
+        (0.4, 40.0),
+    ],
+)
+def test_a_constant_load_changes_the_number_twice_an_hour_at_most(headroom: float, replicas: float) -> None:
+    """The mean of six hours of chance. The demand alone wants another replica at 1.0; with 0.4 of room it is wanted at 0.935 and 1.87."""
     changes = 0
     for seed in range(6):
-        plant = QueuePlant(replace(RULE, headroom=headroom), running=2, seed=seed, cold_start_s=40.0)
+        plant = QueuePlant(replace(RULE, headroom=headroom), running=int(replicas) + 1, seed=seed, cold_start_s=40.0)
         plant.run(rate_of(replicas), 600)
         changes += sum(a != b for a, b in pairwise(plant.run(rate_of(replicas), 3600)))
     assert changes <= 6 * 2

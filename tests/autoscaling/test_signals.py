@@ -112,3 +112,16 @@ def test_a_member_that_is_assumed_for_seconds_only_adds_nothing_later_and_nothin
     assert taken[34:37] == pytest.approx([20.0] * 3), "assumed"
     assert taken[37:61] == [10.0] * 24, "silent"
     assert taken[61:] == [10.0, 20.0, 20.0], "heard again"
+
+
+def test_a_share_is_by_what_members_count_and_one_that_never_reported_has_its_part() -> None:
+    meter = Meter()
+    for second in range(3):
+        meter.take(
+            {"a": (second, {"tokens": 30.0 * second}), "b": (second, {"tokens": 10.0 * second, "other": second})}, now=second
+        )
+    assert meter.share_of(["b"], ["a", "b"], "tokens") == pytest.approx(0.25)
+    assert meter.share_of(["b"], ["a", "b"], "other") == 1.0
+    assert meter.share_of(["a", "b"], ["a", "b"], "nothing") == 0.0
+    assert meter.share_of(["c"], ["a", "b", "c"], "tokens") == pytest.approx(1 / 3)
+    assert meter.share_of([], [], "tokens") == 0.0
