@@ -64,7 +64,7 @@ class Comparison(msgspec.Struct, frozen=True):
     paired: bool
     """Both had the same schedule, and each request is compared with itself; of itl all gaps with all gaps, which is less sharp."""
     num_common: int
-    """Requests due in both windows; 0 unless paired."""
+    """Requests that were due in the window of both runs; 0 unless paired."""
     ratios: list[Ratio]
     rates: list[RateRatio]
     verdict: Claim
@@ -119,16 +119,26 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
 
 
 def _items(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> tuple[list[Item], list[Item]]:
-    """Return the requests of each run's window; if paired, of both windows, in the same order."""
+    """Return the requests of each run's window in the order of due times; if paired, those of both windows, in that of run a.
+
+    Later turns of conversations are due when the answer before them has ended, so that run b may have had them in another order, or
+    outside of its window.
+    """
     windows = _windows(summaries, paired)
     first, second = (
         [item for item in run.items() if low <= item.due_s < high] for run, (low, high) in zip(runs, windows, strict=True)
     )
-    return first, second
+    if not paired:
+        return first, second
+    by_id = {item.request.id: item for item in second}
+    common = [item for item in first if item.request.id in by_id]
+    return common, [by_id[item.request.id] for item in common]
 
 
 def _values(runs: tuple[Records, Records], items: tuple[list[Item], list[Item]], metric: str) -> tuple[Floats, Floats]:
-    return metric_bounds(runs[0], items[0], metric)[1], metric_bounds(runs[1], items[1], metric)[1]
+    """Return the upper bounds of all requests, or of all gaps, of each run in its own order of due times."""
+    first, second = (sorted(each, key=lambda item: item.due_s) for each in items)
+    return metric_bounds(runs[0], first, metric)[1], metric_bounds(runs[1], second, metric)[1]
 
 
 def _paired_values(runs: tuple[Records, Records], items: tuple[list[Item], list[Item]], metric: str) -> tuple[Floats, Floats]:
@@ -162,7 +172,12 @@ def _together(claims: list[Claim]) -> Claim:
 
 
 def _rates(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> list[RateRatio]:
-    """Return the ratios of what both did per second; if paired, over the window that they have in common."""
+    """Return the ratios of what both did per second; if paired, over the window that they have in common.
+
+    Where later turns of conversations come when the target allows, the same schedule is not the same arrivals: such rates are compared
+    as those of two loads.
+    """
+    same_arrivals = paired and not (runs[0].requests.turn > 0).any()
     windows = _windows(summaries, paired)
     lengths = [high - low for low, high in windows]
     if min(lengths) <= 0:
@@ -171,7 +186,7 @@ def _rates(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], pa
     found = []
     for field, words in RATES.items():
         a, b = (each[field] / length for each, length in zip(counts, lengths, strict=True))
-        known = stats.rate_ratio_interval(a, b, paired=paired)
+        known = stats.rate_ratio_interval(a, b, paired=same_arrivals)
         ratio = float(a.sum() / b.sum()) if b.sum() else None
         found.append(RateRatio(words, *known) if known else RateRatio(words, ratio, None, None))
     return found

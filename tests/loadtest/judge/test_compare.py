@@ -5,9 +5,14 @@ import numpy as np
 import pytest
 
 from loadtest.errors import InvalidRun
+from loadtest.judge.analysis import rate_counts
 from loadtest.judge.compare import Comparison, Ratio, compare
+from loadtest.judge.metrics import read_records
+from loadtest.judge.stats import rate_ratio_interval
+from loadtest.judge.window import Window
 from loadtest.records import Row, ScheduledRequest
-from tests.loadtest.judge.written_runs import answered, ended, write_run
+from loadtest.report.report import write_report
+from tests.loadtest.judge.written_runs import answered, ended, write_conversations, write_run
 
 
 def run_of(folder: Path, factor: float = 1.0, *, noise: int = 1, seed: int = 1, num: int = 2000, **kwargs: Any) -> Path:
@@ -79,3 +84,34 @@ def test_an_invalid_run_is_not_compared(tmp_path: Path) -> None:
     run_of(tmp_path / "a")
     with pytest.raises(InvalidRun, match="worker 1 was lost"):
         compare(tmp_path / "a", run_of(tmp_path / "b", manifest={"problems": ["worker 1 was lost"]}))
+
+
+def conversations(folder: Path, slower: float = 1.0, *, num: int = 400) -> Path:
+    """The first turn of each fifth conversation takes 40 times as long as all others, times ``slower``, as do the rest."""
+    return write_conversations(folder, lambda key: slower * (8.0 if key % 15 == 0 else 0.2 + 1e-4 * (key % 7)), num=num)
+
+
+def test_later_turns_that_come_at_other_times_are_compared_with_themselves(tmp_path: Path) -> None:
+    a, b = conversations(tmp_path / "a", 1.25), conversations(tmp_path / "b")
+    found = compare(a, b)
+    rows = [{row.id for row in read_records(run).rows if row.due_s < 40} for run in (a, b)]
+    assert len(rows[0]) < len(rows[1])  # later turns of the slower run are due after its end
+    assert (found.paired, found.num_common) == (True, len(rows[0] & rows[1]))
+    at = ttft(found, 0.5)
+    assert (at.ratio, at.low, at.high) == pytest.approx((1.25, 1.25, 1.25))
+
+
+def test_rates_of_conversations_have_intervals_of_two_loads(tmp_path: Path) -> None:
+    """Where later turns come at other times, the parts of the window have other arrivals, and no chance cancels."""
+    a, b = conversations(tmp_path / "a", 1.25), conversations(tmp_path / "b")
+    runs = read_records(a), read_records(b)
+    counts = [rate_counts(run, Window.of(run).between(0, 40), (0, 40))["completed"] for run in runs]
+    completed = compare(a, b).rates[0]
+    apart = rate_ratio_interval(counts[0], counts[1], paired=False)
+    assert (completed.ratio, completed.low, completed.high) == pytest.approx(apart, rel=1e-12)
+
+
+def test_a_report_beside_a_run_whose_later_turns_came_at_other_times(tmp_path: Path) -> None:
+    a, b = conversations(tmp_path / "a", 1.25, num=100), conversations(tmp_path / "b", num=100)
+    num = compare(a, b).num_common
+    assert f"paired: {num} requests of one schedule" in write_report(a, other=b).read_text()
