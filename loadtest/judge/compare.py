@@ -8,7 +8,7 @@ import numpy as np
 
 from loadtest.errors import InvalidRun
 from loadtest.judge import stats
-from loadtest.judge.analysis import rate_counts, summary_of
+from loadtest.judge.analysis import is_many, rate_counts, summary_of
 from loadtest.judge.metrics import Item, Records, item_bounds, metric_bounds, read_records
 from loadtest.judge.stats import Floats
 from loadtest.judge.summary import Summary
@@ -41,7 +41,10 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class RateRatio(msgspec.Struct, frozen=True):
-    """A rate of ``a`` over that of ``b``; above 1: ``a`` does more. ``low`` and ``high`` None: a rate is 0 in nearly all of a run."""
+    """A rate of ``a`` over that of ``b``; above 1: ``a`` does more.
+
+    ``low`` and ``high`` are None if a run counts fewer than `stats.MIN_COUNTED` requests, or nearly all of them in one part.
+    """
 
     name: str
     ratio: float | None
@@ -186,7 +189,8 @@ def _rates(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], pa
     found = []
     for field, words in RATES.items():
         a, b = (each[field] / length for each, length in zip(counts, lengths, strict=True))
-        known = stats.rate_ratio_interval(a, b, paired=same_arrivals)
+        enough = all(is_many(each, field) for each in counts)
+        known = stats.rate_ratio_interval(a, b, paired=same_arrivals) if enough else None
         ratio = float(a.sum() / b.sum()) if b.sum() else None
         found.append(RateRatio(words, *known) if known else RateRatio(words, ratio, None, None))
     return found

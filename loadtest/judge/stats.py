@@ -25,6 +25,8 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 """Of every distribution."""
 NUM_BATCHES = 10
 """Few and long: a batch must hold many relaxation times of the queue. 20 and 30 batches cover up to 15 points less near the knee."""
+MIN_COUNTED = 20
+"""Requests that a rate must count to have an interval. So few are skewed, and Student's interval over their parts is too narrow."""
 LEVELS = (0.5, 0.9)
 """Where dependence is measured beside the asked percentile: exceedances of a p99 alone are too rare to show it."""
 NUM_PARTS = 40
@@ -143,8 +145,8 @@ def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float
 def rate_interval(batches: Floats, length_s: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the interval of a rate per second from the counts in equal parts of ``length_s`` seconds: Student's over the parts.
 
-    A part must hold many requests and last long beside one; counts of neighbouring parts then hardly depend on each other. An
-    interval of fewer than 20 requests in all is too narrow, since counts so small are skewed.
+    A part must hold many requests and last long beside one; counts of neighbouring parts then hardly depend on each other. It is
+    for rates that count `MIN_COUNTED` requests or more.
     """
     mean, low, high = mean_interval(batches * batches.size / length_s, confidence)
     return max(0.0, min(low, mean)), high

@@ -12,7 +12,7 @@ from loadtest.judge.stats import rate_ratio_interval
 from loadtest.judge.window import Window
 from loadtest.records import Row, ScheduledRequest
 from loadtest.report.report import write_report
-from tests.loadtest.judge.written_runs import answered, ended, write_conversations, write_run
+from tests.loadtest.judge.written_runs import answered, ended, every_fourth, write_conversations, write_run
 
 
 def run_of(folder: Path, factor: float = 1.0, *, noise: int = 1, seed: int = 1, num: int = 2000, **kwargs: Any) -> Path:
@@ -65,6 +65,16 @@ def test_a_run_that_serves_a_tenth_less_is_seen_in_its_rates(tmp_path: Path) -> 
     assert good.high < 0.95
     nothing = write_run(tmp_path / "nothing", 2000, lambda row: ended(row, "http_error", row.due_s))
     assert next(str(rate) for rate in compare(nothing, few).rates) == "requests/s completed x0.000 (no interval)"
+
+
+def test_the_ratio_of_rates_has_no_interval_if_one_run_counts_fewer_than_20_requests(tmp_path: Path) -> None:
+    few, enough = (write_run(tmp_path / str(num), 100, every_fourth(num)) for num in (19, 20))
+    assert [str(rate) for rate in compare(few, enough).rates] == [
+        "requests/s completed x0.950 (no interval)",
+        "requests/s good x0.950 (no interval)",
+        "output tokens/s x0.950 (no interval)",
+    ]
+    assert str(compare(enough, enough).rates[0]).endswith("x1.000 (1.000 .. 1.000)")
 
 
 def test_the_tail_of_a_short_run_is_not_compared(tmp_path: Path) -> None:

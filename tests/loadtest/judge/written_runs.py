@@ -30,6 +30,11 @@ def ended(row: Row, state: Any, end_s: float) -> Row:
     return Row(id=row.id, worker=0, due_s=row.due_s, state=state, reason="as asked", sent_s=row.sent_s, end_s=end_s)
 
 
+def every_fourth(num: int) -> Change:
+    """Return the change by which every fourth request is answered until ``num`` are, and no other."""
+    return lambda row: row if row.id % 4 == 0 and row.id < 4 * num else ended(row, "http_error", row.due_s)
+
+
 def write_run(
     folder: Path,
     num: int,
