@@ -7,11 +7,13 @@ import pytest
 from loadtest.errors import InvalidRun
 from loadtest.judge.analysis import rate_counts
 from loadtest.judge.compare import Comparison, Ratio, compare
-from loadtest.judge.metrics import read_records
+from loadtest.judge.metrics import metric_bounds, read_records
+from loadtest.judge.series import InMemory, log_ratio
 from loadtest.judge.stats import rate_ratio_interval
 from loadtest.judge.window import Window
 from loadtest.records import Row, ScheduledRequest
 from loadtest.report.report import write_report
+from tests.loadtest import synthetic
 from tests.loadtest.judge.written_runs import answered, ended, every_fourth, write_conversations, write_run
 
 
@@ -109,6 +111,25 @@ def test_later_turns_that_come_at_other_times_are_compared_with_themselves(tmp_p
     assert (found.paired, found.num_common) == (True, len(rows[0] & rows[1]))
     at = ttft(found, 0.5)
     assert (at.ratio, at.low, at.high) == pytest.approx((1.25, 1.25, 1.25))
+
+
+def test_each_ratio_is_that_of_the_rows_of_requests_that_are_in_both_windows(tmp_path: Path) -> None:
+    """`compare` itself reads no row as such, and keeps no gap between tokens."""
+    a, b = (
+        synthetic.write_run(tmp_path / name, slow=slow, scenario={"duration_s": 40}) for name, slow in (("a", 1.0), ("b", 1.2))
+    )
+    found, runs = compare(a, b), (read_records(a), read_records(b))
+    by_id = [{item.request.id: item for item in run.items() if 5 <= item.due_s < 40} for run in runs]
+    assert found.num_common == len(by_id[0])
+    for at in found.ratios:
+        values = []
+        for run, items in zip(runs, by_id, strict=True):
+            bounds = metric_bounds(run, list(items.values()), at.metric)[1]
+            values.append(InMemory(bounds, bounds))
+        apart = log_ratio(values[0], values[1], at.q, paired=at.metric != "itl")
+        expected = (None, None, None) if apart is None else pytest.approx(apart.interval(), rel=1e-9)
+        assert (at.ratio, at.low, at.high) == expected
+    assert len([at for at in found.ratios if at.ratio is not None]) > 8
 
 
 def test_rates_of_conversations_have_intervals_of_two_loads(tmp_path: Path) -> None:
