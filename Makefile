@@ -107,7 +107,7 @@ model: .venv ## fetch the embedded model (once)
 bench-overhead: .venv ## the fleet beside a bare vLLM server: throughput, latency, CPU per token (15 minutes)
 	$(BIN)/python -m benchmarks.overhead
 
-bench-latency: .venv ## open-loop latency of the fleet and a bare server, and our generator beside vLLM's (25 minutes)
+bench-latency: .venv ## open-loop latency of the fleet and a bare server, and our generator beside vLLM's (55 minutes)
 	$(BIN)/python -m benchmarks.latency
 
 bench-long-prompts: .venv ## what prompts of 100,000 tokens do to short streams of the same ingress (10 minutes)

@@ -28,7 +28,8 @@ from benchmarks.processes import cpu_by_role, server
 from benchmarks.targets import VLLM, environment, fleet_config
 from loadtest.control.runner import run
 from loadtest.errors import InvalidRun
-from loadtest.judge.stats import Floats, ratio_interval
+from loadtest.judge.series import InMemory, log_ratio
+from loadtest.judge.stats import Floats
 from loadtest.plan.scenario import parse_scenario
 from loadtest.wire.target import Target
 from serve_app.config import ModelSettings
@@ -137,9 +138,12 @@ def ms(values: Floats, q: float) -> float:
 
 def ratio(beside: Floats, alone: Floats, q: float) -> str:
     """Return the ratio of the quantiles with its interval. Tokens that came together have a gap of 0, which has no logarithm."""
-    found = ratio_interval(np.maximum(beside, LEAST_S), np.maximum(alone, LEAST_S), q, paired=False)
-    middle = ms(beside, q) / ms(alone, q)
-    return f"{middle:.2f} (too few for an interval)" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
+    first, second = (InMemory(gaps, gaps) for gaps in (np.maximum(beside, LEAST_S), np.maximum(alone, LEAST_S)))
+    found = log_ratio(first, second, q, paired=False)
+    if found is None:
+        return f"{ms(beside, q) / ms(alone, q):.2f} (too few for an interval)"
+    middle, low, high = found.interval()
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def chats(url: str, out: Path, rate: float, seconds: float, *, seed: int) -> None:

@@ -5,7 +5,7 @@ infinite, timeouts as "at least so long". A run whose generator was sick has no 
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -212,13 +212,16 @@ def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> L
 
 
 def _throughput(records: Records, items: Window, window: tuple[float, float]) -> Throughput | None:
-    """Count what was due (offered, goodput) and what ended (the rest) in the window. None: the window is empty."""
+    """Count what was due (offered, goodput) and what ended (the rest) in the window. None: the window is empty.
+
+    A rate that counts fewer than `stats.MIN_COUNTED` requests has no interval.
+    """
     length_s = window[1] - window[0]
     if length_s <= 0:
         return None
     counts = rate_counts(records, items, window)
     rates = {name: float(batches.sum()) / length_s for name, batches in counts.items()}
-    intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items()}
+    intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items() if is_many(counts, name)}
     return Throughput(**rates, intervals=intervals)
 
 
@@ -253,6 +256,11 @@ def rate_counts(records: Records, items: Window, window: tuple[float, float]) ->
         "output_tokens": count(ended_s, output),
         "total_tokens": count(ended_s, output + prompt),
     }
+
+
+def is_many(counts: Mapping[str, Floats], name: str) -> bool:
+    """Return whether the rate counts enough requests for an interval; a rate of tokens counts the answers that they are of."""
+    return float(counts["completed" if name.endswith("_tokens") else name].sum()) >= stats.MIN_COUNTED
 
 
 def _tokens(items: Window) -> dict[str, int]:

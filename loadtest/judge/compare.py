@@ -8,11 +8,11 @@ import numpy as np
 
 from loadtest.errors import InvalidRun
 from loadtest.judge import stats
-from loadtest.judge.analysis import rate_counts, summary_of
-from loadtest.judge.metrics import Item, Records, item_bounds, metric_bounds, read_records
-from loadtest.judge.stats import Floats
+from loadtest.judge.analysis import is_many, rate_counts, summary_of
+from loadtest.judge.metrics import Records, read_records
+from loadtest.judge.series import InMemory, LogRatio, Series, log_ratio
 from loadtest.judge.summary import Summary
-from loadtest.judge.window import Window
+from loadtest.judge.window import Window, last_positions
 from loadtest.wording import percentile
 
 Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
@@ -41,7 +41,10 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class RateRatio(msgspec.Struct, frozen=True):
-    """A rate of ``a`` over that of ``b``; above 1: ``a`` does more. ``low`` and ``high`` None: a rate is 0 in nearly all of a run."""
+    """A rate of ``a`` over that of ``b``; above 1: ``a`` does more.
+
+    ``low`` and ``high`` are None if a run counts fewer than `stats.MIN_COUNTED` requests, or nearly all of them in one part.
+    """
 
     name: str
     ratio: float | None
@@ -64,7 +67,7 @@ class Comparison(msgspec.Struct, frozen=True):
     paired: bool
     """Both had the same schedule, and each request is compared with itself; of itl all gaps with all gaps, which is less sharp."""
     num_common: int
-    """Requests due in both windows; 0 unless paired."""
+    """Requests that were due in the window of both runs; 0 unless paired."""
     ratios: list[Ratio]
     rates: list[RateRatio]
     verdict: Claim
@@ -98,19 +101,20 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
         if summary.verdict == "invalid":
             raise InvalidRun([f"{name}: {gate.text}" for gate in summary.gates if not gate.ok])
     paired = summaries[0].schedule_sha256 == summaries[1].schedule_sha256 and not runs[0].closed
-    items = _items(runs, summaries, paired)
+    windows = _windows(runs, summaries, paired)
     ratios, strict = [], []
     for metric in METRICS:
         by_request = paired and metric != "itl"
-        values = _paired_values(runs, items, metric) if by_request else _values(runs, items, metric)
-        for q in QUANTILES if all(v.size for v in values) else ():
-            ratios.append(_ratio(metric, q, values, by_request, stats.CONFIDENCE))
-            strict.append(_ratio(metric, q, values, by_request, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
+        first, second = _by_request(windows, metric) if by_request else (window.series(metric) for window in windows)
+        for q in QUANTILES if first.size and second.size else ():
+            found = log_ratio(first, second, q, paired=by_request)
+            ratios.append(_ratio(metric, q, found, stats.CONFIDENCE))
+            strict.append(_ratio(metric, q, found, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
     return Comparison(
         a=names[0],
         b=names[1],
         paired=paired,
-        num_common=len(items[0]) if paired else 0,
+        num_common=len(windows[0]) if paired else 0,
         ratios=ratios,
         rates=_rates(runs, summaries, paired),
         verdict=_together([ratio.claim for ratio in strict]),
@@ -118,36 +122,35 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
     )
 
 
-def _items(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> tuple[list[Item], list[Item]]:
-    """Return the requests of each run's window; if paired, of both windows, in the same order."""
-    windows = _windows(summaries, paired)
-    first, second = (
-        [item for item in run.items() if low <= item.due_s < high] for run, (low, high) in zip(runs, windows, strict=True)
-    )
-    return first, second
+def _windows(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> tuple[Window, Window]:
+    """Return the requests of each run's window in the order of its due times; if paired, those that are in both.
+
+    Later turns of conversations are due when the answer before them has ended, so that run b may have had them in another order, or
+    outside of its window.
+    """
+    first, second = (Window.of(run).between(*span) for run, span in zip(runs, _spans(summaries, paired), strict=True))
+    if not paired:
+        return first, second
+    return first.where(np.isin(first.ids, second.ids)), second.where(np.isin(second.ids, first.ids))
 
 
-def _values(runs: tuple[Records, Records], items: tuple[list[Item], list[Item]], metric: str) -> tuple[Floats, Floats]:
-    return metric_bounds(runs[0], items[0], metric)[1], metric_bounds(runs[1], items[1], metric)[1]
+def _by_request(windows: tuple[Window, Window], metric: str) -> tuple[Series, Series]:
+    """Return the upper bounds of the requests that have the metric in both runs, in the order of run a's due times."""
+    of_id = []
+    for window in windows:
+        bounds = window.bounds(metric)
+        values = np.full(len(window), np.nan)
+        values[bounds.has] = bounds.high
+        of_id.append(values)
+    first, second = of_id[0], of_id[1][last_positions(windows[1].ids, windows[0].ids)]
+    both = ~np.isnan(first) & ~np.isnan(second)
+    return InMemory(first[both], first[both]), InMemory(second[both], second[both])
 
 
-def _paired_values(runs: tuple[Records, Records], items: tuple[list[Item], list[Item]], metric: str) -> tuple[Floats, Floats]:
-    """Return the upper bounds of the requests that have the metric in both runs."""
-    pairs = []
-    for first, second in zip(*items, strict=True):
-        bounds = [item_bounds(run, item, metric) for run, item in zip(runs, (first, second), strict=True)]
-        if bounds[0] is not None and bounds[1] is not None:
-            pairs.append((bounds[0][1], bounds[1][1]))
-    both = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
-
-
-def _ratio(metric: str, q: float, values: tuple[Floats, Floats], paired: bool, confidence: float) -> Ratio:
-    a, b = (np.maximum(v, 1e-9) for v in values)
-    found = stats.ratio_interval(a, b, q, paired=paired, confidence=confidence)
+def _ratio(metric: str, q: float, found: LogRatio | None, confidence: float) -> Ratio:
     if found is None:
         return Ratio(metric, q, None, None, None, "not estimable")
-    ratio, low, high = found
+    ratio, low, high = found.interval(confidence)
     claim: Claim = "a faster" if high < 1 else "b faster" if low > 1 else "no difference shown"
     return Ratio(metric, q, ratio, low, high, claim)
 
@@ -162,24 +165,30 @@ def _together(claims: list[Claim]) -> Claim:
 
 
 def _rates(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> list[RateRatio]:
-    """Return the ratios of what both did per second; if paired, over the window that they have in common."""
-    windows = _windows(summaries, paired)
-    lengths = [high - low for low, high in windows]
+    """Return the ratios of what both did per second; if paired, over the window that they have in common.
+
+    Where later turns of conversations come when the target allows, the same schedule is not the same arrivals: such rates are compared
+    as those of two loads.
+    """
+    same_arrivals = paired and not (runs[0].requests.turn > 0).any()
+    spans = _spans(summaries, paired)
+    lengths = [high - low for low, high in spans]
     if min(lengths) <= 0:
         return []
-    counts = [rate_counts(run, Window.of(run).between(*window), window) for run, window in zip(runs, windows, strict=True)]
+    counts = [rate_counts(run, Window.of(run).between(*span), span) for run, span in zip(runs, spans, strict=True)]
     found = []
     for field, words in RATES.items():
         a, b = (each[field] / length for each, length in zip(counts, lengths, strict=True))
-        known = stats.rate_ratio_interval(a, b, paired=paired)
+        enough = all(is_many(each, field) for each in counts)
+        known = stats.rate_ratio_interval(a, b, paired=same_arrivals) if enough else None
         ratio = float(a.sum() / b.sum()) if b.sum() else None
         found.append(RateRatio(words, *known) if known else RateRatio(words, ratio, None, None))
     return found
 
 
-def _windows(summaries: tuple[Summary, Summary], paired: bool) -> list[tuple[float, float]]:
-    windows = [summary.window_s for summary in summaries]
-    return [(max(w[0] for w in windows), min(w[1] for w in windows))] * 2 if paired else windows
+def _spans(summaries: tuple[Summary, Summary], paired: bool) -> list[tuple[float, float]]:
+    spans = [summary.window_s for summary in summaries]
+    return [(max(span[0] for span in spans), min(span[1] for span in spans))] * 2 if paired else spans
 
 
 def _threats(summaries: tuple[Summary, Summary], paired: bool) -> list[str]:

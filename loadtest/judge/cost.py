@@ -29,8 +29,10 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     """Seconds of the window in which somebody told how many there were."""
     gpu_s: float | None = None
     """``replica_s`` times ``observe.gpus_per_replica``; None where that is 0."""
-    good_per_replica_s: float | None = None
-    """Good requests per second of a ready replica."""
+    replica_s_per_good: float | None = None
+    """``replica_s`` over the good requests of the seconds that were seen; None: no request was good."""
+    gpu_s_per_good: float | None = None
+    """The same of ``gpu_s``."""
 
 
 def cost_of(
@@ -46,12 +48,15 @@ def cost_of(
     replica_s, seen_s = _replica_seconds(samples, window)
     if not seen_s:
         return Cost(tokens_per_good)
+    gpu_s = replica_s * gpus_per_replica if gpus_per_replica else None
+    num_good = good_per_s * seen_s
     return Cost(
         tokens_per_good=tokens_per_good,
         replica_s=replica_s,
         seen_s=seen_s,
-        gpu_s=replica_s * gpus_per_replica if gpus_per_replica else None,
-        good_per_replica_s=good_per_s * seen_s / replica_s if replica_s else None,
+        gpu_s=gpu_s,
+        replica_s_per_good=replica_s / num_good if num_good else None,
+        gpu_s_per_good=gpu_s / num_good if num_good and gpu_s is not None else None,
     )
 
 

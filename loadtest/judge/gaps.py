@@ -1,4 +1,4 @@
-"""All gaps between the tokens of a run, in two passes over its rows and without keeping one of them. Pure.
+"""All gaps between the tokens of a run, in two passes over its rows (three for a comparison), keeping none of them. Pure.
 
 ITL has a value per token: 128 million in a million answers of 129. Chunks are recorded to the microsecond, so that counting the gaps
 by their whole microseconds loses nothing: percentiles are exact. What needs the order of the gaps (how many independent samples they
@@ -6,8 +6,9 @@ are worth, and whether the run was long enough) is counted in the second pass, b
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -64,9 +65,44 @@ class Sorted:
     """The gaps in rising order, as a sequence of seconds."""
 
     def __init__(self, values_us: Ints, counts: Ints, num_infinite: int) -> None:
+        """``counts`` says how often there is each of ``values_us``, which rise."""
         self._values_us, self._ends = values_us, np.cumsum(counts)
         self.num_finite = int(counts.sum())
+        self.num_infinite = num_infinite
         self.size = self.num_finite + num_infinite
+
+    @classmethod
+    def of(cls, pieces: Iterable[Ints]) -> "Sorted":
+        """Count the gaps of the pieces by their length."""
+        dense, rare, num_infinite = np.zeros(_DENSE_US, dtype=np.int64), dict[int, int](), 0
+        for piece in pieces:
+            finite = piece[piece < INFINITE_US]
+            num_infinite += piece.size - finite.size
+            short = np.bincount(finite[finite < _DENSE_US])
+            dense[: short.size] += short
+            for value, count in zip(*np.unique(finite[finite >= _DENSE_US], return_counts=True), strict=True):
+                rare[int(value)] = rare.get(int(value), 0) + int(count)
+        seen = np.flatnonzero(dense)
+        long = np.array(sorted(rare), dtype=np.int64)
+        counts = np.concatenate([dense[seen], np.array([rare[int(value)] for value in long], dtype=np.int64)])
+        return cls(np.concatenate([seen, long]), counts, num_infinite)
+
+    @classmethod
+    def merged(cls, parts: Sequence["Sorted"]) -> "Sorted":
+        """Return the gaps of all parts together."""
+        values_us, which = np.unique(np.concatenate([part._values_us for part in parts]), return_inverse=True)
+        counts = np.zeros(values_us.size, dtype=np.int64)
+        np.add.at(counts, which, np.concatenate([part._counts for part in parts]))
+        return cls(values_us, counts, sum(part.num_infinite for part in parts))
+
+    @property
+    def _counts(self) -> Ints:
+        return np.diff(self._ends, prepend=0)
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean of the finite ones, if there are any."""
+        return int((self._values_us * self._counts).sum()) / 1e6 / self.num_finite if self.num_finite else None
 
     def __getitem__(self, k: int) -> float:
         if k >= self.num_finite:
@@ -80,8 +116,7 @@ class Sorted:
 
     def mid_ranks(self) -> tuple[Ints, Floats, float]:
         """Return the values in microseconds, the mean rank of each, and that of the infinite ones."""
-        counts = np.diff(self._ends, prepend=0)
-        return self._values_us, self._ends - (counts - 1) / 2, (self.num_finite + self.size + 1) / 2
+        return self._values_us, self._ends - (self._counts - 1) / 2, (self.num_finite + self.size + 1) / 2
 
 
 class Gaps:
@@ -89,28 +124,11 @@ class Gaps:
 
     def __init__(self, pieces: Pieces, quantiles: Sequence[float], limits_s: Sequence[float] = ()) -> None:
         self._pieces = pieces
-        self.low = self.high = self._count()
-        self.size = self.low.size
+        self.low = self.high = Sorted.of(pieces())
+        self.size, self.num_failed, self.mean_answered_s = self.low.size, self.low.num_infinite, self.low.mean_s
+        self._quantiles = quantiles
         self._thresholds_s = {q: self.low[rank(self.size, q) - 1] for q in (*stats.LEVELS, *quantiles)} if self.size else {}
         self._batches(sorted({*self._thresholds_s.values(), *limits_s}))
-
-    def _count(self) -> Sorted:
-        """First pass: count the gaps by their length."""
-        dense, rare, num_infinite, total_us = np.zeros(_DENSE_US, dtype=np.int64), dict[int, int](), 0, 0
-        for piece in self._pieces():
-            finite = piece[piece < INFINITE_US]
-            num_infinite += piece.size - finite.size
-            total_us += int(finite.sum())
-            short = finite[finite < _DENSE_US]
-            dense += np.bincount(short, minlength=_DENSE_US)
-            for value, count in zip(*np.unique(finite[finite >= _DENSE_US], return_counts=True), strict=True):
-                rare[int(value)] = rare.get(int(value), 0) + int(count)
-        seen = np.flatnonzero(dense)
-        long = np.array(sorted(rare), dtype=np.int64)
-        counts = np.concatenate([dense[seen], np.array([rare[int(value)] for value in long], dtype=np.int64)])
-        self.num_failed = num_infinite
-        self.mean_answered_s = total_us / 1e6 / int(counts.sum()) if counts.size else None
-        return Sorted(np.concatenate([seen, long]), counts, num_infinite)
 
     def _batches(self, thresholds_s: list[float]) -> None:
         """Second pass: per batch of the whole, the share of gaps over each threshold; per part, the mean rank."""
@@ -144,6 +162,23 @@ class Gaps:
     def attained(self, limit_s: float) -> float:
         return self.low.num_within(limit_s) / self.size
 
+    def left_out(self, q: float) -> Floats:
+        """As `loadtest.judge.series.Series.left_out`, of at least `stats.NUM_BATCHES` gaps; q must be of those that were given at first."""
+        return self._left_out[q]
+
+    @cached_property
+    def _left_out(self) -> dict[float, Floats]:
+        """Third pass, when it is first asked for: the quantiles without each block of the whole."""
+        num = stats.NUM_BATCHES
+        ends = np.cumsum([self.size // num + (k < self.size % num) for k in range(num)])
+        blocks = [Sorted.of(part for _, part in parts) for _, parts in groupby(_cut(self._pieces(), ends), lambda pair: pair[0])]
+        found = {q: np.empty(num) for q in self._quantiles}
+        for k in range(num):
+            rest = Sorted.merged([*blocks[:k], *blocks[k + 1 :]])
+            for q, values in found.items():
+                values[k] = rest[rank(rest.size, q) - 1]
+        return found
+
 
 class _RankTable:
     """The mean rank of a gap, by its microseconds."""
@@ -173,3 +208,12 @@ def _add(sums: Floats, values: npt.NDArray[np.float64], at: int, size: int, batc
     cuts = [begin - at, *(first + edges[1:] * batch - at).tolist(), values.size]
     for number, (low, high) in zip(edges.tolist(), pairwise(cuts), strict=True):
         sums[number] += values[low:high].sum()
+
+
+def _cut(pieces: Iterator[Ints], ends: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield the pieces, cut where blocks end, each part with the number of its block; ``ends`` counts from the first piece's begin."""
+    at = 0
+    for piece in pieces:
+        parts = np.split(piece, np.clip(ends - at, 0, piece.size))
+        yield from ((number, part) for number, part in enumerate(parts) if part.size)
+        at += piece.size

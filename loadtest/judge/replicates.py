@@ -7,6 +7,7 @@ intervals are Student's, with one degree of freedom less than runs.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +17,14 @@ import numpy as np
 from loadtest.errors import ExitCode, InvalidRun, UsageError
 from loadtest.judge import stats
 from loadtest.judge.analysis import summary_of
-from loadtest.judge.metrics import Records, metric_bounds, read_records
+from loadtest.judge.gaps import Sorted
+from loadtest.judge.metrics import read_records
 from loadtest.judge.stats import Floats
 from loadtest.judge.summary import Quantile, Summary, interval
+from loadtest.judge.window import Window
+from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
+from loadtest.quantiles import Ordered, rank
+from loadtest.records import Manifest, read_manifest
 from loadtest.wording import percentile, share
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
@@ -107,48 +113,68 @@ def pool(runs: Sequence[Path]) -> Replicates:
     """
     if len(runs) < MIN_RUNS:
         raise UsageError("RUN", f"{len(runs)} runs are not enough to see how much they differ; give {MIN_RUNS} or more")
-    records = [read_records(run) for run in runs]
-    _check_alike([str(run) for run in runs], records)
-    summaries = [summary_of(each) for each in records]
-    sick = [f"{run.name}: {gate.text}" for run, s in zip(runs, summaries, strict=True) for gate in s.gates if not gate.ok]
-    if sick:
+    _check_alike([str(run) for run in runs], [read_manifest(run) for run in runs])
+    read = [_read(run) for run in runs]
+    if sick := [
+        f"{run.name}: {gate.text}" for run, each in zip(runs, read, strict=True) for gate in each.summary.gates if not gate.ok
+    ]:
         raise InvalidRun(sick)
     return Replicates(
         runs=[run.name for run in runs],
-        seeds=[each.scenario.seed for each in records],
-        slo=list(_attained(records, summaries)),
-        rates=list(_rates(summaries)),
-        percentiles=list(_percentiles(records, summaries)),
-        threats=list(_threats(records, summaries)),
+        seeds=[each.scenario.seed for each in read],
+        slo=list(_attained(read)),
+        rates=list(_rates([each.summary for each in read])),
+        percentiles=list(_percentiles(read)),
+        threats=list(_threats(read)),
     )
 
 
-def _check_alike(names: Sequence[str], records: Sequence[Records]) -> None:
-    first = _without_seed(records[0])
+def _check_alike(names: Sequence[str], manifests: Sequence[Manifest]) -> None:
+    scenarios = [parse_scenario(manifest.scenario, context=RECORDED) for manifest in manifests]
+    asked = [_without_seed(*pair) for pair in zip(scenarios, manifests, strict=True)]
     owners: dict[int, str] = {}
-    for name, each in zip(names, records, strict=True):
-        asked = _without_seed(each)
-        if differing := [key for key in asked if asked[key] != first[key]]:
+    for name, scenario, manifest, keys in zip(names, scenarios, manifests, asked, strict=True):
+        if differing := [key for key in keys if keys[key] != asked[0][key]]:
             what = f"differs from {names[0]} in {', '.join(differing)}; replicates differ in the seed only"
             raise UsageError(name, what)
-        if each.manifest.state != "finished":
+        if manifest.state != "finished":
             raise UsageError(name, "did not come to its end; leave it out")
-        seed = each.scenario.seed
-        if seed in owners:
-            raise UsageError(name, f"has the seed {seed}, as {owners[seed]} has; a replicate has a seed of its own")
-        owners[seed] = name
+        if scenario.seed in owners:
+            what = f"has the seed {scenario.seed}, as {owners[scenario.seed]} has; a replicate has a seed of its own"
+            raise UsageError(name, what)
+        owners[scenario.seed] = name
 
 
-def _without_seed(records: Records) -> dict[str, Any]:
-    asked = records.scenario.model_dump(mode="json", exclude={"seed"})
+def _without_seed(scenario: Scenario, manifest: Manifest) -> dict[str, Any]:
+    asked = scenario.model_dump(mode="json", exclude={"seed"})
     for fault in asked["faults"]:
         fault["below_pid"] = None  # of the target's process, which may have been started again
-    return asked | {"model": records.manifest.model}
+    return asked | {"model": manifest.model}
 
 
-def _attained(records: Sequence[Records], summaries: Sequence[Summary]) -> Iterator[Attained]:
-    for number, limit in enumerate(records[0].scenario.slo.limits):
-        results = [summary.slo[number] for summary in summaries]
+@dataclass(frozen=True)
+class _Read:
+    """What is kept of a run that was read: of its window, eight bytes a request and metric, and how often each gap came."""
+
+    scenario: Scenario
+    target: str
+    summary: Summary
+    latencies_s: dict[str, Floats]
+    """By metric, without itl; infinite for requests that failed."""
+    gaps: Sorted
+
+
+def _read(run: Path) -> _Read:
+    records = read_records(run)
+    summary = summary_of(records)
+    window = Window.of(records).between(*summary.window_s)
+    latencies_s = {metric: window.bounds(metric).high for metric in METRICS if metric != "itl"}
+    return _Read(records.scenario, records.manifest.target, summary, latencies_s, window.sorted_gaps())
+
+
+def _attained(runs: Sequence[_Read]) -> Iterator[Attained]:
+    for number, limit in enumerate(runs[0].scenario.slo.limits):
+        results = [run.summary.slo[number] for run in runs]
         shares, sizes = (np.array(values) for values in zip(*((r.attained, r.n_eff) for r in results), strict=True))
         value, low, high = stats.mean_interval(shares)
         alone = stats.wilson(float(np.average(shares, weights=sizes)) if sizes.any() else 0.0, float(sizes.sum()))
@@ -168,29 +194,39 @@ def _rates(summaries: Sequence[Summary]) -> Iterator[Mean]:
         yield Mean(words, value, max(0.0, low), high, values.tolist())
 
 
-def _percentiles(records: Sequence[Records], summaries: Sequence[Summary]) -> Iterator[Percentile]:
+def _percentiles(runs: Sequence[_Read]) -> Iterator[Percentile]:
     for metric in METRICS:
-        values = [_values(each, summary, metric) for each, summary in zip(records, summaries, strict=True)]
-        for q in QUANTILES if all(v.size for v in values) else ():
-            value, low, high = stats.replicate_interval(values, q)
+        if not all(_together([run], metric).size for run in runs):
+            continue
+        pooled = _quantiles(runs, metric)
+        left_out = np.array([_quantiles([*runs[:k], *runs[k + 1 :]], metric) for k in range(len(runs))])
+        per_run = np.array([_quantiles([run], metric) for run in runs])
+        for number, q in enumerate(QUANTILES):
+            value, low, high = stats.jackknife_interval(pooled[number], left_out[:, number])
             bounds = (max(0.0, low), max(0.0, high)) if math.isfinite(high) else (None, None)
-            yield Percentile(metric, Quantile(q, _finite(value), *bounds), [_finite(stats.quantile(v, q)) for v in values])
+            yield Percentile(metric, Quantile(q, _finite(value), *bounds), [_finite(v) for v in per_run[:, number].tolist()])
 
 
-def _values(records: Records, summary: Summary, metric: str) -> Floats:
-    low_s, high_s = summary.window_s
-    items = [item for item in records.items() if low_s <= item.due_s < high_s]
-    return metric_bounds(records, items, metric)[1]
+def _quantiles(runs: Sequence[_Read], metric: str) -> list[float]:
+    """Return the metric at `QUANTILES` of all requests of these runs together."""
+    values = _together(runs, metric)
+    return [float(values[rank(values.size, q) - 1]) for q in QUANTILES]
+
+
+def _together(runs: Sequence[_Read], metric: str) -> Ordered:
+    if metric == "itl":
+        return Sorted.merged([run.gaps for run in runs])
+    return np.sort(np.concatenate([run.latencies_s[metric] for run in runs]))
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _threats(records: Sequence[Records], summaries: Sequence[Summary]) -> Iterator[str]:
-    if len(targets := {each.manifest.target for each in records}) > 1:
+def _threats(runs: Sequence[_Read]) -> Iterator[str]:
+    if len(targets := {run.target for run in runs}) > 1:
         yield f"The runs asked different addresses ({', '.join(sorted(targets))}): they are replicates if the same was behind all of them."
-    if num := sum(summary.steady is False for summary in summaries):
+    if num := sum(run.summary.steady is False for run in runs):
         yield f"{num} of the runs are not steady: runs of another length would have other percentiles."
-    if any(other.schedule_sha256 == summaries[0].schedule_sha256 for other in summaries[1:]):
+    if any(run.summary.schedule_sha256 == runs[0].summary.schedule_sha256 for run in runs[1:]):
         yield "Some runs had the same schedule, whatever their seeds: what chance does to the load is not in the intervals."

@@ -1,12 +1,17 @@
 """A series of latencies as the estimators see it: in memory (`InMemory`), or too long for that (`loadtest.judge.gaps.Gaps`)."""
 
+import math
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from scipy import stats as law
 
 from loadtest.judge import stats
 from loadtest.quantiles import Floats, Ordered
+
+LEAST_S = 1e-9
+"""What shorter latencies count as in a ratio."""
 
 
 class Series(Protocol):
@@ -36,6 +41,9 @@ class Series(Protocol):
     def attained(self, limit_s: float) -> float:
         """Return the share that is at most ``limit_s``."""
 
+    def left_out(self, q: float) -> Floats:
+        """Return the quantile without each of `stats.NUM_BATCHES` consecutive blocks, as `numpy.array_split` makes them."""
+
 
 class InMemory:
     """Implements `Series` over arrays."""
@@ -58,3 +66,51 @@ class InMemory:
 
     def attained(self, limit_s: float) -> float:
         return float((self._high <= limit_s).mean())
+
+    def left_out(self, q: float) -> Floats:
+        blocks = np.array_split(self._high, stats.NUM_BATCHES)
+        rests = (np.concatenate([*blocks[:k], *blocks[k + 1 :]]) for k in range(stats.NUM_BATCHES))
+        return np.array([stats.quantile(rest, q) for rest in rests])
+
+
+class LogRatio(NamedTuple):
+    """The logarithm of the ratio of two quantiles."""
+
+    middle: float
+    error: float
+    """Standard error, of `stats.NUM_BATCHES` - 1 degrees of freedom."""
+
+    def interval(self, confidence: float = stats.CONFIDENCE) -> tuple[float, float, float]:
+        """Return the ratio and its interval."""
+        half = float(law.t.ppf((1 + confidence) / 2, stats.NUM_BATCHES - 1)) * self.error
+        return math.exp(self.middle), math.exp(self.middle - half), math.exp(self.middle + half)
+
+
+def log_ratio(a: Series, b: Series, q: float, *, paired: bool) -> LogRatio | None:
+    """Return the quantile of ``a`` over that of ``b``, or None where one of the runs cannot bound its quantile.
+
+    A jackknife over blocks of the log ratio, t with 9 degrees; a block bootstrap of the same blocks covered less (p99 at rho 0.8:
+    66 instead of 78 % of 300 runs).
+
+    Args:
+        paired: Position k of both is the same request of the same schedule, so that what the schedule does to both cancels.
+    """
+    if paired and a.size != b.size:
+        raise ValueError(f"paired runs must have the same requests, got {a.size} and {b.size}")
+    for each in (a, b):
+        bounds = stats.order_interval(each.high, each.high, q, each.worth(q))
+        if not (all(map(math.isfinite, bounds)) and each.resolved):
+            return None
+    left = [_log(each.left_out(q)) for each in (a, b)]
+    if not all(np.isfinite(logs).all() for logs in left):
+        return None
+    parts = [left[0] - left[1]] if paired else left
+    variance = sum(float(part.var()) for part in parts) * (stats.NUM_BATCHES - 1)
+    first, second = (float(_log(np.array([each.high[stats.rank(each.size, q) - 1]]))[0]) for each in (a, b))
+    return LogRatio(first - second, math.sqrt(variance))
+
+
+def _log(values_s: Floats) -> Floats:
+    """Return the logarithms; tokens of one chunk have a gap of 0 between them, which has none."""
+    logs: Floats = np.log(np.maximum(values_s, LEAST_S))
+    return logs

@@ -25,6 +25,8 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 """Of every distribution."""
 NUM_BATCHES = 10
 """Few and long: a batch must hold many relaxation times of the queue. 20 and 30 batches cover up to 15 points less near the knee."""
+MIN_COUNTED = 20
+"""Requests that a rate must count to have an interval. So few are skewed, and Student's interval over their parts is too narrow."""
 LEVELS = (0.5, 0.9)
 """Where dependence is measured beside the asked percentile: exceedances of a p99 alone are too rare to show it."""
 NUM_PARTS = 40
@@ -125,11 +127,15 @@ def replicate_interval(runs: Sequence[Floats], q: float, confidence: float = CON
     Args:
         runs: At least two independent runs, each with its own seed and warm-up.
     """
-    num = len(runs)
-    pooled = quantile(np.concatenate(runs), q)
-    left_out = np.array([quantile(np.concatenate([*runs[:k], *runs[k + 1 :]]), q) for k in range(num)])
+    left_out = [quantile(np.concatenate([*runs[:k], *runs[k + 1 :]]), q) for k in range(len(runs))]
+    return jackknife_interval(quantile(np.concatenate(runs), q), np.array(left_out), confidence)
+
+
+def jackknife_interval(pooled: float, left_out: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+    """Return the quantile ``pooled`` of all runs together and its interval, from the quantiles without each of the runs."""
     if not (np.isfinite(left_out).all() and math.isfinite(pooled)):
         return pooled, -math.inf, math.inf
+    num = left_out.size
     return pooled, *mean_interval(num * pooled - (num - 1) * left_out, confidence)[1:]
 
 
@@ -143,8 +149,8 @@ def mean_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float
 def rate_interval(batches: Floats, length_s: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the interval of a rate per second from the counts in equal parts of ``length_s`` seconds: Student's over the parts.
 
-    A part must hold many requests and last long beside one; counts of neighbouring parts then hardly depend on each other. An
-    interval of fewer than 20 requests in all is too narrow, since counts so small are skewed.
+    A part must hold many requests and last long beside one; counts of neighbouring parts then hardly depend on each other. It is
+    for rates that count `MIN_COUNTED` requests or more.
     """
     mean, low, high = mean_interval(batches * batches.size / length_s, confidence)
     return max(0.0, min(low, mean)), high
@@ -155,7 +161,7 @@ def rate_ratio_interval(
 ) -> tuple[float, float, float] | None:
     """Return (total of ``a`` over total of ``b``, and its interval), or None where a total without one part is 0.
 
-    A jackknife over the parts of the log ratio, as `ratio_interval`.
+    A jackknife over the parts of the log ratio, as `loadtest.judge.series.log_ratio`.
 
     Args:
         a, b: Counts in as many equal parts of two windows of one length.
@@ -327,37 +333,3 @@ def arrival_tests(passed: Floats, *, per_bin: float = 20.0) -> ArrivalTests:
         lag1=r,
         lag1_p=float(2 * law.norm.sf(abs(r) * math.sqrt(gaps.size))),
     )
-
-
-def _log_quantiles_left_out(values: Floats, q: float) -> Floats:
-    """Return the log quantile without each of `NUM_BATCHES` consecutive blocks."""
-    blocks = np.array_split(np.log(values), NUM_BATCHES)
-    return np.array([quantile(np.concatenate([*blocks[:k], *blocks[k + 1 :]]), q) for k in range(NUM_BATCHES)])
-
-
-def ratio_interval(
-    a: Floats, b: Floats, q: float, *, paired: bool, confidence: float = CONFIDENCE
-) -> tuple[float, float, float] | None:
-    """Return (quantile of ``a`` over that of ``b``, and its interval), or None where one of the runs cannot bound its quantile.
-
-    A jackknife over blocks of the log ratio, t with 9 degrees; a block bootstrap of the same blocks covered less (p99 at rho 0.8:
-    66 instead of 78 % of 300 runs). Values must be > 0.
-
-    Args:
-        paired: Position k of both is the same request of the same schedule, so that what the schedule does to both cancels.
-    """
-    if paired and a.size != b.size:
-        raise ValueError(f"paired runs must have the same requests, got {a.size} and {b.size}")
-    for values in (a, b):
-        ordered = np.sort(values)
-        low, high = order_interval(ordered, ordered, q, effective_size(values, q))
-        if not (math.isfinite(low) and math.isfinite(high) and resolved(values)):
-            return None
-    left_a, left_b = _log_quantiles_left_out(a, q), _log_quantiles_left_out(b, q)
-    if not (np.isfinite(left_a).all() and np.isfinite(left_b).all()):
-        return None
-    parts = [left_a - left_b] if paired else [left_a, left_b]
-    variance = sum(float(part.var()) for part in parts) * (NUM_BATCHES - 1)
-    middle = math.log(quantile(a, q)) - math.log(quantile(b, q))
-    half = float(law.t.ppf((1 + confidence) / 2, NUM_BATCHES - 1)) * math.sqrt(variance)
-    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)

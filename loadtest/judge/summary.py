@@ -92,7 +92,10 @@ class Throughput(msgspec.Struct, frozen=True):
     total_tokens: float
     """Prompt tokens included, as some published tables count."""
     intervals: dict[str, tuple[float, float]] = {}
-    """By field: 95 % interval of the rate that a longer run would have (`loadtest.judge.stats.rate_interval`)."""
+    """By field: 95 % interval of the rate that a longer run would have (`loadtest.judge.stats.rate_interval`).
+
+    Without the fields that count fewer than `loadtest.judge.stats.MIN_COUNTED` requests.
+    """
 
 
 class Group(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

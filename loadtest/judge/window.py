@@ -1,14 +1,14 @@
 """The requests of a run as arrays: due times, outcomes, latencies. What `loadtest.judge.metrics` says of one row, for all of them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from loadtest.judge.columns import Bools, Ints, count_states
-from loadtest.judge.gaps import Gaps, Weights, weighed
+from loadtest.judge.gaps import Gaps, Sorted, Weights, weighed
 from loadtest.judge.metrics import WITHIN, Records
 from loadtest.judge.series import InMemory, Series
 from loadtest.judge.stats import QUANTILES, Floats
@@ -25,7 +25,7 @@ class Bounds:
     high: Floats
 
 
-def _last_positions(ids: Ints, wanted: Ints) -> Ints:
+def last_positions(ids: Ints, wanted: Ints) -> Ints:
     """Return the last position of each wanted id in ``ids``; -1: it is not there."""
     if not ids.size:
         return np.full(wanted.size, -1)
@@ -50,7 +50,7 @@ class Window:
     def of(cls, records: Records) -> "Window":
         """Return all requests that have a due time. In a closed loop those that a client became free for."""
         requests, rows = records.requests, records.columns
-        row = _last_positions(rows.id, requests.id)
+        row = last_positions(rows.id, requests.id)
         due_s = requests.due_s.copy()
         closed = np.isnan(due_s) & (row >= 0)
         due_s[closed] = rows.due_s[row[closed]]
@@ -63,8 +63,16 @@ class Window:
         first, end = np.searchsorted(self.due_s, [low_s, high_s], side="left").tolist()
         return Window(self.records, self.request[first:end], self.row[first:end], self.due_s[first:end])
 
+    def where(self, mask: Bools) -> "Window":
+        """Return those of the requests that the mask picks."""
+        return Window(self.records, self.request[mask], self.row[mask], self.due_s[mask])
+
     def __len__(self) -> int:
         return self.due_s.size
+
+    @property
+    def ids(self) -> Ints:
+        return self.records.requests.id[self.request]
 
     @cached_property
     def rows(self) -> Ints:
@@ -133,6 +141,19 @@ class Window:
     @cached_property
     def gaps(self) -> Gaps:
         """All gaps between tokens. A request that failed has an infinite one for each token that it still owed, and at least one."""
+        limits = [limit for limit in self.records.scenario.slo.limits if limit.metric == "itl"]
+        quantiles = sorted({*QUANTILES, *(limit.quantile for limit in limits)})
+        return Gaps(self._pieces, quantiles, [limit.limit_s for limit in limits])
+
+    def sorted_gaps(self) -> Sorted:
+        """Return the gaps of `gaps` in rising order, which takes one pass over the rows instead of two."""
+        return Sorted.of(self._pieces())
+
+    def _pieces(self) -> Iterator[Ints]:
+        return weighed(self.records.chunks(), self._weights)
+
+    @cached_property
+    def _weights(self) -> Weights:
         rows, seen = self.records.columns, np.zeros(len(self), dtype=np.int64)
         there = self.row >= 0
         seen[there] = rows.num_gaps[self.row[there]]
@@ -143,9 +164,7 @@ class Window:
         weights.counted[self.row[there & self.has_gaps]] = True
         weights.owed[self.row[there]] = owed[there]
         np.add.at(weights.before, np.searchsorted(rows.due_s, self.due_s[~there]), owed[~there])
-        limits = [limit for limit in self.records.scenario.slo.limits if limit.metric == "itl"]
-        quantiles = sorted({*QUANTILES, *(limit.quantile for limit in limits)})
-        return Gaps(lambda: weighed(self.records.chunks(), weights), quantiles, [limit.limit_s for limit in limits])
+        return weights
 
     @property
     def _owed_tokens(self) -> Ints:

@@ -28,7 +28,10 @@ TERMS = {
     "EOS": "The token by which a model ends its answer. Where it is ignored, answers are as long as the scenario says.",
     "measured window": "Requests that were due in this time are in the figures.",
     "output tokens": "Tokens of the answers, as the target counts them in its usage, else as they were received.",
-    "replica-seconds": "Replicas that were ready, summed over time: what the load cost.",
+    "good request": "A request that was answered inside every limit of the SLO; without an SLO, one that was answered.",
+    "replica-seconds": "Replicas that were ready, summed over the time in which their number was known: what the load cost. Per good "
+    "request: over the good requests of that time.",
+    "GPU-seconds": "The replica-seconds times the GPUs of a replica, as the scenario says how many there are.",
 }
 """In the order of the glossary at the end of the page."""
 

@@ -55,8 +55,12 @@ def _cost(cost: Cost) -> Iterator[Line]:
         yield Line("", _short(cost.tokens_per_good), "output tokens per good request")
     if cost.replica_s is not None:
         yield Line("", _short(cost.replica_s), f"replica-seconds in {cost.seen_s:,.0f} s")
+    if cost.replica_s_per_good is not None:
+        yield Line("", _short(cost.replica_s_per_good), "replica-seconds per good request")
     if cost.gpu_s is not None:
-        yield Line("", _short(cost.gpu_s), "GPU-seconds")
+        yield Line("", _short(cost.gpu_s), f"GPU-seconds in {cost.seen_s:,.0f} s")
+    if cost.gpu_s_per_good is not None:
+        yield Line("", _short(cost.gpu_s_per_good), "GPU-seconds per good request")
 
 
 def _latency(q: float, at: Quantile) -> Line:

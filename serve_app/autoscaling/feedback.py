@@ -1,7 +1,10 @@
-"""Whether replicas keep their limits as computed: measured ITL and TTFT correct the capacity by a bounded factor. Pure.
+"""Whether replicas keep their limits as computed: measured steps and late first tokens correct the capacity by a bounded factor. Pure.
 
 At utilization u the stationary batch of `capacity.py` makes a step last step_s / (1 - u). What steps really took in the last minutes, and
 how many first tokens were late although nobody waited, says how far a replica is from that law.
+
+What is called ITL here is the mean duration of an engine's step (busy_s / steps): the time between two tokens inside the engine. No
+client's gap between tokens is measured, so that what link, ingress and network add is not in it.
 """
 
 import math
@@ -56,12 +59,12 @@ class Feedback:
 
     @property
     def itl_s(self) -> float:
-        """Return the mean time between two tokens as measured; 0 while nothing was."""
+        """Return the mean duration of an engine's step as measured, the time between two tokens inside the engine; 0 while nothing was."""
         return self._taken_s / self._steps if self._steps else 0.0
 
     @property
     def expected_itl_s(self) -> float:
-        """Return what it should have been by the law."""
+        """Return what the mean duration of a step should have been by the law."""
         return self._expected_s / self._steps if self._steps else 0.0
 
     @property

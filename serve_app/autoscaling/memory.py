@@ -1,4 +1,4 @@
-"""What the policy remembers between two ticks, and how a new controller takes it over. Pure.
+"""What the policy remembers between two ticks, and how a new controller takes it over.
 
 The clock of a memory goes on while no controller runs: a new process reads its own monotonic clock, and `Memory.clock_s` is added to it.
 So what is remembered ages by itself: arrivals of more than five minutes ago are no demand, and a start in progress is as old as it is.

@@ -1,4 +1,4 @@
-"""Measured ITL and late first tokens, against the law of the stationary batch by hand."""
+"""Measured steps and late first tokens, against the law of the stationary batch by hand."""
 
 from dataclasses import dataclass, replace
 

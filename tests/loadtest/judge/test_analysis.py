@@ -9,9 +9,9 @@ import pytest
 from loadtest.errors import UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.judge.metrics import bounds_s, gaps_s
-from loadtest.judge.summary import Summary, interval
+from loadtest.judge.summary import Summary, interval, rate_interval
 from loadtest.records import Chunks, Row, ScheduledRequest, read_rows
-from tests.loadtest.judge.written_runs import answered, ended, quantile, write_run
+from tests.loadtest.judge.written_runs import answered, ended, every_fourth, quantile, write_run
 
 
 def test_every_latency_of_a_run_of_equal_answers(tmp_path: Path) -> None:
@@ -54,6 +54,16 @@ def test_the_intervals_of_the_rates_hold_what_the_load_is(tmp_path: Path) -> Non
     low, high = throughput.intervals["completed"]
     assert low <= 10 <= high  # the first 1.5 s are short of answers, which the interval allows for
     assert set(throughput.intervals) == {"offered", "completed", "goodput", "output_tokens", "total_tokens"}
+
+
+def test_a_rate_of_fewer_than_20_requests_has_no_interval(tmp_path: Path) -> None:
+    few, enough = (analyse(write_run(tmp_path / str(num), 100, every_fourth(num))).throughput for num in (19, 20))
+    assert few is not None
+    assert enough is not None
+    assert (few.completed, enough.completed) == (1.9, 2.0)
+    assert set(few.intervals) == {"offered"}
+    assert set(enough.intervals) == {"offered", "completed", "goodput", "output_tokens", "total_tokens"}
+    assert (rate_interval(few, "completed"), rate_interval(few, "output_tokens")) == ("1.9", "7.6")
 
 
 def test_a_mean_that_leaves_failures_out_says_so(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from pyarrow import parquet
 from loadtest.judge import stats
 from loadtest.judge.analysis import analyse
 from loadtest.judge.columns import Chunked, RowColumns
-from loadtest.judge.gaps import INFINITE_US, Gaps
+from loadtest.judge.compare import compare
+from loadtest.judge.gaps import INFINITE_US, Gaps, Sorted
 from loadtest.judge.metrics import METRICS, bounds_s, gaps_s, is_good, metric_bounds, read_records
+from loadtest.judge.replicates import pool
 from loadtest.judge.series import InMemory
 from loadtest.judge.window import Window
 from loadtest.plan.scenario import parse_scenario
@@ -99,6 +101,17 @@ def test_gaps_that_come_in_pieces_are_one_series(values: list[int], cut: int) ->
         assert gaps.resolved == listed.resolved
         assert [gaps.worth(q) for q in stats.QUANTILES] == pytest.approx([listed.worth(q) for q in stats.QUANTILES])
         assert gaps.worth(0.9, 0.02) == pytest.approx(listed.worth(0.9, 0.02))
+    if len(values) >= stats.NUM_BATCHES:
+        for q in stats.QUANTILES:
+            assert gaps.left_out(q).tolist() == listed.left_out(q).tolist()
+
+
+@given(runs=st.lists(st.lists(st.sampled_from([0, 7, 20_000, 3_000_000, 9_000_000, INFINITE_US])), min_size=1, max_size=4))
+def test_gaps_of_several_runs_are_merged_as_if_they_were_one(runs: list[list[int]]) -> None:
+    parts = [Sorted.of([np.array(run, dtype=np.int64)]) for run in runs]
+    together, values = Sorted.merged(parts), sorted(value for run in runs for value in run)
+    assert [together[k] for k in range(together.size)] == [np.inf if value == INFINITE_US else value / 1e6 for value in values]
+    assert together.num_infinite == values.count(INFINITE_US)
 
 
 def test_rows_that_are_read_from_parquet_are_those_that_were_recorded(run: Path) -> None:
@@ -144,11 +157,35 @@ def test_memory_grows_by_less_than_half_a_kilobyte_a_request(tmp_path: Path, mon
     assert peak_bytes(lambda: analyse(many)) - peak_bytes(lambda: analyse(few)) < 2000 * 500
 
 
-def write_many(run: Path, num: int) -> Path:
+WORKS: dict[str, tuple[Callable[[list[Path]], object], int]] = {
+    "compare": (lambda runs: compare(runs[0], runs[1]), 2),
+    "pool": (pool, 1),
+}
+"""By command: what it does, and how many runs are in memory at a time."""
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_memory_of_several_runs_grows_by_less_than_half_a_kilobyte_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """In lists of rows it was five kilobytes."""
+    monkeypatch.setattr("loadtest.rows_file.BATCH_ROWS", 200)
+    monkeypatch.setattr("loadtest.judge.gaps._DENSE_US", 1 << 10)  # else these arrays of one size are the peak of either
+    (work, num_held), few, many = WORKS[name], *(three_of(tmp_path, num) for num in (400, 1200))
+    work(few)  # what is loaded once
+    assert peak_bytes(lambda: work(many)) - peak_bytes(lambda: work(few)) < num_held * 800 * 500
+
+
+def three_of(folder: Path, num: int) -> list[Path]:
+    return [write_many(folder / f"{num}-{seed}", num, seed=seed) for seed in (1, 2, 3)]
+
+
+def write_many(run: Path, num: int, *, seed: int = 1) -> Path:
     """A run of so many answers of 100 chunks each at 1,000 requests/s; all have the same chunks."""
     scenario = parse_scenario(
         {
             "name": "many",
+            "seed": seed,
             "arrival": {"law": "constant", "rate": 1000},
             "duration_s": num / 1000,
             "warmup_s": 0,

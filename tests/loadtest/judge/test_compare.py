@@ -5,9 +5,16 @@ import numpy as np
 import pytest
 
 from loadtest.errors import InvalidRun
+from loadtest.judge.analysis import rate_counts
 from loadtest.judge.compare import Comparison, Ratio, compare
+from loadtest.judge.metrics import metric_bounds, read_records
+from loadtest.judge.series import InMemory, log_ratio
+from loadtest.judge.stats import rate_ratio_interval
+from loadtest.judge.window import Window
 from loadtest.records import Row, ScheduledRequest
-from tests.loadtest.judge.written_runs import answered, ended, write_run
+from loadtest.report.report import write_report
+from tests.loadtest import synthetic
+from tests.loadtest.judge.written_runs import answered, ended, every_fourth, write_conversations, write_run
 
 
 def run_of(folder: Path, factor: float = 1.0, *, noise: int = 1, seed: int = 1, num: int = 2000, **kwargs: Any) -> Path:
@@ -62,6 +69,16 @@ def test_a_run_that_serves_a_tenth_less_is_seen_in_its_rates(tmp_path: Path) -> 
     assert next(str(rate) for rate in compare(nothing, few).rates) == "requests/s completed x0.000 (no interval)"
 
 
+def test_the_ratio_of_rates_has_no_interval_if_one_run_counts_fewer_than_20_requests(tmp_path: Path) -> None:
+    few, enough = (write_run(tmp_path / str(num), 100, every_fourth(num)) for num in (19, 20))
+    assert [str(rate) for rate in compare(few, enough).rates] == [
+        "requests/s completed x0.950 (no interval)",
+        "requests/s good x0.950 (no interval)",
+        "output tokens/s x0.950 (no interval)",
+    ]
+    assert str(compare(enough, enough).rates[0]).endswith("x1.000 (1.000 .. 1.000)")
+
+
 def test_the_tail_of_a_short_run_is_not_compared(tmp_path: Path) -> None:
     found = compare(run_of(tmp_path / "a", 0.9, num=200), run_of(tmp_path / "b", noise=2, num=200))
     assert ttft(found, 0.99) == Ratio("ttft", 0.99, None, None, None, "not estimable")
@@ -79,3 +96,53 @@ def test_an_invalid_run_is_not_compared(tmp_path: Path) -> None:
     run_of(tmp_path / "a")
     with pytest.raises(InvalidRun, match="worker 1 was lost"):
         compare(tmp_path / "a", run_of(tmp_path / "b", manifest={"problems": ["worker 1 was lost"]}))
+
+
+def conversations(folder: Path, slower: float = 1.0, *, num: int = 400) -> Path:
+    """The first turn of each fifth conversation takes 40 times as long as all others, times ``slower``, as do the rest."""
+    return write_conversations(folder, lambda key: slower * (8.0 if key % 15 == 0 else 0.2 + 1e-4 * (key % 7)), num=num)
+
+
+def test_later_turns_that_come_at_other_times_are_compared_with_themselves(tmp_path: Path) -> None:
+    a, b = conversations(tmp_path / "a", 1.25), conversations(tmp_path / "b")
+    found = compare(a, b)
+    rows = [{row.id for row in read_records(run).rows if row.due_s < 40} for run in (a, b)]
+    assert len(rows[0]) < len(rows[1])  # later turns of the slower run are due after its end
+    assert (found.paired, found.num_common) == (True, len(rows[0] & rows[1]))
+    at = ttft(found, 0.5)
+    assert (at.ratio, at.low, at.high) == pytest.approx((1.25, 1.25, 1.25))
+
+
+def test_each_ratio_is_that_of_the_rows_of_requests_that_are_in_both_windows(tmp_path: Path) -> None:
+    """`compare` itself reads no row as such, and keeps no gap between tokens."""
+    a, b = (
+        synthetic.write_run(tmp_path / name, slow=slow, scenario={"duration_s": 40}) for name, slow in (("a", 1.0), ("b", 1.2))
+    )
+    found, runs = compare(a, b), (read_records(a), read_records(b))
+    by_id = [{item.request.id: item for item in run.items() if 5 <= item.due_s < 40} for run in runs]
+    assert found.num_common == len(by_id[0])
+    for at in found.ratios:
+        values = []
+        for run, items in zip(runs, by_id, strict=True):
+            bounds = metric_bounds(run, list(items.values()), at.metric)[1]
+            values.append(InMemory(bounds, bounds))
+        apart = log_ratio(values[0], values[1], at.q, paired=at.metric != "itl")
+        expected = (None, None, None) if apart is None else pytest.approx(apart.interval(), rel=1e-9)
+        assert (at.ratio, at.low, at.high) == expected
+    assert len([at for at in found.ratios if at.ratio is not None]) > 8
+
+
+def test_rates_of_conversations_have_intervals_of_two_loads(tmp_path: Path) -> None:
+    """Where later turns come at other times, the parts of the window have other arrivals, and no chance cancels."""
+    a, b = conversations(tmp_path / "a", 1.25), conversations(tmp_path / "b")
+    runs = read_records(a), read_records(b)
+    counts = [rate_counts(run, Window.of(run).between(0, 40), (0, 40))["completed"] for run in runs]
+    completed = compare(a, b).rates[0]
+    apart = rate_ratio_interval(counts[0], counts[1], paired=False)
+    assert (completed.ratio, completed.low, completed.high) == pytest.approx(apart, rel=1e-12)
+
+
+def test_a_report_beside_a_run_whose_later_turns_came_at_other_times(tmp_path: Path) -> None:
+    a, b = conversations(tmp_path / "a", 1.25, num=100), conversations(tmp_path / "b", num=100)
+    num = compare(a, b).num_common
+    assert f"paired: {num} requests of one schedule" in write_report(a, other=b).read_text()

@@ -12,12 +12,16 @@ def test_replicas_count_for_as_long_as_they_were_ready_inside_the_window() -> No
     # 1 replica until 5 s, 3 from 5 to 9, 2 from there; the window is 2 s to 12 s: 3 + 12 + 6.
     samples = [serve(0, a=1), serve(5, a=1, b=2), ServerSample(6, "metrics", {"running": 9}), serve(9, a=2)]
     found = cost_of(samples, (2, 12), good_per_s=4, output_tokens_per_s=100, gpus_per_replica=8)
-    assert found == Cost(25.0, replica_s=21.0, seen_s=10.0, gpu_s=168.0, good_per_replica_s=40 / 21)
+    assert found == Cost(25.0, replica_s=21.0, seen_s=10.0, gpu_s=168.0, replica_s_per_good=21 / 40, gpu_s_per_good=168 / 40)
 
 
 def test_time_in_which_nobody_told_the_replicas_is_not_charged() -> None:
     found = cost_of([serve(0, a=2), serve(60, a=2)], (0, 70), good_per_s=1, output_tokens_per_s=1)
     assert (found.replica_s, found.seen_s, found.gpu_s) == (40.0, 20.0, None)
+    assert (found.replica_s_per_good, found.gpu_s_per_good) == (
+        2.0,
+        None,
+    )  # of the 20 that were good in those 20 s, not of all 70
 
 
 def test_without_replicas_and_without_good_requests_nothing_is_made_up() -> None:

@@ -5,11 +5,17 @@ import pytest
 from scipy import stats as law
 
 from loadtest.judge import stats
+from loadtest.judge.series import InMemory, log_ratio
+from loadtest.judge.stats import Floats
 from loadtest.proof.coverage import Queue
 
 
 def rng(*key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(list(key)))
+
+
+def in_memory(values: Floats) -> InMemory:
+    return InMemory(values, values)
 
 
 def test_a_quantile_is_a_sample_and_infinite_values_stay_at_the_end() -> None:
@@ -217,21 +223,22 @@ def test_poisson_arrivals_pass_and_others_do_not() -> None:
 def test_the_ratio_of_paired_runs_is_known_more_exactly_than_that_of_strangers() -> None:
     common, noise = rng(13).exponential(size=4000) + 0.1, rng(14).normal(1, 0.02, (2, 4000))
     other = rng(15).exponential(size=4000) + 0.1
-    paired = stats.ratio_interval(common * noise[0], 1.1 * common * noise[1], 0.9, paired=True)
-    strangers = stats.ratio_interval(common, 1.1 * other, 0.9, paired=False)
+    paired = log_ratio(in_memory(common * noise[0]), in_memory(1.1 * common * noise[1]), 0.9, paired=True)
+    strangers = log_ratio(in_memory(common), in_memory(1.1 * other), 0.9, paired=False)
     assert paired is not None
     assert strangers is not None
-    assert paired[1] < 1 / 1.1 < paired[2] < 1
-    assert strangers[2] - strangers[1] > 3 * (paired[2] - paired[1])
+    _, low, high = paired.interval()
+    assert low < 1 / 1.1 < high < 1
+    assert strangers.error > 3 * paired.error
 
 
 def test_no_ratio_where_the_percentile_is_unbounded_or_infinite() -> None:
-    few, many = rng(16).exponential(size=200), rng(16).exponential(size=4000)
-    assert stats.ratio_interval(few, few, 0.99, paired=True) is None
-    failed = np.where(rng(17).random(4000) < 0.3, math.inf, many)
-    assert stats.ratio_interval(many, failed, 0.9, paired=True) is None
+    few, many = (in_memory(rng(16).exponential(size=num)) for num in (200, 4000))
+    assert log_ratio(few, few, 0.99, paired=True) is None
+    failed = in_memory(np.where(rng(17).random(4000) < 0.3, math.inf, rng(16).exponential(size=4000)))
+    assert log_ratio(many, failed, 0.9, paired=True) is None
     with pytest.raises(ValueError, match="200 and 4000"):
-        stats.ratio_interval(few, many, 0.5, paired=True)
+        log_ratio(few, many, 0.5, paired=True)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])

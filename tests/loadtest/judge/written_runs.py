@@ -30,6 +30,11 @@ def ended(row: Row, state: Any, end_s: float) -> Row:
     return Row(id=row.id, worker=0, due_s=row.due_s, state=state, reason="as asked", sent_s=row.sent_s, end_s=end_s)
 
 
+def every_fourth(num: int) -> Change:
+    """Return the change by which every fourth request is answered until ``num`` are, and no other."""
+    return lambda row: row if row.id % 4 == 0 and row.id < 4 * num else ended(row, "http_error", row.due_s)
+
+
 def write_run(
     folder: Path,
     num: int,
@@ -45,18 +50,46 @@ def write_run(
     due = [k / 10 for k in range(num)]
     schedule = [ScheduledRequest(k, None if closed else at, "default", 10, 4, session) for k, at in enumerate(due)]
     rows = [row for request, at in zip(schedule, due, strict=True) if (row := change(answered(request, at))) is not None]
-    health = [HealthSample(float(t), 0, 0.1, 0.001, 0.0, 0, 0, 0) for t in range(int(num / 10) + 200)]
-    fields: dict[str, Any] = {"state": "finished", "model": "", "ended_s": num / 10 + 1} | (manifest or {})
+    write_records(folder, schedule, rows, values, {"ended_s": num / 10 + 1} | (manifest or {}))
+    return folder
+
+
+def write_conversations(folder: Path, took_s: Callable[[int], float], *, num: int, **scenario: Any) -> Path:
+    """Write ``num`` conversations of three turns, ten a second; request k takes ``took_s(k)``, and the user thinks for a second."""
+    conversation = {"turns": {"mean": 3}, "think_s": {"mean": 1}}
+    cls = {"endpoint": "chat", "prompt": "text", "conversation": conversation}
+    values = {"name": "by-hand", "arrival": {"law": "constant", "rate": 10}, "duration_s": num / 10, "warmup_s": 0, **scenario}
+    values |= {"requests": [cls]}
+    schedule, rows, due_s = [], [], 0.0
+    for number in range(3 * num):
+        first = number % 3 == 0
+        due_s = number / 30 if first else due_s
+        after = None if first else number - 1
+        request = ScheduledRequest(number, due_s if first else None, "default", 10, 4, f"s{number // 3}", after=after)
+        row = answered(request, due_s, took_s(number))
+        unsent = Row(number, 0, due_s, "never_sent", reason="due after the end of the arrivals")
+        schedule.append(request)
+        rows.append(row if due_s < num / 10 else unsent)
+        due_s += took_s(number) + 1.5
+    write_records(folder, schedule, rows, values, {"ended_s": num / 10 + 1})
+    return folder
+
+
+def write_records(
+    folder: Path, schedule: list[ScheduledRequest], rows: list[Row], scenario: dict[str, Any], manifest: dict[str, Any]
+) -> None:
+    """Write the folder of a run whose generator was well."""
+    health = [HealthSample(float(t), 0, 0.1, 0.001, 0.0, 0, 0, 0) for t in range(int(scenario["duration_s"]) + 200)]
+    fields: dict[str, Any] = {"state": "finished", "model": ""} | manifest
     fields = {"schedule_sha256": Schedule(schedule).sha256} | fields
     ran = Manifest(
-        scenario=parse_scenario(values).model_dump(mode="json"), num_scheduled=num, target="",
+        scenario=parse_scenario(scenario).model_dump(mode="json"), num_scheduled=len(schedule), target="",
         epoch_unix_s=0.0, command=[], **fields,
     )  # fmt: skip
     folder.mkdir()
     (folder / "manifest.json").write_bytes(msgspec.json.encode(ran))
     for name, lines in (("schedule", schedule), ("rows", rows), ("health", health)):
         (folder / f"{name}.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    return folder
 
 
 def quantile(summary: Summary, metric: str, q: float) -> Quantile:

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from loadtest.errors import UsageError
+from loadtest.judge.cost import Cost
 from loadtest.judge.search import Ask, Capacity, Probe, RateResult
 from loadtest.judge.summary import Quantile, interval
 from loadtest.records import ServerSample, read_manifest
@@ -171,6 +172,19 @@ def test_the_page_begins_with_how_fast_how_much_how_many_failed_and_when(run: Pa
 def test_an_invalid_run_has_no_tile_but_the_date(tmp_path: Path) -> None:
     sick = write_run(tmp_path / "run", rate=20, scenario=SHORT, sick=True)
     assert [tile.label for tile in tiles(read_run(sick).summary, read_manifest(sick))] == ["date"]
+
+
+def test_the_cost_is_told_in_all_and_per_good_request(run: Path) -> None:
+    cost_of_it = Cost(9.0, replica_s=36.0, seen_s=18.0, gpu_s=144.0, replica_s_per_good=0.12, gpu_s_per_good=0.48)
+    summary = msgspec.structs.replace(read_run(run).summary, cost=cost_of_it)
+    cost = next(tile for tile in tiles(summary, read_manifest(run)) if tile.label == "cost")
+    assert [(line.value, line.note) for line in cost.lines] == [
+        ("9", "output tokens per good request"),
+        ("36", "replica-seconds in 18 s"),
+        ("0.12", "replica-seconds per good request"),
+        ("144", "GPU-seconds in 18 s"),
+        ("0.48", "GPU-seconds per good request"),
+    ]
 
 
 def test_terms_are_explained_where_they_stand_and_text_of_others_is_escaped() -> None:
