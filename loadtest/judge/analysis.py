@@ -221,7 +221,7 @@ def _throughput(records: Records, items: Window, window: tuple[float, float]) ->
         return None
     counts = rate_counts(records, items, window)
     rates = {name: float(batches.sum()) / length_s for name, batches in counts.items()}
-    intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items() if is_many(counts, name)}
+    intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items() if has_interval(counts, name)}
     return Throughput(**rates, intervals=intervals)
 
 
@@ -258,9 +258,19 @@ def rate_counts(records: Records, items: Window, window: tuple[float, float]) ->
     }
 
 
-def is_many(counts: Mapping[str, Floats], name: str) -> bool:
-    """Return whether the rate counts enough requests for an interval; a rate of tokens counts the answers that they are of."""
-    return float(counts["completed" if name.endswith("_tokens") else name].sum()) >= stats.MIN_COUNTED
+COUNTED = {
+    "offered": "offered",
+    "completed": "completed",
+    "goodput": "goodput",
+    "output_tokens": "completed",
+    "total_tokens": "completed",
+}
+"""Whose requests decide whether a rate of `rate_counts` has an interval: those of a rate of tokens are the complete answers."""
+
+
+def has_interval(counts: Mapping[str, Floats], rate: str) -> bool:
+    """Return whether at least `stats.MIN_COUNTED` requests were counted for the rate."""
+    return float(counts[COUNTED[rate]].sum()) >= stats.MIN_COUNTED
 
 
 def _tokens(items: Window) -> dict[str, int]:
