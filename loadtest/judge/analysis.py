@@ -32,6 +32,14 @@ MAX_DRIFT = 0.05
 """Share of the mean by which latency or backlog may change over a steady window, whatever its significance."""
 MIN_WINDOW_S = 1.0
 MAX_LITTLE_GAP = 0.02
+COUNTED = {
+    "offered": "offered",
+    "completed": "completed",
+    "goodput": "goodput",
+    "output_tokens": "completed",
+    "total_tokens": "completed",
+}
+"""By rate of `rate_counts`: the rate that counts its requests. Tokens are those of complete answers."""
 
 
 def analyse(run: Path) -> Summary:
@@ -268,16 +276,6 @@ def _good_at_s(records: Records, items: Window, window: tuple[float, float]) -> 
     """Return when each good request counts: when it was due; without limits, where all complete answers are good, when it ended."""
     limits = records.scenario.slo.limits
     return items.due_s[items.good(limits)] if limits else records.columns.end_s[_ended_ok(records, window)]
-
-
-COUNTED = {
-    "offered": "offered",
-    "completed": "completed",
-    "goodput": "goodput",
-    "output_tokens": "completed",
-    "total_tokens": "completed",
-}
-"""Whose requests decide whether a rate of `rate_counts` has an interval: those of a rate of tokens are the complete answers."""
 
 
 def has_interval(counts: Mapping[str, Floats], rate: str) -> bool:
