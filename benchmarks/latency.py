@@ -38,7 +38,7 @@ from serve_app.config import ModelSettings
 
 QPS = (1, 4)
 MIN_REQUESTS = 1000
-"""Of a run at each QPS: of 86, as in 100 s at QPS 1, no p95 has an upper bound."""
+"""Each run at QPS 1 and 4 lasts until about this many requests were due. With 86, as in 100 s at QPS 1, no p95 has an upper bound."""
 METRICS = ("ttft", "tpot", "e2e")
 CHECK_RATE, CHECK_REQUESTS, CHECK_TOKENS = 8.0, 400, 64
 """Of the cross-check: requests per second, requests, and tokens of prompt and answer."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadtest.judge import stats
-from loadtest.judge.columns import NONE
+from loadtest.judge.columns import NONE, Bools
 from loadtest.judge.cost import Cost, cost_of
 from loadtest.judge.groups import classes_of, turns_of
 from loadtest.judge.health import gates
@@ -32,6 +32,14 @@ MAX_DRIFT = 0.05
 """Share of the mean by which latency or backlog may change over a steady window, whatever its significance."""
 MIN_WINDOW_S = 1.0
 MAX_LITTLE_GAP = 0.02
+COUNTED = {
+    "offered": "offered",
+    "completed": "completed",
+    "goodput": "goodput",
+    "output_tokens": "completed",
+    "total_tokens": "completed",
+}
+"""By rate of `rate_counts`: the rate that counts its requests. Tokens are those of complete answers."""
 
 
 def analyse(run: Path) -> Summary:
@@ -86,7 +94,7 @@ def _valid(records: Records, items: Window, window: tuple[float, float], judged:
         schedule_sha256=records.manifest.schedule_sha256,
         slo=slo,
         throughput=throughput,
-        cost=_cost(records, throughput, window),
+        cost=_cost(records, items, window),
         distributions=distributions,
         num_stalls=int(rows.num_stalls[items.rows].sum()),
         coalesced_share=int(rows.num_coalesced[items.rows].sum()) / num_reads if num_reads else 0.0,
@@ -221,28 +229,28 @@ def _throughput(records: Records, items: Window, window: tuple[float, float]) ->
         return None
     counts = rate_counts(records, items, window)
     rates = {name: float(batches.sum()) / length_s for name, batches in counts.items()}
-    intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items() if is_many(counts, name)}
+    intervals = {name: stats.rate_interval(batches, length_s) for name, batches in counts.items() if has_interval(counts, name)}
     return Throughput(**rates, intervals=intervals)
 
 
-def _cost(records: Records, throughput: Throughput | None, window: tuple[float, float]) -> Cost | None:
+def _cost(records: Records, items: Window, window: tuple[float, float]) -> Cost | None:
     """Return the cost. Of several sources of replicas Kubernetes counts alone: Ray Serve's replicas are in its pods."""
-    if throughput is None:
+    if window[1] <= window[0]:
         return None
+    done = _ended_ok(records, window)
     pods = [sample for sample in records.server if sample.source == "kubernetes" and not sample.error]
     return cost_of(
         pods or records.server,
         window,
-        good_per_s=throughput.goodput,
-        output_tokens_per_s=throughput.output_tokens,
+        good_at_s=_good_at_s(records, items, window),
+        output_tokens=float(records.columns.num_output_tokens[done].sum()),
         gpus_per_replica=records.scenario.observe.gpus_per_replica,
     )
 
 
 def rate_counts(records: Records, items: Window, window: tuple[float, float]) -> dict[str, Floats]:
     """Return what there was of each rate in each of `stats.NUM_BATCHES` equal parts of the window."""
-    rows, limits = records.columns, records.scenario.slo.limits
-    done = rows.is_state("ok") & (rows.end_s >= window[0]) & (rows.end_s <= window[1])
+    rows, done = records.columns, _ended_ok(records, window)
     ended_s, output, prompt = rows.end_s[done], rows.num_output_tokens[done], np.maximum(rows.prompt_tokens[done], 0)
     edges = np.linspace(*window, stats.NUM_BATCHES + 1)
 
@@ -252,15 +260,27 @@ def rate_counts(records: Records, items: Window, window: tuple[float, float]) ->
     return {
         "offered": count(items.due_s),
         "completed": count(ended_s),
-        "goodput": count(items.due_s[items.good(limits)]) if limits else count(ended_s),
+        "goodput": count(_good_at_s(records, items, window)),
         "output_tokens": count(ended_s, output),
         "total_tokens": count(ended_s, output + prompt),
     }
 
 
-def is_many(counts: Mapping[str, Floats], name: str) -> bool:
-    """Return whether the rate counts enough requests for an interval; a rate of tokens counts the answers that they are of."""
-    return float(counts["completed" if name.endswith("_tokens") else name].sum()) >= stats.MIN_COUNTED
+def _ended_ok(records: Records, window: tuple[float, float]) -> Bools:
+    """Return which rows are complete answers that ended in the window."""
+    rows = records.columns
+    return rows.is_state("ok") & (rows.end_s >= window[0]) & (rows.end_s <= window[1])
+
+
+def _good_at_s(records: Records, items: Window, window: tuple[float, float]) -> Floats:
+    """Return when each good request counts: when it was due; without limits, where all complete answers are good, when it ended."""
+    limits = records.scenario.slo.limits
+    return items.due_s[items.good(limits)] if limits else records.columns.end_s[_ended_ok(records, window)]
+
+
+def has_interval(counts: Mapping[str, Floats], rate: str) -> bool:
+    """Return whether at least `stats.MIN_COUNTED` requests were counted for the rate."""
+    return float(counts[COUNTED[rate]].sum()) >= stats.MIN_COUNTED
 
 
 def _tokens(items: Window) -> dict[str, int]:

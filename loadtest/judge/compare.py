@@ -1,18 +1,19 @@
 """Two runs against each other: ratios of percentiles with intervals. A difference is claimed only if the interval excludes 1."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from loadtest.errors import InvalidRun
 from loadtest.judge import stats
-from loadtest.judge.analysis import is_many, rate_counts, summary_of
+from loadtest.judge.analysis import has_interval, rate_counts, summary_of
 from loadtest.judge.metrics import Records, read_records
-from loadtest.judge.series import InMemory, LogRatio, Series, log_ratio
+from loadtest.judge.pairs import Pairs
+from loadtest.judge.series import LogRatio, log_ratio
 from loadtest.judge.summary import Summary
-from loadtest.judge.window import Window, last_positions
+from loadtest.judge.window import Window
 from loadtest.wording import percentile
 
 Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
@@ -43,7 +44,8 @@ class Ratio(msgspec.Struct, frozen=True):
 class RateRatio(msgspec.Struct, frozen=True):
     """A rate of ``a`` over that of ``b``; above 1: ``a`` does more.
 
-    ``low`` and ``high`` are None if a run counts fewer than `stats.MIN_COUNTED` requests, or nearly all of them in one part.
+    ``low`` and ``high`` are None if a run counts fewer than `stats.MIN_COUNTED` requests (of output tokens: complete answers), or all of
+    them in one of the `stats.NUM_BATCHES` parts of its window.
     """
 
     name: str
@@ -68,6 +70,10 @@ class Comparison(msgspec.Struct, frozen=True):
     """Both had the same schedule, and each request is compared with itself; of itl all gaps with all gaps, which is less sharp."""
     num_common: int
     """Requests that were due in the window of both runs; 0 unless paired."""
+    num_only_a: int
+    """Requests that were due in the window of ``a``, but not in that of ``b``: no ratio of latencies counts them. 0 unless paired."""
+    num_only_b: int
+    """The same the other way round."""
     ratios: list[Ratio]
     rates: list[RateRatio]
     verdict: Claim
@@ -76,8 +82,9 @@ class Comparison(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """Return it as text for a terminal."""
         pairing = f"{self.num_common} requests, each with itself" if self.paired else "different requests"
+        only = f"; {self.num_only_a} due only in {self.a}, {self.num_only_b} only in {self.b}"
         return [
-            f"{self.a} / {self.b}: {self.verdict} ({pairing})",
+            f"{self.a} / {self.b}: {self.verdict} ({pairing}{only if self.num_only_a or self.num_only_b else ''})",
             *(str(ratio) for ratio in self.ratios),
             *(str(rate) for rate in self.rates),
             *self.threats,
@@ -101,50 +108,39 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
         if summary.verdict == "invalid":
             raise InvalidRun([f"{name}: {gate.text}" for gate in summary.gates if not gate.ok])
     paired = summaries[0].schedule_sha256 == summaries[1].schedule_sha256 and not runs[0].closed
-    windows = _windows(runs, summaries, paired)
-    ratios, strict = [], []
-    for metric in METRICS:
-        by_request = paired and metric != "itl"
-        first, second = _by_request(windows, metric) if by_request else (window.series(metric) for window in windows)
-        for q in QUANTILES if first.size and second.size else ():
-            found = log_ratio(first, second, q, paired=by_request)
-            ratios.append(_ratio(metric, q, found, stats.CONFIDENCE))
-            strict.append(_ratio(metric, q, found, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
+    first, second = (Window.of(run).between(*span) for run, span in zip(runs, _spans(summaries, paired), strict=True))
+    pairs = Pairs.of(first, second) if paired else None
+    ratios, verdict = _ratios((first, second), pairs)
+    num_only = pairs.num_only if pairs else (0, 0)
+    same_arrivals = paired and not bool((runs[0].requests.turn > 0).any())
     return Comparison(
         a=names[0],
         b=names[1],
         paired=paired,
-        num_common=len(windows[0]) if paired else 0,
+        num_common=pairs.num_common if pairs else 0,
+        num_only_a=num_only[0],
+        num_only_b=num_only[1],
         ratios=ratios,
-        rates=_rates(runs, summaries, paired),
-        verdict=_together([ratio.claim for ratio in strict]),
-        threats=_threats(summaries, paired),
+        rates=_rates(runs, summaries, paired=paired, same_arrivals=same_arrivals),
+        verdict=verdict,
+        threats=list(_threats(names, summaries, pairs, same_arrivals=same_arrivals)),
     )
 
 
-def _windows(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> tuple[Window, Window]:
-    """Return the requests of each run's window in the order of its due times; if paired, those that are in both.
-
-    Later turns of conversations are due when the answer before them has ended, so that run b may have had them in another order, or
-    outside of its window.
-    """
-    first, second = (Window.of(run).between(*span) for run, span in zip(runs, _spans(summaries, paired), strict=True))
-    if not paired:
-        return first, second
-    return first.where(np.isin(first.ids, second.ids)), second.where(np.isin(second.ids, first.ids))
-
-
-def _by_request(windows: tuple[Window, Window], metric: str) -> tuple[Series, Series]:
-    """Return the upper bounds of the requests that have the metric in both runs, in the order of run a's due times."""
-    of_id = []
-    for window in windows:
-        bounds = window.bounds(metric)
-        values = np.full(len(window), np.nan)
-        values[bounds.has] = bounds.high
-        of_id.append(values)
-    first, second = of_id[0], of_id[1][last_positions(windows[1].ids, windows[0].ids)]
-    both = ~np.isnan(first) & ~np.isnan(second)
-    return InMemory(first[both], first[both]), InMemory(second[both], second[both])
+def _ratios(windows: tuple[Window, Window], pairs: Pairs | None) -> tuple[list[Ratio], Claim]:
+    """Return the ratio of each metric and percentile, and what they claim together."""
+    ratios, strict = [], []
+    for metric in METRICS:
+        by_request = pairs is not None and metric != "itl"  # a request has many gaps, and no single ITL that could be paired
+        if pairs and by_request:
+            first, second = pairs.series(metric)
+        else:
+            first, second = (window.series(metric) for window in (pairs.windows if pairs else windows))
+        for q in QUANTILES if first.size and second.size else ():
+            found = log_ratio(first, second, q, paired=by_request)
+            ratios.append(_ratio(metric, q, found, stats.CONFIDENCE))
+            strict.append(_ratio(metric, q, found, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
+    return ratios, _together([ratio.claim for ratio in strict])
 
 
 def _ratio(metric: str, q: float, found: LogRatio | None, confidence: float) -> Ratio:
@@ -164,13 +160,10 @@ def _together(claims: list[Claim]) -> Claim:
     return "no difference shown" if "no difference shown" in claims else "not estimable"
 
 
-def _rates(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], paired: bool) -> list[RateRatio]:
-    """Return the ratios of what both did per second; if paired, over the window that they have in common.
-
-    Where later turns of conversations come when the target allows, the same schedule is not the same arrivals: such rates are compared
-    as those of two loads.
-    """
-    same_arrivals = paired and not (runs[0].requests.turn > 0).any()
+def _rates(
+    runs: tuple[Records, Records], summaries: tuple[Summary, Summary], *, paired: bool, same_arrivals: bool
+) -> list[RateRatio]:
+    """Return the ratios of what both did per second; if paired, over the window that they have in common."""
     spans = _spans(summaries, paired)
     lengths = [high - low for low, high in spans]
     if min(lengths) <= 0:
@@ -179,7 +172,7 @@ def _rates(runs: tuple[Records, Records], summaries: tuple[Summary, Summary], pa
     found = []
     for field, words in RATES.items():
         a, b = (each[field] / length for each, length in zip(counts, lengths, strict=True))
-        enough = all(is_many(each, field) for each in counts)
+        enough = all(has_interval(each, field) for each in counts)
         known = stats.rate_ratio_interval(a, b, paired=same_arrivals) if enough else None
         ratio = float(a.sum() / b.sum()) if b.sum() else None
         found.append(RateRatio(words, *known) if known else RateRatio(words, ratio, None, None))
@@ -191,13 +184,20 @@ def _spans(summaries: tuple[Summary, Summary], paired: bool) -> list[tuple[float
     return [(max(span[0] for span in spans), min(span[1] for span in spans))] * 2 if paired else spans
 
 
-def _threats(summaries: tuple[Summary, Summary], paired: bool) -> list[str]:
-    found = []
-    if not paired:
-        found.append("The runs had different schedules (or a closed loop): chance in the load itself is part of each difference.")
+def _threats(
+    names: tuple[str, str], summaries: tuple[Summary, Summary], pairs: Pairs | None, *, same_arrivals: bool
+) -> Iterator[str]:
+    if pairs is None:
+        yield "The runs had different schedules (or a closed loop): chance in the load itself is part of each difference."
+    elif not same_arrivals:
+        yield "Later turns of conversations came when each run's answers allowed: the rates are compared as those of two different loads."
+    if pairs and any(pairs.num_only):
+        num_a, num_b = pairs.num_only
+        yield (
+            f"{num_a} requests were due in the window of {names[0]} only and {num_b} in that of {names[1]} only; no ratio of latencies "
+            "counts them. Later turns come late after a slow answer and never after a failed one, so the ratios flatter the run that was "
+            "slower or failed more."
+        )
     if {s.loop for s in summaries} == {"open", "closed"}:
-        found.append("One loop is open and one is closed: their latencies have different meanings.")
-    found.append(
-        "One run each: what differs from one start of a target to the next is not in the intervals; repeat in the order ABBA."
-    )
-    return found
+        yield "One loop is open and one is closed: their latencies have different meanings."
+    yield "One run each: what differs from one start of a target to the next is not in the intervals; repeat in the order ABBA."

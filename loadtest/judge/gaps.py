@@ -1,4 +1,7 @@
-"""All gaps between the tokens of a run, in two passes over its rows (three for a comparison), keeping none of them. Pure.
+"""All gaps between the tokens of a run, counted in passes over its rows that keep none of them. Pure.
+
+The first pass gives the percentiles (`Sorted`), a second their intervals (`Gaps`), and a third what the ratio of two runs needs
+(`Gaps.left_out`).
 
 ITL has a value per token: 128 million in a million answers of 129. Chunks are recorded to the microsecond, so that counting the gaps
 by their whole microseconds loses nothing: percentiles are exact. What needs the order of the gaps (how many independent samples they

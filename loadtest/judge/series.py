@@ -42,14 +42,23 @@ class Series(Protocol):
         """Return the share that is at most ``limit_s``."""
 
     def left_out(self, q: float) -> Floats:
-        """Return the quantile without each of `stats.NUM_BATCHES` consecutive blocks, as `numpy.array_split` makes them."""
+        """Return the quantile without each of `stats.NUM_BATCHES` blocks, as `numpy.array_split` makes them.
+
+        The blocks are consecutive in the order of due times, or for pairs of requests in an order that both runs share.
+        """
 
 
 class InMemory:
     """Implements `Series` over arrays."""
 
-    def __init__(self, low: Floats, high: Floats) -> None:
+    def __init__(self, low: Floats, high: Floats, *, blocks_of: Floats | None = None) -> None:
+        """Make a series of the bounds, in the order of due times; both may be the same array, which then is sorted once.
+
+        Args:
+            blocks_of: The values of ``high`` in the order in which `left_out` makes its blocks; None: as they are in ``high``.
+        """
         self._high = high
+        self._blocks_of = high if blocks_of is None else blocks_of
         self.size = low.size
         known = low[(low == high) & np.isfinite(high)]
         self.num_failed = low.size - known.size
@@ -68,7 +77,7 @@ class InMemory:
         return float((self._high <= limit_s).mean())
 
     def left_out(self, q: float) -> Floats:
-        blocks = np.array_split(self._high, stats.NUM_BATCHES)
+        blocks = np.array_split(self._blocks_of, stats.NUM_BATCHES)
         rests = (np.concatenate([*blocks[:k], *blocks[k + 1 :]]) for k in range(stats.NUM_BATCHES))
         return np.array([stats.quantile(rest, q) for rest in rests])
 
@@ -93,7 +102,7 @@ def log_ratio(a: Series, b: Series, q: float, *, paired: bool) -> LogRatio | Non
     66 instead of 78 % of 300 runs).
 
     Args:
-        paired: Position k of both is the same request of the same schedule, so that what the schedule does to both cancels.
+        paired: Block k of both holds the same requests of one schedule, so that what the schedule does to both cancels.
     """
     if paired and a.size != b.size:
         raise ValueError(f"paired runs must have the same requests, got {a.size} and {b.size}")

@@ -1,14 +1,14 @@
 """The requests of a run as arrays: due times, outcomes, latencies. What `loadtest.judge.metrics` says of one row, for all of them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from loadtest.judge.columns import Bools, Ints, count_states
-from loadtest.judge.gaps import Gaps, Sorted, Weights, weighed
+from loadtest.judge.gaps import Gaps, Pieces, Sorted, Weights, weighed
 from loadtest.judge.metrics import WITHIN, Records
 from loadtest.judge.series import InMemory, Series
 from loadtest.judge.stats import QUANTILES, Floats
@@ -143,14 +143,19 @@ class Window:
         """All gaps between tokens. A request that failed has an infinite one for each token that it still owed, and at least one."""
         limits = [limit for limit in self.records.scenario.slo.limits if limit.metric == "itl"]
         quantiles = sorted({*QUANTILES, *(limit.quantile for limit in limits)})
-        return Gaps(self._pieces, quantiles, [limit.limit_s for limit in limits])
+        return Gaps(self._pieces(), quantiles, [limit.limit_s for limit in limits])
 
     def sorted_gaps(self) -> Sorted:
-        """Return the gaps of `gaps` in rising order, which takes one pass over the rows instead of two."""
-        return Sorted.of(self._pieces())
+        """Return the gaps of `gaps` in rising order, which takes one pass over the rows; `gaps` takes two."""
+        return Sorted.of(self._pieces()())
 
-    def _pieces(self) -> Iterator[Ints]:
-        return weighed(self.records.chunks(), self._weights)
+    def _pieces(self) -> Pieces:
+        """Return what reads the gaps. It must not hold the window, which holds it in `gaps`.
+
+        Such a cycle would keep all records in memory until the garbage collector runs.
+        """
+        chunks, weights = self.records.chunks, self._weights
+        return lambda: weighed(chunks(), weights)
 
     @cached_property
     def _weights(self) -> Weights:

@@ -28,10 +28,10 @@ TERMS = {
     "EOS": "The token by which a model ends its answer. Where it is ignored, answers are as long as the scenario says.",
     "measured window": "Requests that were due in this time are in the figures.",
     "output tokens": "Tokens of the answers, as the target counts them in its usage, else as they were received.",
-    "good request": "A request that was answered inside every limit of the SLO; without an SLO, one that was answered.",
-    "replica-seconds": "Replicas that were ready, summed over the time in which their number was known: what the load cost. Per good "
-    "request: over the good requests of that time.",
-    "GPU-seconds": "The replica-seconds times the GPUs of a replica, as the scenario says how many there are.",
+    "good request": "A request that was answered inside every limit of the SLO. Without an SLO, every request that was answered is good.",
+    "replica-seconds": "This is the number of ready replicas, summed over the time in which it was known: what the load cost. Per good "
+    "request, this sum is divided by the number of good requests that were due in that time.",
+    "GPU-seconds": "These are the replica-seconds times the number of GPUs that a replica has according to the scenario.",
 }
 """In the order of the glossary at the end of the page."""
 

@@ -3,8 +3,9 @@
 At utilization u the stationary batch of `capacity.py` makes a step last step_s / (1 - u). What steps really took in the last minutes, and
 how many first tokens were late although nobody waited, says how far a replica is from that law.
 
-What is called ITL here is the mean duration of an engine's step (busy_s / steps): the time between two tokens inside the engine. No
-client's gap between tokens is measured, so that what link, ingress and network add is not in it.
+What is called ITL here is the mean duration of an engine's step (busy_s / steps). Without speculative decoding, which makes several tokens
+in a step, this is about the time between two tokens of an answer inside the engine. No client's gap between tokens is measured, so that
+what link, ingress and network add is not in it.
 """
 
 import math
@@ -59,7 +60,10 @@ class Feedback:
 
     @property
     def itl_s(self) -> float:
-        """Return the mean duration of an engine's step as measured, the time between two tokens inside the engine; 0 while nothing was."""
+        """Return the measured mean duration of an engine's step, 0 while nothing was measured.
+
+        Without speculative decoding it is about the time between two tokens inside the engine.
+        """
         return self._taken_s / self._steps if self._steps else 0.0
 
     @property

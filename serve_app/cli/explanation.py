@@ -112,10 +112,10 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
     most = f"above, more than {of['batch_limit']:.0f} requests would run at once too often: {LIMITS.get(decision.limit, decision.limit)}"
     yield f"  replica   may be busy {of['utilization']:.0%} of the time; {most}"
     if itl_s := of.get("itl_s", 0.0):
-        steps = f"a step takes {1000 * itl_s:.0f} ms (mean) where {1000 * of['expected_itl_s']:.0f} ms were expected"
+        measured = f"mean step {1000 * itl_s:.0f} ms (about the time between tokens inside the engine)"
         late = f"{of['late_share']:.1%} of first tokens are late without a queue"
-        yield f"  feedback  {steps}, which is the time between tokens"
-        yield f"            inside the engine; {late}: capacity x {of['correction']:.2f}"
+        yield f"  feedback  {measured}, {1000 * of['expected_itl_s']:.0f} ms expected;"
+        yield f"            {late}: capacity x {of['correction']:.2f}"
     if of["growth"]:
         yield f"  growth    {of['growth']:.2f} replicas more when a new one serves, after a cold start of {of['cold_start_s']:.0f} s"
     if of["queue_s"]:

@@ -1,6 +1,8 @@
 """The columns say of all rows what the plain functions of `loadtest.judge.metrics` say of each, and need no row in memory."""
 
+import gc
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from pyarrow import parquet
 
 from loadtest.judge import stats
 from loadtest.judge.analysis import analyse
-from loadtest.judge.columns import Chunked, RowColumns
+from loadtest.judge.columns import Chunked, Ints, RowColumns
 from loadtest.judge.compare import compare
 from loadtest.judge.gaps import INFINITE_US, Gaps, Sorted
 from loadtest.judge.metrics import METRICS, bounds_s, gaps_s, is_good, metric_bounds, read_records
@@ -25,7 +27,6 @@ from loadtest.plan.schedule import make_schedule
 from loadtest.records import HealthSample, Manifest, Row
 from tests.loadtest import synthetic
 
-CHUNKS_OF_ALL = [(100.0 + 20.125 * k, 1) for k in range(100)]
 CHUNKS = st.lists(st.tuples(st.integers(0, 5_000_000), st.integers(0, 4)), max_size=6)
 
 
@@ -140,6 +141,21 @@ def test_a_folder_that_cannot_be_written_is_analysed_too(run: Path, tmp_path: Pa
     assert not (copy / "rows.parquet").exists()
 
 
+def test_a_window_whose_gaps_were_counted_is_freed_at_once(run: Path) -> None:
+    """Not only when the garbage collector runs: a million requests are 150 MB, and `pool` reads one run after the other."""
+    gc.disable()
+    try:
+        window = Window.of(read_records(run))
+        assert window.gaps.size
+        assert window.sorted_gaps().size
+        assert window.gaps.left_out(0.5).size
+        kept = weakref.ref(window), weakref.ref(window.records)
+        del window
+        assert [reference() for reference in kept] == [None, None]
+    finally:
+        gc.enable()
+
+
 def peak_bytes(work: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
@@ -150,7 +166,10 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def test_memory_grows_by_less_than_half_a_kilobyte_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million requests of 100 tokens then need less than 500 MB beyond the interpreter; in lists of rows they took 9 GB."""
+    """A million requests of 100 tokens then need less than 500 MB beyond the interpreter and what different gaps take (below).
+
+    In lists of rows they took 9 GB.
+    """
     monkeypatch.setattr("loadtest.rows_file.BATCH_ROWS", 200)
     few, many = (write_many(tmp_path / str(num), num) for num in (1000, 3000))
     analyse(few)  # what is loaded once
@@ -168,20 +187,42 @@ WORKS: dict[str, tuple[Callable[[list[Path]], object], int]] = {
 def test_memory_of_several_runs_grows_by_less_than_half_a_kilobyte_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """In lists of rows it was five kilobytes."""
+    """In lists of rows it was five kilobytes. Few and many have the same 2,001 different gaps, which take memory of their own."""
     monkeypatch.setattr("loadtest.rows_file.BATCH_ROWS", 200)
-    monkeypatch.setattr("loadtest.judge.gaps._DENSE_US", 1 << 10)  # else these arrays of one size are the peak of either
-    (work, num_held), few, many = WORKS[name], *(three_of(tmp_path, num) for num in (400, 1200))
+    monkeypatch.setattr("loadtest.judge.gaps._DENSE_US", 1 << 15)  # else these arrays of one size are the peak of either
+    (work, num_held), few, many = WORKS[name], *(three_of(tmp_path / str(num), num) for num in (400, 1200))
+    assert num_different_gaps(few) == num_different_gaps(many) == 2001
     work(few)  # what is loaded once
     assert peak_bytes(lambda: work(many)) - peak_bytes(lambda: work(few)) < num_held * 800 * 500
 
 
-def three_of(folder: Path, num: int) -> list[Path]:
-    return [write_many(folder / f"{num}-{seed}", num, seed=seed) for seed in (1, 2, 3)]
+@pytest.mark.parametrize("name", WORKS)
+def test_memory_of_several_runs_grows_by_less_than_a_kilobyte_a_different_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Gaps are counted by their microseconds, for `compare` in each tenth of a run. A tenth has most of the different gaps here."""
+    monkeypatch.setattr("loadtest.rows_file.BATCH_ROWS", 50)
+    monkeypatch.setattr("loadtest.judge.gaps._DENSE_US", 1 << 15)
+    work = WORKS[name][0]
+    alike, different = (three_of(tmp_path / str(spread), 400, spread_us=spread) for spread in (1, 2000))
+    more = num_different_gaps(different) - num_different_gaps(alike)
+    assert more > 3900
+    work(alike)  # what is loaded once
+    grown = peak_bytes(lambda: work(different)) - peak_bytes(lambda: work(alike))
+    assert grown < 1000 * more
 
 
-def write_many(run: Path, num: int, *, seed: int = 1) -> Path:
-    """A run of so many answers of 100 chunks each at 1,000 requests/s; all have the same chunks."""
+def num_different_gaps(runs: list[Path]) -> int:
+    return np.unique(np.concatenate([chunks.gaps_us()[0] for run in runs for chunks in read_records(run).chunks()])).size
+
+
+def three_of(folder: Path, num: int, *, spread_us: int = 1000) -> list[Path]:
+    folder.mkdir()
+    return [write_many(folder / str(seed), num, seed=seed, spread_us=spread_us) for seed in (1, 2, 3)]
+
+
+def write_many(run: Path, num: int, *, seed: int = 1, spread_us: int = 1000) -> Path:
+    """A run of so many answers of 100 chunks each at 1,000 requests/s; gaps are 20 ms, more or less by up to ``spread_us``."""
     scenario = parse_scenario(
         {
             "name": "many",
@@ -193,7 +234,8 @@ def write_many(run: Path, num: int, *, seed: int = 1) -> Path:
         }
     )
     schedule = make_schedule(scenario)
-    rows = [a_row(request.id, request.due_s or 0.0) for request in schedule.requests]
+    gaps_us = np.random.Generator(np.random.Philox(seed)).integers(20_000 - spread_us, 20_000 + spread_us + 1, (num, 99))
+    rows = [a_row(request.id, request.due_s or 0.0, gaps_us[request.id]) for request in schedule.requests]
     run.mkdir()
     manifest = Manifest(
         "finished", scenario.model_dump(mode="json"), schedule.sha256, num, "", "", 1.0, [], ended_s=num / 1000 + 3
@@ -206,7 +248,9 @@ def write_many(run: Path, num: int, *, seed: int = 1) -> Path:
     return run
 
 
-def a_row(number: int, due_s: float) -> Row:
-    row = Row(number, 0, due_s, "ok", sent_s=due_s, first_s=due_s + 0.1, last_s=due_s + 2.1, end_s=due_s + 2.1)
-    row.chunks, row.output_tokens = CHUNKS_OF_ALL, 100
+def a_row(number: int, due_s: float, gaps_us: Ints) -> Row:
+    at_ms = (100 + np.cumsum([0, *gaps_us]) / 1000).tolist()
+    last_s = due_s + at_ms[-1] / 1000
+    row = Row(number, 0, due_s, "ok", sent_s=due_s, first_s=due_s + 0.1, last_s=last_s, end_s=last_s)
+    row.chunks, row.output_tokens = [(ms, 1) for ms in at_ms], 100
     return row

@@ -8,6 +8,7 @@ from loadtest.errors import InvalidRun
 from loadtest.judge.analysis import rate_counts
 from loadtest.judge.compare import Comparison, Ratio, compare
 from loadtest.judge.metrics import metric_bounds, read_records
+from loadtest.judge.pairs import Pairs
 from loadtest.judge.series import InMemory, log_ratio
 from loadtest.judge.stats import rate_ratio_interval
 from loadtest.judge.window import Window
@@ -98,19 +99,77 @@ def test_an_invalid_run_is_not_compared(tmp_path: Path) -> None:
         compare(tmp_path / "a", run_of(tmp_path / "b", manifest={"problems": ["worker 1 was lost"]}))
 
 
-def conversations(folder: Path, slower: float = 1.0, *, num: int = 400) -> Path:
-    """The first turn of each fifth conversation takes 40 times as long as all others, times ``slower``, as do the rest."""
-    return write_conversations(folder, lambda key: slower * (8.0 if key % 15 == 0 else 0.2 + 1e-4 * (key % 7)), num=num)
+def conversations(folder: Path, slower: float = 1.0, *, num: int = 400, **kwargs: Any) -> Path:
+    """Each turn takes another time than all others, and in a run that is ``slower`` so many times as long.
+
+    The median is 0.3 s, and one turn in six takes more than three times as long, so that a slower run has its later turns in another order.
+    """
+    took_s = np.random.Generator(np.random.Philox(5)).lognormal(np.log(0.3), 1.2, 3 * num).tolist()
+    return write_conversations(folder, took_s, slower=slower, **kwargs)
 
 
-def test_later_turns_that_come_at_other_times_are_compared_with_themselves(tmp_path: Path) -> None:
+def due_ids(run: Path) -> list[int]:
+    """Requests that are due in the window of 40 s, in the order of their due times."""
+    return [row.id for row in sorted(read_records(run).rows, key=lambda row: row.due_s) if row.due_s < 40]
+
+
+@pytest.mark.parametrize(("metric", "q"), [("ttft", 0.5), ("ttft", 0.9), ("e2e", 0.5), ("e2e", 0.9)])
+def test_later_turns_that_come_at_other_times_are_compared_with_themselves(tmp_path: Path, metric: str, q: float) -> None:
+    """Only of a request and itself is the ratio the same everywhere, so that its interval is a point."""
     a, b = conversations(tmp_path / "a", 1.25), conversations(tmp_path / "b")
     found = compare(a, b)
-    rows = [{row.id for row in read_records(run).rows if row.due_s < 40} for run in (a, b)]
-    assert len(rows[0]) < len(rows[1])  # later turns of the slower run are due after its end
-    assert (found.paired, found.num_common) == (True, len(rows[0] & rows[1]))
-    at = ttft(found, 0.5)
-    assert (at.ratio, at.low, at.high) == pytest.approx((1.25, 1.25, 1.25))
+    ids = [due_ids(run) for run in (a, b)]
+    common = set(ids[0]) & set(ids[1])
+    assert [key for key in ids[0] if key in common] != [key for key in ids[1] if key in common]
+    assert (found.paired, found.num_common) == (True, len(common))
+    at = next(ratio for ratio in found.ratios if (ratio.metric, ratio.q) == (metric, q))
+    assert (at.ratio, at.low, at.high) == pytest.approx((1.25, 1.25, 1.25), rel=1e-6)
+
+
+def test_which_run_is_called_a_only_turns_the_ratios_around(tmp_path: Path) -> None:
+    """Also where their later turns come in other orders, and one of them slows down so that its later requests resemble each other."""
+    a = conversations(tmp_path / "a", 1.25, fails=lambda number: number % 50 == 7)
+    b = conversations(tmp_path / "b")
+    found, turned = compare(a, b), compare(b, a)
+    names = {"a faster": "b faster", "b faster": "a faster"}
+    assert len([at for at in found.ratios if at.ratio is not None]) > 6
+    for at, back in zip(found.ratios, turned.ratios, strict=True):
+        assert back.claim == names.get(at.claim, at.claim)
+        assert (back.ratio is None) == (at.ratio is None)
+        if at.ratio is not None and at.low is not None and at.high is not None:
+            assert (back.ratio, back.low, back.high) == pytest.approx((1 / at.ratio, 1 / at.high, 1 / at.low), rel=1e-9)
+    assert (turned.num_only_a, turned.num_only_b) == (found.num_only_b, found.num_only_a)
+
+
+def test_each_run_is_judged_in_the_order_of_its_own_due_times(tmp_path: Path) -> None:
+    """How many independent samples it is worth, and whether it was long enough, is a matter of its own order."""
+    a, b = (
+        Window.of(read_records(conversations(tmp_path / name, slow))).between(0, 40) for name, slow in (("a", 3.0), ("b", 1.0))
+    )
+    pairs = Pairs.of(a, b)
+    for window, common, series in zip((a, b), pairs.windows, pairs.series("ttft"), strict=True):
+        kept = [k for k, key in enumerate(window.ids.tolist()) if key in set(common.ids.tolist())]
+        own = window.bounds("ttft").high[kept]
+        assert series.worth(0.9) == InMemory(own, own).worth(0.9)
+        assert series.resolved == InMemory(own, own).resolved
+        assert series.low is series.high  # one array sorted once
+    blocks = [series.left_out(0.9) for series in pairs.series("ttft")]
+    assert blocks[0] / blocks[1] == pytest.approx(np.full(10, 3.0), rel=1e-6)
+
+
+def test_requests_that_were_due_in_one_window_only_are_counted_and_named(tmp_path: Path) -> None:
+    """Of a run that fails at each fifth conversation, the turns after the failure are missing on both sides."""
+    a, b = conversations(tmp_path / "a", fails=lambda number: number % 15 == 0), conversations(tmp_path / "b")
+    found = compare(a, b)
+    ids = [set(due_ids(run)) for run in (a, b)]
+    only = len(ids[0] - ids[1]), len(ids[1] - ids[0])
+    assert only[0] == 0 < 100 < only[1]
+    assert (found.num_only_a, found.num_only_b) == only
+    assert found.lines()[0].endswith(f"({found.num_common} requests, each with itself; 0 due only in a, {only[1]} only in b)")
+    said = [threat for threat in found.threats if "flatter" in threat]
+    assert len(said) == 1
+    assert said[0].startswith(f"0 requests were due in the window of a only and {only[1]} in that of b only; no ratio")
+    assert not any("flatter" in threat for threat in compare(b, b).threats)
 
 
 def test_each_ratio_is_that_of_the_rows_of_requests_that_are_in_both_windows(tmp_path: Path) -> None:
@@ -140,6 +199,9 @@ def test_rates_of_conversations_have_intervals_of_two_loads(tmp_path: Path) -> N
     completed = compare(a, b).rates[0]
     apart = rate_ratio_interval(counts[0], counts[1], paired=False)
     assert (completed.ratio, completed.low, completed.high) == pytest.approx(apart, rel=1e-12)
+    assert any("as those of two different loads" in threat for threat in compare(a, b).threats)
+    same = compare(run_of(tmp_path / "c", num=200), run_of(tmp_path / "d", num=200, noise=2))
+    assert not any("two different loads" in threat for threat in same.threats)
 
 
 def test_a_report_beside_a_run_whose_later_turns_came_at_other_times(tmp_path: Path) -> None:

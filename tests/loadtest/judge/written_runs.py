@@ -1,6 +1,6 @@
 """Runs whose rows are written by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from loadtest.records import HealthSample, Manifest, Row, ScheduledRequest
 Change = Callable[[Row], Row | None]
 
 
-def answered(request: ScheduledRequest, due_s: float, took_s: float = 1.0) -> Row:
-    """First token after ``took_s``, three more tokens in two chunks, 100 and 300 ms later each."""
+def answered(request: ScheduledRequest, due_s: float, took_s: float = 1.0, *, slower: float = 1.0) -> Row:
+    """First token after ``took_s``, three more tokens in two chunks, 100 and 300 ms later each; all times ``slower``."""
     sent = due_s + 0.001
-    first_ms = took_s * 1000 - 1  # from sending
+    first_s, last_s, end_s = (due_s + slower * (took_s + more_s) for more_s in (0.0, 0.4, 0.5))
+    first_ms = slower * took_s * 1000 - 1  # from sending
     return Row(
-        id=request.id, worker=0, due_s=due_s, state="ok", sent_s=sent, first_s=due_s + took_s, last_s=due_s + took_s + 0.4,
-        end_s=due_s + took_s + 0.5, status=200, chunks=[(first_ms, 1), (first_ms + 100, 1), (first_ms + 400, 2)],
+        id=request.id, worker=0, due_s=due_s, state="ok", sent_s=sent, first_s=first_s, last_s=last_s, end_s=end_s, status=200,
+        chunks=[(first_ms, 1), (first_ms + slower * 100, 1), (first_ms + slower * 400, 2)],
         prompt_tokens=10, output_tokens=4,
     )  # fmt: skip
 
@@ -54,8 +55,21 @@ def write_run(
     return folder
 
 
-def write_conversations(folder: Path, took_s: Callable[[int], float], *, num: int, **scenario: Any) -> Path:
-    """Write ``num`` conversations of three turns, ten a second; request k takes ``took_s(k)``, and the user thinks for a second."""
+def write_conversations(
+    folder: Path,
+    took_s: Sequence[float],
+    *,
+    slower: float = 1.0,
+    fails: Callable[[int], bool] = lambda number: False,
+    **scenario: Any,
+) -> Path:
+    """Write conversations of three turns, ten a second. The user thinks for a second, and leaves where an answer fails.
+
+    Args:
+        took_s: Of request k until its first token, in a run whose answers are not ``slower``.
+        fails: Whether request k is refused at once.
+    """
+    num = len(took_s) // 3
     conversation = {"turns": {"mean": 3}, "think_s": {"mean": 1}}
     cls = {"endpoint": "chat", "prompt": "text", "conversation": conversation}
     values = {"name": "by-hand", "arrival": {"law": "constant", "rate": 10}, "duration_s": num / 10, "warmup_s": 0, **scenario}
@@ -64,13 +78,14 @@ def write_conversations(folder: Path, took_s: Callable[[int], float], *, num: in
     for number in range(3 * num):
         first = number % 3 == 0
         due_s = number / 30 if first else due_s
+        failed = fails(number)
         after = None if first else number - 1
         request = ScheduledRequest(number, due_s if first else None, "default", 10, 4, f"s{number // 3}", after=after)
-        row = answered(request, due_s, took_s(number))
+        row = answered(request, due_s, took_s[number], slower=slower)
         unsent = Row(number, 0, due_s, "never_sent", reason="due after the end of the arrivals")
         schedule.append(request)
-        rows.append(row if due_s < num / 10 else unsent)
-        due_s += took_s(number) + 1.5
+        rows.append(unsent if due_s >= num / 10 else ended(row, "http_error", due_s + 0.002) if failed else row)
+        due_s = num / 10 if failed else due_s + slower * (took_s[number] + 0.5) + 1
     write_records(folder, schedule, rows, values, {"ended_s": num / 10 + 1})
     return folder
 

@@ -1,0 +1,62 @@
+"""The requests that were due in the windows of two runs of one schedule, each found in the other run by its id. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.judge.columns import Ints
+from loadtest.judge.series import InMemory, Series
+from loadtest.judge.stats import Floats
+from loadtest.judge.window import Window, last_positions
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The common requests of two runs.
+
+    Later turns of conversations are due when the answer before them has ended. So the two runs may have them in different orders, and
+    some in the window of one run only.
+    """
+
+    windows: tuple[Window, Window]
+    """The common requests of each run, in the order of that run's due times."""
+    positions: tuple[Ints, Ints]
+    """Position k of both names the same request, as its place in each of ``windows``; by the sum of its two due times.
+
+    The sum, not the due time in one of the runs, so that it does not matter which run is called a.
+    """
+    num_only: tuple[int, int]
+    """How many requests were due in the window of a only, and of b only."""
+
+    @classmethod
+    def of(cls, a: Window, b: Window) -> "Pairs":
+        """Pair the requests of two windows."""
+        windows = a.where(np.isin(a.ids, b.ids)), b.where(np.isin(b.ids, a.ids))
+        there = last_positions(windows[1].ids, windows[0].ids)
+        order = np.lexsort((windows[0].ids, windows[0].due_s + windows[1].due_s[there]))
+        return cls(windows, (order, there[order]), (len(a) - len(windows[0]), len(b) - len(windows[1])))
+
+    @property
+    def num_common(self) -> int:
+        return len(self.windows[0])
+
+    def series(self, metric: str) -> tuple[Series, Series]:
+        """Return the upper bounds of the requests that have the metric in both runs; not for ``itl``."""
+        values = [_by_position(window, metric) for window in self.windows]
+        both = ~np.isnan(values[0][self.positions[0]]) & ~np.isnan(values[1][self.positions[1]])
+        a, b = (_series(each, at[both]) for each, at in zip(values, self.positions, strict=True))
+        return a, b
+
+
+def _series(values: Floats, at: Ints) -> Series:
+    """Return the values at these positions as a series in the order of due times, with blocks in the order of the pairs."""
+    own = values[np.sort(at)]
+    return InMemory(own, own, blocks_of=values[at])
+
+
+def _by_position(window: Window, metric: str) -> Floats:
+    """Return the upper bound of each request; NaN: it does not have the metric."""
+    bounds = window.bounds(metric)
+    values = np.full(len(window), np.nan)
+    values[bounds.has] = bounds.high
+    return values
