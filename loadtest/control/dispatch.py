@@ -28,7 +28,7 @@ from locust.exception import RPCError
 
 from loadtest.control.monitor import Monitor, Ticker
 from loadtest.plan.laws import Burst, Closed
-from loadtest.plan.scenario import Scenario
+from loadtest.plan.scenario import RECORDED, parse_scenario
 from loadtest.plan.workload import Said, answer_messages, body_of, path_of
 from loadtest.recorder import Batch, End, as_lines
 from loadtest.records import Row, ScheduledRequest
@@ -88,7 +88,7 @@ class Load:
     def __init__(self, plan: Plan, *, api_key: str, send: Callable[[str, Any], None], fire: Callable[..., None]) -> None:
         self.worker = plan.worker
         self._plan = plan
-        self._scenario = Scenario.model_validate(plan.scenario)
+        self._scenario = parse_scenario(plan.scenario, context=RECORDED)
         self._target = Target(plan.target, api_key)
         self._send = send
         self._fire = fire

@@ -15,7 +15,7 @@ import msgspec
 from loadtest.control.dispatch import Epoch, Plan, boot_id
 from loadtest.errors import ExitCode, LoadtestError
 from loadtest.judge.health import STOPPED
-from loadtest.plan.scenario import Scenario
+from loadtest.plan.scenario import RECORDED, parse_scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.recorder import Batch, End, Ledger, Recorder, write_manifest
 from loadtest.records import Manifest, RunEvent, id_prefix, read_manifest
@@ -206,7 +206,7 @@ class _Running:
         self.manifest = manifest
         self.clients = clients
         self.num_workers = len(clients)
-        self.drained_s = Scenario.model_validate(manifest.scenario).duration_s + manifest.scenario["drain_s"]
+        self.drained_s = parse_scenario(manifest.scenario, context=RECORDED).duration_s + manifest.scenario["drain_s"]
         self.ledger = Ledger(len(clients))
         self.recorder = Recorder(out)
         self.begun_at = time.perf_counter()

@@ -142,14 +142,14 @@ class RequestClass(Part):
     """Further fields of the request's JSON body; they replace ours of the same name. Not ``model``, which is a key of its own."""
 
     @model_validator(mode="after")
-    def _prompt_fits(self) -> Self:
+    def _prompt_fits(self, info: ValidationInfo) -> Self:
         if self.token_ids[0] > self.token_ids[1]:
             raise ValueError(f"token_ids: the first one, {self.token_ids[0]}, is above the last one, {self.token_ids[1]}")
         if self.prompt == "ids" and self.endpoint != "completions":
             raise ValueError(f"prompt: ids works with endpoint: completions, not {self.endpoint}; take prompt: text")
         if self.prompts is not None and self.prompt != "text":
             raise ValueError("prompts are text; take prompt: text beside them")
-        for name in ("input_tokens", "shared_prefix_tokens"):
+        for name in ("input_tokens", "shared_prefix_tokens") if info.context != RECORDED else ():  # a manifest has all keys
             if self.prompts is not None and name in self.model_fields_set:
                 raise ValueError(f"{name} does nothing beside prompts, whose file has the prompts; leave it out")
         if self.conversation is not None and self.endpoint != "chat":

@@ -163,6 +163,20 @@ def test_a_run_that_was_begun_is_not_begun_again_by_a_generator_that_is_restarte
     assert read_manifest(tmp_path / "out") == manifest
 
 
+def test_prompts_of_a_file_are_sent_as_single_ones_and_as_conversations(target: Target, tmp_path: Path) -> None:
+    """The generator reads the scenario from the manifest, which holds keys that stand beside ``prompts`` in no scenario of a user."""
+    (tmp_path / "p.jsonl").write_text('"What is a tree?"\n{"prompt": "And a river?"}\n')
+    classes = [
+        {"name": name, "prompt": "text", "prompts": "p.jsonl", "output_tokens": {"mean": 8}} for name in ("single", "several")
+    ]
+    classes[1] |= {"endpoint": "chat", "conversation": {}}
+    scenario = parse_scenario(a_scenario(requests=classes, duration_s=1, warmup_s=0), folder=tmp_path)
+    run(scenario, target, tmp_path / "out", quiet=True, report=False)
+    rows = list(read_lines(tmp_path / "out" / "rows.jsonl", Row))
+    assert {row.state for row in rows} == {"ok"}
+    assert len(rows) == read_manifest(tmp_path / "out").num_scheduled > 0
+
+
 @pytest.mark.slow
 def test_replicates_are_made_and_pooled_by_one_command(target: Target, tmp_path: Path) -> None:
     """Either all are there and pooled, or the first that a busy machine spoiled is the last."""

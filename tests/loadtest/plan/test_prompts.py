@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from loadtest.errors import UsageError
 from loadtest.plan.prompts import Record, prompts_digest, read_prompts
-from loadtest.plan.scenario import Scenario, parse_scenario
+from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.plan.schedule import make_schedule
 from loadtest.plan.workload import answer_messages, body_of, fingerprint
 from loadtest.wire.sse import Parsed
@@ -187,3 +187,21 @@ def test_what_contradicts_a_file_of_prompts_is_refused(
     with pytest.raises(UsageError) as raised:
         parse_scenario(values, folder=tmp_path)
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        {"prompts": "p.json"},
+        {"prompts": "p.json", "endpoint": "chat", "conversation": {}},
+        {"endpoint": "chat", "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"},
+        {"endpoint": "chat", "response_format": {"type": "json_object"}, "ignore_eos": False},
+        {"prompt": "ids", "shared_prefix_tokens": 16, "cancel_after_s": 1.0},
+    ],
+    ids=lambda cls: "-".join(cls),
+)
+def test_a_manifests_scenario_which_has_all_keys_is_read_as_it_was_written(tmp_path: Path, cls: dict[str, Any]) -> None:
+    (tmp_path / "p.json").write_text('["a", "b"]')
+    values = {"name": "t", "arrival": {"law": "poisson", "rate": 1}, "requests": [{"prompt": "text", **cls}]}
+    scenario = parse_scenario(values, folder=tmp_path)
+    assert parse_scenario(scenario.model_dump(mode="json"), context=RECORDED) == scenario
