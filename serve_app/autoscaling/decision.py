@@ -329,6 +329,7 @@ class ModelAutoscaler:
                 "itl_s": self._feedback.itl_s,
                 "expected_itl_s": self._feedback.expected_itl_s,
                 "late_share": self._feedback.late_share,
+                "feedback_s": self._feedback.span_s,
             }
         )
 

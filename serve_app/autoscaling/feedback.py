@@ -59,6 +59,11 @@ class Feedback:
         self._late = keep * self._late + load.late_first_tokens
 
     @property
+    def span_s(self) -> float:
+        """Return over how many seconds of an even load this was measured; old ones count less. Corrects from `MEASURED_S` on."""
+        return self._span_s
+
+    @property
     def itl_s(self) -> float:
         """Return the measured mean duration of an engine's step, 0 while nothing was measured.
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from serve_app.autoscaling.decision import LENGTHS_S, TAUGHT, Decision, Observation
 from serve_app.autoscaling.decision_log import Record
+from serve_app.autoscaling.feedback import MEASURED_S
 from serve_app.autoscaling.fleet import INGRESSES
 from serve_app.autoscaling.signals import Load
 from serve_app.core.step_costs import MeasuredCosts
@@ -115,7 +116,9 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
         measured = f"mean step {1000 * itl_s:.0f} ms (about the time between tokens inside the engine)"
         late = f"{of['late_share']:.1%} of first tokens are late without a queue"
         yield f"  feedback  {measured}, {1000 * of['expected_itl_s']:.0f} ms expected;"
-        yield f"            {late}: capacity x {of['correction']:.2f}"
+        span_s = of.get("feedback_s", MEASURED_S)
+        since = f"{span_s:.0f} s of an even load" + (f", corrects from {MEASURED_S:.0f} s on" if span_s < MEASURED_S else "")
+        yield f"            {late} ({since}): capacity x {of['correction']:.2f}"
     if of["growth"]:
         yield f"  growth    {of['growth']:.2f} replicas more when a new one serves, after a cold start of {of['cold_start_s']:.0f} s"
     if of["queue_s"]:

@@ -173,6 +173,16 @@ def test_lost_requests_are_those_neither_answered_nor_refused() -> None:
     assert (step.replica_s, step.detection_s) == (None, None)
 
 
+def test_turns_that_the_end_of_the_run_left_out_are_no_requests() -> None:
+    served = rows()
+    before = analysed([], served).steps[1]
+    left_out = msgspec.structs.replace(
+        served[-1], id=10_000, state="never_sent", due_s=float(DURATION_S), first_s=None, end_s=None
+    )
+    after = analysed([], [*served, left_out]).steps[1]
+    assert (after.num_requests, after.num_violating, after.num_lost) == (before.num_requests, 0, 0)
+
+
 def test_without_an_slo_every_failed_request_violates() -> None:
     served = rows()
     for row in served[650:700]:
