@@ -132,15 +132,19 @@ def _end_s(records: Records, items: Window) -> float:
 
 
 def _cut_s(records: Records, items: Window) -> float:
-    """Return where the window begins: the later of the scenario's warm-up and the end of the transient that the data show."""
-    if isinstance(records.scenario.arrival, Burst):
+    """Return where the window begins: the later of the scenario's warm-up and the end of the transient that the data show.
+
+    Latencies may show one; a request that failed after the scenario's warm-up is never left out, and no fault that was asked for.
+    """
+    scenario = records.scenario
+    if isinstance(scenario.arrival, Burst):
         return 0.0
-    cut_s = records.scenario.warmup_s
-    for metric in ("e2e", "ttft") if records.even else ():
+    cut_s = scenario.warmup_s
+    for metric in ("e2e", "ttft") if records.even and not scenario.faults else ():
         bounds = items.bounds(metric)
-        length = stats.transient_length(bounds.high)
-        if length:
-            cut_s = max(cut_s, float(items.due_s[bounds.has][length]))
+        due_s, length = items.due_s[bounds.has], stats.transient_length(bounds.high)
+        if length and np.isfinite(bounds.high[:length][due_s[:length] >= scenario.warmup_s]).all():
+            cut_s = max(cut_s, float(due_s[length]))
     return cut_s
 
 

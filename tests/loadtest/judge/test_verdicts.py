@@ -56,6 +56,31 @@ def test_the_warm_up_of_the_scenario_is_left_out_and_a_longer_one_is_found(tmp_p
     assert analyse(write_run(tmp_path / "even", 1200, warmup_s=5)).window_s == (5, 120)
 
 
+def test_an_outage_after_the_warm_up_is_no_warm_up(tmp_path: Path) -> None:
+    """Of 1,200 requests the 150 from the fifth to the twentieth second are refused. Before the warm-up's end failures do not count."""
+
+    def change(row: Row) -> Row:
+        return ended(row, "connect_error", row.due_s) if 5 <= row.due_s < 20 else row
+
+    summary = analyse(write_run(tmp_path / "run", 1200, change, warmup_s=2, slo="ttft_p90=2s"))
+    assert (summary.warmup_cut_s, summary.states["connect_error"], summary.slo[0].attained) == (
+        2,
+        150,
+        pytest.approx(1 - 150 / 1180),
+    )
+    assert summary.verdict == "undecided", "one outage is one sample"
+    assert analyse(write_run(tmp_path / "warm", 1200, change, warmup_s=20, slo="ttft_p90=2s")).verdict == "pass"
+
+
+def test_what_a_fault_does_is_no_warm_up(tmp_path: Path) -> None:
+    def change(row: Row) -> Row:
+        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 4.0 if 5 <= row.due_s < 20 else 1.0)
+
+    faults = [{"at_s": 5, "action": "kill", "process": "x"}]
+    assert analyse(write_run(tmp_path / "run", 1200, change, warmup_s=2, faults=faults)).warmup_cut_s == 2
+    assert analyse(write_run(tmp_path / "without", 1200, change, warmup_s=2)).warmup_cut_s > 15
+
+
 def test_a_growing_backlog_is_not_steady(tmp_path: Path) -> None:
     def slower_and_slower(row: Row) -> Row:
         return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 1 + row.due_s / 20)
