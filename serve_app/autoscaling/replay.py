@@ -34,6 +34,10 @@ MOST_CACHED = 0.99
 """Of a prompt: an engine computes its last token at least."""
 MOST_PER_S = 1e5
 """Requests; more than that is no load but a damaged log."""
+MOST_TOKENS = 1e8
+"""Of a request; more than that is none."""
+LONGEST_STEP_S = 60.0
+"""Seconds; a log that tells of a step or a token that took longer is damaged."""
 
 Bounds = Callable[[str, Record, float], tuple[int, int]]
 """Least and most replicas of a model at the time of a record, with its cold start in seconds."""
@@ -161,6 +165,8 @@ def _step_times(records: Sequence[Record], model: str) -> StepTimes | None:
     for record in reversed(records):
         inputs = record.decided[model].inputs if model in record.decided else {}
         if all(name in inputs for name in names):
+            for name in names:
+                _require(0 <= inputs[name] <= LONGEST_STEP_S, record, f"{name} = {inputs[name]:g}")
             return StepTimes(**{name: inputs[name] for name in names})
     return None
 
@@ -195,10 +201,9 @@ def jobs_of(records: Sequence[Record], model: str, seed: int) -> Iterator[Job]:
     began, owed, number = records[0].time, 0.0, 0
     for record in records:
         load = record.seen.models[model].load
-        if not load.requests <= MOST_PER_S * max(1.0, load.interval_s):
-            raise DecisionLogError(
-                f"record {record.number} tells of {load.requests:g} requests", "the log is damaged: take another piece"
-            )
+        _require(load.requests <= MOST_PER_S * max(1.0, load.interval_s), record, f"{load.requests:g} requests")
+        for tokens, requests in ((load.prompt_tokens, load.requests), (load.finished_tokens, load.finished)):
+            _require(tokens <= MOST_TOKENS * max(1.0, requests), record, f"{tokens:g} tokens of {requests:g} requests")
         at = record.time - began
         owed += load.requests
         due = sorted(max(0.0, at - rng.random() * load.interval_s) for _ in range(int(owed)))
@@ -208,6 +213,11 @@ def jobs_of(records: Sequence[Record], model: str, seed: int) -> Iterator[Job]:
             tokens = math.ceil(min(LONGEST * mean, rng.expovariate(1 / mean)))
             yield Job(f"{model}-{number}", due_at, max(1, round(load.prompt_tokens / load.requests)), tokens)
             number += 1
+
+
+def _require(makes_sense: bool, record: Record, what: str) -> None:
+    if not makes_sense:  # comparisons with what is no number are false
+        raise DecisionLogError(f"record {record.number} tells of {what}", "the log is damaged: take another piece")
 
 
 def _mean_answers(records: Sequence[Record], model: str) -> Mapping[int, float]:

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -279,7 +280,7 @@ def _read(text: str) -> "list[Record]":
 
 def _since(records: "list[Record]", since: str) -> "list[Record]":
     """Return the records of the last ``since``; what is exported begins at a snapshot before."""
-    began = records[-1].time - _seconds(since) if since else 0.0
+    began = records[-1].time - _seconds(since) if since else -math.inf
     return [record for record in records if record.time >= began]
 
 

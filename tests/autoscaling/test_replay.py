@@ -121,10 +121,27 @@ def test_models_that_were_never_measured_are_left_out(logged: Logged) -> None:
     assert again(records[:3], Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1) == {}
 
 
-def test_a_load_that_cannot_be_is_a_damaged_log(logged: Logged) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"requests": 1e18}, "1e\\+18 requests"),
+        ({"prompt_tokens": 1e30}, "1e\\+30 tokens of .* requests"),
+        ({"finished_tokens": float("nan")}, "nan tokens of .* requests"),
+    ],
+)
+def test_a_load_that_cannot_be_is_a_damaged_log(logged: Logged, wrong: dict[str, float], told: str) -> None:
     records = list(logged[0])
     seen = records[200].seen.models["chat"]
-    wrong = replace(seen, load=replace(seen.load, requests=1e18))
-    records[200] = replace(records[200], seen=replace(records[200].seen, models={"chat": wrong}))
-    with pytest.raises(DecisionLogError, match="record 200 tells of 1e\\+18 requests; the log is damaged"):
+    damaged = replace(seen, load=replace(seen.load, **wrong))
+    records[200] = replace(records[200], seen=replace(records[200].seen, models={"chat": damaged}))
+    with pytest.raises(DecisionLogError, match=f"record 200 tells of {told}; the log is damaged"):
+        again(records, Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1)
+
+
+def test_step_times_that_cannot_be_are_a_damaged_log(logged: Logged) -> None:
+    records = list(logged[0])
+    decision = records[-1].decided["chat"]
+    wrong = replace(decision, inputs={**decision.inputs, "output_token_s": float("nan")})
+    records[-1] = replace(records[-1], decided={"chat": wrong})
+    with pytest.raises(DecisionLogError, match="tells of output_token_s = nan; the log is damaged"):
         again(records, Rules(models={"chat": RULE}), bounds, no_replica_s=1.0, max_waiting_requests=1)

@@ -226,7 +226,10 @@ def test_of_a_log_with_a_gap_the_longest_stretch_is_simulated(log: Path, tmp_pat
     assert "nothing in it can be decided again: there is no snapshot" in str(run("replay", file).exception)
 
 
-@pytest.mark.parametrize("old", ['"running":', '"requests":', '"step_s":', '"time":', '"busy_s":', '"kv_usage":'])
+@pytest.mark.parametrize(
+    "old",
+    ['"running":', '"requests":', '"step_s":', '"time":', '"busy_s":', '"kv_usage":', '"prompt_tokens":', '"output_token_s":'],
+)
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-1e300", "1e300"])
 def test_damaged_numbers_end_in_a_sentence(log: Path, tmp_path: Path, old: str, value: str) -> None:
     lines = log.read_text().splitlines()
@@ -237,6 +240,12 @@ def test_damaged_numbers_end_in_a_sentence(log: Path, tmp_path: Path, old: str, 
     for arguments in (["log", "-f", file], ["explain", "-f", file], ["replay", file], ["replay", file, "--policy", policy]):
         result = run(*arguments)
         assert result.exception is None or isinstance(result.exception, DecisionLogError | SystemExit), arguments
+
+
+def test_a_log_of_a_clock_before_1970_is_shown(log: Path, tmp_path: Path) -> None:
+    file = tmp_path / "old.jsonl"
+    file.write_text(re.sub(r'"time":1[0-9]{9}', '"time":-100', log.read_text()))
+    assert run("log", "-f", file).exception is None
 
 
 @pytest.mark.parametrize("text", ["", "no json\n", '{"number": 1}\n'])
