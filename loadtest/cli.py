@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
+from loadtest.errors import AuditMismatch, ExitCode, InvalidRun, LoadtestError, UsageError
 from loadtest.inputs import read_text
 from loadtest.plan.overrides import overrides, scenario_of
 from loadtest.plan.scenario import Scenario, parse_scenario
@@ -170,6 +170,7 @@ def verdict(run_folder: Run) -> None:
     from loadtest.control.progress import print_verdict
     from loadtest.judge.summary import read_summary
     from loadtest.records import read_manifest
+    from loadtest.seal import broken_seals
     from loadtest.wording import VERDICTS
 
     manifest = read_manifest(run_folder)
@@ -179,6 +180,8 @@ def verdict(run_folder: Run) -> None:
     summary = read_summary(run_folder)
     if summary.schedule_sha256 != manifest.schedule_sha256:
         raise UsageError(str(run_folder), "summary.json is of another run; `report` makes it again from the records")
+    if (changed := broken_seals(run_folder, manifest)) and summary.verdict != "invalid":
+        raise InvalidRun(changed)
     print_verdict(summary, manifest, run_folder)
     raise typer.Exit(VERDICTS[summary.verdict].code)
 

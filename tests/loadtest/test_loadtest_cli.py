@@ -1,20 +1,23 @@
 """The command line: what reaches the scenario, and one clear line for each mistake."""
 
+import hashlib
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from loadtest.cli import api_key, app, audit
-from loadtest.errors import AuditMismatch, LoadtestError, UsageError
+from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.plan.laws import Poisson
 from loadtest.plan.overrides import overrides, scenario_of
-from loadtest.recorder import write_json
+from loadtest.recorder import write_json, write_manifest
+from loadtest.records import read_manifest
 from tests.loadtest.judge.written_runs import ended, write_run
 
 SCENARIO = """
@@ -166,6 +169,17 @@ def test_a_summary_that_cannot_be_read_is_named_with_the_way_out(tmp_path: Path)
         said = failure("verdict", str(run))
         assert said.startswith(f"{run / 'summary.json'}: ")
         assert said.endswith("; `report` makes it again from the records")
+
+
+def test_a_run_whose_records_were_changed_has_no_verdict(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 20)
+    digest = hashlib.sha256((run / "rows.jsonl").read_bytes()).hexdigest()
+    write_manifest(run, msgspec.structs.replace(read_manifest(run), sealed={"rows.jsonl": digest}))
+    write_json(run / "summary.json", analyse(run))
+    assert CliRunner().invoke(app, ["verdict", str(run)]).exit_code == ExitCode.PASS
+    rows = (run / "rows.jsonl").read_text().splitlines(keepends=True)
+    (run / "rows.jsonl").write_text("".join(rows[:-1]))
+    assert "rows.jsonl was changed" in failure("verdict", str(run))
 
 
 def test_a_run_that_goes_on_has_no_verdict_yet(tmp_path: Path) -> None:
