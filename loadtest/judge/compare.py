@@ -198,6 +198,10 @@ def _threats(
             "counts them. Later turns come late after a slow answer and never after a failed one, so the ratios flatter the run that was "
             "slower or failed more."
         )
+    failed = [sum(n for state, n in s.states.items() if state not in ("ok", "cancelled", "never_sent")) for s in summaries]
+    if any(failed):
+        shares = (f"{n} of {sum(s.states.values())} in {name}" for n, s, name in zip(failed, summaries, names, strict=True))
+        yield f"Requests failed: {', '.join(shares)}. A percentile above the share that was answered is not estimable."
     if {s.loop for s in summaries} == {"open", "closed"}:
         yield "One loop is open and one is closed: their latencies have different meanings."
     yield "One run each: what differs from one start of a target to the next is not in the intervals; repeat in the order ABBA."

@@ -85,6 +85,12 @@ def test_the_tail_of_a_short_run_is_not_compared(tmp_path: Path) -> None:
     assert ttft(found, 0.99) == Ratio("ttft", 0.99, None, None, None, "not estimable")
 
 
+def test_a_run_that_failed_is_said_to_have_failed(tmp_path: Path) -> None:
+    refused = write_run(tmp_path / "refused", 200, lambda row: ended(row, "http_error", row.due_s))
+    said = compare(refused, write_run(tmp_path / "served", 200)).lines()
+    assert any(line.startswith("Requests failed: 200 of 200 in refused, 0 of 200 in served.") for line in said)
+
+
 def test_different_schedules_are_strangers(tmp_path: Path) -> None:
     other = run_of(tmp_path / "b", noise=2, seed=2, session="another")
     found = compare(run_of(tmp_path / "a"), other)
