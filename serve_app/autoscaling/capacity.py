@@ -281,9 +281,12 @@ class Capacity:
     def replicas_with_room(self, demand: float, headroom: float) -> int:
         """Return the fewest replicas whose batches are not over-full once the demand has risen by the share ``headroom``.
 
-        0 where that is 0: then no room is asked for. ``demand``: seconds of work per second.
+        0 where that is 0: then no room is asked for. ``demand``: seconds of work per second. From 200 replicas on the number is rounded
+        up by a hundredth at most: else a large fleet asks for one more each time that chance moves its demand by a thousandth.
         """
-        return math.ceil(demand * (1 + headroom) / self.saturation()) if headroom else 0
+        count = math.ceil(demand * (1 + headroom) / self.saturation()) if headroom else 0
+        grain = max(1, count // 100)
+        return math.ceil(count / grain) * grain
 
     def _idle_requests(self) -> float:
         """Return r: requests whose work fits into the fixed part of a step, and one."""

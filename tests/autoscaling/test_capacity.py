@@ -137,3 +137,4 @@ def test_with_room_batches_are_full_when_the_demand_has_risen_by_it() -> None:
     assert c.replicas_with_room(0.999 * 5 * most / 1.5, 0.5) == 5
     assert c.replicas_with_room(1.001 * 5 * most / 1.5, 0.5) == 6
     assert c.replicas_with_room(5 * most, 0.0) == 0
+    assert {c.replicas_with_room(n * most / 1.5, 0.5) for n in (1000.5, 1003.0, 1009.5)} == {1010}
