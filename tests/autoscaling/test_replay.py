@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,7 @@ def test_models_that_were_never_measured_are_left_out(logged: Logged) -> None:
         ({"finished_tokens": float("nan")}, "nan tokens of .* requests"),
     ],
 )
-def test_a_load_that_cannot_be_is_a_damaged_log(logged: Logged, wrong: dict[str, float], told: str) -> None:
+def test_a_load_that_cannot_be_is_a_damaged_log(logged: Logged, wrong: dict[str, Any], told: str) -> None:
     records = list(logged[0])
     seen = records[200].seen.models["chat"]
     damaged = replace(seen, load=replace(seen.load, **wrong))
