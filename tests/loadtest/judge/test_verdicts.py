@@ -63,11 +63,8 @@ def test_an_outage_after_the_warm_up_is_no_warm_up(tmp_path: Path) -> None:
         return ended(row, "connect_error", row.due_s) if 5 <= row.due_s < 20 else row
 
     summary = analyse(write_run(tmp_path / "run", 1200, change, warmup_s=2, slo="ttft_p90=2s"))
-    assert (summary.warmup_cut_s, summary.states["connect_error"], summary.slo[0].attained) == (
-        2,
-        150,
-        pytest.approx(1 - 150 / 1180),
-    )
+    assert (summary.warmup_cut_s, summary.states["connect_error"]) == (2, 150)
+    assert summary.slo[0].attained == pytest.approx(1 - 150 / 1180)
     assert summary.verdict == "undecided", "one outage is one sample"
     assert analyse(write_run(tmp_path / "warm", 1200, change, warmup_s=20, slo="ttft_p90=2s")).verdict == "pass"
 
