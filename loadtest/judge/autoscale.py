@@ -178,8 +178,8 @@ class _Users:
     def __init__(self, rows: Sequence[Row], scenario: Scenario, value_s: ValueOf, *, size: int) -> None:
         self.size = size
         # Later turns of conversations that the end of the run left out were no load.
-        unsaid = {row.id for row in rows if row.state == "never_sent" and row.due_s >= scenario.duration_s}
-        rows = [row for row in rows if row.state != "cancelled" and row.id not in unsaid]
+        rows = [row for row in rows if row.state != "never_sent" or row.due_s < scenario.duration_s]
+        rows = [row for row in rows if row.state != "cancelled"]
         limits = scenario.slo.limits
         inside = [[(value_s(row, limit) or 0.0) <= limit.limit_s for row in rows] for limit in limits]
         if not limits:

@@ -224,7 +224,7 @@ def test_a_step_from_one_replica_overshoots_by_what_waits_meanwhile_and_no_more(
     assert max(most) <= 12
     assert fmean(most) <= 1.7 * 7
     assert fmean(last) <= 8.25
-    assert min(last) >= 7
+    assert min(last) == (8 if headroom and cold_start_s >= 120.0 else 7)
 
 
 def test_without_a_measure_nothing_that_works_is_taken_away() -> None:

@@ -54,6 +54,7 @@ def test_a_step_orders_a_fifth_more_than_it_needs_and_a_few_at_most(
     assert work_s == pytest.approx(rate * WORK_S, rel=0.1)
     assert max(wanted) <= 1.3 * needed + 1.5 * needed**0.5 + 1
     assert max(wanted) <= max(1.2 * needed + 2.0 * needed**0.5 + 1, 1.05 * room + 1)
+    assert not headroom or max(wanted) <= 1.3 * max(needed, math.ceil(room)) + 1
 
 
 @settings(max_examples=6, deadline=None)

@@ -50,6 +50,12 @@ def test_a_replica_that_is_full_all_the_time_takes_half_more_than_the_bound_at_m
     assert replica.busy_s / 1.5 <= least_busy_s(jobs, hardware(), PROFILES[PROFILE]) <= replica.busy_s
 
 
+def test_the_minimum_counts_where_nobody_asks() -> None:
+    world = World(hardware=hardware(), initial=2, minimum=2)
+    outcome = SimulatedFleet(world).run([], 10.0, lambda _at, _seen: 2)
+    assert least_replica_s(outcome, world.hardware, PROFILES[PROFILE], minimum=2) == 2 * outcome.duration_s
+
+
 def test_what_was_refused_costs_nothing() -> None:
     world = World(hardware=hardware(), initial=0, minimum=0, no_replica_s=1.0)
     outcome = SimulatedFleet(world).run(made([(0.0, 100, 100)]), 10.0, lambda _at, _seen: 0)
