@@ -2,11 +2,12 @@
 
     python -m benchmarks.batching --real                           SmolLM2-135M on the CPU, an eighth of the study's lengths
     python -m benchmarks.batching --profile a100-40gb-llama-13b    both sides on the simulated accelerator
+    python -m benchmarks.batching --bursts                         (a) alone, of all setups
     python -m benchmarks.batching --draw SETUP                     tables and figures again, from the records on disk
 
-(a) a burst for each cap of the output length, (b) latencies at two rates, (c) throughput against the offered rate. The load is
-`loadtest`'s: one seeded schedule per experiment, the same requests for every system, latencies from the due time.
-Records, JSON and figures are left in results/batching/SETUP.
+(a) a burst for each cap of the output length, in several rounds of which each has other lengths, (b) latencies at two rates, (c) throughput
+against the offered rate, both once. The load is `loadtest`'s: one seeded schedule per experiment, the same requests for every system,
+latencies from the due time. Records, JSON and figures are left in results/batching/SETUP, those of a further round in its round-NUMBER.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 import httpx
 
 from benchmarks.batching_figures import draw
-from benchmarks.batching_records import Run
+from benchmarks.batching_records import Run, round_folder
 from benchmarks.batching_servers import StaticServer, fleet, static_server
 from benchmarks.batching_setups import (
     CONTINUOUS,
@@ -31,6 +32,7 @@ from benchmarks.batching_setups import (
     Setup,
     alone,
     burst,
+    bursts,
     poisson,
     quick,
     static_run_s,
@@ -123,6 +125,7 @@ class Bench:
                 self.measure(Experiment("burst", CONTINUOUS, cap, num=setup.num_burst), url, setup.time_scale)
             if setup.profile is None:
                 self.measure(Experiment("alone", CONTINUOUS, LATENCY_CAP, num=setup.num_burst // SHARE), url, 1.0)
+            if setup.profile is None and setup.qps:
                 capacity = self.measure(Experiment("capacity", CONTINUOUS, LATENCY_CAP, num=setup.num_burst), url, 1.0)
                 if capacity is None:
                     raise SystemExit(f"the fleet's capacity is invalid {MAX_TRIES} of {MAX_TRIES}: no rate can follow from it")
@@ -225,7 +228,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", action="store_true", help="the embedded model on this CPU")
     parser.add_argument("--profile", nargs="+", default=[], choices=sorted(n for n, s in SETUPS.items() if s.profile))
-    parser.add_argument("--quick", action="store_true", help="a look: two caps, few requests; under 3 minutes per setup")
+    parser.add_argument("--rounds", type=int, default=3, help="of the bursts, each with other lengths")
+    parser.add_argument("--bursts", action="store_true", help="leave out latencies and offered rates")
+    parser.add_argument(
+        "--quick", action="store_true", help="a look: two caps, few requests; under 3 minutes per setup and round"
+    )
     parser.add_argument("--draw", nargs="+", default=[], choices=sorted(SETUPS), help="only draw what was measured before")
     parser.add_argument("--out", type=Path, default=Path("results/batching"))
     parser.add_argument("--figures", type=Path, help="also copy the PNG there, as batching-SETUP-NAME.png")
@@ -235,11 +242,12 @@ def main() -> None:
         chosen = list(SETUPS)
     change: Callable[[Setup], Setup] = quick if arguments.quick else lambda setup: setup
     for name in chosen:
-        folder = arguments.out / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        bench = Bench(change(SETUPS[name]), folder)
-        bench.static(bench.continuous())
+        shutil.rmtree(arguments.out / name, ignore_errors=True)
+        for number in range(1, arguments.rounds + 1):
+            setup, folder = change(SETUPS[name]), round_folder(arguments.out / name, number)
+            folder.mkdir(parents=True)
+            bench = Bench(bursts(setup, number) if arguments.bursts or number > 1 else setup, folder)
+            bench.static(bench.continuous())
     for name in (*chosen, *arguments.draw):
         print(draw(change(SETUPS[name]), arguments.out / name))
         for figure in (arguments.out / name).glob("*.png") if arguments.figures else ():

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from benchmarks.batching_records import Run, read_results, read_runs
+from benchmarks.batching_records import Run, read_results, read_rounds
 from benchmarks.batching_setups import CONTINUOUS, PAPER_BATCH, SYSTEMS, Setup
 from benchmarks.batching_theory import LengthLaw, plain_multiple, rows_of
 from loadtest.judge import stats
@@ -20,14 +20,22 @@ from loadtest.report.plots import GRID, INK, MUTED, SERIES, STYLE, Sample, plot_
 Entry = dict[str, Any]
 Runs = Sequence[tuple[Entry, Run]]
 COLOUR = dict(zip(SYSTEMS, (SERIES[3], SERIES[1], SERIES[4], SERIES[0]), strict=True))
+RATIOS = ((CONTINUOUS, "paper static"), (CONTINUOUS, "fair static"), (CONTINUOUS, "naive"), ("fair static", "paper static"))
+"""Of the throughputs of two systems, the ones that are stated with an interval."""
 PUBLISHED = ((4, "FasterTransformer"), (8, "TGI, Ray Serve"), (23, "vLLM"))
 """Multiples over naive static at cap 1,536 in the study."""
 
 
 def draw(setup: Setup, folder: Path) -> str:
     """Write the figures as PNG and SVG and report.json into the folder; return the tables as Markdown."""
-    runs = read_runs(folder)
-    tables = {"burst": burst_table(setup, runs), "latency": latency_table(runs), "rate": rate_table(runs)}
+    rounds = read_rounds(folder)
+    runs, bursts = rounds[0], [burst_table(setup, each) for each in rounds]
+    tables = {
+        "burst": bursts[0],
+        "multiples": multiples_table(setup, bursts),
+        "latency": latency_table(runs),
+        "rate": rate_table(runs),
+    }
     results = read_results(folder)
     head = {name: results.get(name, "not recorded") for name in ("commit", "date")}
     report: dict[str, Any] = {**head, **tables, "alone": alone_words(runs)}
@@ -88,6 +96,16 @@ def burst_table(setup: Setup, runs: Runs) -> list[Entry]:
                 bounds = (PAPER_BATCH[cap], setup.num_burst)
                 row["equal_steps"] = plain_multiple(law, batch, *bounds, own_max=system != CONTINUOUS)
             row["seconds"], row["planned_s"] = run.length_s, entry.get("planned_s") or None
+    return rows
+
+
+def multiples_table(setup: Setup, bursts: Sequence[Sequence[Entry]]) -> list[Entry]:
+    """Return one row per cap: each ratio of `RATIOS` in every round whose two runs are valid, of prompt and output tokens/s."""
+    rows = []
+    for cap in setup.caps:
+        rates = [{row["system"]: row["total_tokens_per_s"] for row in _valid(each) if row["study_cap"] == cap} for each in bursts]
+        ratios = {f"{a} / {b}": [each[a] / each[b] for each in rates if a in each and b in each] for a, b in RATIOS}
+        rows.append({"cap": setup.cap(cap), **ratios})
     return rows
 
 
@@ -283,12 +301,14 @@ def _markdown(setup: Setup, report: dict[str, Any]) -> str:
             f"{r['kv']['reserved']:.0%}", f"{r['kv']['used'] / r['kv']['reserved']:.1%}",
         ]  # fmt: skip
         lines.append(_line([str(r["cap"]), r["system"], *cells, f"{r['time_scale']:g}"]))
+    lines += ["", *_head(list(report["multiples"][0]))]
+    lines += [_line([str(row["cap"]), *(_ratio(row[f"{a} / {b}"]) for a, b in RATIOS)]) for row in report["multiples"]]
     latency = ["requests/s", "system", "requests", "median latency s (95 %)", "median TTFT s (95 %)", "time_scale"]
-    lines += ["", *report["alone"], "", *_head(latency)]
+    lines += ["", *report["alone"], "", *(_head(latency) if report["latency"] else [])]
     for r in report["latency"]:
         cells = _invalid(r, 2) or [str(r["num"]), *(_median(r[name]) for name in ("e2e_s", "ttft_s"))]
         lines.append(_line([f"{r['qps']:.3g}", r["system"], *cells, f"{r['time_scale']:g}"]))
-    lines += ["", *_head(["system", "offered requests/s", "output tok/s", "total tok/s"])]
+    lines += ["", *(_head(["system", "offered requests/s", "output tok/s", "total tok/s"]) if report["rate"] else [])]
     for r in report["rate"]:
         cells = _invalid(r, 1) or [f"{r['output_tokens_per_s']:.0f}", f"{r['total_tokens_per_s']:.0f}"]
         lines.append(_line([r["system"], f"{r['qps']:.2f}", *cells]))
@@ -302,6 +322,14 @@ def _invalid(row: Entry, num_empty: int) -> list[str]:
 
 def _median(values: tuple[float | None, float | None, float | None]) -> str:
     return "{} ({}-{})".format(*map(_seconds, values))
+
+
+def _ratio(values: Sequence[float]) -> str:
+    """Return the mean of one ratio over the rounds, its 95 % interval (Student's, of the logarithms) and the number of rounds."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}, one round" if values else ""
+    mean, low, high = np.exp(stats.mean_interval(np.log(values)))
+    return f"{mean:.2f} ({low:.2f}-{high:.2f}), {len(values)} rounds"
 
 
 def _seconds(value: float | None) -> str:

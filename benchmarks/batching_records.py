@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,6 +131,17 @@ def read_runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
         run = Run(folder / entry["folder"], entry["time_scale"])
         runs.append(({**entry, "tries": entry.get("tries", 1), "problems": entry["problems"] or run.problems}, run))
     return runs
+
+
+def round_folder(folder: Path, number: int) -> Path:
+    """Return where a round of a setup's bursts is recorded, counted from 1; the first lies beside latencies and rates."""
+    return folder if number == 1 else folder / f"round-{number}"
+
+
+def read_rounds(folder: Path) -> list[list[tuple[dict[str, Any], Run]]]:
+    """Return `read_runs` of each round that was measured, from the first on."""
+    folders = (round_folder(folder, number) for number in count(1))
+    return [read_runs(each) for each in takewhile(lambda each: (each / "runs.json").exists(), folders)]
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Setup:
     """Requests per second. On the CPU both are shares of its capacity, of which the study's was about 8."""
     static_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
     """Of a static server's own capacity."""
+    seed: int = SEED
     window_s: float = 45.0
     """Of a static server longer: at least 6 batches, simulated ones 15 and 60 requests."""
 
@@ -99,6 +100,11 @@ def quick(setup: Setup) -> Setup:
     return replace(setup, **few, caps=(32, 512), qps=(4.0,), rates=(), static_rates=(), static_run_s=6.0)  # type: ignore[arg-type]
 
 
+def bursts(setup: Setup, number: int) -> Setup:
+    """Return a setup for the bursts alone, whose lengths differ with the number of the round; those of round 1 are the study's."""
+    return replace(setup, seed=SEED + number - 1, qps=(), rates=(), static_rates=())
+
+
 def burst(setup: Setup, cap: int, num: int, *, latency_inputs: bool = False) -> Scenario:
     """Everything at once."""
     return _scenario(setup, {"law": "burst", "max_requests": num}, cap, latency_inputs=latency_inputs, drain_s=_FOREVER_S)
@@ -123,7 +129,7 @@ def _scenario(setup: Setup, arrival: dict[str, Any], cap: int, *, latency_inputs
     inputs = {"dist": "uniform", "min": 1, "max": size} if latency_inputs else {"mean": size, "max": size}
     outputs = {"dist": "exponential", "mean": setup.mean_tokens, "max": setup.cap(cap)}
     request = {"token_ids": (10, 40_000), "input_tokens": inputs, "output_tokens": outputs}
-    values = {"name": "batching", "model": setup.name, "seed": SEED, "arrival": arrival, "requests": [request], **times}
+    values = {"name": "batching", "model": setup.name, "seed": setup.seed, "arrival": arrival, "requests": [request], **times}
     return parse_scenario({**values, "warmup_s": 0.0, "timeout_s": _FOREVER_S, "keep_text": False})
 
 

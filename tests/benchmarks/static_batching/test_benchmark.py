@@ -11,7 +11,7 @@ import pytest
 from benchmarks import batching
 from benchmarks.batching import Bench, Experiment
 from benchmarks.batching_figures import draw
-from benchmarks.batching_records import Run
+from benchmarks.batching_records import Run, round_folder
 from benchmarks.batching_setups import (
     CONTINUOUS,
     PAPER_BATCH,
@@ -20,6 +20,7 @@ from benchmarks.batching_setups import (
     SYSTEMS,
     Setup,
     burst,
+    bursts,
     fleet_model,
     poisson,
     quick,
@@ -29,6 +30,7 @@ from benchmarks.batching_setups import (
 from benchmarks.batching_theory import LengthLaw, Life, block_use, plain_multiple, rows_of
 from benchmarks.static_batching.batches import step_ends_s
 from benchmarks.static_batching.settings import parse_static
+from loadtest.judge.stats import mean_interval
 from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import make_schedule
 from loadtest.recorder import as_lines
@@ -163,13 +165,15 @@ def setup() -> Setup:
 
 @pytest.fixture
 def results(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Measurements of which two are invalid: a burst of the base that others are divided by, and a latency."""
-    bench = Bench(setup, tmp_path)
-    for cap in setup.caps:
-        for number, system in enumerate(SYSTEMS):
-            sick = (cap, system) == (128, "paper static")
-            monkeypatch.setattr(batching, "_load", Loads(9 if sick else 0, 0.04 / (number + 1)))
-            bench.measure(Experiment("burst", system, cap, num=setup.num_burst), "", 1.0)
+    """Measurements of which two are invalid: a burst of the base that others are divided by, and a latency; then bursts again."""
+    for round_number in (2, 1):
+        round_folder(tmp_path, round_number).mkdir(exist_ok=True)
+        bench = Bench(bursts(setup, round_number), round_folder(tmp_path, round_number))
+        for cap in setup.caps:
+            for number, system in enumerate(SYSTEMS):
+                sick = (cap, system, round_number) == (128, "paper static", 1)
+                monkeypatch.setattr(batching, "_load", Loads(9 if sick else 0, 0.04 / (number + round_number)))
+                bench.measure(Experiment("burst", system, cap, num=setup.num_burst), "", 1.0)
     for system in ("naive", CONTINUOUS):
         monkeypatch.setattr(batching, "_load", Loads(9 if system == "naive" else 0))
         bench.measure(Experiment("latency", system, 1536, qps=4.0, num=30), "", 1.0, nominal_qps=4.0)
@@ -188,6 +192,24 @@ def test_the_cells_of_invalid_runs_are_empty_and_their_figures_left_out(setup: S
     assert [row["system"] for row in report["latency"] if "e2e_s" in row] == [CONTINUOUS]
     assert not (results / "occupancy.png").exists()
     assert (results / "latency.png").exists()
+
+
+def test_multiples_are_stated_over_the_rounds_whose_runs_are_valid(setup: Setup, results: Path) -> None:
+    lines = draw(setup, results).splitlines()
+    at = lines.index(
+        "| cap | continuous / paper static | continuous / fair static | continuous / naive | fair static / paper static |"
+    )
+    # Tokens take 0.04 s / (number of the system + number of the round), and each round has lengths of its own.
+    middle, low, high = np.exp(mean_interval(np.log([4 / 2, 5 / 3])))
+    assert f" {middle:.2f} ({low:.2f}-{high:.2f}), 2 rounds " in lines[at + 2].split("|")[2]
+    assert lines[at + 3].split(" | ")[1] == "1.67, one round"  # in the other one the base is invalid
+
+
+def test_the_rounds_of_bursts_have_other_lengths_and_no_other_experiment() -> None:
+    first, second = (bursts(A100, number) for number in (1, 2))
+    lengths = [[r.output_tokens for r in make_schedule(burst(each, 512, 50)).requests] for each in (A100, first, second)]
+    assert lengths[0] == lengths[1] != lengths[2]
+    assert (second.qps, second.rates, second.static_rates) == ((), (), ())
 
 
 def test_throughput_and_medians_are_those_of_the_rows(setup: Setup, results: Path) -> None:
