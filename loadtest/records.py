@@ -188,7 +188,7 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     problems: list[str] = []
     """Reasons why the run is invalid that only the running generator could see, such as a lost worker."""
     sealed: dict[str, str] = {}
-    """SHA-256 of each file that `loadtest.seal` watches, at the end of the run."""
+    """SHA-256 of each file that `loadtest.seal` watches, at the end of the run, and of ``scenario``."""
     num_left_out: int = 0
     """Of a trace: requests without tokens, which are not asked; ``num_after_end`` come after ``duration_s``, and are not either."""
     num_after_end: int = 0

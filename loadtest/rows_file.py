@@ -47,7 +47,11 @@ class _Lines:
     def __init__(self, path: Path) -> None:
         self.offsets, self.due_s = array("q"), array("d")
         decoder, at = msgspec.json.Decoder(_Key), 0
-        with path.open("rb") as file:
+        try:
+            file = path.open("rb")
+        except OSError as exc:
+            raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
+        with file:
             for number, line in enumerate(file, 1):
                 if line != b"\n":
                     try:

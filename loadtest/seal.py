@@ -1,21 +1,25 @@
 """Seals of what was recorded, so that a later edit, deletion or reordering of rows is found.
 
 While a run goes on, seal.jsonl gets one `Seal` per file and batch: the SHA-256 of the whole file so far, hence a chain. At the end
-the manifest names the last one of each file. It is a seal, not a signature: who can write all files of the folder can make new
-ones, so keep the digests that the report prints elsewhere if that matters.
+the manifest names the last one of each file, and the digest of the scenario that it holds, by which the run is judged. It is a seal,
+not a signature: who can write all files of the folder can make new ones, so keep the digests that the report prints elsewhere if
+that matters.
 """
 
 import hashlib
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from loadtest.errors import UsageError
 from loadtest.records import Manifest, read_lines
 
 Sealed = Literal["rows.jsonl", "health.jsonl"]
 """Files that one recorder alone writes, and from which every figure and every gate comes."""
 SEALS = "seal.jsonl"
+SCENARIO = "scenario"
+"""Name of its digest in the manifest."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -27,18 +31,25 @@ class Seal(msgspec.Struct, frozen=True):
 
 
 def broken_seals(run: Path, manifest: Manifest) -> list[str]:
-    """Return one sentence for each file that is not as it was recorded; none for runs that have no seals.
+    """Return one sentence for each file that is not as it was recorded, and one if the scenario is not; none for runs without seals.
 
     Of a run that never ended, what came after the last seal (a second, at most) cannot be judged.
 
     Raises:
-        UsageError: seal.jsonl cannot be read.
+        UsageError: seal.jsonl or a sealed file cannot be read.
     """
     if not is_sealed(run, manifest):
         return []
     seals = list(read_lines(run / SEALS, Seal)) if (run / SEALS).exists() else []
-    found = (_broken(run / name, [s for s in seals if s.file == name], manifest.sealed.get(name)) for name in get_args(Sealed))
+    found = [_broken(run / name, [s for s in seals if s.file == name], manifest.sealed.get(name)) for name in get_args(Sealed)]
+    if manifest.sealed.get(SCENARIO, digest := scenario_digest(manifest.scenario)) != digest:
+        found.append("the scenario in manifest.json was changed")
     return [f"{problem} after it was recorded" for problem in found if problem]
+
+
+def scenario_digest(scenario: dict[str, Any]) -> str:
+    """Return the SHA-256 of a scenario as the manifest holds it."""
+    return hashlib.sha256(msgspec.json.encode(scenario, order="deterministic")).hexdigest()
 
 
 def is_sealed(run: Path, manifest: Manifest) -> bool:
@@ -49,7 +60,11 @@ def _broken(path: Path, seals: list[Seal], last_sha256: str | None) -> str:
     if not path.exists():
         return f"{path.name} was removed" if seals or last_sha256 else ""
     digest, done = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as exc:
+        raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
+    with file:
         for seal in seals:
             while done < seal.num_bytes and (piece := file.read(min(_PIECE_BYTES, seal.num_bytes - done))):
                 digest.update(piece)

@@ -1,6 +1,7 @@
 """What the terminal shows: progress while a run goes on, read from the files it writes, and the verdict at its end."""
 
 import bisect
+import contextlib
 import sys
 import time
 from collections import Counter, deque
@@ -21,6 +22,7 @@ from loadtest.plan.laws import Closed
 from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import Schedule
 from loadtest.records import HealthSample, Manifest, Row
+from loadtest.report.tiles import cost_lines
 from loadtest.wording import VERDICTS, percentile, share
 
 RECENT_S = 10.0
@@ -70,7 +72,7 @@ class Figures:
         for row in rows:
             left_out = row.state == "never_sent" and row.due_s >= self._end_s
             self.states["left out" if left_out else row.state] += 1
-            if row.end_s is not None and row.first_s is not None:
+            if row.state in ("ok", "cancelled") and row.end_s is not None and row.first_s is not None:
                 begin_s = row.sent_s if self._closed and row.sent_s is not None else row.due_s
                 self._recent.append((row.end_s, row.first_s - begin_s, self._is_good(row)))
         self._health.update({sample.worker: sample for sample in samples})
@@ -152,9 +154,17 @@ class Progress:
             print(f"{now_s:6.0f} s  {self._figures.text(now_s)}", file=sys.stderr, flush=True)
 
 
+class _Output(Console):
+    """Standard output. When its reader went away, as `head` does, the rest is not printed, and the exit status stays that of the run."""
+
+    def on_broken_pipe(self) -> None:
+        with contextlib.suppress(SystemExit):
+            super().on_broken_pipe()
+
+
 def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
     """Print how the run went: of an invalid one the reasons and no figures."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = _Output(highlight=False, soft_wrap=True)
     console.width = max(console.width, 110)  # a table that is cut off would hide figures
     states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in summary.states.items())
     note = " (interrupted)" if manifest.state == "interrupted" else ""
@@ -186,6 +196,8 @@ def _print_figures(console: Console, summary: Summary) -> None:
         console.print(
             f"  offered {t.offered:.2f}/s, completed {completed}/s, good {good}/s; {tokens} output tokens/s", markup=False
         )
+    if summary.cost and (lines := cost_lines(summary.cost)):
+        console.print(f"  cost: {', '.join(f'{line.value} {line.note}' for line in lines)}", markup=False)
     table = Table("95 % interval", "n", "n_eff", *map(percentile, SHOWN), box=None, padding=(0, 2), header_style="dim")
     for column in table.columns:
         column.no_wrap = True

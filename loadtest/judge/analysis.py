@@ -241,13 +241,14 @@ def _cost(records: Records, items: Window, window: tuple[float, float]) -> Cost 
     """Return the cost. Of several sources of replicas Kubernetes counts alone: Ray Serve's replicas are in its pods."""
     if window[1] <= window[0]:
         return None
-    done = _ended_ok(records, window)
+    rows, is_ok = records.columns, records.columns.is_state("ok")
+    done = items.rows[is_ok[items.rows]] if records.scenario.slo.limits else _ended_ok(records, window)
     pods = [sample for sample in records.server if sample.source == "kubernetes" and not sample.error]
     return cost_of(
         pods or records.server,
         window,
         good_at_s=_good_at_s(records, items, window),
-        output_tokens=float(records.columns.num_output_tokens[done].sum()),
+        output_tokens=float(rows.num_output_tokens[done].sum()),
         gpus_per_replica=records.scenario.observe.gpus_per_replica,
     )
 

@@ -23,6 +23,8 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens_per_good: float | None
     """Output tokens of complete answers per good request; None: no request was good. Tokens of answers that broke off are not counted.
 
+    Both are of the requests that were due in the window; without an SLO, of those whose answers ended in it.
+
     More than the mean answer has: some complete answers were not good.
     """
     replica_s: float | None = None
@@ -52,7 +54,7 @@ def cost_of(
 
     Args:
         good_at_s: When each good request of the window counts, in any order.
-        output_tokens: Of the complete answers of the window.
+        output_tokens: Of complete answers, counted as ``good_at_s`` counts.
     """
     tokens_per_good = output_tokens / good_at_s.size if good_at_s.size else None
     seen = _Seen.of(samples, window)

@@ -11,7 +11,7 @@ from loadtest.judge import stats
 from loadtest.quantiles import Floats, Ordered
 
 LEAST_S = 1e-9
-"""What shorter latencies count as in a ratio."""
+"""What a shorter latency counts as in a ratio; of a quantile that is shorter, there is none."""
 
 
 class Series(Protocol):
@@ -96,7 +96,9 @@ class LogRatio(NamedTuple):
 
 
 def log_ratio(a: Series, b: Series, q: float, *, paired: bool) -> LogRatio | None:
-    """Return the quantile of ``a`` over that of ``b``, or None where one of the runs cannot bound its quantile.
+    """Return the quantile of ``a`` over that of ``b``, or None where one of the runs cannot bound its quantile or has 0 there.
+
+    Where all tokens of an answer came in one read, the times between them are 0, and 0 has no ratio.
 
     A jackknife over blocks of the log ratio, t with 9 degrees; a block bootstrap of the same blocks covered less (p99 at rho 0.8:
     66 instead of 78 % of 300 runs).
@@ -110,13 +112,15 @@ def log_ratio(a: Series, b: Series, q: float, *, paired: bool) -> LogRatio | Non
         bounds = stats.order_interval(each.high, each.high, q, each.worth(q))
         if not (all(map(math.isfinite, bounds)) and each.resolved):
             return None
+    values_s = [float(each.high[stats.rank(each.size, q) - 1]) for each in (a, b)]
+    if min(values_s) < LEAST_S:
+        return None
     left = [_log(each.left_out(q)) for each in (a, b)]
     if not all(np.isfinite(logs).all() for logs in left):
         return None
     parts = [left[0] - left[1]] if paired else left
     variance = sum(float(part.var()) for part in parts) * (stats.NUM_BATCHES - 1)
-    first, second = (float(_log(np.array([each.high[stats.rank(each.size, q) - 1]]))[0]) for each in (a, b))
-    return LogRatio(first - second, math.sqrt(variance))
+    return LogRatio(math.log(values_s[0]) - math.log(values_s[1]), math.sqrt(variance))
 
 
 def _log(values_s: Floats) -> Floats:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from loadtest.errors import UsageError
-from loadtest.inputs import read_text
+from loadtest.inputs import read_yaml
 from loadtest.plan.scenario import Scenario, load_scenario, scenario_file
 
 
@@ -17,10 +17,7 @@ def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scena
     Raises:
         UsageError: The message names the file, key or option.
     """
-    try:
-        values = yaml.safe_load(read_text(scenario_file(file))) if sets else {}
-    except yaml.YAMLError:
-        values = {}  # the next line says what is wrong
+    values = read_yaml(scenario_file(file)) if sets else {}
     return load_scenario(file, overrides=overrides(values if isinstance(values, dict) else {}, sets or (), **options))
 
 

@@ -76,17 +76,19 @@ def _records(path: Path) -> Iterator[Any]:
     if path.suffix == ".parquet":
         yield from _parquet(path)
         return
+    where = str(path)
     try:
         if _first_byte(path) == b"[":
             yield from msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=list[Any])
             return
-        for line in bounded_lines(path):
+        for number, line in enumerate(bounded_lines(path), 1):
+            where = f"{path}:{number}"
             if line.strip():
                 yield msgspec.json.decode(line)
     except OSError as exc:
         raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
     except (msgspec.DecodeError, RecursionError) as exc:
-        raise UsageError(str(path), f"{exc}; give a list of records, or one record a line") from exc
+        raise UsageError(where, f"{exc}; give a list of records, or one record a line") from exc
 
 
 def _first_byte(path: Path) -> bytes:

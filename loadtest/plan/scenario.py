@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     BaseModel,
     Field,
@@ -22,7 +21,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from loadtest.errors import UsageError
-from loadtest.inputs import read_text
+from loadtest.inputs import read_yaml
 from loadtest.plan.laws import ARRIVALS, Arrival, Burst, Closed, Part, Seconds, Trace
 from loadtest.plan.slo import Slo, parse_slo
 
@@ -318,10 +317,7 @@ def load_scenario(name: Path, *, overrides: dict[str, Any] | None = None) -> Sce
         UsageError: It cannot be read, or a value is wrong; the message has the key's path.
     """
     path = scenario_file(name)
-    try:
-        values = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as exc:
-        raise UsageError(str(path), " ".join(str(exc).split())) from exc
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise UsageError(str(path), "a scenario is a mapping of keys to values")
     return parse_scenario({**values, **(overrides or {})}, folder=path.parent)

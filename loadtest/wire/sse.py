@@ -124,7 +124,7 @@ class BodyParser:
 
     def __init__(self, form: Form) -> None:
         self._form = form
-        self._rest = b""
+        self._rest: list[bytes] = []  # of a line whose end has not come; joined once, however many pieces a long line has
         self._after_cr = False
         self._data: list[bytes] = []
         self._is_error = False
@@ -147,8 +147,11 @@ class BodyParser:
             self._begun, data = True, data.removeprefix(codecs.BOM_UTF8)
         if self._form == "sse" and data and (self._after_cr or b"\r" in data):
             data = self._with_line_feeds(data)
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
+        if b"\n" not in data:
+            self._rest.append(data)
+            return
+        lines = b"".join([*self._rest, data]).split(b"\n")
+        self._rest = [lines.pop()]
         for line in lines:
             if self._form == "lines":
                 self._line(at_s, line)
@@ -171,7 +174,7 @@ class BodyParser:
             parsed.complete = parsed.done_s is not None
         elif ended:
             parsed.complete = True
-            self._line(at_s, b"".join([*self._data, self._rest]))
+            self._line(at_s, b"".join([*self._data, *self._rest]))
         parsed.text = "".join(self._texts)
         parsed.content = "".join(self._contents)
         parsed.calls = [_joined(pieces) for pieces in self._calls.values()]

@@ -47,7 +47,9 @@ def explanation(record: Record, name: str) -> Iterator[str]:
     assert seen is not None  # else nothing was decided for it
     at = datetime.fromtimestamp(record.time, UTC)
     change = "stays at" if decision.desired == seen.target else f"{seen.target} ->"
-    reason = "nobody asks" if (decision.rule, decision.desired) == ("keep", 0) else REASONS.get(decision.rule, decision.rule)
+    reason = REASONS.get(decision.rule, decision.rule)
+    if decision.rule == "keep" and decision.desired <= seen.minimum:
+        reason = "no more is wanted, and the configuration allows no fewer" if decision.desired else "nobody asks"
     yield f"{name}, {at:%Y-%m-%dT%H:%M:%SZ}: {change} {decision.desired}, because {reason}"
     if isinstance(seen, Observation):
         yield from _model(seen, decision)

@@ -76,7 +76,9 @@ def test_explain_says_what_a_decision_was_made_from(log: Path) -> None:
         assert part in text, text
     both = run("explain", "-f", log).stdout
     assert "\n\nchat, 2026-09-21T14:23:19Z: stays at" in both
-    assert both.startswith("(ingresses), 2026-09-21T14:23:19Z: stays at 1, because ")
+    assert both.startswith(
+        "(ingresses), 2026-09-21T14:23:19Z: stays at 1, because no more is wanted, and the configuration allows no fewer\n"
+    )
     assert "silent    ingress-2" in both
 
 

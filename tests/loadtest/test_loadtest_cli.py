@@ -1,6 +1,7 @@
 """The command line: what reaches the scenario, and one clear line for each mistake."""
 
 import hashlib
+import os
 import socket
 import subprocess
 import sys
@@ -159,6 +160,18 @@ def test_words_and_exit_status_of_a_verdict_agree(
     write_json(run / "summary.json", analyse(run))
     said = CliRunner().invoke(app, ["verdict", str(run)])
     assert (said.exit_code, said.output.startswith(word)) == (code, True), said.output
+
+
+def test_the_status_of_a_verdict_is_the_same_when_nobody_reads_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1000)
+    write_json(run / "summary.json", analyse(run))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as out:
+        ended = subprocess.run(
+            [sys.executable, "-m", "loadtest.cli", "verdict", run], stdout=out, stderr=subprocess.PIPE, text=True
+        )
+    assert (ended.returncode, ended.stderr) == (ExitCode.PASS, "")
 
 
 def test_a_summary_that_cannot_be_read_is_named_with_the_way_out(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from loadtest.errors import UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.recorder import Batch, Recorder, as_lines, write_manifest
 from loadtest.records import HealthSample, Manifest, Row, read_manifest
-from loadtest.seal import broken_seals
+from loadtest.seal import SCENARIO, broken_seals, scenario_digest
+from tests.loadtest.judge.written_runs import write_run
 from tests.loadtest.test_recorder import small_disk
 
 Edit = Callable[[list[bytes]], list[bytes]]
@@ -116,3 +117,24 @@ def test_edited_rows_give_no_figures_and_a_finding(tmp_path: Path) -> None:
     assert (analyse(run).verdict != "invalid", audit(run).counts.get("edited")) == (True, None)
     change(run / "rows.jsonl", lambda lines: lines[::-1])  # no figure depends on the order of the lines
     assert (analyse(run).verdict, audit(run).counts["edited"]) == ("invalid", 1)
+
+
+def test_a_limit_that_was_changed_after_the_run_makes_it_invalid(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 400, slo="ttft_p99=500ms")
+    manifest = read_manifest(run)
+    write_manifest(run, msgspec.structs.replace(manifest, sealed={SCENARIO: scenario_digest(manifest.scenario)}))
+    assert analyse(run).verdict == "slo-missed"  # first tokens take a second
+    path = run / "manifest.json"
+    path.write_text(path.read_text().replace('"limit_s": 0.5', '"limit_s": 5.0'))
+    found = analyse(run)
+    assert found.verdict == "invalid"
+    assert "the scenario in manifest.json was changed after it was recorded" in [gate.text for gate in found.gates if not gate.ok]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "health.jsonl"])
+def test_records_that_are_a_folder_are_an_error_that_names_it(name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 40)
+    (run / name).unlink()
+    (run / name).mkdir()
+    with pytest.raises(UsageError, match=f"{name}: .*Is a directory"):
+        analyse(run)

@@ -214,3 +214,15 @@ def test_a_report_beside_a_run_whose_later_turns_came_at_other_times(tmp_path: P
     a, b = conversations(tmp_path / "a", 1.25, num=100), conversations(tmp_path / "b", num=100)
     num = compare(a, b).num_common
     assert f"paired: {num} requests of one schedule" in write_report(a, other=b).read_text()
+
+
+def test_times_between_tokens_that_came_together_have_no_ratio(tmp_path: Path) -> None:
+    def in_one_read(row: Row) -> Row:
+        assert row.first_s is not None
+        row.last_s, row.chunks = row.first_s, [(row.chunks[0][0], 4)]
+        return row
+
+    found = compare(write_run(tmp_path / "a", 2000), write_run(tmp_path / "b", 2000, in_one_read))
+    claims = {(ratio.metric, ratio.q): (ratio.ratio, ratio.claim) for ratio in found.ratios}
+    assert claims["tpot", 0.5] == claims["itl", 0.5] == (None, "not estimable")
+    assert claims["ttft", 0.5][1] == "no difference shown"

@@ -1,10 +1,14 @@
 """Costs of windows whose replicas are written by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
+from loadtest.judge.analysis import analyse
 from loadtest.judge.cost import Cost, cost_of
 from loadtest.records import ServerSample
+from tests.loadtest.judge.written_runs import every_fourth, write_run
 
 
 def seconds(*values: float) -> npt.NDArray[np.float64]:
@@ -45,3 +49,13 @@ def test_an_ingress_is_no_replica() -> None:
     samples = [serve(0, **{"ingress": 4, "replica-chat": 1, "replica-code": 2})]
     found = cost_of(samples, (0, 10), good_at_s=seconds(*np.arange(10.0)), output_tokens=10, gpus_per_replica=2)
     assert (found.replica_s, found.gpu_s) == (30.0, 60.0)
+
+
+def test_tokens_are_those_of_the_requests_that_could_be_good(tmp_path: Path) -> None:
+    # A request each 0.1 s until 40 s; every fourth is answered, by 4 tokens within 1.5 s. The window ends at 40 s.
+    judged: tuple[dict[str, str], ...] = ({}, {"slo": "ttft_p50=2s"})
+    for number, slo in enumerate(judged):
+        run = write_run(tmp_path / f"run-{number}", 400, every_fourth(100), **slo)
+        cost = analyse(run).cost
+        assert cost is not None
+        assert cost.tokens_per_good == 4.0, "with the SLO those due in the window count, whose last ones end behind it"

@@ -160,6 +160,7 @@ def test_what_the_file_says_is_part_of_the_fingerprint_and_where_it_lies_is_not(
         ('[{"conversations": [{"from": "human"}]}]', "record 1: must have conversations (from, value)"),
         ('{"text": "a"}\n', "record 1: must have conversations (from, value)"),
         ("[1, 2", "give a list of records, or one record a line"),
+        ('{"prompt": "a"}\n\n{"prompt": "b"\n', "wrong.json:3: "),
         ('{"messages": []}\n', "in none of its 1 records does a user say anything"),
     ],
 )

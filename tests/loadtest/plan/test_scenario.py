@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import loadtest
 from loadtest.errors import UsageError
+from loadtest.plan.overrides import scenario_of
 from loadtest.plan.scenario import RECORDED, Length, load_scenario, parse_scenario
 from loadtest.plan.schedule import make_schedule
 
@@ -74,6 +75,23 @@ def test_manifests_that_name_every_field_can_still_be_read() -> None:
 def test_a_file_without_an_end_is_no_scenario(path: str) -> None:
     with pytest.raises(UsageError, match=f"{path}: holds more than 1,048,576 characters"):
         load_scenario(Path(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name: a\narrival: {law: poisson}\nname: b\n", "s.yaml:3: 'name' is given twice, in lines 1 and 3; keep one of them"),
+        ("name: a\nrequests:\n- weight: 1\n  weight: 2\n", "s.yaml:4: 'weight' is given twice, in lines 3 and 4"),
+        ("name: a\narrival: {law: poisson\n", "s.yaml:3: expected ',' or '}'"),
+        ("name: " + "[" * 20_000, "s.yaml: lists or mappings lie too deep in each other"),
+    ],
+)
+def test_what_is_no_yaml_is_refused_with_its_place(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    for load in (load_scenario, lambda path: scenario_of(path, ["duration_s=9"])):
+        with pytest.raises(UsageError) as raised:
+            load(tmp_path / "s.yaml")
+        assert problem in str(raised.value)
 
 
 @pytest.mark.parametrize(
