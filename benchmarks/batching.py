@@ -2,7 +2,7 @@
 
     python -m benchmarks.batching --real                           SmolLM2-135M on the CPU, an eighth of the study's lengths
     python -m benchmarks.batching --profile a100-40gb-llama-13b    both sides on the simulated accelerator
-    python -m benchmarks.batching --bursts                         (a) alone, of all setups
+    python -m benchmarks.batching --bursts                         only (a), of all setups
     python -m benchmarks.batching --draw SETUP                     tables and figures again, from the records on disk
 
 (a) a burst for each cap of the output length, in several rounds of which each has other lengths, (b) latencies at two rates, (c) throughput
@@ -27,6 +27,7 @@ from benchmarks.batching_records import Run, round_folder
 from benchmarks.batching_servers import StaticServer, fleet, static_server
 from benchmarks.batching_setups import (
     CONTINUOUS,
+    SEED,
     SETUPS,
     STATIC,
     Setup,
@@ -123,7 +124,7 @@ class Bench:
             _warm(url, setup)
             for cap in setup.caps:
                 self.measure(Experiment("burst", CONTINUOUS, cap, num=setup.num_burst), url, setup.time_scale)
-            if setup.profile is None:
+            if setup.profile is None and setup.seed == SEED:
                 self.measure(Experiment("alone", CONTINUOUS, LATENCY_CAP, num=setup.num_burst // SHARE), url, 1.0)
             if setup.profile is None and setup.qps:
                 capacity = self.measure(Experiment("capacity", CONTINUOUS, LATENCY_CAP, num=setup.num_burst), url, 1.0)
@@ -228,8 +229,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", action="store_true", help="the embedded model on this CPU")
     parser.add_argument("--profile", nargs="+", default=[], choices=sorted(n for n, s in SETUPS.items() if s.profile))
-    parser.add_argument("--rounds", type=int, default=3, help="of the bursts, each with other lengths")
-    parser.add_argument("--bursts", action="store_true", help="leave out latencies and offered rates")
+    parser.add_argument("--rounds", type=int, default=3, help="of the bursts, each with other lengths; at least 1")
+    parser.add_argument(
+        "--bursts", action="store_true", help="without latencies and offered rates, which an earlier run may have left there"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="a look: two caps, few requests; under 3 minutes per setup and round"
     )
@@ -237,6 +240,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/batching"))
     parser.add_argument("--figures", type=Path, help="also copy the PNG there, as batching-SETUP-NAME.png")
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds must be at least 1 (got {arguments.rounds})")
     chosen = [*(["smollm2-135m-cpu"] if arguments.real else []), *arguments.profile]
     if not chosen and not arguments.draw:
         chosen = list(SETUPS)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ PUBLISHED = ((4, "FasterTransformer"), (8, "TGI, Ray Serve"), (23, "vLLM"))
 
 def draw(setup: Setup, folder: Path) -> str:
     """Write the figures as PNG and SVG and report.json into the folder; return the tables as Markdown."""
-    rounds = read_rounds(folder)
+    rounds = [each for number, each in enumerate(read_rounds(folder), 1) if number == 1 or _is_whole(setup, each)]
     runs, bursts = rounds[0], [burst_table(setup, each) for each in rounds]
     tables = {
         "burst": bursts[0],
@@ -61,6 +62,11 @@ def draw(setup: Setup, folder: Path) -> str:
         if plot_occupancy(axes, setup, runs, cap=512 if 512 in setup.caps else setup.caps[-1]):
             _save(figure, folder / "occupancy")
     return _markdown(setup, report)
+
+
+def _is_whole(setup: Setup, runs: Runs) -> bool:
+    """Return whether a round has all its bursts: one that was ended early counts in no ratio."""
+    return {(e["cap"], e["system"]) for e, _ in runs if e["kind"] == "burst"} >= set(product(setup.caps, SYSTEMS))
 
 
 def _figure(columns: int, *, height: float, width: float = 11, **options: Any) -> tuple[Figure, Any]:
@@ -325,7 +331,7 @@ def _median(values: tuple[float | None, float | None, float | None]) -> str:
 
 
 def _ratio(values: Sequence[float]) -> str:
-    """Return the mean of one ratio over the rounds, its 95 % interval (Student's, of the logarithms) and the number of rounds."""
+    """Return the geometric mean of one ratio over the rounds, its 95 % interval by Student's law, and the number of rounds."""
     if len(values) < 2:
         return f"{values[0]:.2f}, one round" if values else ""
     mean, low, high = np.exp(stats.mean_interval(np.log(values)))

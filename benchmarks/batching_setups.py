@@ -46,6 +46,7 @@ class Setup:
     static_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
     """Of a static server's own capacity."""
     seed: int = SEED
+    """Of all lengths and prompts."""
     window_s: float = 45.0
     """Of a static server longer: at least 6 batches, simulated ones 15 and 60 requests."""
 
@@ -101,7 +102,7 @@ def quick(setup: Setup) -> Setup:
 
 
 def bursts(setup: Setup, number: int) -> Setup:
-    """Return a setup for the bursts alone, whose lengths differ with the number of the round; those of round 1 are the study's."""
+    """Return a setup with no load but bursts. Their lengths differ with the number of the round; the seed of round 1 is the study's."""
     return replace(setup, seed=SEED + number - 1, qps=(), rates=(), static_rates=())
 
 

@@ -5,6 +5,7 @@ Exit status: 0 pass, 1 SLO missed, 2 usage, 3 invalid run, 4 audit mismatch, 5 u
 
 import functools
 import inspect
+import io
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TextIO, get_args
 
 import typer
 
@@ -354,8 +355,30 @@ def api_key(file: Path | None) -> str:
     return read_text(file).strip()
 
 
+class _Outlet(io.FileIO):
+    """Standard output or error. What is written after its reader went away, as `head` does, is dropped: the command goes on.
+
+    Python would raise, and Typer end with 1, which means that an SLO was missed; a load would end in its middle.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def _through_outlet(stream: TextIO) -> TextIO:
+    """Return a stream that writes to the same file."""
+    assert isinstance(stream, io.TextIOWrapper)
+    raw = io.BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False))
+    how: dict[str, Any] = {name: getattr(stream, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
+    return io.TextIOWrapper(raw, **how)
+
+
 def main() -> None:
     """Entry point. An error of ours is one line on stderr and its exit status."""
+    sys.stdout, sys.stderr = (_through_outlet(stream) for stream in (sys.stdout, sys.stderr))
     # Python's own handler would end with 1, which means that an SLO was missed; a run has its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -1,8 +1,8 @@
 """Files that the user names, read with a limit: a device, or a file of another kind, ends with an error instead of filling memory."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import yaml
 
@@ -31,35 +31,59 @@ def read_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no mapping has a key twice; PyYAML takes the last one."""
+    """YAML in which no mapping has a key twice; of two PyYAML takes the last one."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        lines: dict[str, int] = {}
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in lines:
-                twice = f"{name!r} is given twice, in lines {lines[name]} and {line}; keep one of them"
-                raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
-            lines[name] = line
-        return super().construct_mapping(node, deep)
+            if isinstance(key, yaml.ScalarNode):
+                name, line = (key.tag, key.value), key.start_mark.line + 1
+                if name in lines:
+                    twice = f"{key.value!r} is given twice, in lines {lines[name]} and {line}; keep one of them"
+                    raise yaml.composer.ComposerError(None, None, twice, key.start_mark)
+                lines[name] = line
+        return node
 
 
 def read_yaml(path: Path) -> Any:
     """Return what a small YAML file says.
 
     Raises:
-        UsageError: As `read_text`; it is no YAML, a mapping has a key twice, or values lie too deep in each other.
+        UsageError: As `read_text` and `parse_yaml`.
+    """
+    return parse_yaml(read_text(path), str(path))
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return what a YAML document says. ``where`` stands before the line in an error.
+
+    Raises:
+        UsageError: It is no YAML, a mapping has a key twice, a value is not what its tag says, or values lie too deep in each other.
     """
     try:
-        return yaml.load(read_text(path), _Loader)
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UsageError(where, " ".join(str(exc.problem or exc.context).split())) from exc
-    except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number in form only, such as 0b_
-        raise UsageError(str(path), " ".join(str(exc).split())) from exc
+        raise UsageError(
+            f"{where}:{mark.line + 1}" if mark else where, " ".join(str(exc.problem or exc.context).split())
+        ) from exc
     except RecursionError as exc:
-        raise UsageError(str(path), "lists or mappings lie too deep in each other; is it the right file?") from exc
+        raise UsageError(where, "lists or mappings lie too deep in each other; is it the right file?") from exc
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as exc:  # the last four by tags such as !!int ""
+        raise UsageError(where, f"is no YAML that can be read: {' '.join(str(exc).split())}") from exc
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        UsageError: It cannot be opened.
+    """
+    try:
+        return path.open("rb")
+    except OSError as exc:
+        raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
 
 
 def bounded_lines(path: Path, *, max_lines: int | None = None, errors: str = "strict") -> Iterator[str]:

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, overload
 import msgspec
 
 from loadtest.errors import UsageError
+from loadtest.inputs import open_bytes
 
 State = Literal[
     "ok",  # complete: [DONE] or the end of a whole body came
@@ -188,7 +189,7 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     problems: list[str] = []
     """Reasons why the run is invalid that only the running generator could see, such as a lost worker."""
     sealed: dict[str, str] = {}
-    """SHA-256 of each file that `loadtest.seal` watches, at the end of the run, and of ``scenario``."""
+    """SHA-256 of ``scenario``, and at the end of the run of each file that `loadtest.seal` watches."""
     num_left_out: int = 0
     """Of a trace: requests without tokens, which are not asked; ``num_after_end`` come after ``duration_s``, and are not either."""
     num_after_end: int = 0
@@ -213,11 +214,7 @@ def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
         UsageError: A line that is not the last one cannot be read; the message has its number.
     """
     decoder = msgspec.json.Decoder(kind)
-    try:
-        file = path.open("rb")
-    except OSError as exc:
-        raise UsageError(str(path), exc.strerror or str(exc)) from exc
-    with file:
+    with open_bytes(path) as file:
         for number, line in enumerate(file, 1):
             if line == b"\n":
                 continue

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from loadtest.errors import UsageError
+from loadtest.inputs import open_bytes
 from loadtest.records import Row
 
 BATCH_ROWS = 1024
@@ -47,11 +48,7 @@ class _Lines:
     def __init__(self, path: Path) -> None:
         self.offsets, self.due_s = array("q"), array("d")
         decoder, at = msgspec.json.Decoder(_Key), 0
-        try:
-            file = path.open("rb")
-        except OSError as exc:
-            raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
-        with file:
+        with open_bytes(path) as file:
             for number, line in enumerate(file, 1):
                 if line != b"\n":
                     try:

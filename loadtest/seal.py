@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from loadtest.errors import UsageError
+from loadtest.inputs import open_bytes
 from loadtest.records import Manifest, read_lines
 
 Sealed = Literal["rows.jsonl", "health.jsonl"]
@@ -33,7 +33,8 @@ class Seal(msgspec.Struct, frozen=True):
 def broken_seals(run: Path, manifest: Manifest) -> list[str]:
     """Return one sentence for each file that is not as it was recorded, and one if the scenario is not; none for runs without seals.
 
-    Of a run that never ended, what came after the last seal (a second, at most) cannot be judged.
+    Of a run that never ended, what came after the last seal (a second, at most) cannot be judged. What else the manifest says (how the run
+    ended, what its generator found wrong) has no seal.
 
     Raises:
         UsageError: seal.jsonl or a sealed file cannot be read.
@@ -60,11 +61,7 @@ def _broken(path: Path, seals: list[Seal], last_sha256: str | None) -> str:
     if not path.exists():
         return f"{path.name} was removed" if seals or last_sha256 else ""
     digest, done = hashlib.sha256(), 0
-    try:
-        file = path.open("rb")
-    except OSError as exc:
-        raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
-    with file:
+    with open_bytes(path) as file:
         for seal in seals:
             while done < seal.num_bytes and (piece := file.read(min(_PIECE_BYTES, seal.num_bytes - done))):
                 digest.update(piece)

@@ -19,7 +19,6 @@ from loadtest.plan.scenario import RECORDED, parse_scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.recorder import Batch, End, Ledger, Recorder, write_manifest
 from loadtest.records import Manifest, RunEvent, id_prefix, read_manifest
-from loadtest.seal import SCENARIO, scenario_digest
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +241,7 @@ class _Running:
         ended_s = self.ended_s if self.ended_s is not None else self.now()
         drift_s = 0.0 if self.epoch is None else time.time() - self.manifest.epoch_unix_s - self.now()
         self.note("interrupted" if self.interrupted else "phase", self.interrupted or "end")
-        sealed = {SCENARIO: scenario_digest(self.manifest.scenario), **self.recorder.sealed()}
+        sealed = {**self.manifest.sealed, **self.recorder.sealed()}
         self.recorder.close()
         manifest = msgspec.structs.replace(
             self.manifest,

@@ -1,7 +1,6 @@
 """What the terminal shows: progress while a run goes on, read from the files it writes, and the verdict at its end."""
 
 import bisect
-import contextlib
 import sys
 import time
 from collections import Counter, deque
@@ -22,7 +21,7 @@ from loadtest.plan.laws import Closed
 from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import Schedule
 from loadtest.records import HealthSample, Manifest, Row
-from loadtest.report.tiles import cost_lines
+from loadtest.report.tiles import ANSWERED, cost_lines
 from loadtest.wording import VERDICTS, percentile, share
 
 RECENT_S = 10.0
@@ -64,7 +63,7 @@ class Figures:
         self._streams = {cls.name: cls.stream for cls in scenario.requests}
         self._requests = schedule.requests
         self._due = [] if scenario.has_conversations else [r.due_s for r in schedule.requests if r.due_s is not None]
-        self._recent: deque[tuple[float, float, bool]] = deque()
+        self._recent: deque[tuple[float, float | None, bool]] = deque()
         self._health: dict[int, HealthSample] = {}
         self.states: Counter[str] = Counter()
 
@@ -72,9 +71,10 @@ class Figures:
         for row in rows:
             left_out = row.state == "never_sent" and row.due_s >= self._end_s
             self.states["left out" if left_out else row.state] += 1
-            if row.state in ("ok", "cancelled") and row.end_s is not None and row.first_s is not None:
+            if row.end_s is not None:
                 begin_s = row.sent_s if self._closed and row.sent_s is not None else row.due_s
-                self._recent.append((row.end_s, row.first_s - begin_s, self._is_good(row)))
+                ttft_s = row.first_s - begin_s if row.state in ANSWERED and row.first_s is not None else None
+                self._recent.append((row.end_s, ttft_s, self._is_good(row)))
         self._health.update({sample.worker: sample for sample in samples})
 
     def _is_good(self, row: Row) -> bool:
@@ -89,7 +89,7 @@ class Figures:
         """Return counts and figures; ``between`` stands between the two."""
         while self._recent and self._recent[0][0] < now_s - RECENT_S:
             self._recent.popleft()
-        ttft = np.array([value for _, value, _ in self._recent])
+        ttft = np.array([value for _, value, _ in self._recent if value is not None])
         good = sum(is_good for _, _, is_good in self._recent) / max(1.0, min(now_s, RECENT_S))
         left_out = self.states["left out"]
         failed = self.num_done - self.states["ok"] - self.states["cancelled"] - left_out
@@ -98,7 +98,9 @@ class Figures:
         counts = [*due, f"sent {num_sent}", f"done {self.num_done - left_out}", f"failed {failed}"]
         figures: list[str] = []
         if ttft.size:
-            figures += [f"TTFT p50 {quantile(ttft, 0.5) * 1e3:.0f} ms", f"good {good:.1f}/s"]
+            figures.append(f"TTFT p50 {quantile(ttft, 0.5) * 1e3:.0f} ms")
+        if self._recent:
+            figures.append(f"good {good:.1f}/s")
         if self._health:
             figures.append(f"lag {max(sample.lag_max_s for sample in self._health.values()) * 1e3:.0f} ms")
         return between.join("  ".join(each) for each in (counts, figures) if each)
@@ -154,17 +156,9 @@ class Progress:
             print(f"{now_s:6.0f} s  {self._figures.text(now_s)}", file=sys.stderr, flush=True)
 
 
-class _Output(Console):
-    """Standard output. When its reader went away, as `head` does, the rest is not printed, and the exit status stays that of the run."""
-
-    def on_broken_pipe(self) -> None:
-        with contextlib.suppress(SystemExit):
-            super().on_broken_pipe()
-
-
 def print_verdict(summary: Summary, manifest: Manifest, where: Path) -> None:
     """Print how the run went: of an invalid one the reasons and no figures."""
-    console = _Output(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, 110)  # a table that is cut off would hide figures
     states = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in summary.states.items())
     note = " (interrupted)" if manifest.state == "interrupted" else ""
@@ -196,8 +190,8 @@ def _print_figures(console: Console, summary: Summary) -> None:
         console.print(
             f"  offered {t.offered:.2f}/s, completed {completed}/s, good {good}/s; {tokens} output tokens/s", markup=False
         )
-    if summary.cost and (lines := cost_lines(summary.cost)):
-        console.print(f"  cost: {', '.join(f'{line.value} {line.note}' for line in lines)}", markup=False)
+    if summary.cost and (lines := [f"{line.value} {line.note}" for line in cost_lines(summary.cost)]):
+        console.print(f"  cost: {', '.join(lines)}", markup=False)
     table = Table("95 % interval", "n", "n_eff", *map(percentile, SHOWN), box=None, padding=(0, 2), header_style="dim")
     for column in table.columns:
         column.no_wrap = True

@@ -32,6 +32,7 @@ from loadtest.plan.schedule import Schedule, make_schedule
 from loadtest.plan.workload import load_tokenizer
 from loadtest.recorder import Recorder, as_lines, claim, replace_file, write_json, write_manifest
 from loadtest.records import Manifest, Row, RunEvent, TokenCount, read_lines, read_manifest
+from loadtest.seal import SCENARIO, scenario_digest
 from loadtest.wire.relay import Relay
 from loadtest.wire.target import Target, preflight
 from loadtest.wording import VERDICTS
@@ -122,9 +123,11 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
     model = next(iter(named.values())) if len(named) == len(scenario.requests) else scenario.model
     model, target_info = preflight(target, model, named)
     claim(out)
+    described = scenario.model_dump(mode="json")
     manifest = Manifest(
         state="running",
-        scenario=scenario.model_dump(mode="json"),
+        scenario=described,
+        sealed={SCENARIO: scenario_digest(described)},
         schedule_sha256=schedule.sha256,
         num_scheduled=len(schedule.requests),
         num_left_out=schedule.num_left_out,

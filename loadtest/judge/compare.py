@@ -26,7 +26,7 @@ RATES = {"completed": "requests/s completed", "goodput": "requests/s good", "out
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """One percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: one of the runs cannot bound it."""
+    """One percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: one of the runs cannot bound it, or has 0 there."""
 
     metric: str
     q: float

@@ -23,7 +23,7 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens_per_good: float | None
     """Output tokens of complete answers per good request; None: no request was good. Tokens of answers that broke off are not counted.
 
-    Both are of the requests that were due in the window; without an SLO, of those whose answers ended in it.
+    Tokens and good requests are of the requests that were due in the window; without an SLO, of those whose answers ended in it.
 
     More than the mean answer has: some complete answers were not good.
     """

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from loadtest.errors import UsageError
+from loadtest.inputs import open_bytes
 from loadtest.judge.columns import SCALARS, Chunked, ColumnsBuilder, RowColumns, ScheduleColumns
 from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import follows
@@ -33,11 +34,7 @@ def read_schedule_columns(path: Path) -> tuple[ScheduleColumns, str]:
 
 def _requests(path: Path, digest: Any) -> Iterator[ScheduledRequest]:
     decoder, due_s, number = msgspec.json.Decoder(ScheduledRequest), 0.0, -1
-    try:
-        file = path.open("rb")
-    except OSError as exc:
-        raise UsageError(str(path), f"the schedule cannot be read: {exc.strerror}") from exc
-    with file:
+    with open_bytes(path) as file:
         for number, line in enumerate(file):
             digest.update(line)
             if not line.endswith(b"\n"):

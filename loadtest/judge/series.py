@@ -11,7 +11,7 @@ from loadtest.judge import stats
 from loadtest.quantiles import Floats, Ordered
 
 LEAST_S = 1e-9
-"""What a shorter latency counts as in a ratio; of a quantile that is shorter, there is none."""
+"""Quantiles below this have no ratio."""
 
 
 class Series(Protocol):
@@ -112,18 +112,12 @@ def log_ratio(a: Series, b: Series, q: float, *, paired: bool) -> LogRatio | Non
         bounds = stats.order_interval(each.high, each.high, q, each.worth(q))
         if not (all(map(math.isfinite, bounds)) and each.resolved):
             return None
-    values_s = [float(each.high[stats.rank(each.size, q) - 1]) for each in (a, b)]
-    if min(values_s) < LEAST_S:
+    # The quantile of the whole, and then without each block.
+    found = [np.array([each.high[stats.rank(each.size, q) - 1], *each.left_out(q)]) for each in (a, b)]
+    if not all(np.isfinite(values).all() and (values >= LEAST_S).all() for values in found):
         return None
-    left = [_log(each.left_out(q)) for each in (a, b)]
-    if not all(np.isfinite(logs).all() for logs in left):
-        return None
+    logs = [np.log(values) for values in found]
+    left = [each[1:] for each in logs]
     parts = [left[0] - left[1]] if paired else left
     variance = sum(float(part.var()) for part in parts) * (stats.NUM_BATCHES - 1)
-    return LogRatio(math.log(values_s[0]) - math.log(values_s[1]), math.sqrt(variance))
-
-
-def _log(values_s: Floats) -> Floats:
-    """Return the logarithms; tokens of one chunk have a gap of 0 between them, which has none."""
-    logs: Floats = np.log(np.maximum(values_s, LEAST_S))
-    return logs
+    return LogRatio(float(logs[0][0] - logs[1][0]), math.sqrt(variance))

@@ -8,7 +8,7 @@ from loadtest.judge.summary import Summary
 from loadtest.judge.window import Window
 from loadtest.plan.laws import Burst
 
-NOT_ESTIMABLE = "none where the run is too short beside its own slow swings"
+NOT_ESTIMABLE = "no interval where the run is too short beside its own slow swings"
 """The method of a distribution whose percentiles one run cannot tell."""
 MAX_COALESCED_SHARE = 0.05
 MAX_CLOCK_DRIFT_S = 0.5

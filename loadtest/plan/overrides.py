@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from loadtest.errors import UsageError
-from loadtest.inputs import read_yaml
+from loadtest.inputs import parse_yaml, read_yaml
 from loadtest.plan.scenario import Scenario, load_scenario, scenario_file
 
 
@@ -34,7 +34,7 @@ def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> di
             raise UsageError("--set", f"{word!r} is not like duration_s=60 or arrival.rate=8")
         top, *below = key.split(".")
         try:
-            value = yaml.safe_load(text)
+            value = parse_yaml(text, f"--set: {word!r}")
             if not below:
                 found[top] = value
                 continue

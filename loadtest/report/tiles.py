@@ -43,19 +43,15 @@ def _figures(summary: Summary) -> Iterator[Tile]:
     if done := summary.throughput:
         yield Tile("requests/s", [_rate("completed", done, "completed"), _rate("offered", done, "offered")])
         yield Tile("tokens/s", [_rate("output", done, "output_tokens"), _rate("with prompts", done, "total_tokens")])
-    if summary.cost and (lines := cost_lines(summary.cost)):
+    if summary.cost and (lines := list(cost_lines(summary.cost))):
         yield Tile("cost", lines)
     if num := sum(summary.states.values()):
         num_failed = num - sum(summary.states.get(state, 0) for state in ANSWERED)
         yield Tile("errors", [Line("", share(num_failed / num), f"{num_failed:,} of {num:,} requests")])
 
 
-def cost_lines(cost: Cost) -> list[Line]:
-    """Return what is known of the cost of a window."""
-    return list(_cost(cost))
-
-
-def _cost(cost: Cost) -> Iterator[Line]:
+def cost_lines(cost: Cost) -> Iterator[Line]:
+    """Yield what is known of the cost of a window."""
     if cost.tokens_per_good is not None:
         yield Line("", _short(cost.tokens_per_good), "output tokens per good request")
     if cost.replica_s is not None:

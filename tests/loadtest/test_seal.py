@@ -133,8 +133,9 @@ def test_a_limit_that_was_changed_after_the_run_makes_it_invalid(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "health.jsonl"])
 def test_records_that_are_a_folder_are_an_error_that_names_it(name: str, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", 40)
-    (run / name).unlink()
-    (run / name).mkdir()
-    with pytest.raises(UsageError, match=f"{name}: .*Is a directory"):
-        analyse(run)
+    sealed, unsealed = recorded(tmp_path / "sealed"), write_run(tmp_path / "unsealed", 40)
+    for run, read in ((sealed, lambda: broken_seals(sealed, read_manifest(sealed))), (unsealed, lambda: analyse(unsealed))):
+        (run / name).unlink()
+        (run / name).mkdir()
+        with pytest.raises(UsageError, match=f"{name}: cannot be read: Is a directory"):
+            read()

@@ -30,7 +30,6 @@ from benchmarks.batching_setups import (
 from benchmarks.batching_theory import LengthLaw, Life, block_use, plain_multiple, rows_of
 from benchmarks.static_batching.batches import step_ends_s
 from benchmarks.static_batching.settings import parse_static
-from loadtest.judge.stats import mean_interval
 from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import make_schedule
 from loadtest.recorder import as_lines
@@ -200,9 +199,16 @@ def test_multiples_are_stated_over_the_rounds_whose_runs_are_valid(setup: Setup,
         "| cap | continuous / paper static | continuous / fair static | continuous / naive | fair static / paper static |"
     )
     # Tokens take 0.04 s / (number of the system + number of the round), and each round has lengths of its own.
-    middle, low, high = np.exp(mean_interval(np.log([4 / 2, 5 / 3])))
-    assert f" {middle:.2f} ({low:.2f}-{high:.2f}), 2 rounds " in lines[at + 2].split("|")[2]
+    # sqrt(4/2 * 5/3), times or over exp(12.706 * log(4/2 / (5/3)) / 2), since 12.706 is Student's t of two values.
+    assert lines[at + 2].split("|")[2] == " 1.83 (0.57-5.81), 2 rounds "
     assert lines[at + 3].split(" | ")[1] == "1.67, one round"  # in the other one the base is invalid
+
+
+def test_a_round_that_was_ended_early_counts_in_no_multiple(setup: Setup, results: Path) -> None:
+    path = round_folder(results, 2) / "runs.json"
+    begun = json.loads(path.read_text())
+    path.write_text(json.dumps({**begun, "runs": begun["runs"][:-1]}))
+    assert "| 32 | 2.00, one round | " in draw(setup, results)
 
 
 def test_the_rounds_of_bursts_have_other_lengths_and_no_other_experiment() -> None:

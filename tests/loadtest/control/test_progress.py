@@ -29,7 +29,7 @@ def test_the_first_tokens_of_answers_that_failed_are_no_ttft() -> None:
     figures = Figures(scenario, make_schedule(scenario))
     rows = [Row(k, 0, k / 2, "stream_error", sent_s=k / 2, first_s=k / 2 + 0.1, end_s=k / 2 + 0.2) for k in range(3)]
     figures.add(rows, [])
-    assert figures.text(2.0) == "due 5  sent 0  done 3  failed 3"
+    assert figures.text(2.0) == "due 5  sent 0  done 3  failed 3  good 0.0/s"
     figures.add([Row(3, 0, 1.5, "ok", sent_s=1.5, first_s=1.7, last_s=1.9, end_s=1.9)], [])
     assert figures.text(2.0) == "due 5  sent 0  done 4  failed 3  TTFT p50 200 ms  good 0.5/s"
 

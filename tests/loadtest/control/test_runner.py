@@ -46,6 +46,8 @@ def test_every_scheduled_request_has_one_row_by_the_worker_that_had_to_send_it(t
     assert found.failed_gates == set()
     assert code in (ExitCode.PASS, ExitCode.UNDECIDED, ExitCode.INVALID)
     assert (found.manifest.state, found.manifest.problems, found.manifest.model) == ("finished", [], "truth")
+    assert set(found.manifest.sealed) == {"scenario", "rows.jsonl", "health.jsonl"}
+    assert broken_seals(tmp_path / "out", found.manifest) == []
     assert found.ids() == [request.id for request in found.schedule.requests]
     assert {row.state for row in found.rows} == {"ok"}
     for worker in range(2):
@@ -107,6 +109,18 @@ class Command:
     def end(self) -> tuple[int, str]:
         said, _ = self.process.communicate(timeout=WITHIN_S)
         return self.process.returncode, said
+
+
+@pytest.mark.apart
+def test_a_load_goes_on_when_nobody_reads_what_it_prints(target: Target, tmp_path: Path) -> None:
+    command = Command(target, tmp_path, a_scenario(duration_s=8))
+    command.until(command.has_rows)
+    assert command.process.stdout is not None
+    command.process.stdout.close()
+    command.process.wait(WITHIN_S)
+    found = Finished(command.out)
+    assert (found.manifest.state, found.failed_gates) == ("finished", set())
+    assert found.ids() == [request.id for request in found.schedule.requests]
 
 
 @pytest.mark.apart

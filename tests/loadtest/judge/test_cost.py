@@ -1,6 +1,7 @@
 """Costs of windows whose replicas are written by hand."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,7 @@ def test_an_ingress_is_no_replica() -> None:
 
 def test_tokens_are_those_of_the_requests_that_could_be_good(tmp_path: Path) -> None:
     # A request each 0.1 s until 40 s; every fourth is answered, by 4 tokens within 1.5 s. The window ends at 40 s.
-    judged: tuple[dict[str, str], ...] = ({}, {"slo": "ttft_p50=2s"})
+    judged: tuple[dict[str, Any], ...] = ({}, {"slo": "ttft_p50=2s"})
     for number, slo in enumerate(judged):
         run = write_run(tmp_path / f"run-{number}", 400, every_fourth(100), **slo)
         cost = analyse(run).cost

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import loadtest
 from loadtest.errors import UsageError
+from loadtest.inputs import read_yaml
 from loadtest.plan.overrides import scenario_of
 from loadtest.plan.scenario import RECORDED, Length, load_scenario, parse_scenario
 from loadtest.plan.schedule import make_schedule
@@ -84,6 +85,10 @@ def test_a_file_without_an_end_is_no_scenario(path: str) -> None:
         ("name: a\nrequests:\n- weight: 1\n  weight: 2\n", "s.yaml:4: 'weight' is given twice, in lines 3 and 4"),
         ("name: a\narrival: {law: poisson\n", "s.yaml:3: expected ',' or '}'"),
         ("name: " + "[" * 20_000, "s.yaml: lists or mappings lie too deep in each other"),
+        ("arrival: !!map [a]\n", "s.yaml:1: expected a mapping node, but found sequence"),
+        ("seed: !!int ''\n", "s.yaml: is no YAML that can be read: string index out of range"),
+        ("seed: !!bool x\n", "s.yaml: is no YAML that can be read: 'x'"),
+        ("arrival: {<<: {law: poisson, law: step}}\n", "s.yaml:1: 'law' is given twice"),
     ],
 )
 def test_what_is_no_yaml_is_refused_with_its_place(text: str, problem: str, tmp_path: Path) -> None:
@@ -92,6 +97,12 @@ def test_what_is_no_yaml_is_refused_with_its_place(text: str, problem: str, tmp_
         with pytest.raises(UsageError) as raised:
             load(tmp_path / "s.yaml")
         assert problem in str(raised.value)
+
+
+def test_a_key_that_takes_the_place_of_a_merged_one_is_not_given_twice(tmp_path: Path) -> None:
+    merged = "b: &b {law: poisson, rate: 1}\na: &a {<<: *b, rate: 2}\nc: {<<: *a}\n"
+    (tmp_path / "s.yaml").write_text(merged)
+    assert read_yaml(tmp_path / "s.yaml")["c"] == {"law": "poisson", "rate": 2}
 
 
 @pytest.mark.parametrize(

@@ -286,10 +286,3 @@ def test_a_byte_order_mark_before_the_first_event_is_no_part_of_it() -> None:
 
 def test_a_deeply_nested_error_body_is_shown_as_it_is() -> None:
     assert error_message(b"[" * 5000 + b"]" * 5000).startswith("[[[")
-
-
-def test_a_line_in_many_reads_is_one_event_with_the_time_of_its_last_read() -> None:
-    wire = completion("x" * 100_000) + DONE
-    pieces = [wire[at : at + 1000] for at in range(0, len(wire), 1000)]
-    found = parse_stream([(float(k), piece) for k, piece in enumerate(pieces)])
-    assert (found.text, found.chunks, found.complete) == ("x" * 100_000, [(float(len(pieces) - 1), 1)], True)
