@@ -5,7 +5,6 @@ Exit status: 0 pass, 1 SLO missed, 2 usage, 3 invalid run, 4 audit mismatch, 5 u
 
 import functools
 import inspect
-import io
 import os
 import signal
 import sys
@@ -13,12 +12,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from loadtest.errors import AuditMismatch, ExitCode, InvalidRun, LoadtestError, UsageError
 from loadtest.inputs import read_text
+from loadtest.outputs import Outputs
 from loadtest.plan.overrides import overrides, scenario_of
 from loadtest.plan.scenario import Scenario, parse_scenario
 from loadtest.records import State
@@ -355,40 +355,31 @@ def api_key(file: Path | None) -> str:
     return read_text(file).strip()
 
 
-class _Outlet(io.FileIO):
-    """Standard output or error. What is written after its reader went away, as `head` does, is dropped: the command goes on.
-
-    Python would raise, and Typer end with 1, which means that an SLO was missed; a load would end in its middle.
-    """
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            return memoryview(data).nbytes
-
-
-def _through_outlet(stream: TextIO) -> TextIO:
-    """Return a stream that writes to the same file."""
-    assert isinstance(stream, io.TextIOWrapper)
-    raw = io.BufferedWriter(_Outlet(stream.fileno(), "w", closefd=False))
-    how: dict[str, Any] = {name: getattr(stream, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
-    return io.TextIOWrapper(raw, **how)
-
-
 def main() -> None:
     """Entry point. An error of ours is one line on stderr and its exit status."""
-    sys.stdout, sys.stderr = (_through_outlet(stream) for stream in (sys.stdout, sys.stderr))
     # Python's own handler would end with 1, which means that an SLO was missed; a run has its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    outputs = Outputs()
+    status = _status()
+    if lost := outputs.lost():
+        typer.secho(f"error: not all could be printed: {lost}", fg="red", err=True)
+        status = status or ExitCode.USAGE
+    sys.exit(status)
+
+
+def _status() -> int:
+    """Run the command; return its exit status."""
     try:
         app()
+    except SystemExit as exc:
+        return int(exc.code or 0)
     except LoadtestError as exc:
         typer.secho(f"error: {exc}", fg="red", err=True)
-        sys.exit(exc.exit_code)
+        return exc.exit_code
     except Exception:  # the root: Python would end with 1 here too
         traceback.print_exc()
-        sys.exit(ExitCode.INVALID)
+        return ExitCode.INVALID
+    return ExitCode.PASS
 
 
 if __name__ == "__main__":

@@ -43,6 +43,6 @@ def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> di
             for name in below[:-1]:
                 place = place[int(name)] if isinstance(place, list) else place.setdefault(name, {})
             place[int(below[-1]) if isinstance(place, list) else below[-1]] = value
-        except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as exc:
+        except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
             raise UsageError("--set", f"{word!r}: {exc}") from exc
     return found | {key: value for key, value in options.items() if value is not None}

@@ -1,7 +1,6 @@
 """The command line: what reaches the scenario, and one clear line for each mistake."""
 
 import hashlib
-import os
 import socket
 import subprocess
 import sys
@@ -162,15 +161,27 @@ def test_words_and_exit_status_of_a_verdict_agree(
     assert (said.exit_code, said.output.startswith(word)) == (code, True), said.output
 
 
-def test_the_status_of_a_verdict_is_the_same_when_nobody_reads_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "redirected", "status", "said"),
+    [
+        ("verdict", "> >(true)", ExitCode.PASS, ""),
+        ("verdict", "2>&1 > >(true)", ExitCode.PASS, ""),
+        ("verdict", ">&-", ExitCode.PASS, ""),
+        ("verdict", ">/dev/null 2>&-", ExitCode.PASS, ""),
+        ("nothing", "2> >(true)", ExitCode.USAGE, ""),
+        ("verdict", ">/dev/full", ExitCode.USAGE, "error: not all could be printed: No space left on device\n"),
+    ],
+)
+def test_the_status_is_that_of_the_command_wherever_its_output_goes(
+    command: str, redirected: str, status: int, said: str, tmp_path: Path
+) -> None:
     run = write_run(tmp_path / "run", 1000)
     write_json(run / "summary.json", analyse(run))
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as out:
-        for command, status in (("verdict", ExitCode.PASS), ("nothing", ExitCode.USAGE)):
-            ended = subprocess.run([sys.executable, "-m", "loadtest.cli", command, run], stdout=out, stderr=out)
-            assert ended.returncode == status
+    script = f"exec {sys.executable} -m loadtest.cli {command} {run} {redirected}"
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert ended.returncode == status
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_summary_that_cannot_be_read_is_named_with_the_way_out(tmp_path: Path) -> None:
