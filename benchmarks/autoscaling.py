@@ -163,14 +163,19 @@ def simulate(scenario: Scenario, make: Callable[[], Scaling], seed: int) -> Outc
 
 def rate_per_replica() -> float:
     """Return the highest Poisson rate at which one replica keeps the SLO, to 0.05 requests/s: what the oracle knows."""
-    low, high = 0.5, 20.0
-    while high - low > 0.05:
-        rate = (low + high) / 2
+
+    def keeps(rate: float) -> bool:
         steady = Scenario("steady", Poisson(law="poisson", rate=rate), 1800, initial=1, maximum=1)
-        if simulate(steady, Fixed, SEEDS[0]).attainment(SLO.ttft_s) >= ATTAINMENT:
-            low = rate
-        else:
-            high = rate
+        return simulate(steady, Fixed, SEEDS[0]).attainment(SLO.ttft_s) >= ATTAINMENT
+
+    return highest_rate(keeps, low=0.5, high=20.0, within=0.05)
+
+
+def highest_rate(keeps: Callable[[float], bool], *, low: float, high: float, within: float) -> float:
+    """Return the highest rate that ``keeps`` the limit, by halves; ``low`` does, and ``high`` does not."""
+    while high - low > within:
+        rate = (low + high) / 2
+        low, high = (rate, high) if keeps(rate) else (low, rate)
     return low
 
 

@@ -102,6 +102,9 @@ class Replica:
         """Heap of (number of the step that ends it, attempt, job)."""
         self.reserved = 0
         self.context = 0
+        self._timed: tuple[int, int, int] | None = None
+        """The batch of the step that was timed last: decodes, context, tokens of prompts; `_timed_s` is its time."""
+        self._timed_s = 0.0
 
     @property
     def num_running(self) -> int:
@@ -174,7 +177,10 @@ class Replica:
         return min(max(1, budget), sum(left for _, _, left in self.prefilling))
 
     def _step_s(self, prefill_tokens: int) -> float:
-        return self.hardware.step_s(len(self.running), self.context, prefill_tokens)
+        batch = len(self.running), self.context, prefill_tokens
+        if batch != self._timed:
+            self._timed, self._timed_s = batch, self.hardware.step_s(*batch)
+        return self._timed_s
 
     def _prefill_step(self) -> list[tuple[Job, str, bool]]:
         chunk = self._chunk()

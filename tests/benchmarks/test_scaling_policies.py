@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from benchmarks.autoscaling import SCENARIOS, SLO, hardware, scaled
-from benchmarks.scaling_cases import CASES, Result, line_beside_others
+from benchmarks.scaling_cases import Result, line_beside_others
+from benchmarks.scaling_loads import CASES
 from benchmarks.scaling_policies import MODEL, Keda, Oracle, Planner, RequestCount, Silent
 from benchmarks.scaling_tables import COUNT, Mean, best_count
 from serve_app.autoscaling.decision import Decision, Observation, Rule
