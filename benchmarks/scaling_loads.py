@@ -245,16 +245,16 @@ def _line(points: dict[float, float]) -> Rate:
     return lambda t: float(np.interp(t, times, values))
 
 
-def matrix(replicas: int) -> list[Case]:
+def matrix(replicas: int, rate_of: Callable[[Kind, int], float] = per_replica) -> list[Case]:
     """Return one case for each way in which a load moves; each needs so many replicas after its change, or at its peak.
 
-    Needed is what keeps the limit at an even load, by `per_replica` of as many, but of 8 at most: more hardly help each other more.
+    Needed is what keeps the limit at an even load, by ``rate_of`` as many, but of 8 at most: more hardly help each other more.
     """
     n, is_large = float(replicas), replicas >= LARGE
     after_s = 120.0 if is_large else 180.0
 
     def one(kind: Kind) -> float:
-        return per_replica(kind, min(replicas, 8))
+        return rate_of(kind, min(replicas, 8))
 
     def case(name: str, needs: Rate, duration_s: float, *, kind: Kind = Kind(), **more: Any) -> Case:
         rate = one(kind)
