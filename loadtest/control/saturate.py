@@ -9,6 +9,7 @@ from loadtest.control.runner import run
 from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.judge.search import Ask, Capacity, Probe, Search, SearchSettings
+from loadtest.plan.class_times import first_key
 from loadtest.plan.laws import Constant, Gamma, Poisson
 from loadtest.plan.scenario import Scenario
 from loadtest.recorder import claim, write_json
@@ -29,7 +30,8 @@ def saturate(
     """Search the highest rate that keeps the scenario's SLO. One that is interrupted, or cannot go on, states what it knows so far.
 
     Raises:
-        UsageError: The scenario has no SLO or no rate, the folder is not empty, or the target cannot be used from the first.
+        UsageError: The scenario has no SLO, no rate, or classes that begin or end during a run; the folder is not empty; or the target
+            cannot be used from the first.
         InvalidRun: The generator could not be started for the first probe.
     """
     if not scenario.slo.limits:
@@ -38,6 +40,8 @@ def saturate(
         raise UsageError(
             "arrival.law", f"{scenario.arrival.law!r} has no one rate to search for; take poisson, gamma or constant"
         )
+    if key := first_key(scenario.requests):
+        raise UsageError(key, "does not go with a search, whose probes ask the same all the time; leave it out")
     claim(out, marker="saturate.json")
     search, ended = Search(settings), ""
     while not ended and (ask := search.next_rate()) is not None:

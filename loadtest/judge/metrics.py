@@ -21,6 +21,7 @@ import numpy as np
 from loadtest.judge.columns import Chunked, RowColumns, ScheduleColumns
 from loadtest.judge.read_columns import read_columns, read_schedule_columns
 from loadtest.judge.stats import Floats, quantile
+from loadtest.plan.class_times import changes_s
 from loadtest.plan.laws import Closed, Constant, Gamma, Poisson
 from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.plan.schedule import read_schedule
@@ -89,8 +90,10 @@ class Records:
     @property
     def even(self) -> bool:
         """Whether the offered load is the same all the time, so that steadiness can be asked for."""
-        even = isinstance(self.scenario.arrival, Constant | Poisson | Gamma | Closed)
-        return even and not self.scenario.has_conversations  # their later turns come on top, more and more of them
+        scenario = self.scenario
+        even = isinstance(scenario.arrival, Constant | Poisson | Gamma | Closed)
+        even = even and not any(scenario.warmup_s < at_s < scenario.duration_s for at_s in changes_s(scenario.requests))
+        return even and not scenario.has_conversations  # their later turns come on top, more and more of them
 
     @cached_property
     def streams(self) -> dict[str, bool]:

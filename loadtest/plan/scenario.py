@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 
 from loadtest.errors import UsageError
 from loadtest.inputs import read_yaml
+from loadtest.plan.class_times import check_times
 from loadtest.plan.laws import ARRIVALS, Arrival, Burst, Closed, Part, Seconds, Trace
 from loadtest.plan.slo import Slo, parse_slo
 
@@ -95,6 +96,12 @@ class RequestClass(Part):
     """Of the class, in report and records; classes of one scenario have different names. 1 to 40 letters, digits and ``._-``."""
     weight: float = Field(default=1.0, gt=0, le=1e6)
     """Share of the requests, beside the weights of the others."""
+    from_s: Seconds = 0.0
+    """The class is drawn only for requests that are due at this time or later, beside the other classes of that time. Works with
+    laws that give requests times: not with ``closed`` and ``burst``."""
+    until_s: Seconds | None = None
+    """The class is drawn only for requests that are due before this time; without the key until the end. Each time before
+    ``duration_s`` needs a class. A conversation that has begun goes on."""
     model: str | None = None
     """The model or adapter that the class asks, by a name of the target's /v1/models. Without the key the class asks the
     scenario's ``model``. With ``endpoint: generate`` the field is sent only if the key is there."""
@@ -140,8 +147,15 @@ class RequestClass(Part):
     extra_body: dict[str, JsonValue] = Field(default={})
     """Further fields of the request's JSON body; they replace ours of the same name. Not ``model``, which is a key of its own."""
 
+    @model_serializer(mode="wrap")
+    def _timed(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out times that say nothing, so that the digest of a scenario without them is what it was before there were any."""
+        return {name: value for name, value in handler(self).items() if value or name not in ("from_s", "until_s")}
+
     @model_validator(mode="after")
     def _prompt_fits(self, info: ValidationInfo) -> Self:
+        if self.until_s is not None and self.until_s <= self.from_s:
+            raise ValueError(f"until_s {self.until_s:g} is not after from_s {self.from_s:g}; raise it, or leave one of them out")
         if self.token_ids[0] > self.token_ids[1]:
             raise ValueError(f"token_ids: the first one, {self.token_ids[0]}, is above the last one, {self.token_ids[1]}")
         if self.prompt == "ids" and self.endpoint != "completions":
@@ -293,6 +307,7 @@ class Scenario(Part):
             raise ValueError(f"arrival.law {self.arrival.law} has no conversations; take one with a rate, such as poisson")
         if isinstance(self.arrival, Trace) and any(c.prompts is not None for c in self.requests):
             raise ValueError("arrival.law trace has lengths of its own, and prompts of a file have theirs; take one of them")
+        check_times(self.requests, self.arrival, duration_s=self.duration_s)
         return self
 
 

@@ -9,6 +9,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from scipy.special import ndtr, ndtri
 
 from loadtest.errors import UsageError
 from loadtest.plan.arrivals import MAX_REQUESTS, Times, due_times, generator
+from loadtest.plan.class_times import changes_s, first_key, is_drawn
 from loadtest.plan.laws import Closed, Trace
 from loadtest.plan.prompts import record_of
 from loadtest.plan.scenario import Length, Pause, Scenario
@@ -119,10 +121,12 @@ def make_schedule(scenario: Scenario) -> Schedule:
 def _drawn(scenario: Scenario) -> list[ScheduledRequest]:
     due: list[float] | list[None]
     if isinstance(scenario.arrival, Closed):
-        due = [None] * scenario.arrival.max_requests
+        times = np.zeros(scenario.arrival.max_requests)  # only to draw classes, which have no times in a closed loop
+        due = [None] * times.size
     else:
-        due = due_times(scenario.arrival, duration_s=scenario.duration_s, seed=scenario.seed).tolist()
-    which = _classes(scenario, len(due))
+        times = due_times(scenario.arrival, duration_s=scenario.duration_s, seed=scenario.seed)
+        due = times.tolist()
+    which = _classes(scenario, times)
     inputs, outputs = (generator(scenario.seed, stream).random(len(due)) for stream in ("input tokens", "output tokens"))
     num_inputs, num_outputs = np.zeros(len(due), dtype=np.int64), np.zeros(len(due), dtype=np.int64)
     for index, cls in enumerate(scenario.requests):
@@ -207,19 +211,38 @@ def _replayed(scenario: Scenario, trace: Trace) -> Schedule:
             "duration_s", f"{scenario.duration_s:g} ends before the trace's first request at {times[0]:g} s; raise it"
         )
     names = [c.name for c in scenario.requests]
-    drawn = _classes(scenario, num_due).tolist()
+    drawn = _classes(scenario, times[:num_due]).tolist()
     requests = [
         msgspec.structs.replace(request, due_s=due_s, cls=request.cls if request.cls in names else names[index])
         for request, due_s, index in zip(recorded.requests, times.tolist(), drawn, strict=False)
     ]
+    if first_key(scenario.requests):
+        _check_named(scenario, requests)
     return Schedule(requests, recorded.num_left_out, len(times) - num_due)
 
 
-def _classes(scenario: Scenario, num: int) -> NDArray[np.int64]:
-    """Draw the class of each request by weight."""
-    shares = np.cumsum([c.weight for c in scenario.requests])
-    drawn = generator(scenario.seed, "classes").random(num) * shares[-1]
-    indices: NDArray[np.int64] = np.minimum(np.searchsorted(shares, drawn, side="right"), len(shares) - 1)
+def _check_named(scenario: Scenario, requests: list[ScheduledRequest]) -> None:
+    """Refuse times of a class which leave out requests that the trace itself names for it."""
+    for number, cls in enumerate(scenario.requests):
+        due_s = (recorded_s(request) for request in requests if request.cls == cls.name)
+        if (at_s := next((at_s for at_s in due_s if not is_drawn(cls, at_s)), None)) is not None:
+            key = "from_s" if at_s < cls.from_s else "until_s"
+            what = f"{getattr(cls, key):g} leaves out {at_s:g} s, when the trace asks {cls.name}; leave the key out"
+            raise UsageError(f"requests.{number}.{key}", what)
+
+
+def _classes(scenario: Scenario, due_s: Times) -> NDArray[np.int64]:
+    """Draw the class of each request by weight, among the classes of the time at which it is due. Times are sorted."""
+    numbers = generator(scenario.seed, "classes").random(due_s.size)
+    indices = np.zeros(due_s.size, dtype=np.int64)
+    for begin_s, end_s in pairwise([0.0, *changes_s(scenario.requests), math.inf]):
+        first, end = np.searchsorted(due_s, [begin_s, end_s])
+        present = np.array([number for number, cls in enumerate(scenario.requests) if is_drawn(cls, begin_s)], dtype=np.int64)
+        if first == end:  # after duration_s there may be no class
+            continue
+        shares = np.cumsum([scenario.requests[number].weight for number in present])
+        which = np.searchsorted(shares, numbers[first:end] * shares[-1], side="right")
+        indices[first:end] = present[np.minimum(which, shares.size - 1)]
     return indices
 
 

@@ -225,7 +225,14 @@ def _class_words(cls: RequestClass) -> str:
         prompt += f"system prompt of {cls.shared_prefix_tokens} tokens"
     words = f"{cls.endpoint}, {stream}, {prompt}{_api_words(cls)}, output of {_length(cls.output_tokens)} tokens"
     model = f", model {cls.model}" if cls.model else ""
-    return f"{words}, {eos}, temperature {cls.temperature:g}, weight {cls.weight:g}{model}"
+    return f"{words}, {eos}, temperature {cls.temperature:g}, weight {cls.weight:g}{model}{_times(cls)}"
+
+
+def _times(cls: RequestClass) -> str:
+    """Return when the class is drawn, with a comma before it; empty: all the time."""
+    begins = f" from {cls.from_s:g} s" if cls.from_s else ""
+    ends = f" until {cls.until_s:g} s" if cls.until_s is not None else ""
+    return f", drawn{begins}{ends}" if begins or ends else ""
 
 
 def _api_words(cls: RequestClass) -> str:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from loadtest.cli import app
 from loadtest.control.repeat import repeat
 from loadtest.control.saturate import probe_of, saturate
-from loadtest.errors import ExitCode
+from loadtest.errors import ExitCode, UsageError
 from loadtest.judge.search import Ask, Capacity, SearchSettings
 from loadtest.plan.scenario import parse_scenario
 from loadtest.proof.selftest.bench import Bench, fault, poisson
@@ -84,3 +84,11 @@ def test_a_search_of_nothing_is_refused(option: str) -> None:
     assert refused.exit_code == 2
     assert f"Invalid value for '{option}'" in refused.output
     assert "greater than or equal to" in " ".join(refused.output.replace("\u2502", " ").split())
+
+
+def test_a_search_of_classes_that_begin_during_a_run_is_refused(tmp_path: Path) -> None:
+    scenario = parse_scenario(poisson(50, 3, slo="ttft_p50=1s", requests=[{"name": "a"}, {"name": "b", "from_s": 2}]))
+    settings = SearchSettings(start_rate=50, quantiles=(0.5,))
+    with pytest.raises(UsageError, match=r"requests\.1\.from_s: does not go with a search, .*; leave it out"):
+        saturate(scenario, Target("http://127.0.0.1:1"), tmp_path / "search", settings, command=(), say=print)
+    assert not (tmp_path / "search").exists()

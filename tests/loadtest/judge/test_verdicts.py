@@ -78,6 +78,20 @@ def test_what_a_fault_does_is_no_warm_up(tmp_path: Path) -> None:
     assert analyse(write_run(tmp_path / "without", 1200, change, warmup_s=2)).warmup_cut_s > 15
 
 
+@pytest.mark.parametrize(("at_s", "even"), [(20, False), (5, True), (120, True)])
+def test_what_another_class_does_is_no_warm_up(tmp_path: Path, at_s: float, even: bool) -> None:
+    """A class ends at ``at_s``; the warm-up lasts until 5 s, the arrivals until 120 s. In all runs the first 20 s are slow."""
+
+    def slow_at_first(row: Row) -> Row:
+        return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 4.0 if row.due_s < 20 else 1.0)
+
+    classes = [{"name": "default"}, {"name": "early", "until_s": at_s}]
+    summary = analyse(write_run(tmp_path / "run", 1200, slow_at_first, warmup_s=5, requests=classes))
+    assert (summary.warmup_cut_s > 15) is even
+    assert (summary.steady is not None) is even
+    assert any("offered load changes over the run by design" in threat for threat in summary.threats) is not even
+
+
 def test_a_growing_backlog_is_not_steady(tmp_path: Path) -> None:
     def slower_and_slower(row: Row) -> Row:
         return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 1 + row.due_s / 20)

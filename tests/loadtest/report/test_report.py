@@ -224,7 +224,7 @@ def test_states_and_rates_of_the_page_are_those_of_the_rows(run: Path) -> None:
 def test_the_classes_of_the_page_are_those_of_the_rows(tmp_path: Path) -> None:
     classes: list[dict[str, Any]] = [
         {"name": "plain", "weight": 3},
-        {"name": "special", "model": "tuned", "tools": [{"type": "function"}]},
+        {"name": "special", "from_s": 10, "until_s": 12.5, "model": "tuned", "tools": [{"type": "function"}]},
         {"name": "rare"},
     ]
     classes = [{**cls, "endpoint": "chat", "prompt": "text"} for cls in classes]
@@ -244,7 +244,8 @@ def test_the_classes_of_the_page_are_those_of_the_rows(tmp_path: Path) -> None:
     words = " ".join(page.words)
     assert "opt-125m, tuned at http://127.0.0.1:8000" in words
     assert "tools (1, tool_choice auto)" in words
-    assert "model tuned" in words
+    assert "weight 1, model tuned, drawn from 10 s until 12.5 s" in words
+    assert words.count(", drawn") == 1
 
 
 def test_a_report_made_twice_is_the_same_to_the_byte(run: Path) -> None:
