@@ -4,11 +4,11 @@
     python -m benchmarks.scaling_cases trickle lengths those whose names begin so
     python -m benchmarks.scaling_cases --headroom 0    with other room for steps than the default
     python -m benchmarks.scaling_cases --others        the other policies beside ours, of the cases that they know enough for
-    python -m benchmarks.scaling_cases --replicas 65   every way in which a load moves, for a fleet of so many replicas
+    python -m benchmarks.scaling_cases --replicas 65   17 shapes of load instead (`scaling_matrix.py`), for a fleet of so many replicas
 
-``most / needed`` is the money: the most replicas wanted after the change of the load, over those that its last rate needs by the
-highest rate at which one replica keeps the limit (`benchmarks/autoscaling.py`). ``in time`` is the latency: the share of all first tokens
-within 2 s.
+``most / needed`` is the money: the most replicas wanted after the change of the load, over those that its highest rate needs. One replica
+takes `PER_REPLICA` requests/s within the limit, with ``--replicas`` the rate of `scaling_matrix.RATES`. ``in time`` is the latency: the
+share of all first tokens within 2 s.
 """
 
 import argparse
@@ -17,13 +17,14 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.autoscaling import FAR_OFF, PROFILE, SLO, TARGETS, hardware
 from benchmarks.scaling_bound import least_replica_s
-from benchmarks.scaling_loads import CASES, Case, jobs_of, matrix
+from benchmarks.scaling_loads import CASES, Case, jobs_of
+from benchmarks.scaling_matrix import matrix
 from benchmarks.scaling_policies import Oracle, Ours, Planner, Restarted, Silent, request_count
 from benchmarks.scaling_tables import COUNT, Mean, best_count
 from serve_app.autoscaling.decision import Rule
@@ -50,7 +51,7 @@ def _ours(case: Case, headroom: float | None) -> Ours:
     rule = Rule(slo=SLO) if headroom is None else Rule(slo=SLO, headroom=headroom)
     if case.silent_share:
         return Silent(rule, case.silent_share)
-    return Ours(rule) if case.away is None else Restarted(rule, case.away, keeps=case.keeps)
+    return Ours(rule) if case.away_s is None else Restarted(rule, case.away_s, keeps=case.keeps_memory)
 
 
 def _others(case: Case) -> dict[str, Callable[[], Scaling]]:
@@ -64,11 +65,11 @@ def _others(case: Case) -> dict[str, Callable[[], Scaling]]:
 
 def _is_for_others(case: Case) -> bool:
     """Return whether other policies can run the case: they know no members and no controller, and the planner no cache."""
-    return not case.silent_share and case.away is None and not case.cached_share
+    return not case.silent_share and case.away_s is None and not case.kind(0.0).cached_share
 
 
 def result_of(case: Case, seed: int, policy: Scaling) -> Result:
-    machine = replace(hardware(), cached_share=case.cached_share)
+    machine = replace(hardware(), cached_share=case.kind(0.0).cached_share)
     world = World(hardware=machine, initial=case.initial, maximum=4000, cold_starts_s=case.cold_starts_s, ttft_s=SLO.ttft_s)
     outcome = SimulatedFleet(world).run(jobs_of(case, seed), case.duration_s, policy)
     after = [change for change in outcome.changes if change.at >= case.changes_at]
@@ -84,7 +85,6 @@ def result_of(case: Case, seed: int, policy: Scaling) -> Result:
     )
 
 
-@cache
 def cases_of(replicas: int | None) -> list[Case]:
     """Return the matrix for a fleet of so many replicas, or without a number the cases that went wrong before."""
     return CASES if replicas is None else matrix(replicas)
@@ -126,13 +126,13 @@ def line_beside_others(case: Case, ours: Result, others: dict[str, Result]) -> s
 
 
 def _pool() -> ProcessPoolExecutor:
-    # A run keeps millions of requests and makes no cycles: looking for them takes a tenth of the time.
+    # A run keeps millions of objects and leaves no cycles, so that the collector only costs: a tenth of the time.
     return ProcessPoolExecutor(max_workers=2, initializer=gc.disable)
 
 
 def _print_beside_others(replicas: int | None, chosen: list[int], seed: int) -> None:
     cases = cases_of(replicas)
-    labels = [*_others(cases[chosen[0]])]
+    labels = [*_others(cases[chosen[0]])]  # of all cases the same
     names = ["serve-app", *(label for label in labels if not label.startswith(COUNT))]
     print(f"| seed {seed}: in time, replica-s over ours | {' | '.join(names)} | {COUNT}, best of {len(TARGETS)} (target) |")
     print("|---" * (len(names) + 2) + "|", flush=True)

@@ -1,30 +1,29 @@
-"""The loads of `scaling_cases.py`: those where the policy once went wrong, and the matrix of them all for fleets of any size.
-
-A load says how many requests come at each time and how long they are. The matrix says it in replicas, so that each of its loads needs the
-same number of them at its peak, by the highest rate at which one replica keeps the limit with requests of this kind.
-"""
+"""The loads of `scaling_cases.py`: what a load is, and those on which the policy once went wrong. Pure."""
 
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
-
-from benchmarks.autoscaling import COLD_START_S, MAX_ANSWER, SLO, hardware, highest_rate
-from benchmarks.scaling_policies import Fixed
-from benchmarks.scaling_tables import ATTAINMENT
-from serve_app.autoscaling.simulated_fleet import SimulatedFleet, World
+from benchmarks.autoscaling import MAX_ANSWER
 from serve_app.autoscaling.simulated_replica import Job
 
 PER_REPLICA = 4.58
-"""Requests per second of this mix that one simulated replica takes within the limit."""
-PROMPT, ANSWER = (64, 512), 128.0
-LARGE = 500
-"""From so many replicas on the loads of the matrix are shorter: a second of 1,000 replicas has 4,600 requests."""
+"""Requests per second of the usual kind that one simulated replica takes within the limit."""
 Rate = Callable[[float], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestKind:
+    """Lengths of requests in tokens, and the share of each prompt that is cached."""
+
+    prompt: tuple[int, int] = (64, 512)
+    """Shortest and longest."""
+    answer: float = 128.0
+    """Mean of the exponential lengths."""
+    cached_share: float = 0.0
+    """Share of each prompt that the prefix cache saves; the same all the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,33 +36,32 @@ class Case:
     duration_s: float
     initial: int
     needed: int
-    """Replicas for the load after the change."""
+    """Replicas that the highest rate needs."""
     changes_at: float = 0.0
     cold_starts_s: tuple[float, ...] = (40.0,)
-    prompt: Callable[[float], tuple[int, int]] = lambda _: PROMPT
-    """Shortest and longest prompt at a time."""
-    answer: Callable[[float], float] = lambda _: ANSWER
-    """Mean of the exponential lengths of answers at a time."""
-    even_until: float = 0.0
-    """Until then arrivals come at equal distances."""
+    kind: Callable[[float], RequestKind] = lambda _: RequestKind()
+    """What requests are like at a time."""
+    equal_gaps_until_s: float = 0.0
     cv: float = 1.0
-    """Of the gaps between arrivals: standard deviation over mean, of gamma's law."""
-    cached_share: float = 0.0
-    """Share of each prompt that the prefix cache saves."""
-    away: tuple[float, float] | None = None
+    """Coefficient of variation of the gaps between arrivals, which have a gamma law; 1 is Poisson."""
+    away_s: tuple[float, float] | None = None
     """From when to when no controller runs; None where the same one runs all the time."""
-    keeps: bool = True
+    keeps_memory: bool = True
     """Whether the controller after that gets what the one before knew."""
     silent_share: float = 0.0
     """Share of the replicas that fall silent after a minute, and serve on."""
-    requests: str = ""
+    requests_of: str = ""
     """Name of the case whose requests these are; empty for its own."""
     needs: Rate | None = None
-    """Replicas that the load needs at a time, without room: what the oracle knows. None where nobody has told it."""
+    """Replicas that the load needs at a time, without headroom, for the oracle; None: the oracle does not run this case."""
 
 
 def step(before: float, after: float, at: float) -> Rate:
     return lambda t: before if t < at else after
+
+
+def always(kind: RequestKind, _: float) -> RequestKind:
+    return kind
 
 
 def _needed(rate: float) -> int:
@@ -80,7 +78,7 @@ CASES = [
             needed=3,
             changes_at=1800,
             cold_starts_s=(120.0,),
-            even_until=1800,
+            equal_gaps_until_s=1800,
         )
         for gap in (30, 60)
     ),
@@ -131,7 +129,7 @@ CASES = [
         needed=_needed(61.5),
         changes_at=120,
         silent_share=0.2,
-        requests="step x1.5 from 10 replicas",
+        requests_of="step x1.5 from 10 replicas",
     ),
     Case(
         name="lengths, prompts x4.3 at 12/s",
@@ -140,7 +138,7 @@ CASES = [
         initial=4,
         needed=12,
         changes_at=600,
-        prompt=lambda t: PROMPT if t < 600 else (1000, 1500),
+        kind=lambda t: RequestKind() if t < 600 else RequestKind(prompt=(1000, 1500)),
     ),
     Case(
         name="lengths, answers 64 to 256 at 12/s",
@@ -149,7 +147,7 @@ CASES = [
         initial=3,
         needed=4,
         changes_at=600,
-        answer=lambda t: 64.0 if t < 600 else 256.0,
+        kind=lambda t: RequestKind(answer=64.0 if t < 600 else 256.0),
     ),
     *(
         Case(
@@ -159,9 +157,9 @@ CASES = [
             initial=8,
             needed=_needed(49.2),
             changes_at=120,
-            away=(began, began + 10),
-            keeps=keeps,
-            requests="step x1.5 from 8 replicas",
+            away_s=(began, began + 10),
+            keeps_memory=keeps,
+            requests_of="step x1.5 from 8 replicas",
         )
         for began in (105.0, 130.0)
         for keeps in (True, False)
@@ -174,8 +172,7 @@ CASES = [
             initial=4,
             needed=needed,
             changes_at=300,
-            prompt=lambda _: (1500, 2500),
-            cached_share=share,
+            kind=partial(always, RequestKind(prompt=(1500, 2500), cached_share=share)),
         )
         for share, needed in ((0.0, 8), (0.4, 5), (0.8, 3))
     ),
@@ -187,134 +184,27 @@ CASES = [
 
 
 def jobs_of(case: Case, seed: int) -> Iterator[Job]:
-    """Yield the requests of a case, by their due times."""
-    rng = random.Random(f"{case.requests or case.name}/{seed}")
+    """Yield the requests of a case, by their due times.
+
+    Each gap is drawn by the rate at its start. Where the rate changes gradually, requests come late by a part of a gap.
+    """
+    rng = random.Random(f"{case.requests_of or case.name}/{seed}")
     at, number = 0.0, 0
     while True:
-        gap_s = _gap_s(case, at, rng)
-        before, at = at, at + gap_s
+        before, at = at, at + _gap_s(case, at, rng)
         if before < case.changes_at <= at:
             at = case.changes_at  # the rate changes here: from now on gaps are others
             continue
         if at >= case.duration_s:
             return
-        answer = min(MAX_ANSWER, max(1, int(rng.expovariate(1 / case.answer(at)))))
-        yield Job(f"j{number}", at, rng.randint(*case.prompt(at)), answer)
+        kind = case.kind(at)
+        answer = min(MAX_ANSWER, max(1, int(rng.expovariate(1 / kind.answer))))
+        yield Job(f"j{number}", at, rng.randint(*kind.prompt), answer)
         number += 1
 
 
 def _gap_s(case: Case, at: float, rng: random.Random) -> float:
-    mean_s = 1 / case.rate(at)
-    if at < case.even_until:
-        return mean_s
-    return rng.expovariate(1 / mean_s) if case.cv == 1 else rng.gammavariate(case.cv**-2, mean_s * case.cv**2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What requests are like; see `Case` for the fields."""
-
-    prompt: tuple[int, int] = PROMPT
-    answer: float = ANSWER
-    cached_share: float = 0.0
-
-
-@cache
-def per_replica(kind: Kind, fleet: int) -> float:
-    """Return the highest rate of such requests, per replica, at which ``fleet`` replicas keep the limit for an hour.
-
-    To 0.04 requests/s, by one seed. In less than an hour a rate above what the replicas can do may keep the limit.
-    """
-
-    def keeps(rate: float) -> bool:
-        case = _of_kind(kind, name="steady", rate=lambda _: fleet * rate, duration_s=3600, initial=fleet, needed=fleet)
-        machine = replace(hardware(), cached_share=kind.cached_share)
-        world = World(hardware=machine, initial=fleet, maximum=fleet, ttft_s=SLO.ttft_s)
-        outcome = SimulatedFleet(world).run(jobs_of(case, seed=1), case.duration_s, Fixed())
-        return outcome.attainment(SLO.ttft_s) >= ATTAINMENT
-
-    return highest_rate(keeps, low=0.02, high=8.0, within=0.04)
-
-
-def _of_kind(kind: Kind, **more: Any) -> Case:
-    return Case(prompt=lambda _: kind.prompt, answer=lambda _: kind.answer, cached_share=kind.cached_share, **more)
-
-
-def _line(points: dict[float, float]) -> Rate:
-    """Return straight lines between the points (seconds: value)."""
-    times, values = [*points], [*points.values()]
-    return lambda t: float(np.interp(t, times, values))
-
-
-def matrix(replicas: int, rate_of: Callable[[Kind, int], float] = per_replica) -> list[Case]:
-    """Return one case for each way in which a load moves; each needs so many replicas after its change, or at its peak.
-
-    Needed is what keeps the limit at an even load, by ``rate_of`` as many, but of 4 at most: more hardly help each other more.
-    """
-    n, is_large = float(replicas), replicas >= LARGE
-    after_s = 120.0 if is_large else 180.0
-
-    def one(kind: Kind) -> float:
-        return rate_of(kind, min(replicas, 4))
-
-    def case(name: str, needs: Rate, duration_s: float, *, kind: Kind = Kind(), **more: Any) -> Case:
-        rate = one(kind)
-        known = {
-            "changes_at": 120.0,
-            "cold_starts_s": (COLD_START_S,),
-            "needed": replicas,
-            "initial": max(1, math.ceil(needs(0.0))),
-        }
-        of = {"name": name, "rate": lambda t: rate * needs(t), "needs": needs, "duration_s": duration_s}
-        return _of_kind(kind, **(of | known | more))
-
-    def lengths(name: str, before: Kind, after: Kind) -> Case:
-        rate, at = n * one(after), 120.0 if is_large else 300.0
-        needs = step(rate / one(before), n, at)
-        moving: dict[str, Any] = {
-            "prompt": lambda t: (before if t < at else after).prompt,
-            "answer": lambda t: (before if t < at else after).answer,
-        }
-        return replace(case(name, needs, at + 300), rate=lambda _: rate, changes_at=at, **moving)
-
-    starts = {
-        "starts of 300 s, 40 s believed, x2": (300.0,),
-        "starts of 15 to 150 s, x2": (15.0, 150.0, 30.0, 90.0) * replicas,
-    }
-    initial = math.ceil(n / 2)
-    step_s, x15 = 120 + after_s, "step x1.5"
-    day_s, even_s, bursty_s = (600.0, 300.0, 200.0) if is_large else (3600.0, 3600.0, 1200.0)
-    spike = _line({0: n / 10, 120: n / 10, 150: n, 270: n, 300: n / 10})
-    return [
-        *(case(f"step x{factor:g}", step(n / factor, n, 120), step_s) for factor in (1.5, 2.0)),
-        case("spike x10 of two minutes", spike, 420),
-        case("day", lambda t: n * (1 - 0.9 * math.cos(2 * math.pi * t / day_s)) / 1.9, day_s, changes_at=0.0),
-        case("bursty, cv 3", lambda _: n, bursty_s, cv=3.0, changes_at=0.0),
-        case(
-            "trickle, one each 30 s, then all",
-            step(1 / 30 / one(Kind()), n, 900),
-            1200,
-            changes_at=900.0,
-            even_until=900.0,
-            cold_starts_s=(120.0,),
-        ),
-        lengths("lengths: prompts x4.3", Kind(), Kind(prompt=(1000, 1500))),
-        lengths("lengths: answers 64 to 256", Kind(answer=64.0), Kind(answer=256.0)),
-        *(
-            case(
-                f"cache saves {share:.0%}, step x1.5",
-                step(n / 1.5, n, 120),
-                step_s,
-                kind=Kind(prompt=(1500, 2500), cached_share=share),
-            )
-            for share in (0.0, 0.4, 0.8)
-        ),
-        *(
-            case(name, step(n / 2, n, 120), 120 + 420, cold_starts_s=(COLD_START_S,) * initial + later)
-            for name, later in starts.items()
-        ),
-        case("5 % silent, to a tenth", step(n, n / 10, 120), 420, silent_share=0.05),
-        case("20 % silent, step x1.5", step(n / 1.5, n, 120), step_s, silent_share=0.2, requests=x15),
-        case("controller away 15 to 5 s before a step x1.5", step(n / 1.5, n, 120), step_s, away=(105.0, 115.0), requests=x15),
-        case("constant", lambda _: n, even_s, changes_at=0.0),
-    ]
+    rate = case.rate(at)
+    if at < case.equal_gaps_until_s:
+        return 1 / rate
+    return rng.expovariate(rate) if case.cv == 1 else rng.gammavariate(case.cv**-2, case.cv**2 / rate)
