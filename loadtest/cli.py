@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from loadtest.errors import AuditMismatch, ExitCode, InvalidRun, LoadtestError, UsageError
+from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
 from loadtest.inputs import read_text
 from loadtest.outputs import Outputs
 from loadtest.plan.overrides import overrides, scenario_of
@@ -164,25 +164,27 @@ def pool(
 
 @app.command()
 def verdict(run_folder: Run) -> None:
-    """Print again how a run went, and exit with its status.
+    """Judge the records of a run again: print how it went, and exit with its status.
 
     Example: serve-app-loadtest verdict results/chat
     """
     from loadtest.control.progress import print_verdict
-    from loadtest.judge.summary import read_summary
+    from loadtest.judge.analysis import analyse
     from loadtest.records import read_manifest
-    from loadtest.seal import broken_seals
+    from loadtest.seal import without_digest
     from loadtest.wording import VERDICTS
 
     manifest = read_manifest(run_folder)
     if manifest.state == "running":
         way_out = "wait for its end; what is there so far, `report` shows"
         raise UsageError(str(run_folder), f"the run goes on, or was killed with all its processes: {way_out}")
-    summary = read_summary(run_folder)
-    if summary.schedule_sha256 != manifest.schedule_sha256:
-        raise UsageError(str(run_folder), "summary.json is of another run; `report` makes it again from the records")
-    if (changed := broken_seals(run_folder, manifest)) and summary.verdict != "invalid":
-        raise InvalidRun(changed)
+    try:
+        summary = analyse(run_folder)
+    except OSError as exc:
+        raise UsageError(
+            str(run_folder), f"rows.parquet cannot be written there, nor to a temporary folder: {exc.strerror}"
+        ) from exc
+    summary.threats.extend(without_digest(run_folder, manifest))
     print_verdict(summary, manifest, run_folder)
     raise typer.Exit(VERDICTS[summary.verdict].code)
 

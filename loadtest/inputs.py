@@ -1,5 +1,8 @@
 """Files that the user names, read with a limit: a device, or a file of another kind, ends with an error instead of filling memory."""
 
+import math
+import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -12,6 +15,27 @@ MAX_TEXT_CHARS = 1 << 20
 """Of a scenario or a key."""
 MAX_LINE_CHARS = 1 << 24
 """Of a trace or a log: a row of another run, with a time for each of 1,000,000 tokens, has some 15 MB."""
+MAX_EXPANDED = 4 * MAX_TEXT_CHARS
+"""Values and their characters in a YAML file once each ``*alias`` is written out. No file without aliases has so many."""
+MAX_DEPTH = 100
+"""Lists and mappings of a YAML file inside each other, each ``*alias`` written out. The schema of a tool has some 30."""
+_OTHER_BASE = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9]+)+(\.[0-9_]*)?)")
+"""Numbers of YAML 1.1 that few people mean: 1:30 is 90, and 010 is 8."""
+
+
+def regular(path: Path) -> Path:
+    """Return the path, for reading; whoever opens it says what else is wrong with it.
+
+    Raises:
+        UsageError: It is a pipe, a socket or a device: reading may wait, or go on, without an end.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return path
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UsageError(str(path), "is a pipe, a socket or a device, which may have no end; give the path of a file")
+    return path
 
 
 def read_text(path: Path) -> str:
@@ -31,7 +55,32 @@ def read_text(path: Path) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no mapping has a key twice; of two PyYAML takes the last one."""
+    """YAML in which no mapping has a key twice (of two PyYAML takes the last one), aliases stay small and 1:30 is no number.
+
+    Every error has its line.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            size, depth = _expanded(node, {})
+            if depth > MAX_DEPTH:
+                raise RecursionError
+            if size > MAX_EXPANDED:
+                many = f"aliases (*name) stand for more than {MAX_EXPANDED:,} values and characters; write fewer of them"
+                raise yaml.composer.ComposerError(None, None, many, None)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, TypeError, AttributeError) as exc:  # by tags such as !!int ""
+            wrong = f"{str(node.value)[:60]!r} cannot be read as {node.tag.rpartition(':')[2]}: {exc}"
+            raise yaml.constructor.ConstructorError(None, None, wrong, node.start_mark) from exc
+        if isinstance(value, int | float) and isinstance(node, yaml.ScalarNode) and _OTHER_BASE.fullmatch(node.value):
+            read = f"YAML reads {node.value[:60]} as {value}; write {value}, or '{node.value[:60]}' for a text"
+            raise yaml.constructor.ConstructorError(None, None, read, node.start_mark)
+        return value
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -46,20 +95,37 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+def _expanded(node: yaml.Node, known: dict[yaml.Node, tuple[float, float]]) -> tuple[float, float]:
+    """Return how many values and characters the node has, and how many lists and mappings are inside each other, with aliases written out.
+
+    Args:
+        known: What was found of other nodes: an alias is the node itself, again.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value), 0
+    if node not in known:
+        known[node] = math.inf, math.inf  # until it is counted: what holds itself has no end
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
+        inside = [_expanded(child, known) for pair in pairs for child in pair]
+        known[node] = 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)
+    return known[node]
+
+
 def read_yaml(path: Path) -> Any:
     """Return what a small YAML file says.
 
     Raises:
-        UsageError: As `read_text` and `parse_yaml`.
+        UsageError: As `regular`, `read_text` and `parse_yaml`.
     """
-    return parse_yaml(read_text(path), str(path))
+    return parse_yaml(read_text(regular(path)), str(path))
 
 
 def parse_yaml(text: str, where: str) -> Any:
     """Return what a YAML document says. ``where`` stands before the line in an error.
 
     Raises:
-        UsageError: It is no YAML, a mapping has a key twice, a value is not what its tag says, or values lie too deep in each other.
+        UsageError: It is no YAML, a mapping has a key twice, a value is not what its tag says or a number in base 60 or 8, values lie
+            too deep in each other, or aliases make too many of them.
     """
     try:
         return yaml.load(text, _Loader)
@@ -70,7 +136,7 @@ def parse_yaml(text: str, where: str) -> Any:
         ) from exc
     except RecursionError as exc:
         raise UsageError(where, "lists or mappings lie too deep in each other; is it the right file?") from exc
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as exc:  # the last four by tags such as !!int ""
+    except yaml.YAMLError as exc:
         raise UsageError(where, f"is no YAML that can be read: {' '.join(str(exc).split())}") from exc
 
 
@@ -78,10 +144,10 @@ def open_bytes(path: Path) -> BinaryIO:
     """Open a file for reading.
 
     Raises:
-        UsageError: It cannot be opened.
+        UsageError: It cannot be opened, or is a pipe or a device.
     """
     try:
-        return path.open("rb")
+        return regular(path).open("rb")
     except OSError as exc:
         raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
 

@@ -16,12 +16,12 @@ Every time of a run is in seconds from its epoch (the manifest's ``epoch_unix_s`
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, overload
 
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.inputs import open_bytes
+from loadtest.inputs import open_bytes, regular
 
 State = Literal[
     "ok",  # complete: [DONE] or the end of a whole body came
@@ -166,6 +166,19 @@ class RunEvent(msgspec.Struct, omit_defaults=True):
     text: str
 
 
+UnixSeconds = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]
+"""Of the years 1 to 9999, which is what a `datetime` can say."""
+
+
+class Machine(TypedDict, total=False):
+    """The machine that made the load."""
+
+    cores: int | None
+    memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    system: str
+    load: float
+
+
 class Manifest(msgspec.Struct, omit_defaults=True):
     """What ran. Written before the first request with state ``running`` and again at the end."""
 
@@ -176,14 +189,14 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     target: str
     model: str
     """What the classes of requests ask that name no model of their own; where all do, the first one's."""
-    epoch_unix_s: float
+    epoch_unix_s: UnixSeconds
     command: list[str]
     workers: int = 1
     ended_s: float | None = None
     clock_drift_s: float = 0.0
     """Wall clock minus monotonic clock over the run; not 0: the wall clock was stepped. No figure depends on it."""
     versions: dict[str, str] = {}
-    machine: dict[str, Any] = {}
+    machine: Machine = {}
     target_info: dict[str, Any] = {}
     """What the target says of itself: /version, Server header."""
     problems: list[str] = []
@@ -245,12 +258,12 @@ def read_manifest(run: Path) -> Manifest:
     """Read the manifest of a run.
 
     Raises:
-        UsageError: The folder holds no run.
+        UsageError: The folder holds no run, or its manifest was changed; the message has the key.
     """
     path = run / "manifest.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return msgspec.json.decode(regular(path).read_bytes(), type=Manifest)
     except OSError as exc:
         raise UsageError(str(run), f"holds no run: {path.name}: {exc.strerror}") from exc
-    except msgspec.DecodeError as exc:
-        raise UsageError(str(path), str(exc)) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise UsageError(str(path), f"{exc}; put back the file as the run wrote it, or run the scenario again") from exc

@@ -1,9 +1,9 @@
 """Seals of what was recorded, so that a later edit, deletion or reordering of rows is found.
 
 While a run goes on, seal.jsonl gets one `Seal` per file and batch: the SHA-256 of the whole file so far, hence a chain. At the end
-the manifest names the last one of each file, and the digest of the scenario that it holds, by which the run is judged. It is a seal,
-not a signature: who can write all files of the folder can make new ones, so keep the digests that the report prints elsewhere if
-that matters.
+the manifest names the last one of each file, and the digest of the scenario that it holds, by which the run is judged. It is a seal
+against accidents and careless edits, not a signature: who can write all files of the folder can make new ones, so keep the digests
+that the report prints elsewhere if that matters.
 """
 
 import hashlib
@@ -39,9 +39,7 @@ def broken_seals(run: Path, manifest: Manifest) -> list[str]:
     Raises:
         UsageError: seal.jsonl or a sealed file cannot be read.
     """
-    if not is_sealed(run, manifest):
-        return []
-    seals = list(read_lines(run / SEALS, Seal)) if (run / SEALS).exists() else []
+    seals = _seals(run)
     found = [_broken(run / name, [s for s in seals if s.file == name], manifest.sealed.get(name)) for name in get_args(Sealed)]
     if manifest.sealed.get(SCENARIO, digest := scenario_digest(manifest.scenario)) != digest:
         found.append("the scenario in manifest.json was changed")
@@ -53,13 +51,28 @@ def scenario_digest(scenario: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(scenario, order="deterministic")).hexdigest()
 
 
-def is_sealed(run: Path, manifest: Manifest) -> bool:
-    return bool(manifest.sealed) or (run / SEALS).exists()
+def without_digest(run: Path, manifest: Manifest) -> list[str]:
+    """Return one sentence if something has no digest that should: in runs of older versions, or where somebody removed it.
+
+    Raises:
+        UsageError: seal.jsonl cannot be read.
+    """
+    sealed = {seal.file for seal in _seals(run)} | manifest.sealed.keys()
+    there = [name for name in get_args(Sealed) if (run / name).exists()]
+    if missing := [name for name in (*there, SCENARIO) if name not in sealed]:
+        return [f"the run has no digest of {', '.join(missing)}: what was changed there after the run cannot be told"]
+    return []
+
+
+def _seals(run: Path) -> list[Seal]:
+    return list(read_lines(run / SEALS, Seal)) if (run / SEALS).exists() else []
 
 
 def _broken(path: Path, seals: list[Seal], last_sha256: str | None) -> str:
+    if not seals and last_sha256 is None:
+        return ""
     if not path.exists():
-        return f"{path.name} was removed" if seals or last_sha256 else ""
+        return f"{path.name} was removed"
     digest, done = hashlib.sha256(), 0
     with open_bytes(path) as file:
         for seal in seals:

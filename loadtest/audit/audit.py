@@ -24,7 +24,7 @@ from loadtest.errors import UsageError
 from loadtest.plan.scenario import RECORDED, RequestClass, Scenario, parse_scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.records import REJECTIONS, TEXT_SHOWN, Manifest, Row, ScheduledRequest, State, read_lines, read_manifest, read_rows
-from loadtest.seal import broken_seals, is_sealed
+from loadtest.seal import broken_seals, without_digest
 
 Final = Literal["complete", "error", "rejected", "cancelled", "never_sent", "allowed", "mismatch"]
 FINALS: tuple[Final, ...] = get_args(Final)
@@ -254,6 +254,4 @@ def _notes(run: Path, manifest: Manifest, rows: Iterable[Row]) -> list[str]:
     if manifest.state != "finished":
         last_s = max((row.end_s or row.due_s for row in rows), default=0.0)
         notes.append(f"the run did not finish (state {manifest.state}), its last row is of {last_s:.1f} s")
-    if not is_sealed(run, manifest):
-        notes.append("the records have no seal: a later edit that is plausible cannot be found")
-    return notes
+    return notes + without_digest(run, manifest)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import psutil
@@ -31,7 +31,7 @@ from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.plan.schedule import Schedule, make_schedule
 from loadtest.plan.workload import load_tokenizer
 from loadtest.recorder import Recorder, as_lines, claim, replace_file, write_json, write_manifest
-from loadtest.records import Manifest, Row, RunEvent, TokenCount, read_lines, read_manifest
+from loadtest.records import Machine, Manifest, Row, RunEvent, TokenCount, read_lines, read_manifest
 from loadtest.seal import SCENARIO, scenario_digest
 from loadtest.wire.relay import Relay
 from loadtest.wire.target import Target, preflight
@@ -162,7 +162,7 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("serve-app", "locust", "gevent")} | {"python": platform.python_version()}
 
 
-def machine() -> dict[str, Any]:
+def machine() -> Machine:
     """Return what a reader of the figures wants to know of the machine that made the load."""
     return {
         "cores": os.cpu_count(),

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.errors import UsageError
+from loadtest.inputs import regular
 from loadtest.judge.cost import Cost
 from loadtest.wording import seconds
 
@@ -165,7 +166,7 @@ def read_summary(run: Path) -> Summary:
     """
     path = run / "summary.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Summary)
+        return msgspec.json.decode(regular(path).read_bytes(), type=Summary)
     except OSError as exc:
         raise UsageError(str(run), f"holds no summary: {exc.strerror}; `report` makes it from the records") from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

@@ -1,9 +1,9 @@
 """The laws of arrival that a scenario can name, with the keys of each."""
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Rate = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
@@ -11,6 +11,18 @@ Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
 
 class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_word_for_a_number(cls, values: Any) -> Any:
+        """Refuse true where a number belongs: pydantic takes it for 1, and YAML reads ``on`` and ``yes`` as true."""
+        for name, value in values.items() if isinstance(values, dict) else ():
+            kind = cls.model_fields[name].annotation if name in cls.model_fields else None
+            takes_numbers = {getattr(each, "__origin__", each) for each in (kind, *get_args(kind))} & {int, float}
+            for given in value if isinstance(value, list | tuple) else (value,):
+                if takes_numbers and isinstance(given, bool):
+                    raise ValueError(f"{name} takes numbers (got {given}); YAML reads on and yes as true, off and no as false")
+        return values
 
 
 class Constant(Part):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.inputs import bounded_lines
+from loadtest.inputs import bounded_lines, regular
 
 MAX_FILE_BYTES = 1 << 30
 """Each worker holds the file: ShareGPT's of 90,000 conversations has 0.7 GB."""
@@ -44,7 +44,7 @@ def read_prompts(path: Path) -> tuple[Record, ...]:
             say anything.
     """
     try:
-        size = path.stat().st_size
+        size = regular(path).stat().st_size
     except OSError as exc:
         raise UsageError(str(path), f"cannot be read: {exc.strerror}") from exc
     if size > MAX_FILE_BYTES:

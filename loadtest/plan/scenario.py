@@ -32,7 +32,7 @@ ToolChoice = Annotated[
 ]
 
 MAX_SHOWN = 200
-"""Characters of a wrong value in its message."""
+"""Characters of a wrong value, and of the path of its key, in the message."""
 RECORDED = {"recorded": True}
 """Context of a scenario from a manifest: early ones name every field of a length, also those that its law does not use."""
 
@@ -246,7 +246,7 @@ class Scenario(Part):
     """The whole file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")
-    """In the report's title and the default folder. 1 to 60 letters, digits and ``._-``."""
+    """In the report's title and the default folder. 1 to 60 letters, digits and ``._-``, not dots alone."""
     model: str = ""
     """What the classes ask that name no ``model`` of their own. Empty: the first one that the target lists at /v1/models."""
     seed: int = Field(default=1, ge=0, lt=2**63)
@@ -295,6 +295,8 @@ class Scenario(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if not self.name.strip("."):
+            raise ValueError(f"name {self.name!r} is a folder's own name or the one above; add a letter or a digit")
         if self.warmup_s >= self.duration_s and not isinstance(self.arrival, Burst | Closed | Trace):
             raise ValueError(f"warmup_s {self.warmup_s:g} leaves nothing of duration_s {self.duration_s:g}")
         if len({c.name for c in self.requests}) < len(self.requests):
@@ -392,4 +394,5 @@ def _usage_error(error: ErrorDetails) -> UsageError:
         problem = f"must be a mapping with keys of {', '.join(_SECTIONS.get(path[-1], section).model_fields)}{got}"
     elif kind in ("tuple_type", "list_type"):
         problem = f"must be a list: lines that begin with a dash (got {repr(given)[:MAX_SHOWN]})"
-    return UsageError(".".join(str(part) for part in path if part not in ARRIVALS) or "scenario", problem)
+    where = ".".join(str(part) for part in path if part not in ARRIVALS) or "scenario"
+    return UsageError(where if len(where) <= MAX_SHOWN else f"{where[:100]} ... {where[-60:]}", problem)

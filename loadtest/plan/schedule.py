@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from loadtest.errors import UsageError
+from loadtest.inputs import regular
 from loadtest.plan.arrivals import MAX_REQUESTS, Times, due_times, generator
 from loadtest.plan.class_times import changes_s, first_key, is_drawn
 from loadtest.plan.laws import Closed, Trace
@@ -77,7 +78,7 @@ def read_schedule(path: Path) -> Schedule:
         UsageError: The file cannot be read, is cut off, or a line is no request or out of order; the message has its number.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = regular(path).read_bytes().split(b"\n")
     except OSError as exc:
         raise UsageError(str(path), f"the schedule cannot be read: {exc.strerror}") from exc
     if lines.pop() or not lines:

@@ -3,35 +3,32 @@
 import re
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from loadtest.errors import UsageError
+from loadtest.plan.laws import Part
 from loadtest.wording import percentile
 
 Metric = Literal["ttft", "tpot", "itl", "max_itl", "e2e"]
 """TTFT and E2E count from the due time. TPOT of a request is its mean gap between tokens, max_itl its largest; ITL is each gap."""
 
 
-class Limit(BaseModel):
+class Limit(Part):
     """``quantile`` of all scheduled requests must have ``metric`` <= ``limit_s``; failed ones count as over it.
 
     Of itl it is ``quantile`` of all gaps; a failed request has a gap over the limit for each token that it still owed.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     metric: Metric
     quantile: float = Field(gt=0, lt=1)
-    limit_s: float = Field(gt=0, allow_inf_nan=False)
+    limit_s: float = Field(gt=0)
 
     def __str__(self) -> str:
         return f"{self.metric}_{percentile(self.quantile)}={self.limit_s * 1000:g}ms"
 
 
-class Slo(BaseModel):
+class Slo(Part):
     """Goodput counts requests inside all limits, whatever their quantiles are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = ""
     limits: tuple[Limit, ...] = ()

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from loadtest.errors import UsageError
-from loadtest.inputs import bounded_lines
+from loadtest.inputs import bounded_lines, regular
 from loadtest.plan.arrivals import MAX_REQUESTS, Times, generator
 from loadtest.records import ScheduledRequest
 
@@ -100,7 +100,7 @@ def read_trace(path: Path) -> Recorded:
     Raises:
         UsageError: ``file:line``, what is wrong there and the way out; or the file holds no request.
     """
-    read, ours = _requests(path, bounded_lines(path, max_lines=MAX_REQUESTS))
+    read, ours = _requests(path, bounded_lines(regular(path), max_lines=MAX_REQUESTS))
     kept = sorted(
         (r for r in read if r.input_tokens and r.output_tokens), key=recorded_s
     )  # stable: turns of a session stay in order

@@ -198,7 +198,7 @@ def _workload(data: RunData) -> Iterator[tuple[str, str]]:
 
 def _said(name: str, value: Any) -> str:
     """Return a value of the manifest as people write it; empty: there is nothing to say."""
-    if name.endswith("_bytes"):
+    if name.endswith("_bytes") and isinstance(value, int | float):
         return f"{value / 2**30:.1f} GiB"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from loadtest.errors import UsageError
+from loadtest.inputs import regular
 from loadtest.judge.analysis import analyse
 from loadtest.judge.search import Capacity, Probe
 from loadtest.judge.summary import Quantile, Summary, interval, read_summary
@@ -28,7 +29,7 @@ def search_context(search: Path) -> dict[str, Any]:
         UsageError: saturate.json cannot be read, or a probe's folder is missing.
     """
     try:
-        capacity = msgspec.json.decode((search / "saturate.json").read_bytes(), type=Capacity)
+        capacity = msgspec.json.decode(regular(search / "saturate.json").read_bytes(), type=Capacity)
     except (OSError, msgspec.DecodeError) as exc:
         raise UsageError(str(search / "saturate.json"), str(exc)) from exc
     runs = dict(_runs(search, {probe.ask.seed for probe in capacity.probes}))

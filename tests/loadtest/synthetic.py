@@ -52,7 +52,7 @@ def write_run(
         "workers": 2,
         "ended_s": 66.0,
         "versions": {"loadtest": "0.1.0", "locust": "2.47.0"},
-        "machine": {"cpus": 2, "platform": "Linux"},
+        "machine": {"cores": 2, "system": "Linux"},
     }
     (run / "manifest.json").write_bytes(msgspec.json.encode(Manifest(**fields | manifest)))
     schedule.write(run / "schedule.jsonl")

@@ -1,6 +1,7 @@
 """The command line: what reaches the scenario, and one clear line for each mistake."""
 
 import hashlib
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from loadtest.cli import api_key, app, audit
 from loadtest.errors import AuditMismatch, ExitCode, LoadtestError, UsageError
 from loadtest.judge.analysis import analyse
+from loadtest.judge.summary import read_summary
 from loadtest.plan.laws import Poisson
 from loadtest.plan.overrides import overrides, scenario_of
 from loadtest.recorder import write_json, write_manifest
@@ -156,7 +158,6 @@ def test_words_and_exit_status_of_a_verdict_agree(
 ) -> None:
     """An interrupted run passes nothing: part of its schedule was never asked."""
     run = write_run(tmp_path / "run", num, manifest=manifest, **slo)
-    write_json(run / "summary.json", analyse(run))
     said = CliRunner().invoke(app, ["verdict", str(run)])
     assert (said.exit_code, said.output.startswith(word)) == (code, True), said.output
 
@@ -176,7 +177,6 @@ def test_the_status_is_that_of_the_command_wherever_its_output_goes(
     command: str, redirected: str, status: int, said: str, tmp_path: Path
 ) -> None:
     run = write_run(tmp_path / "run", 1000)
-    write_json(run / "summary.json", analyse(run))
     script = f"exec {sys.executable} -m loadtest.cli {command} {run} {redirected}"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert ended.returncode == status
@@ -185,24 +185,63 @@ def test_the_status_is_that_of_the_command_wherever_its_output_goes(
 
 
 def test_a_summary_that_cannot_be_read_is_named_with_the_way_out(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", 20)
-    assert "holds no summary: No such file or directory; `report` makes it from the records" in failure("verdict", str(run))
+    with pytest.raises(UsageError, match="holds no summary: No such file or directory; `report` makes it from the records"):
+        read_summary(tmp_path)
     for content in ("{", '{"scenario": "by-hand", "verdict": "pass"}'):
-        (run / "summary.json").write_text(content)
-        said = failure("verdict", str(run))
-        assert said.startswith(f"{run / 'summary.json'}: ")
-        assert said.endswith("; `report` makes it again from the records")
+        (tmp_path / "summary.json").write_text(content)
+        with pytest.raises(UsageError, match=r"summary.json: .*; `report` makes it again from the records"):
+            read_summary(tmp_path)
 
 
-def test_a_run_whose_records_were_changed_has_no_verdict(tmp_path: Path) -> None:
+def test_a_verdict_is_of_the_records_whatever_summary_json_says(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1000, slo="ttft_p90=500ms")  # first tokens take a second
+    write_json(run / "summary.json", msgspec.structs.replace(analyse(run), verdict="pass", slo=[]))
+    said = CliRunner().invoke(app, ["verdict", str(run)])
+    assert (said.exit_code, said.output[:10]) == (ExitCode.SLO_MISSED, "SLO MISSED")
+
+
+def test_a_run_whose_records_were_changed_is_invalid(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 20)
     digest = hashlib.sha256((run / "rows.jsonl").read_bytes()).hexdigest()
     write_manifest(run, msgspec.structs.replace(read_manifest(run), sealed={"rows.jsonl": digest}))
-    write_json(run / "summary.json", analyse(run))
-    assert CliRunner().invoke(app, ["verdict", str(run)]).exit_code == ExitCode.PASS
-    rows = (run / "rows.jsonl").read_text().splitlines(keepends=True)
-    (run / "rows.jsonl").write_text("".join(rows[:-1]))
-    assert "rows.jsonl was changed" in failure("verdict", str(run))
+    said = CliRunner().invoke(app, ["verdict", str(run)])
+    assert said.exit_code == ExitCode.PASS
+    assert "note: the run has no digest of health.jsonl, scenario: what was changed there" in said.output
+    rows = (run / "rows.jsonl").read_text()
+    (run / "rows.jsonl").write_text(rows.replace('"status":200', '"status":201', 1))
+    said = CliRunner().invoke(app, ["verdict", str(run)])
+    assert said.exit_code == ExitCode.INVALID
+    assert "rows.jsonl was changed" in said.output
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"epoch_unix_s": 1e300}, "$.epoch_unix_s"),
+        ({"machine": {"memory_bytes": "much"}}, "$.machine.memory_bytes"),
+        ({"machine": [2]}, "$.machine"),
+    ],
+)
+def test_a_value_of_a_manifest_that_cannot_be_is_named_with_the_way_out(values: dict[str, Any], key: str, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", 20) / "manifest.json"
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | values))
+    for command in ("report", "verdict"):
+        said = failure(command, str(path.parent))
+        assert said.startswith(f"{path}: Expected")
+        assert said.endswith(f"`{key}`; put back the file as the run wrote it, or run the scenario again")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("audit", "schedule.jsonl")]
+    + [("verdict", f"{name}.jsonl") for name in ("schedule", "rows", "health", "server", "events", "seal", "tokens")]
+    + [("verdict", "manifest.json")],
+)
+def test_a_pipe_in_place_of_a_record_is_refused_at_once(command: str, name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 20)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert f"{run / name}: is a pipe, a socket or a device" in failure(command, str(run))
 
 
 def test_a_run_that_goes_on_has_no_verdict_yet(tmp_path: Path) -> None:
@@ -210,12 +249,6 @@ def test_a_run_that_goes_on_has_no_verdict_yet(tmp_path: Path) -> None:
     reported = CliRunner().invoke(app, ["report", str(run)])
     assert "note: the run goes on, or was killed with all its processes" in reported.output
     assert "the run goes on, or was killed with all its processes: wait for its end" in failure("verdict", str(run))
-
-
-def test_a_summary_of_another_run_is_refused(tmp_path: Path) -> None:
-    run, other = (write_run(tmp_path / name, num) for name, num in (("run", 20), ("other", 21)))
-    write_json(run / "summary.json", analyse(other))
-    assert "summary.json is of another run; `report` makes it again" in failure("verdict", str(run))
 
 
 def test_a_report_that_does_not_fit_on_the_disk_is_one_line(tmp_path: Path) -> None:

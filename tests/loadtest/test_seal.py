@@ -11,7 +11,7 @@ from loadtest.errors import UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.recorder import Batch, Recorder, as_lines, write_manifest
 from loadtest.records import HealthSample, Manifest, Row, read_manifest
-from loadtest.seal import SCENARIO, broken_seals, scenario_digest
+from loadtest.seal import SCENARIO, broken_seals, scenario_digest, without_digest
 from tests.loadtest.judge.written_runs import write_run
 from tests.loadtest.test_recorder import small_disk
 
@@ -129,6 +129,19 @@ def test_a_limit_that_was_changed_after_the_run_makes_it_invalid(tmp_path: Path)
     found = analyse(run)
     assert found.verdict == "invalid"
     assert "the scenario in manifest.json was changed after it was recorded" in [gate.text for gate in found.gates if not gate.ok]
+
+
+def test_a_digest_that_is_not_there_is_missed(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    without_scenario = read_manifest(run)
+    digest = scenario_digest(without_scenario.scenario)
+    whole = msgspec.structs.replace(without_scenario, sealed={**without_scenario.sealed, SCENARIO: digest})
+    assert without_digest(run, whole) == []
+    end = ": what was changed there after the run cannot be told"
+    assert without_digest(run, without_scenario) == [f"the run has no digest of scenario{end}"]
+    (run / "seal.jsonl").unlink()
+    bare = msgspec.structs.replace(whole, sealed={})
+    assert without_digest(run, bare) == [f"the run has no digest of rows.jsonl, health.jsonl, scenario{end}"]
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "health.jsonl"])

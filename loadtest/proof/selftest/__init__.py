@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -23,6 +23,7 @@ from loadtest.errors import ExitCode, UsageError
 from loadtest.proof.selftest import conversations, estimates, large, refusals, simulated, soundness, times
 from loadtest.proof.selftest.bench import TRIES, Bench, Disturbed, Point, Skipped, Verdict, cpu_waited_s
 from loadtest.recorder import claim, write_json
+from loadtest.records import Machine
 
 
 class Check(NamedTuple):
@@ -99,7 +100,7 @@ class Result(msgspec.Struct, frozen=True):
 
     quick: bool
     versions: dict[str, str]
-    machine: dict[str, Any]
+    machine: Machine
     findings: list[Finding]
     num_repeated: int
     """Runs that the generator called invalid."""

@@ -1,6 +1,7 @@
 """Prompts of a file: which record a request has, what is sent of it, and what is refused."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,9 @@ def test_a_manifests_scenario_which_has_all_keys_is_read_as_it_was_written(tmp_p
     values = {"name": "t", "arrival": {"law": "poisson", "rate": 1}, "requests": [{"prompt": "text", **cls}]}
     scenario = parse_scenario(values, folder=tmp_path)
     assert parse_scenario(scenario.model_dump(mode="json"), context=RECORDED) == scenario
+
+
+def test_a_pipe_to_which_nobody_writes_holds_no_prompts(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe: is a pipe, a socket or a device"):
+        read_prompts(tmp_path / "pipe")

@@ -1,5 +1,6 @@
 """Scenarios: what is written is read again, and what a law does not use is refused."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,15 @@ def test_manifests_that_name_every_field_can_still_be_read() -> None:
     assert parse_scenario(with_length(**every), context=RECORDED) == parse_scenario(with_length(dist="uniform", min=1, max=9))
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "/dev/full"])
-def test_a_file_without_an_end_is_no_scenario(path: str) -> None:
-    with pytest.raises(UsageError, match=f"{path}: holds more than 1,048,576 characters"):
-        load_scenario(Path(path))
+def test_a_device_a_pipe_and_a_large_file_are_no_scenarios(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path in (Path("/dev/zero"), Path("/dev/full"), tmp_path / "pipe.yaml"):
+        with pytest.raises(UsageError, match="is a pipe, a socket or a device, which may have no end; give the path of a file"):
+            load_scenario(path)
+    with (tmp_path / "sparse.yaml").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(UsageError, match=r"sparse.yaml: holds more than 1,048,576 characters"):
+        load_scenario(tmp_path / "sparse.yaml")
 
 
 @pytest.mark.parametrize(
@@ -86,8 +92,22 @@ def test_a_file_without_an_end_is_no_scenario(path: str) -> None:
         ("name: a\narrival: {law: poisson\n", "s.yaml:3: expected ',' or '}'"),
         ("name: " + "[" * 20_000, "s.yaml: lists or mappings lie too deep in each other"),
         ("arrival: !!map [a]\n", "s.yaml:1: expected a mapping node, but found sequence"),
-        ("seed: !!int ''\n", "s.yaml: is no YAML that can be read: string index out of range"),
-        ("seed: !!bool x\n", "s.yaml: is no YAML that can be read: 'x'"),
+        ("name: a\nseed: !!int ''\n", "s.yaml:2: '' cannot be read as int: string index out of range"),
+        ("name: a\nseed: !!bool x\n", "s.yaml:2: 'x' cannot be read as bool: 'x'"),
+        ("name: a\nduration_s: 1:30\n", "s.yaml:2: YAML reads 1:30 as 90; write 90, or '1:30' for a text"),
+        ("duration_s: 1:30.5\n", "s.yaml:1: YAML reads 1:30.5 as 90.5; write 90.5"),
+        ("seed: 010\n", "s.yaml:1: YAML reads 010 as 8; write 8, or '010' for a text"),
+        pytest.param(
+            "a0: &a0 [x, x]\n" + "".join(f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}]\n" for k in range(1, 60)),
+            "s.yaml: aliases (*name) stand for more than 4,194,304 values and characters; write fewer of them",
+            id="aliases-that-double",
+        ),
+        pytest.param(
+            "a0: &a0 [x]\n" + "".join(f"a{k}: &a{k} [*a{k - 1}]\n" for k in range(1, 200)),
+            "s.yaml: lists or mappings lie too deep in each other",
+            id="aliases-inside-each-other",
+        ),
+        ("a: &a [*a]\n", "s.yaml: lists or mappings lie too deep in each other"),
         ("arrival: {<<: {law: poisson, law: step}}\n", "s.yaml:1: 'law' is given twice"),
     ],
 )
@@ -103,6 +123,44 @@ def test_a_key_that_takes_the_place_of_a_merged_one_is_not_given_twice(tmp_path:
     merged = "b: &b {law: poisson, rate: 1}\na: &a {<<: *b, rate: 2}\nc: {<<: *a}\n"
     (tmp_path / "s.yaml").write_text(merged)
     assert read_yaml(tmp_path / "s.yaml")["c"] == {"law": "poisson", "rate": 2}
+
+
+def test_aliases_that_repeat_a_class_of_requests_work(tmp_path: Path) -> None:
+    classes = "- &chat {name: a, weight: 2}\n" + "".join(f"- {{<<: *chat, name: a{k}}}\n" for k in range(200))
+    (tmp_path / "s.yaml").write_text(f"name: x\narrival: {{law: poisson, rate: 1}}\nrequests:\n{classes}")
+    assert {cls.weight for cls in load_scenario(tmp_path / "s.yaml").requests} == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("seed: on", "scenario: seed takes numbers (got True); YAML reads on and yes as true"),
+        ("arrival: {law: poisson, rate: yes}", "arrival: rate takes numbers (got True)"),
+        ("requests: [{cancel_after_s: on}]", "requests.0: cancel_after_s takes numbers (got True)"),
+        ("requests: [{token_ids: [off, 9]}]", "requests.0: token_ids takes numbers (got False)"),
+        ("slo: {limits: [{metric: ttft, quantile: 0.9, limit_s: on}]}", "slo.limits.0: limit_s takes numbers (got True)"),
+        ("name: ..", "name '..' is a folder's own name or the one above; add a letter or a digit"),
+        ("name: .", "name '.' is a folder's own name"),
+    ],
+)
+def test_what_is_no_number_and_no_name_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_scenario({"name": "x", "arrival": {"law": "poisson", "rate": 1}, **yaml.safe_load(text)})
+    assert problem in str(caught.value)
+
+
+def test_on_is_true_where_true_belongs() -> None:
+    cls = {"stream": True, "extra_body": {"a": True}}
+    assert parse_scenario({"name": "..x", "arrival": {"law": "poisson", "rate": 1}, "requests": [cls]}).requests[0].stream
+
+
+def test_the_path_of_a_key_in_a_message_is_short() -> None:
+    deep = yaml.safe_load("[" * 90 + ".nan" + "]" * 90)
+    cls = {"endpoint": "chat", "prompt": "text", "tools": [{"a": deep}]}
+    with pytest.raises(UsageError) as caught:
+        parse_scenario({"name": "x", "arrival": {"law": "poisson", "rate": 1}, "requests": [cls]})
+    assert str(caught.value).startswith("requests.0.tools.0.a.list.0.list.0")
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
