@@ -5,7 +5,6 @@
     python -m benchmarks.autoscaling --policies serve-app oracle planner
                                                          those whose labels begin so, the two first among them: without the tuned one
     python -m benchmarks.autoscaling --times 16          with 16 times the requests: fleets of 16 times as many replicas
-    python -m benchmarks.autoscaling --replicas 1000     short steps to what needs about so many replicas, one seed (15 CPU minutes)
     python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-starts 34 15
                                                          a live run of `serve-app-loadtest` again, in simulated time
 
@@ -134,22 +133,6 @@ def jobs_of(scenario: Scenario, seed: int) -> Iterator[Job]:
         yield Job(f"j{i}", at, prompt, answer)
 
 
-def short_steps(replicas: int, per_replica: float) -> list[Scenario]:
-    """Return steps to nine tenths of what ``replicas`` can take; short, as a second of 1,000 replicas has 4,000 requests."""
-    rate = 0.9 * replicas * per_replica
-    return [
-        Scenario(
-            f"x{factor:g} to {replicas} replicas",
-            Step(law="step", rate=rate / factor, to_rate=rate, at_s=120),
-            240,
-            initial=math.ceil(replicas / factor),
-            maximum=2 * replicas,
-            is_large=True,
-        )
-        for factor in (1.5, 2)
-    ]
-
-
 def simulate(scenario: Scenario, make: Callable[[], Scaling], seed: int) -> Outcome:
     world = World(
         hardware=hardware(),
@@ -229,7 +212,6 @@ def main() -> None:
     which.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--seeds", nargs="+", type=int, help="of arrivals and lengths")
     parser.add_argument("--policies", nargs="+", default=[""], help="beginnings of labels")
-    which.add_argument("--replicas", type=int, help="instead: short steps to what needs about so many")
     parser.add_argument(
         "--times", type=float, help="the scenarios with so many times the requests, above 1 with few policies; 16: CPU hours"
     )
@@ -238,11 +220,11 @@ def main() -> None:
     parser.add_argument(
         "--cold-starts", type=float, nargs="+", help="seconds that the live fleet's replicas took, in their order"
     )
-    parser.add_argument("--out", type=Path, help="default: results/autoscaling, with -REPLICAS or -TIMES-times")
+    parser.add_argument("--out", type=Path, help="default: results/autoscaling, with -TIMES-times")
     parser.add_argument("--figures", type=Path, help="also copy the PNG there, as scaling-SCENARIO.png")
     options = parser.parse_args()
-    if options.times is not None and (options.times <= 0 or options.replicas or options.live):
-        parser.error("--times is above 0, and goes neither with --replicas nor with --live")
+    if options.times is not None and (options.times <= 0 or options.live):
+        parser.error(f"--times {options.times:g}: above 0, and not with --live")
     if options.live:
         if options.bounds is None or options.cold_starts is None:
             parser.error("--live needs --bounds and --cold-starts")
@@ -252,12 +234,11 @@ def main() -> None:
     chosen = [SCENARIOS[name] for name in options.scenarios]
     if options.times:
         chosen = [scaled(scenario, options.times) for scenario in chosen]
-    scenarios = short_steps(options.replicas, per_replica) if options.replicas else chosen
-    seeds = options.seeds or (SEEDS[:1] if options.replicas else SEEDS)
-    kind = f"-{options.replicas}" if options.replicas else f"-{options.times:g}-times" if options.times else ""
+    kind = f"-{options.times:g}-times" if options.times else ""
     out = options.out or Path("results", f"autoscaling{kind}")
-    results = run_all(scenarios, per_replica, seeds, tuple(options.policies))
-    compare(scenarios, per_replica, results, seeds, out, options.figures)
+    seeds = options.seeds or SEEDS
+    results = run_all(chosen, per_replica, seeds, tuple(options.policies))
+    compare(chosen, per_replica, results, seeds, out, options.figures)
 
 
 def seeds_of(policy: str, seeds: Sequence[int]) -> Sequence[int]:
