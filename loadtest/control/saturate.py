@@ -9,7 +9,7 @@ from loadtest.control.runner import run
 from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.judge.search import Ask, Capacity, Probe, Search, SearchSettings
-from loadtest.plan.class_times import first_key
+from loadtest.plan.class_times import first_time_key
 from loadtest.plan.laws import Constant, Gamma, Poisson
 from loadtest.plan.scenario import Scenario
 from loadtest.recorder import claim, write_json
@@ -40,8 +40,10 @@ def saturate(
         raise UsageError(
             "arrival.law", f"{scenario.arrival.law!r} has no one rate to search for; take poisson, gamma or constant"
         )
-    if key := first_key(scenario.requests):
-        raise UsageError(key, "does not go with a search, whose probes ask the same all the time; leave it out")
+    if key := first_time_key(scenario.requests):
+        raise UsageError(
+            key, "does not go with a search: each probe needs the same mix of requests from start to end; leave it out"
+        )
     claim(out, marker="saturate.json")
     search, ended = Search(settings), ""
     while not ended and (ask := search.next_rate()) is not None:

@@ -91,9 +91,10 @@ class Records:
     def even(self) -> bool:
         """Whether the offered load is the same all the time, so that steadiness can be asked for."""
         scenario = self.scenario
-        even = isinstance(scenario.arrival, Constant | Poisson | Gamma | Closed)
-        even = even and not any(scenario.warmup_s < at_s < scenario.duration_s for at_s in changes_s(scenario.requests))
-        return even and not scenario.has_conversations  # their later turns come on top, more and more of them
+        even_arrivals = isinstance(scenario.arrival, Constant | Poisson | Gamma | Closed)
+        classes_change = any(scenario.warmup_s < at_s < scenario.duration_s for at_s in changes_s(scenario.requests))
+        # Later turns of conversations come on top of the rate, more and more of them.
+        return even_arrivals and not classes_change and not scenario.has_conversations
 
     @cached_property
     def streams(self) -> dict[str, bool]:

@@ -34,20 +34,22 @@ def generator(seed: int, stream: str) -> np.random.Generator:
 def due_times(arrival: Arrival, *, duration_s: float, seed: int) -> Times:
     """Return sorted times, 0 <= t < duration_s. A longer duration keeps the times of a shorter one (a ramp, the unit times).
 
+    In a closed loop all times are 0: from the start, a client that is free may send any of the requests.
+
     Raises:
         UsageError: No request, or more than `MAX_REQUESTS`.
-        ValueError: The law says nothing of times: closed, trace.
+        ValueError: The law is ``trace``, whose times are in a file.
     """
     rng = generator(seed, "arrivals")
     match arrival:
-        case Burst():
+        case Burst() | Closed():
             return np.zeros(arrival.max_requests)
         case Constant():
             _check(arrival.rate * duration_s)
             times = np.arange(math.ceil(arrival.rate * duration_s)) / arrival.rate
         case Gamma():
             times = _gamma(arrival, duration_s, rng)
-        case Closed() | Trace():
+        case Trace():
             raise ValueError(f"law {arrival.law} has no times of its own")
         case _:
             rate = _rate_of(arrival, duration_s)

@@ -1,4 +1,4 @@
-"""When a scenario draws which of its classes of requests: each from its ``from_s`` on and before its ``until_s``. Pure."""
+"""Which classes of requests a scenario draws from at a time. Pure."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,7 +8,7 @@ from loadtest.plan.laws import Arrival, Burst, Closed
 
 
 class Timed(Protocol):
-    """A class of requests."""
+    """A class of requests. A protocol, because scenario.py, which defines `RequestClass`, imports this module."""
 
     @property
     def from_s(self) -> float: ...
@@ -22,12 +22,12 @@ def is_drawn(cls: Timed, at_s: float) -> bool:
 
 
 def changes_s(classes: Sequence[Timed]) -> list[float]:
-    """Return the times after 0 at which a class begins or ends to be drawn, in order, each once."""
+    """Return the times after 0 at which a class begins or ends, in order, each once."""
     return sorted({at_s for cls in classes for at_s in (cls.from_s, cls.until_s) if at_s})
 
 
-def first_key(classes: Sequence[Timed]) -> str:
-    """Return the path of the first of the two keys that a scenario gives; empty: all classes are drawn all the time."""
+def first_time_key(classes: Sequence[Timed]) -> str:
+    """Return the path of the first `from_s` or `until_s` that a class sets, such as `requests.1.from_s`; empty if none does."""
     given = (
         f"requests.{number}.{key}" for number, cls in enumerate(classes) for key in ("from_s", "until_s") if getattr(cls, key)
     )
@@ -35,17 +35,28 @@ def first_key(classes: Sequence[Timed]) -> str:
 
 
 def check_times(classes: Sequence[Timed], arrival: Arrival, *, duration_s: float) -> None:
-    """Check that each request finds a class, whenever it is due.
+    """Check that each class is drawn at some time, and that each request finds a class, whenever it is due.
 
     Raises:
-        ValueError: There is a time in [0, duration_s) without a class, or the law gives requests no times of their own.
+        ValueError: A class ends before it begins, or begins after the arrivals; there is a time in [0, duration_s) without a class;
+            or the law gives requests no times of their own.
     """
+    for number, cls in enumerate(classes):
+        if cls.until_s is not None and cls.until_s <= cls.from_s:
+            found = f"requests.{number}.until_s {cls.until_s:g} is not after from_s {cls.from_s:g}"
+            raise ValueError(f"{found}; raise until_s, or leave one of them out")
     if isinstance(arrival, Burst | Closed):
-        if key := first_key(classes):
+        if key := first_time_key(classes):
             raise ValueError(
                 f"{key} does nothing with arrival.law {arrival.law}; take one with a rate, such as poisson, or leave it out"
             )
         return
+    for number, cls in enumerate(classes):
+        if cls.from_s >= duration_s > 0:
+            found = (
+                f"requests.{number}.from_s {cls.from_s:g} is not before duration_s {duration_s:g}, so the class is never drawn"
+            )
+            raise ValueError(f"{found}; lower from_s, raise duration_s, or leave the class out")
     edges_s = [0.0, *(at_s for at_s in changes_s(classes) if at_s < duration_s), duration_s]
     for begin_s, end_s in pairwise(edges_s):
         if not any(is_drawn(cls, begin_s) for cls in classes):

@@ -97,11 +97,11 @@ class RequestClass(Part):
     weight: float = Field(default=1.0, gt=0, le=1e6)
     """Share of the requests, beside the weights of the others."""
     from_s: Seconds = 0.0
-    """The class is drawn only for requests that are due at this time or later, beside the other classes of that time. Works with
-    laws that give requests times: not with ``closed`` and ``burst``."""
+    """The class is drawn only for requests that are due at this time or later, beside the other classes of that time. Must be below
+    ``duration_s``. Works with laws that give requests times: not with ``closed`` and ``burst``."""
     until_s: Seconds | None = None
-    """The class is drawn only for requests that are due before this time; without the key until the end. Each time before
-    ``duration_s`` needs a class. A conversation that has begun goes on."""
+    """The class is drawn only for requests that are due before this time; without the key until the end. Must be above ``from_s``.
+    Each time before ``duration_s`` needs a class. A conversation that has begun goes on."""
     model: str | None = None
     """The model or adapter that the class asks, by a name of the target's /v1/models. Without the key the class asks the
     scenario's ``model``. With ``endpoint: generate`` the field is sent only if the key is there."""
@@ -147,15 +147,8 @@ class RequestClass(Part):
     extra_body: dict[str, JsonValue] = Field(default={})
     """Further fields of the request's JSON body; they replace ours of the same name. Not ``model``, which is a key of its own."""
 
-    @model_serializer(mode="wrap")
-    def _timed(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out times that say nothing, so that the digest of a scenario without them is what it was before there were any."""
-        return {name: value for name, value in handler(self).items() if value or name not in ("from_s", "until_s")}
-
     @model_validator(mode="after")
     def _prompt_fits(self, info: ValidationInfo) -> Self:
-        if self.until_s is not None and self.until_s <= self.from_s:
-            raise ValueError(f"until_s {self.until_s:g} is not after from_s {self.from_s:g}; raise it, or leave one of them out")
         if self.token_ids[0] > self.token_ids[1]:
             raise ValueError(f"token_ids: the first one, {self.token_ids[0]}, is above the last one, {self.token_ids[1]}")
         if self.prompt == "ids" and self.endpoint != "completions":

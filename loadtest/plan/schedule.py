@@ -20,7 +20,7 @@ from scipy.special import ndtr, ndtri
 from loadtest.errors import UsageError
 from loadtest.inputs import regular
 from loadtest.plan.arrivals import MAX_REQUESTS, Times, due_times, generator
-from loadtest.plan.class_times import changes_s, first_key, is_drawn
+from loadtest.plan.class_times import changes_s, is_drawn
 from loadtest.plan.laws import Closed, Trace
 from loadtest.plan.prompts import record_of
 from loadtest.plan.scenario import Length, Pause, Scenario
@@ -120,13 +120,8 @@ def make_schedule(scenario: Scenario) -> Schedule:
 
 
 def _drawn(scenario: Scenario) -> list[ScheduledRequest]:
-    due: list[float] | list[None]
-    if isinstance(scenario.arrival, Closed):
-        times = np.zeros(scenario.arrival.max_requests)  # only to draw classes, which have no times in a closed loop
-        due = [None] * times.size
-    else:
-        times = due_times(scenario.arrival, duration_s=scenario.duration_s, seed=scenario.seed)
-        due = times.tolist()
+    times = due_times(scenario.arrival, duration_s=scenario.duration_s, seed=scenario.seed)
+    due: list[float] | list[None] = [None] * times.size if isinstance(scenario.arrival, Closed) else times.tolist()
     which = _classes(scenario, times)
     inputs, outputs = (generator(scenario.seed, stream).random(len(due)) for stream in ("input tokens", "output tokens"))
     num_inputs, num_outputs = np.zeros(len(due), dtype=np.int64), np.zeros(len(due), dtype=np.int64)
@@ -217,13 +212,12 @@ def _replayed(scenario: Scenario, trace: Trace) -> Schedule:
         msgspec.structs.replace(request, due_s=due_s, cls=request.cls if request.cls in names else names[index])
         for request, due_s, index in zip(recorded.requests, times.tolist(), drawn, strict=False)
     ]
-    if first_key(scenario.requests):
-        _check_named(scenario, requests)
+    _check_named(scenario, requests)
     return Schedule(requests, recorded.num_left_out, len(times) - num_due)
 
 
 def _check_named(scenario: Scenario, requests: list[ScheduledRequest]) -> None:
-    """Refuse times of a class which leave out requests that the trace itself names for it."""
+    """Refuse a trace whose request names a class at a time when that class is not drawn."""
     for number, cls in enumerate(scenario.requests):
         due_s = (recorded_s(request) for request in requests if request.cls == cls.name)
         if (at_s := next((at_s for at_s in due_s if not is_drawn(cls, at_s)), None)) is not None:
@@ -238,9 +232,9 @@ def _classes(scenario: Scenario, due_s: Times) -> NDArray[np.int64]:
     indices = np.zeros(due_s.size, dtype=np.int64)
     for begin_s, end_s in pairwise([0.0, *changes_s(scenario.requests), math.inf]):
         first, end = np.searchsorted(due_s, [begin_s, end_s])
-        present = np.array([number for number, cls in enumerate(scenario.requests) if is_drawn(cls, begin_s)], dtype=np.int64)
         if first == end:  # after duration_s there may be no class
             continue
+        present = np.array([number for number, cls in enumerate(scenario.requests) if is_drawn(cls, begin_s)], dtype=np.int64)
         shares = np.cumsum([scenario.requests[number].weight for number in present])
         which = np.searchsorted(shares, numbers[first:end] * shares[-1], side="right")
         indices[first:end] = present[np.minimum(which, shares.size - 1)]

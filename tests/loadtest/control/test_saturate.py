@@ -89,6 +89,8 @@ def test_a_search_of_nothing_is_refused(option: str) -> None:
 def test_a_search_of_classes_that_begin_during_a_run_is_refused(tmp_path: Path) -> None:
     scenario = parse_scenario(poisson(50, 3, slo="ttft_p50=1s", requests=[{"name": "a"}, {"name": "b", "from_s": 2}]))
     settings = SearchSettings(start_rate=50, quantiles=(0.5,))
-    with pytest.raises(UsageError, match=r"requests\.1\.from_s: does not go with a search, .*; leave it out"):
+    with pytest.raises(
+        UsageError, match=r"requests\.1\.from_s: does not go with a search: each probe needs the same mix .*; leave it out"
+    ):
         saturate(scenario, Target("http://127.0.0.1:1"), tmp_path / "search", settings, command=(), say=print)
     assert not (tmp_path / "search").exists()

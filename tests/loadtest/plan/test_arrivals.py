@@ -119,8 +119,9 @@ def test_constant_gaps_are_equal_and_do_not_drift() -> None:
     assert times[-1] == 29_999 / 3
 
 
-def test_a_burst_is_due_at_once() -> None:
-    assert due_times(law("burst", max_requests=3), duration_s=60, seed=1).tolist() == [0, 0, 0]
+@pytest.mark.parametrize("arrival", [law("burst", max_requests=3), law("closed", concurrency=2, max_requests=3)])
+def test_all_requests_of_a_burst_and_of_a_closed_loop_are_there_from_the_start(arrival: Arrival) -> None:
+    assert due_times(arrival, duration_s=60, seed=1).tolist() == [0, 0, 0]
 
 
 def test_nothing_is_due_while_the_rate_is_0() -> None:
