@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-routing bench-routing-live soak bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
+.PHONY: help run observe preview test-ui test-clients demo demo-autoscaling docs docs-files lock-docs test test-all chaos check check-cuda model lock bench-overhead bench-latency bench-long-prompts bench-gpu bench-batching bench-batch bench-batch-interference bench-batch-steps bench-autoscaling bench-autoscaling-cases bench-autoscaling-sizes bench-routing bench-routing-live soak bench-cold-start bench-false-ejections scorecard selftest-loadtest manifests dist dist-images image image-cuda test-cluster test-cluster-cuda clean
 
 .PHONY: charts chart-files monitoring-files lock-charts
 BIN := .venv/bin
@@ -133,6 +133,10 @@ bench-autoscaling: .venv ## autoscaling policies on a simulated fleet: SLO attai
 
 bench-autoscaling-cases: .venv ## the policy on loads where it once went wrong, with the seeds of docs/autoscaling.md (10 minutes)
 	$(BIN)/python -m benchmarks.scaling_cases --seeds 31 32 33 34
+
+REPLICAS ?= 1 10 65
+bench-autoscaling-sizes: .venv ## 17 shapes of load on simulated fleets of REPLICAS (25 CPU minutes; 1000 takes two hours)
+	for n in $(REPLICAS); do $(BIN)/python -m benchmarks.scaling_cases --replicas $$n --seeds 1 2 3 4 || exit; done
 
 bench-routing: .venv ## routing policies on 16 simulated replicas with prefix caches, and what a choice costs (15 minutes)
 	$(BIN)/python -m benchmarks.routing
