@@ -161,7 +161,10 @@ def main() -> None:
     if options.others:
         chosen = [i for i in chosen if _is_for_others(cases[i])]
     if not chosen:
-        parser.error(f"no case's name begins with one of {', '.join(options.names)}, or the other policies cannot run it")
+        why = ", or the other policies cannot run it" if options.others else ""
+        parser.error(
+            f"no case's name begins with {' or '.join(options.names)}{why}; there are: {'; '.join(c.name for c in cases)}"
+        )
     if options.others:
         _print_beside_others(options.replicas, chosen, options.seeds[0])
         return

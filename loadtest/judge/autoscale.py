@@ -5,6 +5,9 @@ where the rate begins to change; how far the rate had come when the target react
 What a rise leads to is looked for until the next rise begins, also while the rate falls again; requests are counted to the step that
 they were due in.
 
+Where the rate has no steps, the times at which classes of requests begin or end are steps, since other requests can be more work. Whether
+more or fewer replicas answer such a step is not known before, so the first change of desired says it.
+
 Everything lies on a grid of 1 s; second ``t`` holds the last sample in [t, t+1), or the one before. What is desired and ready are
 Ray Serve's replicas (of the deployments whose target changed, or of all if none did), else Kubernetes pods.
 """
@@ -18,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.plan.class_times import classes_from
 from loadtest.plan.laws import Arrival, Diurnal, FlashCrowd, OnOff, Ramp, Step
 from loadtest.plan.scenario import Scenario
 from loadtest.plan.slo import Limit
@@ -40,6 +44,8 @@ class LoadStep(msgspec.Struct, frozen=True, omit_defaults=True):
     lasts_s: float = 0.0
     """0: at once."""
     shape: Literal["straight", "sine"] = "straight"
+    classes: str = ""
+    """Names of the classes of requests that are drawn from then on, where these change and the rate stays."""
 
     @property
     def rises(self) -> bool:
@@ -62,7 +68,7 @@ class StepResult(msgspec.Struct, frozen=True, omit_defaults=True):
     step: LoadStep
     until_s: float
     detection_s: float | None
-    """From the step to the first change of desired in its direction."""
+    """From the step to the first change of desired in its direction, of other requests in any direction."""
     detection_rate: float | None
     """Offered requests/s by the law at that time; of a jump the new rate."""
     placed_s: float | None
@@ -153,8 +159,12 @@ def analyse_autoscale(
     running_pods = _grid(samples, ["pods_ready", "pods_starting"], users.size)
     if desired is None:
         desired, ready = _grid(samples, ["pods_ready", "pods_pending", "pods_starting"], users.size), gauges["pods_ready"]
-    jumps = load_steps(scenario.arrival, scenario.duration_s)
-    first_rate = jumps[0].from_rate if jumps else getattr(scenario.arrival, "rate", 0.0)
+    rate = getattr(scenario.arrival, "rate", 0.0)
+    jumps = load_steps(scenario.arrival, scenario.duration_s) or [
+        LoadStep(at_s, rate, rate, classes=names)
+        for at_s, names in classes_from(scenario.requests, duration_s=scenario.duration_s).items()
+    ]
+    first_rate = jumps[0].from_rate if jumps else rate
     before = [] if jumps and jumps[0].at_s == 0 else [LoadStep(0.0, first_rate, first_rate)]
     steps = [*before, *jumps]
     results = []
@@ -240,6 +250,8 @@ def _result(
     turns, replica_s, over_s = 0, None, None
     if desired is not None and ready is not None:
         moves = np.diff(desired, prepend=desired[0])
+        if step.classes:
+            sign = next(iter(np.sign(moves[begin:watched][moves[begin:watched] != 0])), 0.0)
         moved = moves[begin:end]
         turns = sum(a != b for a, b in pairwise(np.sign(moved[moved != 0]).tolist()))
         replica_s = float(ready[begin:end].sum())

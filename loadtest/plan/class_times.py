@@ -11,6 +11,8 @@ class Timed(Protocol):
     """A class of requests. A protocol, because scenario.py, which defines `RequestClass`, imports this module."""
 
     @property
+    def name(self) -> str: ...
+    @property
     def from_s(self) -> float: ...
     @property
     def until_s(self) -> float | None: ...
@@ -24,6 +26,13 @@ def is_drawn(cls: Timed, at_s: float) -> bool:
 def changes_s(classes: Sequence[Timed]) -> list[float]:
     """Return the times after 0 at which a class begins or ends, in order, each once."""
     return sorted({at_s for cls in classes for at_s in (cls.from_s, cls.until_s) if at_s})
+
+
+def classes_from(classes: Sequence[Timed], *, duration_s: float) -> dict[float, str]:
+    """Return the names of the classes that are drawn from each change on, by the change's time."""
+    return {
+        at_s: ", ".join(cls.name for cls in classes if is_drawn(cls, at_s)) for at_s in changes_s(classes) if at_s < duration_s
+    }
 
 
 def first_time_key(classes: Sequence[Timed]) -> str:

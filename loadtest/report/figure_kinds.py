@@ -157,7 +157,7 @@ def _arrivals(data: RunData) -> list[Draw]:
 
     def counts(ax: Axes) -> None:
         plots_load.plot_rates(ax, edges, {"planned": due, "sent": sent})
-        plots_load.mark_events([ax], data.records.events, words=False)
+        plots_load.mark_events([ax], data.events, words=False)
         ax.set_xlabel("time since the start of the run [s]")
         ax.legend(loc="best")
 
@@ -200,7 +200,15 @@ KINDS = (
         "Means over the window, by the server's own counters; the residual is not spread.",
         _waterfall,
     ),
-    Kind("timeline", "The run over time", "Faults are solid lines, phases dotted ones.", _timeline, True, False, (9.5, 1.6)),
+    Kind(
+        "timeline",
+        "The run over time",
+        "Faults are solid lines; phases, and times from which other classes of requests are drawn, dotted ones.",
+        _timeline,
+        True,
+        False,
+        (9.5, 1.6),
+    ),
     Kind("autoscaling", "Autoscaling", "Replicas asked for and ready, and what users felt.", _autoscaling, True, size=(9.5, 1.8)),
     Kind(
         "arrivals",

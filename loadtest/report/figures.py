@@ -21,6 +21,7 @@ from loadtest.judge.autoscale import Autoscaling, analyse_autoscale
 from loadtest.judge.metrics import Item, Records, item_bounds, metric_bounds, read_records
 from loadtest.judge.stats import Floats
 from loadtest.judge.summary import Summary
+from loadtest.plan.class_times import classes_from
 from loadtest.plan.slo import Limit
 from loadtest.records import Row, RunEvent, ServerSample
 from loadtest.report import plots, plots_load
@@ -60,6 +61,13 @@ class RunData:
         """Return the metric of one request, infinite unless measured; None: it has none."""
         bounds = item_bounds(self.records, item, metric, q=q)
         return None if bounds is None else bounds[1]
+
+    @property
+    def events(self) -> list[RunEvent]:
+        """What plots over time mark: the run's events, and the times from which other classes of requests are drawn."""
+        scenario = self.records.scenario
+        changes = classes_from(scenario.requests, duration_s=scenario.duration_s)
+        return [*self.records.events, *(RunEvent(at_s, "phase", f"requests: {names}") for at_s, names in changes.items())]
 
     def autoscaling(self) -> Autoscaling | None:
         """Return how the target followed its load; None: nobody told its replicas."""

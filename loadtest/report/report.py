@@ -57,7 +57,7 @@ def write_report(run: Path, *, other: Path | None = None) -> Path:
     """
     context = search_context(run) if (run / "saturate.json").exists() else _run_context(run, other)
     page = run / "report.html"
-    page.write_text(_render(context | {"folder": run.name}), encoding="utf-8")
+    page.write_text(_render(context | {"folder": run}), encoding="utf-8")
     return page
 
 
@@ -68,7 +68,7 @@ def _run_context(run: Path, other: Path | None) -> dict[str, Any]:
     scaled = data.autoscaling()
     if scaled is not None:
         write_json(run / "autoscale.json", scaled)
-    drawn = draw_all(KINDS, data, run / "figures", events=data.records.events, headline=summary.verdict != "invalid")
+    drawn = draw_all(KINDS, data, run / "figures", events=data.events, headline=summary.verdict != "invalid")
     context = _context(data, {figure.name: figure for figure in drawn}, audit(run, rows=data.records.rows), scaled)
     return context | ({"comparison": _comparison(run, data, other)} if other is not None else {})
 
@@ -309,13 +309,16 @@ def _step(result: StepResult) -> tuple[str, ...]:
     placed = f", of which {result.placed_s:g} s until its pod ran" if step.rises and result.placed_s is not None else ""
     lasts = f" over {step.lasts_s:g} s" if step.lasts_s else ""
     words = f"{step.at_s:g} s: {step.from_rate:g} to {step.to_rate:g}/s{lasts}"
-    if step.from_rate == step.to_rate:
+    if step.classes:
+        words = f"{step.at_s:g} s: requests: {step.classes}"
+    elif step.from_rate == step.to_rate:
         words = f"at first: {step.from_rate:g}/s"
+    rate = f", at {result.detection_rate:.3g}/s" if result.detection_rate and not step.classes else ""
     replica_s = (result.replica_s, result.over_provisioned_replica_s)
     counts = (result.num_requests, result.num_violating, result.num_lost, result.num_oscillations)
     return (
         words,
-        "–" if result.detection_s is None else f"{result.detection_s:g} s, at {result.detection_rate:.3g}/s",
+        "–" if result.detection_s is None else f"{result.detection_s:g} s" + rate,
         "–" if result.provisioning_s is None else f"{result.provisioning_s:g} s{placed}",
         *("–" if t is None else f"{t:g} s" for t in times),
         *map(str, counts),

@@ -244,3 +244,17 @@ def test_the_timeline_has_a_value_for_each_second() -> None:
 )
 def test_changes_of_the_rate(arrival: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:
     assert load_steps(scenario(arrival).arrival, DURATION_S) == [LoadStep(*step) for step in expected]
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_other_requests_at_the_same_rate_are_a_step_either_way(change: int) -> None:
+    classes = [{"name": "short", "until_s": 60}, {"name": "long", "from_s": 60}, {"name": "late", "from_s": DURATION_S - 10}]
+    given = scenario({"law": "poisson", "rate": 10}, requests=classes)
+    before, after = (1, 3) if change > 0 else (3, 1)
+    samples = replicas({0: before, 71: before + change, 90: after}, {0: before, 80: before + change, 100: after})
+    first, step, last = analyse_autoscale(samples, rows(range(65, 85)), given, ttft_s).steps
+    assert first.step == LoadStep(0, 10, 10)
+    assert (step.step, step.until_s) == (LoadStep(60, 10, 10, classes="long"), DURATION_S - 10)
+    assert (step.detection_s, step.provisioning_s, step.settled_s) == (11, 9, 40)
+    assert (step.outside_from_s, step.recovery_s, step.num_violating) == (5, 25, 200)
+    assert (last.step.classes, last.detection_s) == ("long, late", None)
