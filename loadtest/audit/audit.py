@@ -25,6 +25,7 @@ from loadtest.plan.scenario import RECORDED, RequestClass, Scenario, parse_scena
 from loadtest.plan.schedule import read_schedule
 from loadtest.records import REJECTIONS, TEXT_SHOWN, Manifest, Row, ScheduledRequest, State, read_lines, read_manifest, read_rows
 from loadtest.seal import broken_seals, without_digest
+from loadtest.wording import MAX_PROBLEM, shown
 
 Final = Literal["complete", "error", "rejected", "cancelled", "never_sent", "allowed", "mismatch"]
 FINALS: tuple[Final, ...] = get_args(Final)
@@ -250,7 +251,7 @@ def _final(row: Row) -> Final:
 
 
 def _notes(run: Path, manifest: Manifest, rows: Iterable[Row]) -> list[str]:
-    notes = [f"the generator says: {problem}" for problem in manifest.problems]
+    notes = [f"the generator says: {shown(problem, MAX_PROBLEM)}" for problem in manifest.problems]
     if manifest.state != "finished":
         last_s = max((row.end_s or row.due_s for row in rows), default=0.0)
         notes.append(f"the run did not finish (state {manifest.state}), its last row is of {last_s:.1f} s")

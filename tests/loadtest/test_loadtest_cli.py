@@ -75,15 +75,35 @@ def test_settings_leave_the_values_they_were_read_from_alone() -> None:
     [
         ("rate", "'rate' is not like duration_s=60"),
         ("arrival.rat=3", "arrival.rat: unknown key; did you mean rate?"),
-        ("requests.x.name=3", "'requests.x.name=3': invalid literal"),
-        ("requests.7.name=z", "'requests.7.name=z': list index out of range"),
-        ("seed.x=3", "'seed.x=3'"),
+        ("requests.x.name=3", "'requests.x.name=3': requests is a list of 2, counted from 0; 'x' is none of its numbers"),
+        ("requests.7.name=z", "'requests.7.name=z': requests is a list of 2, counted from 0; '7' is none of its numbers"),
+        ("seed.x=3", "'seed.x=3': seed is 4, which has no keys; set it as a whole, like seed=VALUE"),
+        ("=3", "'=3' has no key"),
+        ("arrival..rate=3", "'arrival..rate=3' has no key, or an empty part in it"),
+        ("duration_s=0x" + "f" * 5000, "fff':1: the number 0xffffffffffffffffff... has 5,002 characters, at most 300"),
+        ('arrival={law: trace, file: "a\\0b"}', "arrival.file: no path has a NUL byte; name another file (got 'a\\x00b')"),
+        ('requests.0.prompts="a\\0b"', "requests.0.prompts: no path has a NUL byte"),
         ("seed=[", "'seed=['"),
     ],
 )
 def test_a_wrong_setting_is_named(scenario: Path, setting: str, problem: str) -> None:
     scenario.write_text(SCENARIO + "seed: 4\n")
-    assert problem in failure("plan", str(scenario), "--set", setting)
+    said = failure("plan", str(scenario), "--set", setting)
+    assert problem in said
+    assert len(said) < 600
+
+
+def test_a_name_that_is_too_long_for_a_file_is_no_scenario() -> None:
+    assert "aaa: is no file, and no scenario of the package: agents" in failure("plan", "a" * 300)
+
+
+def test_a_problem_in_a_manifest_is_cut_and_commands_no_terminal(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 20, manifest={"problems": ["\x1b[2J" + "z" * 100_000]})
+    for command in ("verdict", "audit"):
+        said = CliRunner().invoke(app, [command, str(run)]).output
+        assert "\\x1b[2Jzzz" in said.replace("\n", "")
+        assert "\x1b" not in said
+        assert len(said) < 4000
 
 
 def test_plan_names_what_will_happen(scenario: Path) -> None:
