@@ -151,7 +151,7 @@ def check_target(scenario: Scenario, target: Target) -> tuple[str, dict[str, Any
     """Return the manifest's ``model`` and ``target_info``.
 
     Raises:
-        UsageError: The target does not answer, or lists a model not that is asked.
+        UsageError: The target does not answer, or does not list a model that is asked.
     """
     named = {f"requests.{number}.model": cls.model for number, cls in enumerate(scenario.requests) if cls.model}
     # Where each class names its own, the target's first model is asked by nobody.
