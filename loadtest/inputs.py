@@ -19,6 +19,8 @@ MAX_EXPANDED = 4 * MAX_TEXT_CHARS
 """Values and their characters in a YAML file once each ``*alias`` is written out. No file without aliases has so many."""
 MAX_DEPTH = 100
 """Lists and mappings of a YAML file inside each other, each ``*alias`` written out. The schema of a tool has some 30."""
+MAX_NUMBER_CHARS = 300
+"""Of a whole number in a YAML file. Python writes none of more than 4,300 digits, and a message must."""
 _OTHER_BASE = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9]+)+(\.[0-9_]*)?)")
 """Numbers of YAML 1.1 that few people mean: 1:30 is 90, and 010 is 8."""
 
@@ -47,7 +49,7 @@ def read_text(path: Path) -> str:
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_TEXT_CHARS + 1)
-    except (OSError, UnicodeDecodeError) as exc:
+    except (OSError, ValueError) as exc:  # ValueError: no UTF-8, or a path with a NUL byte
         raise UsageError(str(path), " ".join(str(exc).split())) from exc
     if len(text) > MAX_TEXT_CHARS:
         raise UsageError(str(path), f"holds more than {MAX_TEXT_CHARS:,} characters; is it the right file?")
@@ -72,6 +74,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > MAX_NUMBER_CHARS:
+            long = f"the number {node.value[:20]}... has {len(node.value):,} characters, at most {MAX_NUMBER_CHARS}; write a shorter one"
+            raise yaml.constructor.ConstructorError(None, None, long, node.start_mark)
         try:
             value = super().construct_object(node, deep=deep)
         except (ValueError, LookupError, TypeError, AttributeError) as exc:  # by tags such as !!int ""
@@ -124,8 +129,8 @@ def parse_yaml(text: str, where: str) -> Any:
     """Return what a YAML document says. ``where`` stands before the line in an error.
 
     Raises:
-        UsageError: It is no YAML, a mapping has a key twice, a value is not what its tag says or a number in base 60 or 8, values lie
-            too deep in each other, or aliases make too many of them.
+        UsageError: It is no YAML, a mapping has a key twice, a value is not what its tag says or a number in base 60 or 8 or of
+            more than `MAX_NUMBER_CHARS`, values lie too deep in each other, or aliases make too many of them.
     """
     try:
         return yaml.load(text, _Loader)

@@ -161,17 +161,18 @@ def as_lines(records: Sequence[msgspec.Struct]) -> bytes:
     return _ENCODER.encode_lines(records)
 
 
-def claim(out: Path, *, marker: str = "manifest.json") -> None:
-    """Make the folder of a run, with an empty ``marker`` in it, and see that nobody else has it.
+def claim(out: Path, *, marker: str = "manifest.json") -> bool:
+    """Make the folder of a run, with an empty ``marker`` in it, and see that nobody else has it. Return whether it was not there before.
 
     Raises:
         UsageError: There is something in it, or it cannot be made.
     """
     try:
+        is_new = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
         if not any(out.iterdir()):
             (out / marker).touch(exist_ok=False)  # of two runs that start together one fails here
-            return
+            return is_new
     except FileExistsError:
         pass
     except OSError as exc:
@@ -179,11 +180,25 @@ def claim(out: Path, *, marker: str = "manifest.json") -> None:
     raise UsageError(str(out), "is not empty, and two runs in one folder would mix; take another --out or remove it")
 
 
+def give_up(out: Path, names: Sequence[str], *, is_new: bool) -> None:
+    """Remove what was made in a folder since `claim`, which returned ``is_new``; what else is in it stays."""
+    with contextlib.suppress(OSError):
+        for name in names:
+            (out / name).unlink(missing_ok=True)
+        if is_new:
+            out.rmdir()
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Replace the file in one step: readers see the old one or the new one."""
     part = path.with_suffix(".part")
-    part.write_bytes(content)
-    part.replace(path)
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
 
 
 def write_json(path: Path, record: msgspec.Struct | Sequence[msgspec.Struct]) -> None:

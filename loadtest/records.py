@@ -13,6 +13,7 @@
 Every time of a run is in seconds from its epoch (the manifest's ``epoch_unix_s``), taken from one monotonic clock per process.
 """
 
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -166,8 +167,12 @@ class RunEvent(msgspec.Struct, omit_defaults=True):
     text: str
 
 
+PUT_BACK = "put back the file as the run wrote it, or run the scenario again"
+"""The way out of a record that was changed."""
 UnixSeconds = Annotated[float, msgspec.Meta(ge=-62_135_596_800, lt=253_402_300_800)]
 """Of the years 1 to 9999, which is what a `datetime` can say."""
+MoreOrLess = Annotated[float, msgspec.Meta(gt=-253_402_300_800, lt=253_402_300_800)]
+"""Seconds from one of those years to another, either way."""
 
 
 class Machine(TypedDict, total=False):
@@ -185,15 +190,15 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     state: Literal["running", "finished", "interrupted"]
     scenario: dict[str, Any]
     schedule_sha256: str
-    num_scheduled: int
+    num_scheduled: Annotated[int, msgspec.Meta(ge=0)]
     target: str
     model: str
     """What the classes of requests ask that name no model of their own; where all do, the first one's."""
     epoch_unix_s: UnixSeconds
     command: list[str]
-    workers: int = 1
-    ended_s: float | None = None
-    clock_drift_s: float = 0.0
+    workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    ended_s: MoreOrLess | None = None
+    clock_drift_s: MoreOrLess = 0.0
     """Wall clock minus monotonic clock over the run; not 0: the wall clock was stepped. No figure depends on it."""
     versions: dict[str, str] = {}
     machine: Machine = {}
@@ -260,10 +265,22 @@ def read_manifest(run: Path) -> Manifest:
     Raises:
         UsageError: The folder holds no run, or its manifest was changed; the message has the key.
     """
-    path = run / "manifest.json"
+    path, content = run / "manifest.json", b""
     try:
-        return msgspec.json.decode(regular(path).read_bytes(), type=Manifest)
+        content = regular(path).read_bytes()
+        return msgspec.json.decode(content, type=Manifest)
     except OSError as exc:
         raise UsageError(str(run), f"holds no run: {path.name}: {exc.strerror}") from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise UsageError(str(path), f"{exc}; put back the file as the run wrote it, or run the scenario again") from exc
+        raise UsageError(str(path), f"{exc}{_got(content, str(exc))}; {PUT_BACK}") from exc
+
+
+def _got(content: bytes, complaint: str) -> str:
+    """Return the value that msgspec complains of, if it is inside mappings alone."""
+    path = re.search(r"`\$\.([\w.]+)`$", complaint)
+    if path is None:
+        return ""
+    value = msgspec.json.decode(content)
+    for name in path[1].split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return f" (got {repr(value)[:60]})"

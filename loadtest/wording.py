@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from loadtest.errors import ExitCode
 
+MAX_PROBLEM = 1000
+"""Letters of a sentence in a manifest's ``problems`` that are shown: the last words of a process are among them."""
+
 
 class Verdict(NamedTuple):
     code: ExitCode
@@ -26,6 +29,12 @@ VERDICTS = {
     "invalid": Verdict(ExitCode.INVALID, "invalid", "red", "INVALID", "INVALID: this run says nothing about the target"),
 }  # fmt: skip
 """By `Summary.verdict`."""
+
+
+def shown(text: str, most: int = 200) -> str:
+    """Return the text for a message: of a long one begin and end, and control characters as ``\\x1b``, which no terminal obeys."""
+    cut = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 3 :]}"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cut)
 
 
 def percentile(q: float) -> str:

@@ -21,10 +21,12 @@ from loadtest.audit.findings import KINDS, Finding, Findings
 from loadtest.audit.plausible import implausible
 from loadtest.audit.server_log import ServerLog
 from loadtest.errors import UsageError
-from loadtest.plan.scenario import RECORDED, RequestClass, Scenario, parse_scenario
+from loadtest.plan.recorded import recorded_scenario
+from loadtest.plan.scenario import RequestClass, Scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.records import REJECTIONS, TEXT_SHOWN, Manifest, Row, ScheduledRequest, State, read_lines, read_manifest, read_rows
 from loadtest.seal import broken_seals, without_digest
+from loadtest.wording import MAX_PROBLEM, shown
 
 Final = Literal["complete", "error", "rejected", "cancelled", "never_sent", "allowed", "mismatch"]
 FINALS: tuple[Final, ...] = get_args(Final)
@@ -102,7 +104,7 @@ def audit(
         UsageError: A folder or file cannot be read, or the reference ran another schedule or model.
     """
     manifest, found = read_manifest(run), Findings()
-    scenario = parse_scenario(manifest.scenario, context=RECORDED)
+    scenario = recorded_scenario(run, manifest)
     planned = _planned(run, manifest, found)
     by_id = _rows_by_id(read_rows(run) if rows is None else rows, planned, found)
     expected = {row.id for row in by_id.values() if row.state in allow or _cut_by_us(row, scenario)}
@@ -250,7 +252,7 @@ def _final(row: Row) -> Final:
 
 
 def _notes(run: Path, manifest: Manifest, rows: Iterable[Row]) -> list[str]:
-    notes = [f"the generator says: {problem}" for problem in manifest.problems]
+    notes = [f"the generator says: {shown(problem, MAX_PROBLEM)}" for problem in manifest.problems]
     if manifest.state != "finished":
         last_s = max((row.end_s or row.due_s for row in rows), default=0.0)
         notes.append(f"the run did not finish (state {manifest.state}), its last row is of {last_s:.1f} s")

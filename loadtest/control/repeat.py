@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from loadtest.control.runner import run
+from loadtest.control.runner import check_target, run
 from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.judge.replicates import MIN_RUNS, pool
 from loadtest.plan.scenario import Scenario
-from loadtest.recorder import claim, write_json
+from loadtest.recorder import claim, give_up, write_json
 from loadtest.records import read_manifest
 from loadtest.wire.target import Target
 
@@ -32,7 +32,8 @@ def repeat(
     """
     if num < MIN_RUNS:
         raise UsageError("--repeat", f"{num} runs cannot show how much they differ; take 1, or {MIN_RUNS} and more")
-    claim(out, marker="replicates.json")
+    check_target(scenario, target)
+    is_new = claim(out, marker="replicates.json")
     folders: list[Path] = []
     for seed in range(scenario.seed, scenario.seed + num):
         folder = out / f"seed-{seed}"
@@ -40,6 +41,7 @@ def repeat(
             code = run(scenario.model_copy(update={"seed": seed}), target, folder, command=command, quiet=True, report=report)
         except LoadtestError as exc:
             if not folders:
+                give_up(out, ["replicates.json"], is_new=is_new)
                 raise
             say(f"{folder.name}: {exc}; the runs end here ({len(folders)} of {num})")
             break

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import psutil
@@ -30,7 +30,7 @@ from loadtest.judge.summary import read_summary
 from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
 from loadtest.plan.schedule import Schedule, make_schedule
 from loadtest.plan.workload import load_tokenizer
-from loadtest.recorder import Recorder, as_lines, claim, replace_file, write_json, write_manifest
+from loadtest.recorder import Recorder, as_lines, claim, give_up, replace_file, write_json, write_manifest
 from loadtest.records import Machine, Manifest, Row, RunEvent, TokenCount, read_lines, read_manifest
 from loadtest.seal import SCENARIO, scenario_digest
 from loadtest.wire.relay import Relay
@@ -118,11 +118,8 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
     check_faults(scenario.faults)
     _check_tokenizer(scenario)
     schedule = make_schedule(scenario)
-    named = {f"requests.{number}.model": cls.model for number, cls in enumerate(scenario.requests) if cls.model}
-    # Where each class names its own, the target's first model is asked by nobody.
-    model = next(iter(named.values())) if len(named) == len(scenario.requests) else scenario.model
-    model, target_info = preflight(target, model, named)
-    claim(out)
+    model, target_info = check_target(scenario, target)
+    is_new = claim(out)
     described = scenario.model_dump(mode="json")
     manifest = Manifest(
         state="running",
@@ -145,8 +142,21 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
         schedule.write(out / "schedule.jsonl")
         write_manifest(out, manifest)
     except OSError as exc:
-        raise UsageError(str(out), f"cannot be written: {exc.strerror}") from exc
+        give_up(out, ["schedule.jsonl", "manifest.json"], is_new=is_new)
+        raise UsageError(str(out), f"cannot be written: {exc.strerror}; free space there, or take another --out") from exc
     return schedule
+
+
+def check_target(scenario: Scenario, target: Target) -> tuple[str, dict[str, Any]]:
+    """Return the manifest's ``model`` and ``target_info``.
+
+    Raises:
+        UsageError: The target does not answer, or does not list a model that is asked.
+    """
+    named = {f"requests.{number}.model": cls.model for number, cls in enumerate(scenario.requests) if cls.model}
+    # Where each class names its own, the target's first model is asked by nobody.
+    model = next(iter(named.values())) if len(named) == len(scenario.requests) else scenario.model
+    return preflight(target, model, named)
 
 
 def _check_tokenizer(scenario: Scenario) -> None:

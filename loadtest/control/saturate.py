@@ -5,17 +5,20 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.control.runner import run
+from loadtest.control.runner import check_target, run
 from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.judge.search import Ask, Capacity, Probe, Search, SearchSettings
 from loadtest.plan.class_times import first_time_key
 from loadtest.plan.laws import Constant, Gamma, Poisson
 from loadtest.plan.scenario import Scenario
-from loadtest.recorder import claim, write_json
+from loadtest.recorder import claim, give_up, write_json
 from loadtest.records import Manifest, read_manifest
 from loadtest.wire.target import Target
 from loadtest.wording import share
+
+MIN_RATE = 0.001
+"""Requests/s of the first probe: its hundred requests, the fewest of a probe, take a day."""
 
 
 def saturate(
@@ -44,7 +47,13 @@ def saturate(
         raise UsageError(
             key, "does not go with a search: each probe needs the same mix of requests from start to end; leave it out"
         )
-    claim(out, marker="saturate.json")
+    if not MIN_RATE <= settings.start_rate <= settings.max_rate:  # not so of nan, either
+        raise UsageError(
+            "--start-rate",
+            f"{settings.start_rate:g} is no rate from {MIN_RATE:g} to {settings.max_rate:,.0f} requests/s; give one",
+        )
+    check_target(scenario, target)
+    is_new = claim(out, marker="saturate.json")
     search, ended = Search(settings), ""
     while not ended and (ask := search.next_rate()) is not None:
         folder = out / f"probe-{len(search.probes):03d}"
@@ -54,6 +63,7 @@ def saturate(
             run(probed, target, folder, command=command, quiet=True, report=False)
         except LoadtestError as exc:  # the load may have been too much for the target: what is known so far is a result
             if not search.probes:
+                give_up(out, ["saturate.json"], is_new=is_new)
                 raise
             ended = f"{folder.name}: {exc}"
         else:

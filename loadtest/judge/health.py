@@ -28,7 +28,7 @@ from loadtest.plan.laws import Burst, Closed
 from loadtest.plan.scenario import Scenario
 from loadtest.quantiles import quantile
 from loadtest.records import HealthSample, Manifest
-from loadtest.wording import percentile
+from loadtest.wording import MAX_PROBLEM, percentile, shown
 
 TICK_S = 0.010
 """How often a worker sees how late it reads."""
@@ -79,7 +79,7 @@ def _start_s(scenario: Scenario) -> float:
 
 def _complete(manifest: Manifest) -> Gate:
     """What only the running generator could see: lost workers, lost records, a full disk."""
-    problems = list(manifest.problems)
+    problems = [shown(problem, MAX_PROBLEM) for problem in manifest.problems]
     if manifest.state == "running":
         problems.append("the generator ended without saying how")
     text = "; ".join(problems) or f"all worker processes ({manifest.workers}) were there from start to end"

@@ -18,15 +18,18 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from loadtest.errors import UsageError
 from loadtest.judge.columns import Chunked, RowColumns, ScheduleColumns
 from loadtest.judge.read_columns import read_columns, read_schedule_columns
 from loadtest.judge.stats import Floats, quantile
 from loadtest.plan.class_times import changes_s
 from loadtest.plan.laws import Closed, Constant, Gamma, Poisson
-from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
+from loadtest.plan.recorded import recorded_scenario
+from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.plan.slo import Limit
 from loadtest.records import (
+    PUT_BACK,
     Chunks,
     HealthSample,
     Manifest,
@@ -140,8 +143,11 @@ def read_records(run: Path) -> Records:
     changed = broken_seals(run, manifest)
     if sha256 != manifest.schedule_sha256:
         changed.append(f"schedule.jsonl has the hash {sha256[:8]}, the run had {manifest.schedule_sha256[:8]}")
+    elif requests.id.size != manifest.num_scheduled:
+        wrong = f"num_scheduled is {manifest.num_scheduled:,}, and schedule.jsonl has {requests.id.size:,} requests; {PUT_BACK}"
+        raise UsageError(str(run / "manifest.json"), wrong)
     manifest = msgspec.structs.replace(manifest, problems=[*manifest.problems, *changed])
-    scenario = parse_scenario(manifest.scenario, context=RECORDED)
+    scenario = recorded_scenario(run, manifest)
     columns, chunks = read_columns(run, scenario)
     return Records(
         run=run,

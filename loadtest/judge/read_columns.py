@@ -16,7 +16,7 @@ from loadtest.inputs import open_bytes
 from loadtest.judge.columns import SCALARS, Chunked, ColumnsBuilder, RowColumns, ScheduleColumns
 from loadtest.plan.scenario import Scenario
 from loadtest.plan.schedule import follows
-from loadtest.records import ScheduledRequest, TokenCount, read_lines
+from loadtest.records import PUT_BACK, ScheduledRequest, TokenCount, read_lines
 from loadtest.rows_file import read_batches, write_parquet
 
 PARQUET = "rows.parquet"
@@ -28,6 +28,8 @@ def read_schedule_columns(path: Path) -> tuple[ScheduleColumns, str]:
     Raises:
         UsageError: As there.
     """
+    if not path.exists():
+        raise UsageError(str(path), f"the schedule is missing; {PUT_BACK}")
     digest = hashlib.sha256()
     return ScheduleColumns.of(_requests(path, digest)), digest.hexdigest()
 
@@ -45,14 +47,14 @@ def _requests(path: Path, digest: Any) -> Iterator[ScheduledRequest]:
             except msgspec.DecodeError as exc:
                 raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r})") from exc
             if not follows(request, number, due_s):
-                out = f"id {request.id} at {request.due_s} s is out of order; make the schedule again"
+                out = f"id {request.id} at {request.due_s} s is out of order; {PUT_BACK}"
                 raise UsageError(f"{path}:{number + 1}", out)
             due_s = request.due_s or due_s
             yield request
         else:
             if number >= 0:
                 return
-    raise UsageError(f"{path}:{number + 2}", "the schedule is empty or its last line is cut off; make it again")
+    raise UsageError(f"{path}:{number + 2}", f"the schedule is empty or its last line is cut off; {PUT_BACK}")
 
 
 def read_columns(run: Path, scenario: Scenario) -> tuple[RowColumns, Callable[[], Iterator[Chunked]]]:

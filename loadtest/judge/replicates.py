@@ -22,7 +22,8 @@ from loadtest.judge.metrics import read_records
 from loadtest.judge.stats import Floats
 from loadtest.judge.summary import Quantile, Summary, interval
 from loadtest.judge.window import Window
-from loadtest.plan.scenario import RECORDED, Scenario, parse_scenario
+from loadtest.plan.recorded import recorded_scenario
+from loadtest.plan.scenario import Scenario
 from loadtest.quantiles import Ordered, rank
 from loadtest.records import Manifest, read_manifest
 from loadtest.wording import percentile, share
@@ -113,7 +114,7 @@ def pool(runs: Sequence[Path]) -> Replicates:
     """
     if len(runs) < MIN_RUNS:
         raise UsageError("RUN", f"{len(runs)} runs are not enough to see how much they differ; give {MIN_RUNS} or more")
-    _check_alike([str(run) for run in runs], [read_manifest(run) for run in runs])
+    _check_alike(runs, [read_manifest(run) for run in runs])
     read = [_read(run) for run in runs]
     if sick := [
         f"{run.name}: {gate.text}" for run, each in zip(runs, read, strict=True) for gate in each.summary.gates if not gate.ok
@@ -129,8 +130,9 @@ def pool(runs: Sequence[Path]) -> Replicates:
     )
 
 
-def _check_alike(names: Sequence[str], manifests: Sequence[Manifest]) -> None:
-    scenarios = [parse_scenario(manifest.scenario, context=RECORDED) for manifest in manifests]
+def _check_alike(runs: Sequence[Path], manifests: Sequence[Manifest]) -> None:
+    names = [str(run) for run in runs]
+    scenarios = [recorded_scenario(*pair) for pair in zip(runs, manifests, strict=True)]
     asked = [_without_seed(*pair) for pair in zip(scenarios, manifests, strict=True)]
     owners: dict[int, str] = {}
     for name, scenario, manifest, keys in zip(names, scenarios, manifests, asked, strict=True):

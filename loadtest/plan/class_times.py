@@ -52,7 +52,7 @@ def check_times(classes: Sequence[Timed], arrival: Arrival, *, duration_s: float
     """
     for number, cls in enumerate(classes):
         if cls.until_s is not None and cls.until_s <= cls.from_s:
-            found = f"requests.{number}.until_s {cls.until_s:g} is not after from_s {cls.from_s:g}"
+            found = f"requests.{number}.until_s {_exact(cls.until_s)} is not after from_s {_exact(cls.from_s)}"
             raise ValueError(f"{found}; raise until_s, or leave one of them out")
     if isinstance(arrival, Burst | Closed):
         if key := first_time_key(classes):
@@ -62,12 +62,17 @@ def check_times(classes: Sequence[Timed], arrival: Arrival, *, duration_s: float
         return
     for number, cls in enumerate(classes):
         if cls.from_s >= duration_s > 0:
-            found = (
-                f"requests.{number}.from_s {cls.from_s:g} is not before duration_s {duration_s:g}, so the class is never drawn"
-            )
-            raise ValueError(f"{found}; lower from_s, raise duration_s, or leave the class out")
+            found = f"requests.{number}.from_s {_exact(cls.from_s)} is not before duration_s {_exact(duration_s)}"
+            raise ValueError(f"{found}, so the class is never drawn; lower from_s, raise duration_s, or leave the class out")
     edges_s = [0.0, *(at_s for at_s in changes_s(classes) if at_s < duration_s), duration_s]
     for begin_s, end_s in pairwise(edges_s):
         if not any(is_drawn(cls, begin_s) for cls in classes):
-            found = f"requests: no class is drawn from {begin_s:g} s to {end_s:g} s, and duration_s is {duration_s:g}"
+            if not duration_s:
+                raise ValueError("duration_s 0 leaves no time in which a class is drawn; raise it")
+            found = f"requests: no class is drawn from {_exact(begin_s)} s to {_exact(end_s)} s, and duration_s is {_exact(duration_s)}"
             raise ValueError(f"{found}; lower a from_s or raise an until_s, so that each time has a class")
+
+
+def _exact(at_s: float) -> str:
+    """Return all digits: times that differ look different."""
+    return repr(at_s).removesuffix(".0")

@@ -3,10 +3,19 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Rate = Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=7 * 86400, allow_inf_nan=False)]
+
+
+def _no_nul(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("no path has a NUL byte; name another file")
+    return path
+
+
+InputFile = Annotated[Path, AfterValidator(_no_nul)]
 
 
 class Part(BaseModel):
@@ -100,7 +109,7 @@ class Trace(Part):
     """Arrivals and lengths of a recorded file."""
 
     law: Literal["trace"]
-    file: Path
+    file: InputFile
     """CSV or JSONL; docs/loadtest.md lists the formats. Relative to the scenario's folder."""
     speed: float = Field(default=1.0, gt=0)
     """Times are divided by it: 2 replays twice as fast."""

@@ -9,6 +9,7 @@ import yaml
 from loadtest.errors import UsageError
 from loadtest.inputs import parse_yaml, read_yaml
 from loadtest.plan.scenario import Scenario, load_scenario, scenario_file
+from loadtest.wording import shown
 
 
 def scenario_of(file: Path, sets: Sequence[str] | None, **options: Any) -> Scenario:
@@ -30,19 +31,42 @@ def overrides(values: dict[str, Any], sets: Sequence[str], **options: Any) -> di
     found: dict[str, Any] = {}
     for word in sets:
         key, equals, text = word.partition("=")
+        said = repr(shown(word))
         if not equals:
-            raise UsageError("--set", f"{word!r} is not like duration_s=60 or arrival.rate=8")
+            raise UsageError("--set", f"{said} is not like duration_s=60 or arrival.rate=8")
         top, *below = key.split(".")
+        if not all((top, *below)):
+            raise UsageError("--set", f"{said} has no key, or an empty part in it; write it like duration_s=60 or arrival.rate=8")
+        value = parse_yaml(text, f"--set: {said}")
+        if not below:
+            found[top] = value
+            continue
         try:
-            value = parse_yaml(text, f"--set: {word!r}")
-            if not below:
-                found[top] = value
-                continue
             # Through YAML: a copy, so that the scenario that was read stays as it is.
-            place = found[top] = yaml.safe_load(yaml.safe_dump(found.get(top, values.get(top, {}))))
-            for name in below[:-1]:
-                place = place[int(name)] if isinstance(place, list) else place.setdefault(name, {})
-            place[int(below[-1]) if isinstance(place, list) else below[-1]] = value
-        except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
-            raise UsageError("--set", f"{word!r}: {exc}") from exc
+            found[top] = yaml.safe_load(yaml.safe_dump(found.get(top, values.get(top, {}))))
+            _put(found[top], top, below, value)
+        except (yaml.YAMLError, ValueError, RecursionError) as exc:
+            raise UsageError("--set", f"{said}: {exc}") from exc
     return found | {key: value for key, value in options.items() if value is not None}
+
+
+def _put(place: Any, path: str, below: Sequence[str], value: Any) -> None:
+    """Set what ``below`` leads to from ``place``, whose own path is ``path``.
+
+    Raises:
+        ValueError: It leads nowhere.
+    """
+    name, *rest = below
+    index: Any = name
+    if isinstance(place, list):
+        if name not in map(str, range(len(place))):
+            raise ValueError(f"{path} is a list of {len(place)}, counted from 0; {shown(name)!r} is none of its numbers")
+        index = int(name)
+    elif not isinstance(place, dict):
+        raise ValueError(f"{path} is {shown(repr(place))}, which has no keys; set it as a whole, like {path}=VALUE")
+    if not rest:
+        place[index] = value
+        return
+    if isinstance(place, dict):
+        place.setdefault(name, {})
+    _put(place[index], f"{path}.{name}", rest, value)

@@ -3,6 +3,7 @@
 Times are in seconds from the start of the run, rates in requests per second, lengths in tokens.
 """
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -23,8 +24,9 @@ from pydantic_core import ErrorDetails
 from loadtest.errors import UsageError
 from loadtest.inputs import read_yaml
 from loadtest.plan.class_times import check_times
-from loadtest.plan.laws import ARRIVALS, Arrival, Burst, Closed, Part, Seconds, Trace
+from loadtest.plan.laws import ARRIVALS, Arrival, Burst, Closed, InputFile, Part, Seconds, Trace
 from loadtest.plan.slo import Slo, parse_slo
+from loadtest.wording import shown
 
 Tokens = Annotated[int, Field(ge=1, le=1_000_000)]
 ToolChoice = Annotated[
@@ -33,6 +35,8 @@ ToolChoice = Annotated[
 
 MAX_SHOWN = 200
 """Characters of a wrong value, and of the path of its key, in the message."""
+MAX_CLASSES = 200
+"""Of requests: more take seconds to check and to draw."""
 RECORDED = {"recorded": True}
 """Context of a scenario from a manifest: early ones name every field of a length, also those that its law does not use."""
 
@@ -111,7 +115,7 @@ class RequestClass(Part):
     """Ask for the answer token by token. Without it there are no TPOT and no ITL, and TTFT is the time of the whole answer."""
     prompt: Literal["ids", "text"] = "ids"
     """``ids``: random token ids, exact in length (completions only). ``text``: English words, about one token each."""
-    prompts: Path | None = None
+    prompts: InputFile | None = None
     """File with prompts in place of made words: JSON as of ShareGPT, JSONL or Parquet; docs/loadtest.md lists the forms. Works with
     ``prompt: text``. A conversation says the turns of one record, as many as both the record and ``turns`` have. Relative to the
     scenario's folder."""
@@ -287,7 +291,9 @@ class Scenario(Part):
         return values
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self, info: ValidationInfo) -> Self:
+        if len(self.requests) > MAX_CLASSES and info.context != RECORDED:
+            raise ValueError(f"requests: {len(self.requests):,} classes, at most {MAX_CLASSES}; leave some out")
         if not self.name.strip("."):
             raise ValueError(f"name {self.name!r} is a folder's own name or the one above; add a letter or a digit")
         if self.warmup_s >= self.duration_s and not isinstance(self.arrival, Burst | Closed | Trace):
@@ -312,11 +318,11 @@ def scenario_file(name: Path) -> Path:
     Raises:
         UsageError: It is a bare name, and there is neither.
     """
-    if name.exists() or name.suffix or name != Path(name.name):
+    if os.path.exists(name) or name.suffix or name != Path(name.name):
         return name
     ours = {path.stem: path for path in sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))}
     if name.name not in ours:
-        raise UsageError(str(name), f"is no file, and no scenario of the package: {', '.join(ours)}")
+        raise UsageError(shown(str(name)), f"is no file, and no scenario of the package: {', '.join(ours)}")
     return ours[name.name]
 
 
@@ -388,4 +394,4 @@ def _usage_error(error: ErrorDetails) -> UsageError:
     elif kind in ("tuple_type", "list_type"):
         problem = f"must be a list: lines that begin with a dash (got {repr(given)[:MAX_SHOWN]})"
     where = ".".join(str(part) for part in path if part not in ARRIVALS) or "scenario"
-    return UsageError(where if len(where) <= MAX_SHOWN else f"{where[:100]} ... {where[-60:]}", problem)
+    return UsageError(shown(where, MAX_SHOWN), problem)

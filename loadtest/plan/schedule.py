@@ -26,7 +26,7 @@ from loadtest.plan.prompts import record_of
 from loadtest.plan.scenario import Length, Pause, Scenario
 from loadtest.plan.traces import read_trace, recorded_s, replay_times
 from loadtest.plan.workload import fingerprint, splitmix64, tokens_of
-from loadtest.records import ScheduledRequest
+from loadtest.records import PUT_BACK, ScheduledRequest
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -63,12 +63,9 @@ class Schedule:
         """Write one request a line.
 
         Raises:
-            UsageError: The file cannot be written.
+            OSError: The disk is full, for example.
         """
-        try:
-            path.write_bytes(_ENCODER.encode_lines(self.requests))
-        except OSError as exc:
-            raise UsageError(str(path), f"the schedule cannot be written: {exc.strerror}") from exc
+        path.write_bytes(_ENCODER.encode_lines(self.requests))
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -80,9 +77,9 @@ def read_schedule(path: Path) -> Schedule:
     try:
         lines = regular(path).read_bytes().split(b"\n")
     except OSError as exc:
-        raise UsageError(str(path), f"the schedule cannot be read: {exc.strerror}") from exc
+        raise UsageError(str(path), f"the schedule cannot be read: {exc.strerror}; {PUT_BACK}") from exc
     if lines.pop() or not lines:
-        raise UsageError(f"{path}:{len(lines) + 1}", "the schedule is empty or its last line is cut off; make it again")
+        raise UsageError(f"{path}:{len(lines) + 1}", f"the schedule is empty or its last line is cut off; {PUT_BACK}")
     decoder = msgspec.json.Decoder(ScheduledRequest)
     requests: list[ScheduledRequest] = []
     due_s = 0.0
@@ -92,9 +89,7 @@ def read_schedule(path: Path) -> Schedule:
         except msgspec.DecodeError as exc:
             raise UsageError(f"{path}:{number + 1}", f"{exc} (got {line[:80]!r})") from exc
         if not follows(request, number, due_s):
-            raise UsageError(
-                f"{path}:{number + 1}", f"id {request.id} at {request.due_s} s is out of order; make the schedule again"
-            )
+            raise UsageError(f"{path}:{number + 1}", f"id {request.id} at {request.due_s} s is out of order; {PUT_BACK}")
         due_s = request.due_s or due_s
         requests.append(request)
     return Schedule(requests)

@@ -20,6 +20,7 @@ from loadtest.plan.prompts import prompts_digest, record_of
 from loadtest.plan.scenario import RequestClass, Scenario
 from loadtest.records import ScheduledRequest
 from loadtest.wire.sse import Call, Parsed
+from loadtest.wording import shown
 
 BLOCK_TOKENS = 512
 """Per id in `ScheduledRequest.blocks`, as in Mooncake's traces."""
@@ -166,7 +167,7 @@ def load_tokenizer(path: str) -> Any:
     from tokenizers import Tokenizer  # 30 ms that runs without a tokenizer need not spend
 
     if not Path(path).is_file():
-        raise UsageError("tokenizer", f"{path} is no file; give the path of a tokenizer.json")
+        raise UsageError("tokenizer", f"{shown(path)} is no file; give the path of a tokenizer.json")
     try:
         return Tokenizer.from_file(path)
     except Exception as exc:  # the library raises nothing narrower

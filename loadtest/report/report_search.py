@@ -13,7 +13,7 @@ from loadtest.inputs import regular
 from loadtest.judge.analysis import analyse
 from loadtest.judge.search import Capacity, Probe
 from loadtest.judge.summary import Quantile, Summary, interval, read_summary
-from loadtest.plan.scenario import RECORDED, parse_scenario
+from loadtest.plan.recorded import recorded_scenario
 from loadtest.plan.slo import Limit
 from loadtest.records import Manifest, read_manifest
 from loadtest.report.figure_kinds import LOAD_KINDS, Found
@@ -36,15 +36,15 @@ def search_context(search: Path) -> dict[str, Any]:
     missing = [probe.ask.seed for probe in capacity.probes if probe.ask.seed not in runs]
     if missing or not runs:
         raise UsageError(str(search), f"the runs of {len(missing)} probes are missing, the first with seed {missing[:1]}")
-    manifest, _ = next(iter(runs.values()))
-    scenario = parse_scenario(manifest.scenario, context=RECORDED)
+    folder, manifest, _ = next(iter(runs.values()))
+    scenario = recorded_scenario(folder, manifest)
     limit = scenario.slo.limits[0]
     points, rows = [], []
     for probe in capacity.probes:
-        summary = runs[probe.ask.seed][1]
+        summary = runs[probe.ask.seed][2]
         points.append(_point(probe, summary, capacity, limit))
         rows.append(_row(probe, points[-1], summary, limit))
-    threats = Counter(threat for _, summary in runs.values() for threat in summary.threats)
+    threats = Counter(threat for *_, summary in runs.values() for threat in summary.threats)
     found = Found(points, f"{limit.metric.upper()} {percentile(limit.quantile)}", limit.limit_s, capacity.low, capacity.high)
     head = ("rate", "purpose", "verdict of the rate", "steady", "n", "completed/s", "goodput/s", found.metric)
     return {
@@ -58,7 +58,7 @@ def search_context(search: Path) -> dict[str, Any]:
     }
 
 
-def _runs(search: Path, seeds: Container[int]) -> Iterator[tuple[int, tuple[Manifest, Summary]]]:
+def _runs(search: Path, seeds: Container[int]) -> Iterator[tuple[int, tuple[Path, Manifest, Summary]]]:
     """Yield the runs of the probes by the seed, which each probe has of its own."""
     for folder in sorted(path.parent for path in search.glob("*/manifest.json")):
         try:
@@ -66,7 +66,7 @@ def _runs(search: Path, seeds: Container[int]) -> Iterator[tuple[int, tuple[Mani
         except UsageError:  # it never began: the search knows nothing of it, either
             continue
         if (seed := int(manifest.scenario["seed"])) in seeds:
-            yield seed, (manifest, read_summary(folder) if (folder / "summary.json").exists() else analyse(folder))
+            yield seed, (folder, manifest, read_summary(folder) if (folder / "summary.json").exists() else analyse(folder))
 
 
 def _quantile(summary: Summary, limit: Limit) -> Quantile | None:

@@ -75,15 +75,35 @@ def test_settings_leave_the_values_they_were_read_from_alone() -> None:
     [
         ("rate", "'rate' is not like duration_s=60"),
         ("arrival.rat=3", "arrival.rat: unknown key; did you mean rate?"),
-        ("requests.x.name=3", "'requests.x.name=3': invalid literal"),
-        ("requests.7.name=z", "'requests.7.name=z': list index out of range"),
-        ("seed.x=3", "'seed.x=3'"),
+        ("requests.x.name=3", "'requests.x.name=3': requests is a list of 2, counted from 0; 'x' is none of its numbers"),
+        ("requests.7.name=z", "'requests.7.name=z': requests is a list of 2, counted from 0; '7' is none of its numbers"),
+        ("seed.x=3", "'seed.x=3': seed is 4, which has no keys; set it as a whole, like seed=VALUE"),
+        ("=3", "'=3' has no key"),
+        ("arrival..rate=3", "'arrival..rate=3' has no key, or an empty part in it"),
+        ("duration_s=0x" + "f" * 5000, "fff':1: the number 0xffffffffffffffffff... has 5,002 characters, at most 300"),
+        ('arrival={law: trace, file: "a\\0b"}', "arrival.file: no path has a NUL byte; name another file (got 'a\\x00b')"),
+        ('requests.0.prompts="a\\0b"', "requests.0.prompts: no path has a NUL byte"),
         ("seed=[", "'seed=['"),
     ],
 )
 def test_a_wrong_setting_is_named(scenario: Path, setting: str, problem: str) -> None:
     scenario.write_text(SCENARIO + "seed: 4\n")
-    assert problem in failure("plan", str(scenario), "--set", setting)
+    said = failure("plan", str(scenario), "--set", setting)
+    assert problem in said
+    assert len(said) < 600
+
+
+def test_a_name_that_is_too_long_for_a_file_is_no_scenario() -> None:
+    assert "aaa: is no file, and no scenario of the package: agents" in failure("plan", "a" * 300)
+
+
+def test_a_problem_in_a_manifest_is_cut_and_commands_no_terminal(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 20, manifest={"problems": ["\x1b[2J" + "z" * 100_000]})
+    for command in ("verdict", "audit"):
+        said = CliRunner().invoke(app, [command, str(run)]).output
+        assert "\\x1b[2Jzzz" in said.replace("\n", "")
+        assert "\x1b" not in said
+        assert len(said) < 4000
 
 
 def test_plan_names_what_will_happen(scenario: Path) -> None:
@@ -217,9 +237,14 @@ def test_a_run_whose_records_were_changed_is_invalid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "key"),
     [
-        ({"epoch_unix_s": 1e300}, "$.epoch_unix_s"),
-        ({"machine": {"memory_bytes": "much"}}, "$.machine.memory_bytes"),
-        ({"machine": [2]}, "$.machine"),
+        ({"epoch_unix_s": 1e300}, "$.epoch_unix_s` (got 1e+300)"),
+        ({"ended_s": -1e300}, "$.ended_s` (got -1e+300)"),
+        ({"clock_drift_s": 1e300}, "$.clock_drift_s` (got 1e+300)"),
+        ({"workers": 0}, "$.workers` (got 0)"),
+        ({"workers": 10**18}, "$.workers` (got 1000000000000000000)"),
+        ({"num_scheduled": -1}, "$.num_scheduled` (got -1)"),
+        ({"machine": {"memory_bytes": "much"}}, "$.machine.memory_bytes` (got 'much')"),
+        ({"machine": [2]}, "$.machine` (got [2])"),
     ],
 )
 def test_a_value_of_a_manifest_that_cannot_be_is_named_with_the_way_out(values: dict[str, Any], key: str, tmp_path: Path) -> None:
@@ -228,7 +253,44 @@ def test_a_value_of_a_manifest_that_cannot_be_is_named_with_the_way_out(values: 
     for command in ("report", "verdict"):
         said = failure(command, str(path.parent))
         assert said.startswith(f"{path}: Expected")
-        assert said.endswith(f"`{key}`; put back the file as the run wrote it, or run the scenario again")
+        assert said.endswith(f"`{key}; put back the file as the run wrote it, or run the scenario again")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"num_scheduled": 5}, "manifest.json: num_scheduled is 5, and schedule.jsonl has 20 requests; put back the file"),
+        ({"scenario": {}}, "manifest.json: scenario.name: Field required; put back the file as the run wrote it"),
+        ({"scenario": {"name": "x", "requests": [{"weight": -1}]}}, "manifest.json: scenario.arrival: Field required; put"),
+        (
+            {"scenario": {"name": "..", "arrival": {"law": "poisson", "rate": 1}}},
+            "manifest.json: scenario: name '..' is a folder's",
+        ),
+    ],
+)
+def test_an_error_in_a_manifest_names_the_run_and_the_way_out(values: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", 20) / "manifest.json"
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | values))
+    for args in (["verdict", str(path.parent)], ["compare", str(path.parent), str(path.parent)]):
+        assert f"{path.parent}/{problem}" in failure(*args)
+
+
+def test_a_schedule_that_is_cut_or_missing_is_to_be_put_back(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", 20) / "schedule.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    assert "its last line is cut off; put back the file as the run wrote it" in failure("verdict", str(path.parent))
+    path.unlink()
+    for command in ("verdict", "audit"):
+        said = failure(command, str(path.parent))
+        assert said.startswith(f"{path}: the schedule ")
+        assert said.endswith("put back the file as the run wrote it, or run the scenario again")
+
+
+def test_a_report_that_does_not_fit_leaves_no_part(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 20)
+    (run / "summary.json").mkdir()
+    assert "the report cannot be written" in failure("report", str(run))
+    assert not list(run.rglob("*.part"))
 
 
 @pytest.mark.parametrize(

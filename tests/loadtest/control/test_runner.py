@@ -282,7 +282,16 @@ def test_a_disk_that_is_full_before_the_start_is_said_in_one_line(target: Target
 
     code, said = Command(target, tmp_path, a_scenario(), preexec_fn=tiny_files).end()
     assert (code, said.count("\n")) == (ExitCode.USAGE, 1)
-    assert "cannot be written: File too large" in said
+    assert "cannot be written: File too large; free space there, or take another --out" in said
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_that_is_full_before_the_start_keeps_nothing_of_the_run(there: bool, target: Target, tmp_path: Path) -> None:
+    if there:
+        (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="free space there"), small_disk():
+        prepare(parse_scenario(a_scenario()), target, tmp_path / "out", command=())
+    assert [path.name for path in tmp_path.rglob("*")] == ["out"] * there
 
 
 def test_a_worker_that_never_connects_ends_the_run_with_a_reason(

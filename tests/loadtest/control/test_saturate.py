@@ -78,6 +78,24 @@ def test_replicates_whose_target_is_gone_end_in_words(tmp_path: Path) -> None:
     assert said[-1].startswith("not pooled: ")
 
 
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (["saturate", "--start-rate", "nan"], "--start-rate: nan is no rate from 0.001 to 100,000 requests/s; give one"),
+        (["saturate", "--start-rate", "-3"], "--start-rate: -3 is no rate"),
+        (["saturate", "--start-rate", "1e300"], "--start-rate: 1e+300 is no rate"),
+        (["saturate"], "Connection refused"),
+        (["run", "--repeat", "3"], "Connection refused"),
+    ],
+)
+def test_what_ends_before_the_first_probe_leaves_no_folder(args: list[str], problem: str, tmp_path: Path) -> None:
+    common = ["chat-qps-4", "--target", "http://127.0.0.1:1", "--set", "slo=ttft_p99=1s", "--out", str(tmp_path / "out")]
+    refused = CliRunner().invoke(app, [*args, *common])
+    assert problem in str(refused.exception)
+    assert "probe-000" not in refused.output
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("option", ["--max-probes", "--max-requests"])
 def test_a_search_of_nothing_is_refused(option: str) -> None:
     refused = CliRunner().invoke(app, ["saturate", "chat-qps-4", "--target", "http://127.0.0.1:1", option, "0"])

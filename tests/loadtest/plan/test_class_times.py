@@ -88,6 +88,8 @@ def test_a_conversation_goes_on_after_its_class_has_ended() -> None:
             "no class is drawn from 0 s to 120 s, and duration_s is 300; lower a from_s or raise an until_s",
         ),
         ([SHORT, {**LONG, "from_s": 130}], {}, "no class is drawn from 120 s to 130 s, and duration_s is 300"),
+        ([SHORT, {**LONG, "from_s": 120.0000001}], {}, "no class is drawn from 120 s to 120.0000001 s"),
+        ([LONG], {"duration_s": 0, "warmup_s": 0, "arrival": {"law": "trace", "file": "x"}}, "duration_s 0 leaves no time"),
         ([SHORT], {"duration_s": 120.5}, "no class is drawn from 120 s to 120.5 s, and duration_s is 120.5"),
         ([SHORT], {"arrival": {"law": "trace", "file": "x"}}, "no class is drawn from 120 s to 300 s"),
         (

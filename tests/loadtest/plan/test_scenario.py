@@ -96,6 +96,7 @@ def test_a_device_a_pipe_and_a_large_file_are_no_scenarios(tmp_path: Path) -> No
         ("name: a\nseed: !!bool x\n", "s.yaml:2: 'x' cannot be read as bool: 'x'"),
         ("name: a\nduration_s: 1:30\n", "s.yaml:2: YAML reads 1:30 as 90; write 90, or '1:30' for a text"),
         ("duration_s: 1:30.5\n", "s.yaml:1: YAML reads 1:30.5 as 90.5; write 90.5"),
+        (f"name: a\nseed: {'9' * 5000}\n", "s.yaml:2: the number 99999999999999999999... has 5,000 characters, at most 300"),
         ("seed: 010\n", "s.yaml:1: YAML reads 010 as 8; write 8, or '010' for a text"),
         pytest.param(
             "a0: &a0 [x, x]\n" + "".join(f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}]\n" for k in range(1, 60)),
@@ -126,7 +127,7 @@ def test_a_key_that_takes_the_place_of_a_merged_one_is_not_given_twice(tmp_path:
 
 
 def test_aliases_that_repeat_a_class_of_requests_work(tmp_path: Path) -> None:
-    classes = "- &chat {name: a, weight: 2}\n" + "".join(f"- {{<<: *chat, name: a{k}}}\n" for k in range(200))
+    classes = "- &chat {name: a, weight: 2}\n" + "".join(f"- {{<<: *chat, name: a{k}}}\n" for k in range(199))
     (tmp_path / "s.yaml").write_text(f"name: x\narrival: {{law: poisson, rate: 1}}\nrequests:\n{classes}")
     assert {cls.weight for cls in load_scenario(tmp_path / "s.yaml").requests} == {2.0}
 
@@ -147,6 +148,14 @@ def test_what_is_no_number_and_no_name_is_refused(text: str, problem: str) -> No
     with pytest.raises(UsageError) as caught:
         parse_scenario({"name": "x", "arrival": {"law": "poisson", "rate": 1}, **yaml.safe_load(text)})
     assert problem in str(caught.value)
+
+
+def test_too_many_classes_are_refused_with_both_numbers_but_not_of_an_old_run() -> None:
+    classes = [{"name": f"a{k}"} for k in range(201)]
+    values = {"name": "x", "arrival": {"law": "poisson", "rate": 1}, "requests": classes}
+    with pytest.raises(UsageError, match="requests: 201 classes, at most 200; leave some out"):
+        parse_scenario(values)
+    assert len(parse_scenario(values, context=RECORDED).requests) == 201
 
 
 def test_on_is_true_where_true_belongs() -> None:
