@@ -23,8 +23,8 @@ _is_byte = re.compile(r"<0x[0-9A-F]{2}>").fullmatch
 def begin_at_the_end(detokenizer: Any, prompt_token_ids: Sequence[int] | None) -> None:
     """Let ``detokenizer``, which has seen no token yet, begin with the last `NUM_END_TOKENS` of the prompt where that makes the same text.
 
-    It may not where these make no text (special tokens, images), have a part of a character in them, or are nothing but bytes: what a
-    decoder makes of those depends on the tokens before them.
+    It may not where these make no text (special tokens, images), have a part of a character in them, or have no text but that of bytes:
+    what a decoder makes of those depends on the tokens before them.
     """
     if (
         prompt_token_ids is None
@@ -34,5 +34,10 @@ def begin_at_the_end(detokenizer: Any, prompt_token_ids: Sequence[int] | None) -
         return
     end, skip, tokenizer = list(prompt_token_ids[-NUM_END_TOKENS:]), detokenizer.skip_special_tokens, detokenizer.tokenizer
     text = tokenizer.decode(end, skip_special_tokens=skip)
-    if text.strip() and _INCOMPLETE not in text and not all(_is_byte(tokenizer.id_to_token(token_id) or "") for token_id in end):
+    # Special tokens that are skipped do not end a row of bytes.
+    ends_rows = (
+        not _is_byte(tokenizer.id_to_token(token_id) or "") and tokenizer.decode([token_id], skip_special_tokens=skip)
+        for token_id in end
+    )
+    if text.strip() and _INCOMPLETE not in text and any(ends_rows):
         detokenizer.stream = type(detokenizer.stream)(ids=end, skip_special_tokens=skip)

@@ -94,6 +94,7 @@ def test_each_token_has_the_text_that_it_has_after_the_whole_prompt(data: st.Dat
         ([260] * MAX_WHOLE_TOKENS + [SPECIAL] * NUM_END_TOKENS, False),
         ([260] * MAX_WHOLE_TOKENS + [1 + 0x9F] * NUM_END_TOKENS, False),
         ([260] * MAX_WHOLE_TOKENS + [1 + 0x41] * NUM_END_TOKENS, False),
+        ([260] * MAX_WHOLE_TOKENS + [1 + 0x80] + [1 + 0x41] * (NUM_END_TOKENS - 2) + [SPECIAL] * 2, False),
         ([260] * MAX_WHOLE_TOKENS + [1 + 0x41] * (NUM_END_TOKENS - 1), True),
     ],
     ids=[
@@ -102,6 +103,7 @@ def test_each_token_has_the_text_that_it_has_after_the_whole_prompt(data: st.Dat
         "ends without a text",
         "ends with parts of characters",
         "ends with bytes",
+        "ends with bytes and special tokens",
         "has a word before its bytes",
     ],
 )
