@@ -229,7 +229,7 @@ class ModelAutoscaler:
         if load.finished and self._answered_at is None:
             self._answered_at = at
         if load.running and seen.running:
-            self._kv_per_request.add(load.kv_usage * seen.running, load.running, load.interval_s)
+            self._kv_per_request.add(load.kv_usage * (load.reporting or seen.running), load.running, load.interval_s)
 
     def _learn_lengths(self, load: Load) -> None:
         """Learn how long answers are, also from those that still run, and which share of prompts the prefix cache saves.

@@ -253,6 +253,7 @@ def load_of_replicas(context: Any, meter: Meter, *, now: float) -> dict[str, Any
         "running": _total(reports, "running"),
         "max_num_seqs": min((values["max_num_seqs"] for _, values in reports.values() if "max_num_seqs" in values), default=None),
         "kv_usage": _total(reports, "kv_usage") / max(1, len(reports)),
+        "reporting": len(reports),
         "cold_start_s": tuple(values["cold_start_s"] for _, values in reports.values() if "cold_start_s" in values),
     }
 

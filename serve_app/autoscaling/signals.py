@@ -63,7 +63,9 @@ class Load:
     lines_per_s: float = 0.0
     """Lines that have to be answered each second so that each open batch ends within its window."""
     kv_usage: float = 0.0
-    """Used share of the KV cache, the mean over replicas, 0..1."""
+    """Used share of the KV cache, the mean over the replicas that have reported, 0..1."""
+    reporting: int = 0
+    """So many have; 0: all that serve. A replica that has just begun to serve has not."""
     max_num_seqs: float | None = None
     """Requests that one replica runs at once at most; None when none has said so."""
     cold_start_s: tuple[float, ...] = ()

@@ -321,6 +321,7 @@ class SimulatedFleet:
             lines_queued=queued,
             running=sum(r.num_running for r in replicas),
             kv_usage=sum(r.reserved / r.hardware.kv_tokens for r in replicas) / max(1, len(replicas)),
+            reporting=len(replicas),
             max_num_seqs=self.world.hardware.max_num_seqs,
             cold_start_s=tuple(m.cold_start_s for m in members),
             measured=self._measured if members else None,

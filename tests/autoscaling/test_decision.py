@@ -180,6 +180,16 @@ def test_when_one_of_two_silent_ingresses_reports_again_only_the_share_of_the_ot
     assert (plant.decisions[-1].desired, plant.decisions[-1].rule) == (3, "silent members")
 
 
+def test_replicas_that_have_not_reported_yet_make_no_request_larger() -> None:
+    """One replica has reported 60 requests in a full KV cache, as 39 others begin to serve."""
+    plant = Plant()
+    told: dict[str, Any] = {"running": 60.0, "kv_usage": 0.9, "reporting": 1}
+    before = [plant.tick(replace(plant.load(5), **told)) for _ in range(60)][-1]
+    plant.running = 40
+    after = plant.tick(replace(plant.load(5), **told))
+    assert after.inputs["saturation"] == pytest.approx(before.inputs["saturation"], rel=0.02)
+
+
 def test_a_silent_member_does_not_hold_up_what_is_needed() -> None:
     plant = Plant()
     before = plant.run(12.0, 300)[-1]

@@ -12,8 +12,8 @@ from serve_app.autoscaling.capacity import StepTimes
 from serve_app.autoscaling.decision import Decision
 from serve_app.autoscaling.decision_log import DecisionLog
 from serve_app.autoscaling.fleet import FleetObservation, FleetScaler
-from serve_app.autoscaling.policy import OBSERVE_S, DemandPolicy
-from serve_app.autoscaling.signals import STALE_S, Load
+from serve_app.autoscaling.policy import OBSERVE_S, DemandPolicy, load_of_replicas
+from serve_app.autoscaling.signals import STALE_S, Load, Meter
 from serve_app.core.step_costs import MeasuredCosts
 from tests.autoscaling.controller import (
     BIG,
@@ -117,6 +117,12 @@ def test_what_replicas_and_ingresses_report_is_what_a_models_demand_is_made_of(c
     assert decision.inputs["cold_start_s"] == 33.0
     assert decision.inputs["requests_per_s"] == pytest.approx(10, rel=0.15)
     assert decision.inputs["work_per_request_s"] == pytest.approx(0.02, rel=0.2)
+
+
+def test_the_kv_usage_is_of_the_replicas_that_have_reported() -> None:
+    told = {"b1": [Point(1.0, 0.9)], "b2": [Point(1.0, 0.5)], "b3": []}
+    load = load_of_replicas(Context(3, ("b1", "b2", "b3"), {"kv_usage": told}), Meter(), now=2.0)
+    assert (load["kv_usage"], load["reporting"]) == (pytest.approx(0.7), 2)
 
 
 @pytest.mark.parametrize("silent_from_s", [0, 60])
