@@ -135,7 +135,7 @@ bench-autoscaling-cases: .venv ## the policy on loads where it once went wrong, 
 	$(BIN)/python -m benchmarks.scaling_cases --seeds 31 32 33 34
 
 REPLICAS ?= 1 10 65
-bench-autoscaling-sizes: .venv ## 17 shapes of load on simulated fleets of REPLICAS (25 CPU minutes; 1000 takes two hours)
+bench-autoscaling-sizes: .venv ## 17 shapes of load on simulated fleets of REPLICAS (25 CPU minutes; 1000 takes four hours)
 	for n in $(REPLICAS); do $(BIN)/python -m benchmarks.scaling_cases --replicas $$n --seeds 1 2 3 4 || exit; done
 
 bench-routing: .venv ## routing policies on 16 simulated replicas with prefix caches, and what a choice costs (15 minutes)

@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="beginnings of names of cases; all without")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     parser.add_argument(
-        "--replicas", type=int, help="every way in which a load moves, for so many; 1000: half an hour of CPU for a seed"
+        "--replicas", type=int, help="every way in which a load moves, for so many; 1000: an hour of CPU for a seed"
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--headroom", type=float, help="in place of the default")

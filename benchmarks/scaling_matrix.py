@@ -43,7 +43,8 @@ def matrix(replicas: int) -> list[Case]:
     """Return the cases for a fleet of this size. All but those of a constant rate change it, or the lengths of requests."""
     n, is_large = float(replicas), replicas >= LARGE
     step_s = CHANGES_AT_S + (120.0 if is_large else 180.0)
-    day_s, constant_s, bursty_s = (600.0, 300.0, 200.0) if is_large else (3600.0, 3600.0, 1200.0)
+    constant_s, bursty_s = (300.0, 200.0) if is_large else (3600.0, 1200.0)
+    day_s = 3600.0  # a shorter one rises faster than starts of 40 s can follow
     half, tenth = step(n / 1.5, n, CHANGES_AT_S), step(n, n / 10, CHANGES_AT_S)
     by_half = _case(n, "step x1.5", half, step_s)
     trickle = _case(n, "trickle, one each 30 s, then all", step(1 / 30 / _rate(n, USUAL), n, 900.0), 1200.0)
