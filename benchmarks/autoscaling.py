@@ -155,7 +155,7 @@ def rate_per_replica() -> float:
 
 
 def highest_rate(keeps: Callable[[float], bool], *, low: float, high: float, within: float) -> float:
-    """Return the highest rate that ``keeps`` the limit, by halves; ``low`` does, and ``high`` does not."""
+    """Return the highest rate that ``keeps`` the limit, at most ``within`` too low. ``low`` must keep it, and ``high`` must not."""
     while high - low > within:
         rate = (low + high) / 2
         low, high = (rate, high) if keeps(rate) else (low, rate)

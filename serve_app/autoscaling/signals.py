@@ -65,7 +65,7 @@ class Load:
     kv_usage: float = 0.0
     """Used share of the KV cache, the mean over the replicas that have reported, 0..1."""
     reporting: int = 0
-    """So many have; 0: all that serve. A replica that has just begun to serve has not."""
+    """How many replicas have reported, which is fewer than serve while some have just begun to; 0: nobody counted them."""
     max_num_seqs: float | None = None
     """Requests that one replica runs at once at most; None when none has said so."""
     cold_start_s: tuple[float, ...] = ()

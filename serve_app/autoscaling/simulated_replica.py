@@ -19,7 +19,7 @@ from serve_app.simulated.timing import StepWork, step_time_s
 
 
 class StepModel(Protocol):
-    """How long a step takes."""
+    """How long a step takes. The same arguments must give the same seconds: `Replica` asks once for equal steps in a row."""
 
     def __call__(self, num_decodes: int, kv_tokens: int, prefill_tokens: int) -> float:
         """Return seconds for a step over ``num_decodes`` requests that hold ``kv_tokens``, and ``prefill_tokens`` of prompts."""
@@ -103,7 +103,7 @@ class Replica:
         self.reserved = 0
         self.context = 0
         self._timed: tuple[int, int, int] | None = None
-        """The batch of the step that was timed last: decodes, context, tokens of prompts; `_timed_s` is its time."""
+        """Arguments of the last call of `Hardware.step_s` (decodes, context, tokens of prompts); `_timed_s` is its result."""
         self._timed_s = 0.0
 
     @property
