@@ -1,10 +1,9 @@
-"""Autoscaling policies on a simulated fleet: SLO attainment and replica-seconds. docs/autoscaling.md says what comes of it.
+"""Autoscaling policies on a simulated fleet: SLO attainment and replica-seconds. docs/autoscaling-measured.md has what comes of it.
 
     python -m benchmarks.autoscaling                     all scenarios, all policies, four seeds: table, figures of the first, JSON
     python -m benchmarks.autoscaling --scenarios diurnal one of them
     python -m benchmarks.autoscaling --policies serve-app oracle planner
                                                          those whose labels begin so, the two first among them: without the tuned one
-    python -m benchmarks.autoscaling --times 16          with 16 times the requests: fleets of 16 times as many replicas
     python -m benchmarks.autoscaling --live RUN --bounds 1 4 --cold-starts 34 15
                                                          a live run of `serve-app-loadtest` again, in simulated time
 
@@ -19,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -50,8 +49,6 @@ SEEDS = (1, 2, 3, 4)
 MAX_ANSWER = 1500
 FAR_OFF: dict[str, Callable[[], Scaling]] = {"Ray Serve, target 2": RequestCount, "KEDA, waiting > 5": Keda}
 TARGETS = (16, 24, 32, 48)
-STEP_TARGETS = (24, 32)
-"""Those that are best on the steps of `SCENARIOS`."""
 DOWN_DELAYS_S = (60.0, 120.0, 300.0)
 
 
@@ -64,8 +61,6 @@ class Scenario:
     duration_s: float
     initial: int
     maximum: int = 1000
-    is_large: bool = False
-    """Of so many requests that few policies are compared."""
 
     def rate_at(self, t: float) -> float:
         """Return the law's requests per second, its mean where the law is of gaps."""
@@ -98,23 +93,6 @@ SCENARIOS = {
         Scenario("bursty", Gamma(law="gamma", rate=16, cv=3), 2400, initial=5),
     )
 }
-
-
-def scaled(scenario: Scenario, times: float) -> Scenario:
-    """Return the scenario with so many times the requests, and as many times the replicas at its start.
-
-    Gamma gaps keep their variation: many times the requests of one bursty client, not many such clients.
-    """
-    law = scenario.arrival
-    rates = {name: times * value for name, value in law if name.endswith("rate")}
-    return replace(
-        scenario,
-        name=f"{scenario.name}, {times:g} times",
-        arrival=type(law)(**(law.model_dump() | rates)),
-        initial=max(1, round(times * scenario.initial)),
-        maximum=math.ceil(times * scenario.maximum),
-        is_large=times > 1,
-    )
 
 
 def hardware() -> Hardware:
@@ -191,11 +169,9 @@ def policies(scenario: Scenario, per_replica: float) -> dict[str, Callable[[], S
         "oracle": partial(Oracle, rate_at=scenario.rate_at, rate_per_replica=per_replica, cold_start_s=COLD_START_S),
     }
     found["planner"] = partial(Planner, hardware=hardware(), slo=SLO)
-    if not scenario.is_large:  # Ray Serve's and KEDA's would ask for twenty times as many replicas
-        found["serve-app, utilization 1"] = partial(Ours, Rule(slo=SLO, utilization=1.0))
-        found |= FAR_OFF
-    settings = product(STEP_TARGETS, DOWN_DELAYS_S[:1]) if scenario.is_large else product(TARGETS, DOWN_DELAYS_S)
-    for target, down_s in settings:
+    found["serve-app, utilization 1"] = partial(Ours, Rule(slo=SLO, utilization=1.0))
+    found |= FAR_OFF
+    for target, down_s in product(TARGETS, DOWN_DELAYS_S):
         found[f"{COUNT}, target {target}, down after {down_s:g} s"] = partial(request_count, target, down_s)
     return found
 
@@ -212,19 +188,14 @@ def main() -> None:
     which.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--seeds", nargs="+", type=int, help="of arrivals and lengths")
     parser.add_argument("--policies", nargs="+", default=[""], help="beginnings of labels")
-    parser.add_argument(
-        "--times", type=float, help="the scenarios with so many times the requests, above 1 with few policies; 16: CPU hours"
-    )
     which.add_argument("--live", type=Path, help="folder of a load test of a fleet that was scaled")
     parser.add_argument("--bounds", type=int, nargs=2, metavar=("MIN", "MAX"), help="replicas of the live fleet")
     parser.add_argument(
         "--cold-starts", type=float, nargs="+", help="seconds that the live fleet's replicas took, in their order"
     )
-    parser.add_argument("--out", type=Path, help="default: results/autoscaling, with -TIMES-times")
+    parser.add_argument("--out", type=Path, default=Path("results/autoscaling"))
     parser.add_argument("--figures", type=Path, help="also copy the PNG there, as scaling-SCENARIO.png")
     options = parser.parse_args()
-    if options.times is not None and (options.times <= 0 or options.live):
-        parser.error(f"--times {options.times:g}: above 0, and not with --live")
     if options.live:
         if options.bounds is None or options.cold_starts is None:
             parser.error("--live needs --bounds and --cold-starts")
@@ -232,13 +203,9 @@ def main() -> None:
         return
     per_replica = rate_per_replica()
     chosen = [SCENARIOS[name] for name in options.scenarios]
-    if options.times:
-        chosen = [scaled(scenario, options.times) for scenario in chosen]
-    kind = f"-{options.times:g}-times" if options.times else ""
-    out = options.out or Path("results", f"autoscaling{kind}")
     seeds = options.seeds or SEEDS
     results = run_all(chosen, per_replica, seeds, tuple(options.policies))
-    compare(chosen, per_replica, results, seeds, out, options.figures)
+    compare(chosen, per_replica, results, seeds, options.out, options.figures)
 
 
 def seeds_of(policy: str, seeds: Sequence[int]) -> Sequence[int]:
@@ -292,7 +259,7 @@ def compare(
         best = tuned(summaries(rows, name))
         labels = ["serve-app", "oracle", *([best.policy] if best else [])]
         lines = {label: shown[label] for label in labels if label in shown}
-        path = out / f"scaling-{name.replace(',', '').replace(' ', '-')}.png"
+        path = out / f"scaling-{name.replace(' ', '-')}.png"
         draw(path, name, lines, per_replica)
         if figures:
             (figures / path.name).write_bytes(path.read_bytes())

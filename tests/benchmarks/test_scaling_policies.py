@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks.autoscaling import SCENARIOS, SLO, hardware, scaled
+from benchmarks.autoscaling import SLO, hardware
 from benchmarks.scaling_cases import Result, line_beside_others
 from benchmarks.scaling_loads import CASES
 from benchmarks.scaling_policies import MODEL, Keda, Oracle, Planner, RequestCount, Silent
@@ -117,12 +117,6 @@ def test_the_best_count_is_the_cheapest_of_those_that_are_as_good_as_we_are() ->
     assert best_count(counts, ours=0.999) == "c", "from 0.99 on all are good enough"
     assert best_count(counts, ours=0.96) == "a"
     assert best_count({"a": (0.5, 1.0), "b": (0.6, 9.0)}, ours=0.9) == "b", "none is: the best"
-
-
-def test_a_scenario_with_more_requests_has_all_its_rates_multiplied() -> None:
-    spike = scaled(SCENARIOS["spike x10"], 2.5)
-    assert (spike.rate_at(0), spike.rate_at(700), spike.initial, spike.name) == (10, 100, 5, "spike x10, 2.5 times")
-    assert (scaled(SCENARIOS["diurnal"], 0.25).initial, scaled(SCENARIOS["diurnal"], 0.25).is_large) == (1, False)
 
 
 def test_a_case_stands_beside_other_policies_with_costs_over_ours() -> None:
