@@ -259,8 +259,8 @@ class ModelAutoscaler:
         asked = {"first": 1} if load.lines_held or not is_quiet else {}
         if is_quiet:
             come = replace(come, requests_per_s=0.0)  # what came minutes ago is no demand
-        cold_start_s = self._cold_start_s
-        inputs = {"cold_start_s": cold_start_s, "keep_s": keep_s(cold_start_s), "requests_per_s": come.requests_per_s}
+        inputs = {"cold_start_s": self._cold_start_s, "keep_s": keep_s(self._cold_start_s)}
+        inputs |= {"requests_per_s": come.requests_per_s, "rate_over_s": 2 * come.lag_s}
         if self._unseen_s is not None:
             inputs["taken_over_s"] = self._unseen_s
         max_batch = self._max_batch(load)
@@ -321,7 +321,7 @@ class ModelAutoscaler:
                 "work_error_s": capacity.work_error_s,
                 "cached_share": 1 - self._computed(),
                 "demand": demand,
-                "growth": growth(self._history, at) * (self._cold_start_s + come.lag_s) * work_s,
+                "growth": growth(self._history, at, self._cold_start_s) * (self._cold_start_s + come.lag_s) * work_s,
                 "queue_s": self._queue_s(seen, at, capacity, demand),
                 "itl_batch": capacity.slo_batches()["itl"],
                 "saturation": capacity.saturation(),

@@ -18,9 +18,8 @@ CONFIDENCE = 3.0
 1.5, a constant load contradicts itself every few minutes."""
 BELIEVED = 1.0
 """A window that does contradict is believed to within so many standard deviations: the nearest work per second that these allow."""
-GROWTH_S = 30.0
-GROWTH_SPANS = 5
-"""Growth counts when it went on over so many spans of this length: a step in the load touches two of them at most."""
+GROWTH_SPANS, GROWTH_MIN_S = 5, 30.0
+"""Growth counts when it went on over so many spans of at least this length: a step in the load touches two of them at most."""
 STEADY = 0.4
 """Share of the mean growth from span to span that each must have."""
 GROWTH_NOISE = 0.5
@@ -110,17 +109,22 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
     )
 
 
-def growth(history: History, now: float) -> float:
-    """Return by how many requests per second the rate grows each second, >= 0, if it grew steadily over the last spans."""
-    spans = [history.sums(now - i * GROWTH_S, GROWTH_S) for i in range(GROWTH_SPANS)]
-    if spans[-1].interval_s < GROWTH_S / 2:
+def growth(history: History, now: float, ahead_s: float) -> float:
+    """Return by how many requests per second the rate grows each second, >= 0, if it grew steadily over the last spans.
+
+    These look back as far as the caller wants to look ahead, ``ahead_s``: over spans of 30 s, chance makes one step of a small load in
+    fifteen seem steady, and over 300 s that would be twice the replicas. `HISTORY_S` is the farthest.
+    """
+    span_s = max(GROWTH_MIN_S, min(ahead_s, HISTORY_S) / GROWTH_SPANS)
+    spans = [history.sums(now - i * span_s, span_s) for i in range(GROWTH_SPANS)]
+    if spans[-1].interval_s < span_s / 2:
         return 0.0
     rates = [span.rate() for span in spans]
     steps = [later - earlier for later, earlier in pairwise(rates)]
     if min(steps) < STEADY * sum(steps) / len(steps):
         return 0.0
     # + 1 is slack: a growth that is none orders replicas for a whole cold start.
-    deviation = math.sqrt(2 * (history.dispersion() + 1) * rates[0] / GROWTH_S)
+    deviation = math.sqrt(2 * (history.dispersion() + 1) * rates[0] / span_s)
     if sum(steps) < CONFIDENCE * deviation:
         return 0.0
-    return (sum(steps) - GROWTH_NOISE * deviation) / (GROWTH_S * len(steps))
+    return (sum(steps) - GROWTH_NOISE * deviation) / (span_s * len(steps))

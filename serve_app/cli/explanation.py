@@ -102,7 +102,9 @@ def _model(seen: Observation, decision: Decision) -> Iterator[str]:
         yield f"  demand    {of['requests_per_s']:.2f} requests/s; what they cost {known}"
         return
     rate, work = of["requests_per_s"], of["work_per_request_s"]
-    yield f"  demand    {rate:.2f} requests/s x {work:.3f} s of a replica = {of['demand']:.2f} replicas that are busy all the time"
+    over = f" (over {over_s:.0f} s)" if (over_s := of.get("rate_over_s", 0.0)) else ""  # logs of older code have it not
+    busy = f"{of['demand']:.2f} replicas that are busy all the time"
+    yield f"  demand    {rate:.2f} requests/s{over} x {work:.3f} s of a replica = {busy}"
     per_token = f"{1000 * of['output_token_s']:.3f} ms an output token + {1000 * of['prompt_token_s']:.3f} ms a prompt token"
     cached = f" (without the {share:.0%} that were cached)" if (share := of.get("cached_share", 0.0)) else ""
     yield f"  measured  {of['prompt_tokens']:.0f} prompt{cached} + {of['output_tokens']:.0f} output tokens a request; a step takes"

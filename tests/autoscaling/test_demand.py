@@ -15,7 +15,7 @@ def arrived(rates: list[float], seed: int) -> list[tuple[float, float]]:
     rng, history, found = np.random.default_rng(seed), History(), []
     for second, rate in enumerate(rates):
         history.add(float(second), Load(interval_s=1.0, requests=float(rng.poisson(rate))))
-        found.append((arrivals(history, float(second), REQUESTS).requests_per_s, growth(history, float(second))))
+        found.append((arrivals(history, float(second), REQUESTS).requests_per_s, growth(history, float(second), 40.0)))
     return found
 
 

@@ -37,10 +37,14 @@ def steady(
     starts=st.sampled_from([(40.0, None), (120.0, None), (300.0, 40.0)]),
     seed=st.integers(0, 1000),
 )
+@example(fleet=3, factor=1.9, starts=(300.0, 40.0), seed=285)
+@example(fleet=3, factor=1.71, starts=(300.0, 40.0), seed=904)
 def test_a_step_orders_a_fifth_more_than_it_needs_and_a_few_at_most(
     headroom: float, fleet: int, factor: float, starts: tuple[float, float | None], seed: int
 ) -> None:
     """Also where starts take 300 s and 40 s are believed. Each second of the queue counts once, and what is on its way counts.
+
+    In the examples chance makes the step look like growth that goes on, over half a minute five times, but not over five minutes.
 
     The queue rule allows 1.2 n + 1.5 √n + 1 for the demand of the moment, n; chance makes that demand larger for a moment. With room for
     steps the load begins with more replicas, and once the step is over the room for the next one is asked for.

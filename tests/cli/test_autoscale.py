@@ -104,6 +104,7 @@ def test_explain_says_where_the_costs_of_a_step_come_from() -> None:
         text = "\n".join(explanation(record, "chat"))
         assert said in text
         assert f"the load has since taught {decided['chat'].inputs['taught_step']:.0%} of the step, " in text
+        assert f" requests/s (over {decided['chat'].inputs['rate_over_s']:.0f} s) x " in text
 
 
 @pytest.mark.parametrize(

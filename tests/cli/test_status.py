@@ -75,6 +75,12 @@ def test_a_reason_is_in_our_own_words_and_across_the_whole_width() -> None:
     assert "Traceback" not in "\n".join(lines)
 
 
+def test_why_serve_could_not_build_the_application_is_told_where_no_deployment_tells_it() -> None:
+    lines = shown(200, status="DEPLOY_FAILED", message="Traceback\nserve_app.errors.ConfigInvalid: no model 'b'", deployments={})
+    assert "serve-app: no model 'b'" in lines
+    assert "Traceback" not in "\n".join(lines)
+
+
 def test_starts_are_a_median_and_the_slowest_by_phase() -> None:
     quick = lease("a", "replica", MODEL, 8020, {**LOAD, "start_s": 13.1, "cold_start": QUICK})
     slow = lease("b", "replica", MODEL, 8020, {**LOAD, "start_s": 4954.1, "cold_start": START})
