@@ -19,10 +19,14 @@ from serve_app.core.step_costs import Array, MeasuredCosts, non_negative_least_s
 
 TAIL = 1.645
 """Standard deviations above the mean batch that must still keep the SLO: 95 % of the time for a normal law."""
-WINDOW_S = 5.0
-"""Reports are summed over this time before they are fitted: members report at different moments of a second."""
+WINDOW_S, LONGEST_WINDOW_S = 5.0, 120.0
+"""Reports are summed over this time at least before they are fitted: members report at different moments of a second."""
+WINDOW_PROMPTS, LONGEST_HALF_S = 5.0, 300.0
+"""A window lasts for at least so many of the longest prompts. The tokens of a prompt are counted with its first token, its steps while they
+are made. So a
+window that ends between the two has steps without their tokens, and the next one has tokens without their steps."""
 MEMORY = 0.99
-"""Weight of a window relative to the one after it: half after 69 windows, about 6 minutes of load."""
+"""Weight of `WINDOW_S` seconds relative to the next: half after 69 times as long, about 6 minutes of load."""
 CONTRADICTION, CONTRADICTIONS = 1.3, 6
 """Factor by which so many windows in a row must be off, to the same side, before what was learned before counts as out of date."""
 OUTDATED_MEMORY = 0.3
@@ -39,6 +43,8 @@ weights, whatever its batch."""
 OTHER_BATCHES, LEAST_ERROR = 0.2, 0.001
 """A cost that replicas measured at their start is believed to a fifth of itself, and no better than to a thousandth of a step: the load's
 contexts and prompts are not those of the timed batches."""
+LEAST_GAPS = 2.0
+"""Tokens of a mean answer from which the time between tokens counts."""
 LEAST_BATCH, RETURN_BATCH = 1.0, 2.0
 """A limit that allows fewer than 1 request at once is ignored; it is respected again once it allows 2."""
 
@@ -87,6 +93,8 @@ class StepCosts:
     _moment: list[float] = field(default_factory=lambda: [0.0] * 3)
     _window: list[float] = field(default_factory=lambda: [0.0] * 4)
     """Steps, output tokens, prefilled tokens, busy seconds."""
+    _longest_prompt: float = 0.0
+    """Computed tokens: the largest mean of an observation, which counts half after each `LONGEST_HALF_S`."""
     _elapsed_s: float = 0.0
     _num_windows: int = 0
     _num_off: int = 0
@@ -103,12 +111,17 @@ class StepCosts:
         self._gram = [[weight * value for value in row] for row in self._gram]
         self._moment = [weight * value for value in self._moment]
 
-    def add(self, interval_s: float, *, steps: float, busy_s: float, output_tokens: float, prefilled_tokens: float) -> None:
-        """Take in what the replicas that report did in an interval."""
+    def add(
+        self, interval_s: float, *, steps: float, busy_s: float, output_tokens: float, prefilled_tokens: float, prompts: float
+    ) -> None:
+        """Take in what the replicas that report did in an interval. ``prompts`` were those of the ``prefilled_tokens``."""
         new = (steps, output_tokens, prefilled_tokens, busy_s)
         self._window = [a + b for a, b in zip(self._window, new, strict=True)]
+        longest = 0.5 ** (interval_s / LONGEST_HALF_S) * self._longest_prompt
+        self._longest_prompt = max(longest, prefilled_tokens / prompts if prompts else 0.0)
         self._elapsed_s += interval_s
-        if self._elapsed_s < WINDOW_S:
+        window_s = self._window_s()
+        if self._elapsed_s < window_s:
             return
         x, y = np.array(self._window[:3]), self._window[3]
         self._window = [0.0] * 4
@@ -116,8 +129,8 @@ class StepCosts:
         if x[0] < 1 or y <= 0:
             return  # idle: says nothing of steps
         # Per second of work: a busy minute of many replicas must not outweigh all that was seen before it.
-        x, weight = x / y, min(y, WINDOW_S)
-        gram, moment = self._remembered(x, weight)
+        x, weight = x / y, min(y, window_s)
+        gram, moment = self._remembered(x, weight, window_s)
         gram, moment = gram + weight * np.outer(x, x), moment + weight * x
         self._gram, self._moment = gram.tolist(), moment.tolist()
         self._num_windows += 1
@@ -125,14 +138,22 @@ class StepCosts:
             prior, prior_moment = self._prior(x[0])
             self._times = StepTimes(*non_negative_least_squares(gram + prior, moment + prior_moment))
 
+    def _window_s(self) -> float:
+        """Return how long a window lasts: by the costs that replicas measured, since windows that are too short teach too small ones."""
+        if self._measured is not None:
+            prompt_token_s = self._measured.prompt_token_s
+        else:
+            prompt_token_s = 0.0 if self._times is None else max(self._times.prompt_token_s, PRIOR_PROMPT[0] * self._times.step_s)
+        return min(LONGEST_WINDOW_S, max(WINDOW_S, WINDOW_PROMPTS * self._longest_prompt * prompt_token_s))
+
     def _prior(self, steps_per_s: float) -> tuple[Array, Array]:
         """Return gram matrix and moment of what is believed beside the windows, the last of which had so many steps per busy second."""
         if (measured := self._measured) is not None:
             return _belief(measured)
         return _guess(min(steps_per_s, FASTEST)), np.zeros(3)
 
-    def _remembered(self, x: Array, weight: float) -> tuple[Array, Array]:
-        """Return what remains of the windows before one with counts ``x`` per busy second."""
+    def _remembered(self, x: Array, weight: float, window_s: float) -> tuple[Array, Array]:
+        """Return what remains of the windows before one of ``window_s`` with counts ``x`` per busy second."""
         gram, moment = np.array(self._gram), np.array(self._moment)
         if self._is_outdated(x):
             memory = OUTDATED_MEMORY ** (weight / WINDOW_S)
@@ -140,7 +161,7 @@ class StepCosts:
         along = gram @ x
         if (known := float(x @ along)) <= 0:
             return gram, moment
-        part = (1 - MEMORY) / known
+        part = (1 - MEMORY ** (window_s / WINDOW_S)) / known
         return gram - part * np.outer(along, along), moment - part * along * float(x @ moment)
 
     def _is_outdated(self, x: Array) -> bool:
@@ -233,11 +254,15 @@ class Capacity:
         return max(least_s, self.mix.work_s(self.times) + self.work_error_s, 1e-9)
 
     def slo_batches(self) -> dict[str, float]:
-        """Return limit of the SLO -> the largest batch that keeps it; below 1 where even a request alone does not."""
+        """Return limit of the SLO -> the largest batch that keeps it; below 1 where even a request alone does not.
+
+        Answers of one token, as of classifiers, have nothing between tokens: any batch keeps that limit.
+        """
         times, per_token = self.times, self._work_per_output_token()
         prefill_s = self.mix.prompt_tokens * times.prompt_token_s
+        has_gaps = self.mix.output_tokens >= LEAST_GAPS or not self.mix.prompt_tokens  # without any, the mix is not known yet
         return {
-            "itl": (self.slo.itl_s - times.step_s) / per_token,
+            "itl": (self.slo.itl_s - times.step_s) / per_token if has_gaps else self.max_batch,
             "ttft": (self.slo.ttft_s - times.step_s - prefill_s) / per_token,
         }
 

@@ -223,7 +223,8 @@ class ModelAutoscaler:
         if load.fits_together and load.silent_replica_share <= LEARN_SILENT:
             told = 1 - load.silent_replica_share  # the part of the tokens that the steps of the other replicas made
             tokens = {"output_tokens": told * load.output_tokens, "prefilled_tokens": told * load.prefilled_tokens}
-            self._costs.add(load.interval_s, steps=load.steps, busy_s=load.busy_s, **tokens)
+            prompts = told * (load.first_tokens + load.lines)
+            self._costs.add(load.interval_s, steps=load.steps, busy_s=load.busy_s, prompts=prompts, **tokens)
         self._learn_lengths(load)
         self._lines.learn(load)
         if load.finished and self._answered_at is None:
@@ -310,7 +311,7 @@ class ModelAutoscaler:
 
     def _quantities(self, seen: Observation, at: float, capacity: Capacity, come: Arrivals) -> dict[str, float]:
         """Return what the rules are applied to, by the names that a decision's inputs have."""
-        work_s = capacity.work_s
+        work_s, ahead_s = capacity.work_s, min(self._cold_start_s, HISTORY_S)
         demand = come.requests_per_s * work_s
         return (
             asdict(capacity.times)
@@ -321,7 +322,7 @@ class ModelAutoscaler:
                 "work_error_s": capacity.work_error_s,
                 "cached_share": 1 - self._computed(),
                 "demand": demand,
-                "growth": growth(self._history, at, self._cold_start_s) * (self._cold_start_s + come.lag_s) * work_s,
+                "growth": growth(self._history, at, ahead_s) * (ahead_s + come.lag_s) * work_s,
                 "queue_s": self._queue_s(seen, at, capacity, demand),
                 "itl_batch": capacity.slo_batches()["itl"],
                 "saturation": capacity.saturation(),

@@ -1,6 +1,7 @@
 """How much work arrives, from the history of what came: steps are seen within seconds, and chance is not. Pure."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,6 +10,9 @@ from serve_app.autoscaling.history import HISTORY_S, History, Sums
 
 WINDOWS_S = (5.0, 15.0, 30.0, 60.0, 120.0)
 """Windows that may contradict the long one: the shortest decides how soon a step in the load is seen."""
+BRIEF_S, PEAK = 30.0, 0.5
+"""Of a window up to so long, one observation does not count where it holds more than this share of the work: one huge prompt, or many
+requests in one second, are no new rate. The queue that they make is seen as such."""
 QUIET_S = 30.0
 """After so long without a request what came before is no demand."""
 LONG_REQUESTS, LONG_MIN_S = 1000, 60.0
@@ -88,6 +92,8 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
         part = history.sums(now, window_s)
         if not 0 < part.interval_s < base.interval_s:
             continue
+        if window_s <= BRIEF_S:
+            part = _without_peak(part, history.observations(now, window_s), weights)
         known = part if part.requests else base
         mean = weights.of(known) / known.requests if known.requests else 0.0
         prompts = 1.0 - weights.request / mean if mean else 0.0
@@ -109,13 +115,24 @@ def arrivals(history: History, now: float, weights: Weights) -> Arrivals:
     )
 
 
+def _without_peak(part: Sums, observations: Iterable[Sums], weights: Weights) -> Sums:
+    """Return a window without the observation that holds more than `PEAK` of its work; the window itself where none does.
+
+    One that lasted more than half of the window stays: then nobody looked for a while, and it is all that is known.
+    """
+    peak = max(observations, key=weights.of)
+    if weights.of(peak) <= PEAK * weights.of(part) or peak.interval_s > part.interval_s / 2:
+        return part
+    return part - peak
+
+
 def growth(history: History, now: float, ahead_s: float) -> float:
     """Return by how many requests per second the rate grows each second, >= 0, if it grew steadily over the last spans.
 
     These look back as far as the caller wants to look ahead, ``ahead_s``: over spans of 30 s, chance makes one step of a small load in
-    fifteen seem steady, and over 300 s that would be twice the replicas. `HISTORY_S` is the farthest.
+    fifteen seem steady, and over 300 s that would be twice the replicas. ``ahead_s`` is at most `HISTORY_S`, which is all that is known.
     """
-    span_s = max(GROWTH_MIN_S, min(ahead_s, HISTORY_S) / GROWTH_SPANS)
+    span_s = max(GROWTH_MIN_S, ahead_s / GROWTH_SPANS)
     spans = [history.sums(now - i * span_s, span_s) for i in range(GROWTH_SPANS)]
     if spans[-1].interval_s < span_s / 2:
         return 0.0

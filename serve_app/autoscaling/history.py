@@ -3,7 +3,8 @@
 import math
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
 from serve_app.autoscaling.signals import Load
@@ -51,6 +52,9 @@ class Sums:
     late_first_tokens: float = 0.0
     queued: float = 0.0
     """Requests waiting anywhere, summed over the observations: 0 when at none of them any did."""
+
+    def __sub__(self, other: "Sums") -> "Sums":
+        return Sums(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
     def rate(self) -> float:
         return self.requests / self.interval_s if self.interval_s else 0.0
@@ -109,6 +113,13 @@ class History:
             return Sums()
         before = self._totals[start - 1] if start else (0.0,) * len(self._totals[0])
         return Sums(*(b - a for a, b in zip(before, self._totals[end - 1], strict=True)))
+
+    def observations(self, until: float, span_s: float) -> Iterator[Sums]:
+        """Yield what came in each of the observations that `sums` adds up."""
+        end, start = bisect_right(self._at, until), bisect_right(self._at, until - span_s)
+        for i in range(start, end):
+            before = self._totals[i - 1] if i else (0.0,) * len(self._totals[0])
+            yield Sums(*(b - a for a, b in zip(before, self._totals[i], strict=True)))
 
     def dispersion(self) -> float:
         """Return the variance of counts of arrivals over their mean, at least 1, its value for Poisson arrivals.

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -22,7 +23,7 @@ def fitted(
         steps, batch, prompts = rng.randint(5, 20), rng.randint(1, 60), rng.randint(0, 4000)
         busy_s = times.step_s * steps + times.output_token_s * steps * batch + times.prompt_token_s * prompts
         busy_s *= 1 + noise * rng.uniform(-1, 1)
-        costs.add(1.0, steps=steps, busy_s=busy_s, output_tokens=steps * batch, prefilled_tokens=prompts)
+        costs.add(1.0, steps=steps, busy_s=busy_s, output_tokens=steps * batch, prefilled_tokens=prompts, prompts=prompts / 100)
     return costs.times()
 
 
@@ -54,7 +55,7 @@ def test_an_engine_that_has_changed_is_soon_known_again(factor: float, seconds: 
 def test_nothing_is_known_before_there_was_load() -> None:
     costs = StepCosts()
     for _ in range(60):
-        costs.add(1.0, steps=0, busy_s=0.0, output_tokens=0, prefilled_tokens=0)
+        costs.add(1.0, steps=0, busy_s=0.0, output_tokens=0, prefilled_tokens=0, prompts=0)
     assert costs.times() is None
     assert fitted(TIMES, seconds=14) is None
     assert fitted(TIMES, seconds=15) is not None
@@ -138,3 +139,11 @@ def test_with_room_batches_are_full_when_the_demand_has_risen_by_it() -> None:
     assert c.replicas_with_room(1.001 * 5 * most / 1.5, 0.5) == 6
     assert c.replicas_with_room(5 * most, 0.0) == 0
     assert {c.replicas_with_room(n * most / 1.5, 0.5) for n in (1000.5, 1003.0, 1009.5)} == {1010}
+
+
+def test_answers_of_one_token_are_not_held_to_the_time_between_tokens() -> None:
+    capacity = Capacity(times=TIMES, mix=Mix(prompt_tokens=400, output_tokens=1), max_batch=256, slo=Slo(ttft_s=2.0, itl_s=0.1))
+    assert capacity.batch_limit()[1] == "ttft"
+    two = replace(capacity, mix=Mix(prompt_tokens=400, output_tokens=2))
+    assert two.batch_limit()[1] == "itl"
+    assert capacity.replicas_for(10.0) < two.replicas_for(10.0)

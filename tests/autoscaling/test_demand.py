@@ -38,6 +38,22 @@ def test_most_of_a_step_by_half_is_known_within_seconds(rate: float, within_s: i
     assert max(known) <= 1.65 * rate
 
 
+@pytest.mark.parametrize(
+    "peak", [Load(interval_s=1.0, requests=8.0, prompt_tokens=62_400.0), Load(interval_s=1.0, requests=300.0, prompt_tokens=9e4)]
+)
+def test_one_huge_prompt_and_one_second_of_many_requests_are_no_new_rate(peak: Load) -> None:
+    weights, usual = Weights(request=0.05, prompt_token=4e-4), Load(interval_s=1.0, requests=8.0, prompt_tokens=2400.0)
+    history = History()
+    for second in range(300):
+        history.add(float(second), usual)
+    before = arrivals(history, 299.0, weights).requests_per_s
+    after = []
+    for second in range(300, 330):
+        history.add(float(second), peak if second == 300 else usual)
+        after.append(arrivals(history, float(second), weights).requests_per_s)
+    assert max(after) <= 1.5 * before
+
+
 @pytest.mark.parametrize(("shape", "least"), [(1.0, 0.6), (5.0, 0.72)])
 def test_a_small_load_that_grows_fourfold_is_known_sooner_where_prompts_vary_less(shape: float, least: float) -> None:
     """12 s later. All of the work is prompts of gamma lengths: of shape 1 they are exponential, of shape 5 they vary as 64 to 512 do."""

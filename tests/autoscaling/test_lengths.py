@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.autoscaling.capacity import StepCosts, StepTimes
 from serve_app.autoscaling.decision import ModelAutoscaler
 from serve_app.autoscaling.signals import Load
+from serve_app.autoscaling.simulated_replica import Hardware, Job, Replica, steps_of_times
 from tests.autoscaling.plant import ANSWER, RULE
 from tests.autoscaling.queue_plant import QueuePlant, rate_of
 
@@ -89,3 +91,37 @@ def test_prompt_tokens_that_the_prefix_cache_saves_are_no_demand(cached: float, 
     assert mine.inputs["cached_share"] == pytest.approx(cached)
     assert mine.inputs["demand"] == pytest.approx(same.inputs["demand"], rel=1e-6)
     assert mine.desired == same.desired
+
+
+@pytest.mark.parametrize(("seed", "rate"), [(1, 0.05), (2, 0.05), (3, 0.03), (4, 0.06)])
+def test_prompts_that_take_longer_than_a_window_of_the_fit_cost_what_they_cost(seed: int, rate: float) -> None:
+    """12 s each, of which a report says nothing before they are over. With windows of 5 s the cost of a token came out below a third."""
+    rng, true = random.Random(seed), StepTimes(step_s=0.03, output_token_s=1e-4, prompt_token_s=4e-4)
+    hardware = Hardware(step_s=steps_of_times(true), kv_tokens=1_000_000, max_num_seqs=256)
+    costs, replica = StepCosts(), Replica("r", hardware, 0.0)
+    costs.start_from(hardware.measured())
+    told: dict[str, int] = {}  # request -> its output tokens that were counted
+    steps, busy_s = 0, 0.0
+    for second in range(1, 1200):
+        if rng.random() < rate:
+            name = str(second)
+            replica.add(
+                Job(name, second - 1.0, rng.randint(24_000, 36_000), 1 + int(rng.expovariate(1 / 128))), name, second - 1.0
+            )
+        begun, made = 0, sum(told.values())
+        for job, name, _ in replica.run_to(float(second)):
+            begun += job.prompt_tokens * (name not in told)
+            told[name] = job.output_tokens if job.done_at is not None else 1
+        told |= {name: job.output_tokens - (end - replica.steps) for end, name, job in replica.running}
+        costs.add(
+            1.0,
+            steps=replica.steps - steps,
+            busy_s=replica.busy_s - busy_s,
+            output_tokens=sum(told.values()) - made,
+            prefilled_tokens=begun,
+            prompts=begun / 30_000,
+        )
+        steps, busy_s = replica.steps, replica.busy_s
+    found = costs.times()
+    assert found is not None
+    assert found.prompt_token_s == pytest.approx(true.prompt_token_s, rel=0.4)

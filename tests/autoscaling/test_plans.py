@@ -160,7 +160,12 @@ def trickled(costs: StepCosts, windows: int) -> None:
         tokens = 120 + window % 7
         busy_s = tokens * (TIMES.step_s + TIMES.output_token_s) + (300 + window % 11 * 20) * TIMES.prompt_token_s
         costs.add(
-            5.0, steps=tokens + window % 3 - 1, busy_s=busy_s, output_tokens=tokens, prefilled_tokens=300 + window % 11 * 20
+            5.0,
+            steps=tokens + window % 3 - 1,
+            busy_s=busy_s,
+            output_tokens=tokens,
+            prefilled_tokens=300 + window % 11 * 20,
+            prompts=1,
         )
 
 
@@ -183,7 +188,7 @@ def test_a_night_of_a_trickle_leaves_what_the_day_taught() -> None:
         steps, batch = 100 - window % 13, 5 + window % 29
         prompts = 900 + window % 17 * 50
         busy_s = steps * (TIMES.step_s + batch * TIMES.output_token_s) + prompts * TIMES.prompt_token_s
-        costs.add(5.0, steps=steps, busy_s=busy_s, output_tokens=steps * batch, prefilled_tokens=prompts)
+        costs.add(5.0, steps=steps, busy_s=busy_s, output_tokens=steps * batch, prefilled_tokens=prompts, prompts=1)
     assert work_of(costs) == pytest.approx(WORK_S, rel=0.05)
     trickled(costs, 1500)
     assert work_of(costs) == pytest.approx(WORK_S, rel=0.25)

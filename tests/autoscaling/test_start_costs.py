@@ -33,7 +33,7 @@ def trickled(costs: StepCosts, times: StepTimes, windows: int) -> None:
     for window in range(windows):
         tokens, prompts = 120 + window % 7, 300 + window % 11 * 20
         busy_s = tokens * (times.step_s + times.output_token_s) + prompts * times.prompt_token_s
-        costs.add(5.0, steps=tokens + window % 3 - 1, busy_s=busy_s, output_tokens=tokens, prefilled_tokens=prompts)
+        costs.add(5.0, steps=tokens + window % 3 - 1, busy_s=busy_s, output_tokens=tokens, prefilled_tokens=prompts, prompts=1)
 
 
 def work_of(times: StepTimes | None) -> float:
