@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from serve_app.autoscaling.capacity import StepCosts
 from serve_app.autoscaling.decision import Decision, ModelAutoscaler, Observation, Rule
 from serve_app.autoscaling.history import Recent
+from serve_app.autoscaling.needs import LONGEST_STEP_S
 from serve_app.autoscaling.orders import DEFAULT_COLD_START_S
 from serve_app.autoscaling.turns import Turns
 
@@ -67,6 +68,8 @@ class FleetScaler:
     _models: dict[str, ModelAutoscaler] = field(default_factory=dict)
     _cpu: deque[tuple[float, float]] = field(default_factory=deque)
     _ingresses: Recent = field(default_factory=Recent)
+    _ingresses_observed_s: float = 0.0
+    """For how long ingresses have been observed: a pause counts `LONGEST_STEP_S` at most."""
     _turns: Turns = field(default_factory=Turns)
 
     def obey(self, rules: Rules) -> None:
@@ -100,7 +103,7 @@ class FleetScaler:
             wanted[name] = scaler.observe(model, at=seen.at)
         decided = self._shared(seen, wanted)
         if seen.ingress is not None:
-            decided[INGRESSES] = self._observe_ingress(seen.ingress, seen.at)
+            decided[INGRESSES] = self._observe_ingress(seen.ingress)
         return decided
 
     def _shared(self, seen: FleetObservation, wanted: Mapping[str, Decision]) -> dict[str, Decision]:
@@ -122,7 +125,7 @@ class FleetScaler:
         granted = share_gpus(wants, self.rules.max_gpus)
         return {name: _limited(decision, granted[name], seen.models[name].target) for name, decision in wanted.items()}
 
-    def _observe_ingress(self, seen: IngressObservation, at: float) -> Decision:
+    def _observe_ingress(self, seen: IngressObservation) -> Decision:
         self._cpu.append((seen.cpu_s, seen.interval_s))
         while sum(interval for _, interval in self._cpu) > CPU_WINDOW_S + seen.interval_s:
             self._cpu.popleft()
@@ -130,7 +133,8 @@ class FleetScaler:
         cores = sum(cpu for cpu, _ in self._cpu) / elapsed if elapsed else 0.0
         wishes = {"streams": math.ceil(seen.streams / self.rules.target_streams), "cpu": math.ceil(cores / TARGET_CPU)}
         rule = max(wishes, key=wishes.__getitem__)
-        kept = self._ingresses.add(at, wishes[rule], INGRESS_KEEP_S, first=seen.target)
+        self._ingresses_observed_s += min(seen.interval_s, LONGEST_STEP_S)
+        kept = self._ingresses.add(self._ingresses_observed_s, wishes[rule], INGRESS_KEEP_S, first=seen.target)
         desired, silent = wishes[rule], min(len(seen.silent), seen.target)
         if desired <= seen.target:
             desired, rule = (kept, "low for long") if kept < seen.target else (seen.target, "keep")

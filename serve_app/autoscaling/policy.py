@@ -67,6 +67,7 @@ class DemandPolicy:
         self._now = now
         self._keeper = keeper
         self._kept_at = -math.inf
+        self._awaits_until = -math.inf
 
     def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
         ingress = next((d for d in contexts if d.name == INGRESS), None)
@@ -78,9 +79,10 @@ class DemandPolicy:
             if memory is None:
                 return {}, {}
             at = self._now() + memory.clock_s
-            memory.leave_to_others({d.name: context.target_num_replicas for d, context in contexts.items()})
-            if at - memory.observed_at >= OBSERVE_S:
-                self._observe({d.name: context for d, context in contexts.items()}, memory, at)
+            by_name = {d.name: context for d, context in contexts.items()}
+            memory.leave_to_others({name: context.target_num_replicas for name, context in by_name.items()})
+            if at - memory.observed_at >= OBSERVE_S and not self._awaits_members(by_name, memory):
+                self._observe(by_name, memory, at)
                 self._keep(memory, at)
             targets = {d: memory.targets[d.name] for d in contexts if d.name in memory.targets}
         except Exception:
@@ -100,7 +102,22 @@ class DemandPolicy:
             # A memory that was kept, but cannot be read, is of an application that has been deployed before.
             return Memory(FleetScaler(rules), clock_s, models=digests, new=set() if data else set(digests))
         memory.scaler.obey(rules)
+        self._awaits_until = clock_s + STALE_S
         return memory
+
+    def _awaits_members(self, contexts: Mapping[str, Any], memory: Memory) -> bool:
+        """Return whether a member that the controller before knew has not reported to this one yet.
+
+        Serve calls the policy of a new controller before it has found the replicas that run, and before they report. An observation then
+        would take all of them for gone, and forget the counters that show what came meanwhile. A member that died with the controller
+        never reports: after `STALE_S` nobody is waited for.
+        """
+        if self._now() >= self._awaits_until:
+            return False
+        if any(memory.present.get(name, set()) - newest_reports(context).keys() for name, context in contexts.items()):
+            return True
+        self._awaits_until = -math.inf
+        return False
 
     def _keep(self, memory: Memory, at: float) -> None:
         if at - self._kept_at >= KEEP_S and self._keeper is not None:

@@ -184,13 +184,24 @@ def test_ingresses_follow_streams_and_cpu(streams: float, cores: float, desired:
 def test_an_ingress_goes_when_it_was_not_needed_for_long_but_as_many_as_are_silent_stay() -> None:
     scaler = FleetScaler(Rules(models={}))
 
-    def decide(at: float, target: int, silent: tuple[str, ...] = ()) -> tuple[int, str]:
-        decision = scaler.observe(replace(ingress(10, 0.1, target=target, silent=silent), at=at))[INGRESSES]
+    def decide(target: int, silent: tuple[str, ...] = ()) -> tuple[int, str]:
+        decision = scaler.observe(ingress(10, 0.1, target=target, silent=silent))[INGRESSES]
         return decision.desired, decision.rule
 
     two = "ingress-2", "ingress-3"
-    assert decide(0.0, 5) == (5, "keep")
-    assert decide(INGRESS_KEEP_S, 5, two) == (5, "keep")
-    assert decide(INGRESS_KEEP_S + 1, 5, two) == (2, "silent members")
-    assert decide(INGRESS_KEEP_S + 2, 2, two) == (2, "silent members")
-    assert decide(INGRESS_KEEP_S + 3, 2, two[:1]) == (1, "low for long"), "one of the two reports again"
+    for _ in range(int(INGRESS_KEEP_S)):
+        assert decide(5) == (5, "keep")
+    assert decide(5, two) == (5, "keep")
+    assert decide(5, two) == (2, "silent members")
+    assert decide(2, two) == (2, "silent members")
+    assert decide(2, two[:1]) == (1, "low for long"), "one of the two reports again"
+
+
+def test_a_pause_without_a_controller_is_no_time_without_need_of_ingresses() -> None:
+    scaler = FleetScaler(Rules(models={}, target_streams=400))
+    seen = ingress(1600, 0.1, target=4)
+    assert scaler.observe(seen)[INGRESSES].desired == 4
+    assert seen.ingress is not None
+    late = replace(seen.ingress, streams=1200, interval_s=INGRESS_KEEP_S + 10)
+    decision = scaler.observe(replace(seen, at=INGRESS_KEEP_S + 10, ingress=late))[INGRESSES]
+    assert (decision.desired, decision.rule) == (4, "keep")
