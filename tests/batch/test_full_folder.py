@@ -15,6 +15,7 @@ import pytest
 
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.folder import Folder
+from serve_app.batch.journal import Journal, Line
 from serve_app.batch.records import Batch, File
 from serve_app.batch.sqlite_database import SqliteDatabase
 from serve_app.batch.storage import in_folder
@@ -129,3 +130,22 @@ def test_a_batch_whose_disk_fills_in_the_middle_goes_on_once_there_is_room(disk:
     assert stored.batch.status == "in_progress"
     asyncio.run(stored.job(answer).run())
     assert (stored.batch.status, stored.batch.completed, stored.batch.failed) == ("completed", 2, 0)
+
+
+def test_a_journal_whose_disk_is_full_tells_no_result_that_it_has_lost(disk: Path) -> None:
+    journal = Journal(disk / "journal", notes_recorded=True)
+    journal.see("kept", "digest", again=False)
+    journal.record("kept", "answer", failed=False)
+    journal.see("seen", "digest", again=False)
+    journal.commit()
+    with full(disk):
+        journal.see("new", "digest", again=False)
+        journal.record("seen", "x" * 20_000, failed=False)
+        journal.record("new", "x" * 20_000, failed=True)
+        for _ in range(2):
+            with pytest.raises(BatchError, match="make room and run the same command"):
+                journal.commit()
+        assert journal.recorded(2, max_chars=100) == [Line("kept", "digest", False, "answer")]
+        journal.forget_recorded(1)
+        assert journal.recorded(2, max_chars=100) == []
+    journal.close()
