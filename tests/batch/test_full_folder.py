@@ -22,7 +22,7 @@ from serve_app.batch.storage import in_folder
 from serve_app.batch.store import Store
 from serve_app.batch.worker import FREE_BYTES, Worker
 from serve_app.config import BatchSettings
-from serve_app.errors import BatchError, StorageFull
+from serve_app.errors import BatchError, ConfigError, StorageFull
 from tests.batch.test_job import Stored
 from tests.chaos.resources import full, small_disk
 
@@ -130,6 +130,21 @@ def test_a_batch_whose_disk_fills_in_the_middle_goes_on_once_there_is_room(disk:
     assert stored.batch.status == "in_progress"
     asyncio.run(stored.job(answer).run())
     assert (stored.batch.status, stored.batch.completed, stored.batch.failed) == ("completed", 2, 0)
+
+
+def test_an_ingress_that_starts_on_a_full_folder_opens_it_with_the_reserve(disk: Path) -> None:
+    stored = Stored(disk / "store")
+    stored.folder.reserve.keep()
+    stored.storage.close()  # removes the files beside the database, for which opening it again needs room
+    with full(disk):
+        storage = in_folder(disk / "store")
+        assert storage.store.batch("batch_1", "").status == "in_progress"
+        storage.close()
+        assert not storage.scratch.reserve.free(), "opening the database has taken it"
+    with full(disk), pytest.raises(ConfigError) as refused:
+        in_folder(disk / "store")
+    assert "make room on its disk" in refused.value.hint
+    assert "remove" not in refused.value.hint
 
 
 def test_a_journal_whose_disk_is_full_tells_no_result_that_it_has_lost(disk: Path) -> None:
