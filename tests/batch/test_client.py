@@ -176,6 +176,23 @@ def test_other_tasks_run_also_while_no_line_is_asked(service: Service, tmp_path:
     assert seen == [_YIELD_LINES]
 
 
+def test_each_line_with_the_id_of_another_one_is_in_the_errors_while_others_are_answered(tmp_path: Path) -> None:
+    async def answer(request: httpx.Request) -> httpx.Response:
+        for _ in range(int(json.loads(request.content)["prompt"]) % 8):
+            await asyncio.sleep(0)
+        return httpx.Response(200, json={"id": "1", "choices": []})
+
+    async def run() -> Counts:
+        values = [{"id": "same" if number // 20 % 2 else f"id-{number}", "prompt": str(number)} for number in range(1000)]
+        requests = (request_of_example(number, value, Defaults("m", chat=False)) for number, value in enumerate(values, 1))
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://service") as http:
+            with Journal(tmp_path / "journal") as journal:
+                await Runner(http, journal, Limits()).run(requests)
+                return journal.counts()
+
+    assert asyncio.run(run()) == Counts(answered=501, failed=499)
+
+
 def test_as_many_requests_run_at_once_as_are_sent(service: Service) -> None:
     num = 110  # above the 100 of aiohttp's own default
     together = threading.Barrier(num)
