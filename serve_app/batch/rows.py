@@ -4,7 +4,7 @@ import csv
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -29,6 +29,17 @@ class Row:
     number: int
     value: str | dict[str, Any] | None
     problem: str = ""
+    is_refused: bool = False
+    """`ProblemOfLine` has refused the line, which nobody has parsed."""
+
+
+ProblemOfLine = Callable[[bytes], str]
+"""Returns why a line is refused before it is parsed, as ``has 20 bytes, limit 10``; "" if it is not."""
+
+
+def any_line(line: bytes) -> str:
+    """Refuse none."""
+    return ""
 
 
 def checked_format(form: str) -> str:
@@ -69,11 +80,12 @@ def open_input(name: str) -> BinaryIO:
         raise BatchError(f"{name} cannot be opened: {exc.strerror or exc}", "give a file that is there and can be read") from exc
 
 
-def rows(file: BinaryIO, form: str, *, name: str = "the input") -> Iterator[Row]:
+def rows(file: BinaryIO, form: str, *, name: str = "the input", problem_of_line: ProblemOfLine = any_line) -> Iterator[Row]:
     """Yield the rows; of text and JSONL, empty lines are none.
 
     Args:
         name: What an error calls the file.
+        problem_of_line: Is asked of each line of text and JSONL.
 
     Raises:
         BatchError: What is wrong with it concerns more than a row.
@@ -85,7 +97,7 @@ def rows(file: BinaryIO, form: str, *, name: str = "the input") -> Iterator[Row]
             case "parquet":
                 yield from _parquet_rows(file)
             case _:
-                yield from _lines(file, is_json=form == "jsonl")
+                yield from _lines(file, problem_of_line, is_json=form == "jsonl")
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:  # of the disk; the errors of gzip and bz2 have no number
             raise
@@ -94,7 +106,7 @@ def rows(file: BinaryIO, form: str, *, name: str = "the input") -> Iterator[Row]
         ) from exc
 
 
-def _lines(file: BinaryIO, *, is_json: bool) -> Iterator[Row]:
+def _lines(file: BinaryIO, problem_of_line: ProblemOfLine, *, is_json: bool) -> Iterator[Row]:
     number = 0
     while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1
@@ -105,7 +117,9 @@ def _lines(file: BinaryIO, *, is_json: bool) -> Iterator[Row]:
             continue
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.strip():
+        if problem := problem_of_line(line):
+            yield Row(number, None, problem, is_refused=True)
+        elif line.strip():
             yield _of_line(number, line, is_json=is_json)
 
 
