@@ -21,7 +21,8 @@ CREATE TABLE IF NOT EXISTS lines (
   key TEXT PRIMARY KEY, digest TEXT NOT NULL, run INTEGER NOT NULL, position INTEGER NOT NULL,
   state INTEGER NOT NULL, result TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS of_run ON lines (run, position);
+CREATE INDEX IF NOT EXISTS of_run_by_state ON lines (run, state, position);
+DROP INDEX IF EXISTS of_run;
 INSERT INTO runs (format) VALUES ({_FORMAT});
 """
 
