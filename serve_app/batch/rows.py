@@ -16,6 +16,8 @@ from serve_app.errors import BatchError
 MAX_ROW_BYTES = 16 << 20
 """Of one line; the service refuses bodies above `ingress.max_body_bytes`, 10 MiB by default."""
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".txt": "text", ".parquet": "parquet"}
+_MORE = object()
+"""The key of a CSV record's values behind its last column. No column may have it as its name."""
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -141,7 +143,7 @@ def _of_line(number: int, line: bytes, *, is_json: bool) -> Row:
 
 def _csv_rows(file: BinaryIO) -> Iterator[Row]:
     csv.field_size_limit(MAX_ROW_BYTES)
-    reader = csv.DictReader(TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), restkey="", restval=None)
+    reader = csv.DictReader(TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), restkey=_MORE, restval=None)
     try:
         for record in reader:
             yield _of_record(reader.line_num, record, len(reader.fieldnames or ()))
@@ -151,12 +153,13 @@ def _csv_rows(file: BinaryIO) -> Iterator[Row]:
         ) from exc
 
 
-def _of_record(number: int, record: dict[str, Any], num_columns: int) -> Row:
-    if "" in record or None in record.values():
+def _of_record(number: int, record: dict[Any, Any], num_columns: int) -> Row:
+    if _MORE in record or None in record.values():
         return Row(number, None, f"has another number of columns than the first line, which has {num_columns}")
     text = "".join(record.values())
     if any("\udc80" <= character <= "\udcff" for character in text):
         return Row(number, None, "is not UTF-8")
+    record.pop("", None)  # pandas writes its index without a name
     return Row(number, record)
 
 
