@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import httpx
@@ -55,6 +56,21 @@ def test_a_waiting_request_that_is_given_up_leaves_its_place_to_the_next(service
     assert isinstance(fourth, Answer)
     assert (service.asked["a"], service.asked["b"], service.asked["c"], service.asked["d"]) == (1, 0, 0, 1)
     assert service.most_at_once == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"concurrency": 0}, "Limits.concurrency is 0; it must be at least 1"),
+        ({"tries": 0}, "Limits.tries is 0; it must be at least 1"),
+        ({"timeout_s": 0.0}, "Limits.timeout_s is 0.0; it must be above 0"),
+        ({"patience_s": -1.0}, "Limits.patience_s is -1.0; it must be at least 0"),
+        ({"tokens_per_minute": 0}, "Limits.tokens_per_minute is 0; it must be at least 1, or None"),
+    ],
+)
+def test_a_limit_with_which_nothing_could_be_asked_is_refused(limits: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        Limits(**limits)
 
 
 def test_the_model_of_a_full_service_is_waited_for_and_that_of_another_kind_of_server_is_not(service: Service) -> None:
