@@ -16,7 +16,7 @@ from serve_app.errors import BatchError
 MAX_ROW_BYTES = 16 << 20
 """Of one line; the service refuses bodies above `ingress.max_body_bytes`, 10 MiB by default."""
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".txt": "text", ".parquet": "parquet"}
-_MORE = object()
+_MORE: Any = object()
 """The key of a CSV record's values behind its last column. No column may have it as its name."""
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
