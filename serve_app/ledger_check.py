@@ -91,7 +91,8 @@ class Numbers:
         for number in sorted(numbers):
             self.add(number, number + 1)
 
-    def __len__(self) -> int:
+    def count(self) -> int:
+        """Return how many numbers are in. No `__len__`: a changed file may tell more of them than `len` can return."""
         return sum(self._ends) - sum(self._starts)
 
     def add(self, start: int, end: int) -> None:
@@ -155,7 +156,7 @@ class _Chain:
         """Check what the ingress says that it had counted by now, and go on from that."""
         self._skip_to(where, told.seq)
         self._running.add(self._begun, told.begun)
-        num_running = len(self._running)
+        num_running = self._running.count()
         if not self._num_missing:
             if num_running != len(told.open) or not all(map(self._running.remove, told.open)):
                 problem = f"{len(told.open)} requests had no outcome yet, by the lines before it {num_running}, or others"
@@ -181,7 +182,7 @@ class _Chain:
 
     def end(self, where: str) -> None:
         """There is nothing more of this ingress."""
-        num = max(len(self._running) - self._num_missing, 0)
+        num = max(self._running.count() - self._num_missing, 0)
         self._report.num_without_outcome += num
         if not self._closed:
             self._report.note(f"{where}: no last line: its ingress runs still, or was killed; {num} requests have no outcome")

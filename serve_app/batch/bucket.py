@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from typing import NoReturn
 
 from pyarrow import ArrowException, NativeFile
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
@@ -58,11 +59,15 @@ class Bucket:
         self._lock, self._root_lock = Lock(), Lock()
         self._copies: dict[str, _Copy] = {}
         self._found: tuple[FileSystem, str] | None = None
+        self._has_seen_marker = False
+        """The marker of this database was there. If it is missing later, it is not made again: a volume may be away for a moment."""
 
     def keep(self, part: Path, file_id: str) -> None:
         """Store a whole part under the id, and remove the part."""
         with _away_on_error():
             files, root = self._root()
+            if isinstance(files, LocalFileSystem):  # the folder in place of a volume that is not mounted would take the file
+                self._require_marker(files, root)
             with part.open("rb") as source, files.open_output_stream(f"{root}/{file_id}") as stored:
                 shutil.copyfileobj(source, stored, _COPY_BYTES)
             if isinstance(files, LocalFileSystem):
@@ -75,6 +80,7 @@ class Bucket:
 
         Raises:
             FileNotFoundError: There is no such file.
+            StorageAway: The store does not answer, or all its files are away.
         """
         with self._lock:
             copy = self._copies.setdefault(file_id, _Copy(self._scratch.part()))
@@ -96,7 +102,7 @@ class Bucket:
     def _fetch(self, file_id: str, part: Path) -> None:
         try:
             files, root = self._root()
-            with files.open_input_stream(f"{root}/{file_id}") as stored:
+            with self._unless_all_is_away(files, root), files.open_input_stream(f"{root}/{file_id}") as stored:
                 _copy(stored, part)
         except BaseException:
             part.unlink(missing_ok=True)  # the next reader tries again
@@ -106,7 +112,8 @@ class Bucket:
         for file_id in file_ids:
             with contextlib.suppress(FileNotFoundError), _away_on_error():
                 files, root = self._root()
-                files.delete_file(f"{root}/{file_id}")
+                with self._unless_all_is_away(files, root):
+                    files.delete_file(f"{root}/{file_id}")
 
     def sweep(self, file_ids: Collection[str], open_batches: Collection[str]) -> None:
         """Remove what ingresses that were killed have left: all files with names like ours but these, unless they are young."""
@@ -139,9 +146,12 @@ class Bucket:
 
         Raises:
             StorageFailed: It names another database.
+            StorageAway: This process has seen it before.
         """
         path, ours = f"{root}/{_MARKER}", self._database()
         if not files.get_file_info(path).size:
+            if self._has_seen_marker:
+                self._tell_all_is_away()
             if isinstance(files, LocalFileSystem):
                 _write_whole(Path(path), ours)
             else:
@@ -149,12 +159,42 @@ class Bucket:
                     marker.write(ours.encode())
         with files.open_input_stream(path) as marker:
             found = marker.read().decode(errors="replace")
+        self._has_seen_marker = self._has_seen_marker or found == ours
         if found != ours:
             hint = f"give each database a prefix of its own in ingress.batch.files, or remove {path} if that database is gone"
             logger.error(
                 "the files at %s belong to the database %.80s, and this one is %s: %s", masked(self._url), found, ours, hint
             )
             raise StorageFailed
+
+    @contextmanager
+    def _unless_all_is_away(self, files: FileSystem, root: str) -> Iterator[None]:
+        """Let a FileNotFoundError through only if the marker is there: then this one file is lost, and not all that was stored.
+
+        Raises:
+            StorageAway: In its place.
+        """
+        try:
+            yield
+        except FileNotFoundError:
+            self._require_marker(files, root)
+            raise
+
+    def _require_marker(self, files: FileSystem, root: str) -> None:
+        """Raise StorageAway unless the marker names this database: a shared volume may not be mounted now, or another one in its place."""
+        try:
+            with files.open_input_stream(f"{root}/{_MARKER}") as marker:
+                found = marker.read().decode(errors="replace")
+        except FileNotFoundError:
+            found = ""
+        if found != self._database():
+            self._tell_all_is_away()
+
+    def _tell_all_is_away(self) -> NoReturn:
+        said = "the files at %s are away: %s, which was there, is missing or of another database; %s"
+        hint = "mount the volume, or, if its files were removed on purpose, restart the ingress"
+        logger.error(said, masked(self._url), _MARKER, hint)
+        raise StorageAway(retry_after_s=_RETRY_AFTER_S)
 
 
 def _copy(stored: NativeFile, part: Path) -> None:

@@ -50,7 +50,8 @@ def check_input(rows: Iterable[Row], *, endpoint: str, models: Collection[str], 
 def _problem(row: Row, endpoint: str, models: Collection[str]) -> LineError | None:
     value = row.value
     if not isinstance(value, dict):
-        return LineError("invalid_json_line", f"The line {row.problem or 'is a text, not an object'}.", row.number)
+        code = "invalid_line" if row.is_refused else "invalid_json_line"
+        return LineError(code, f"The line {row.problem or 'is a text, not an object'}.", row.number)
     for name, kind in (("custom_id", str), ("method", str), ("url", str), ("body", dict)):
         if not isinstance(value.get(name), kind) or not value[name]:
             said = f"The line needs {name!r}, {'an object' if kind is dict else 'a text'}."

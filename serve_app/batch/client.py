@@ -47,6 +47,17 @@ class Limits:
     timeout_s: float = 900.0
     tokens_per_minute: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "tries"):
+            if not (value := getattr(self, name)) >= 1:
+                raise ValueError(f"Limits.{name} is {value!r}; it must be at least 1")
+        if not self.timeout_s > 0:
+            raise ValueError(f"Limits.timeout_s is {self.timeout_s!r}; it must be above 0")
+        if not self.patience_s >= 0:
+            raise ValueError(f"Limits.patience_s is {self.patience_s!r}; it must be at least 0")
+        if self.tokens_per_minute is not None and not self.tokens_per_minute >= 1:
+            raise ValueError(f"Limits.tokens_per_minute is {self.tokens_per_minute!r}; it must be at least 1, or None")
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

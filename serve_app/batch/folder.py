@@ -42,7 +42,8 @@ class Folder:
             self._refuse_without_locks()
         except OSError as exc:
             problem = f"{root} cannot be written to: {exc.strerror or exc}"
-            raise ConfigError("ingress.batch.dir", problem, "name a folder that the ingress may write to") from exc
+            hint = "make room on its disk" if exc.errno in NO_ROOM else "name a folder that the ingress may write to"
+            raise ConfigError("ingress.batch.dir", problem, hint) from exc
 
     def _refuse_without_locks(self) -> None:
         try:

@@ -22,7 +22,7 @@ from serve_app.batch.journal import Counts, Journal
 from serve_app.batch.output import output_line, write_lines
 from serve_app.batch.records import Batch, File, LineError, Status
 from serve_app.batch.requests import Defaults, Request, request_of
-from serve_app.batch.rows import rows
+from serve_app.batch.rows import ProblemOfLine, any_line, rows
 from serve_app.batch.runner import Progress, Runner
 from serve_app.batch.storage import Storage
 from serve_app.config import BatchSettings
@@ -67,10 +67,11 @@ class Job:
         *,
         models: Collection[str],
         transport: Callable[[str], httpx.AsyncBaseTransport],
+        problem_of_line: ProblemOfLine = any_line,
     ) -> None:
         self.batch = batch
         self._settings, self._storage, self._claim = settings, storage, claim
-        self._models, self._transport = models, transport
+        self._models, self._transport, self._problem_of_line = models, transport, problem_of_line
         self._counted = (0, 0)
         """Lines answered and failed that `LINES` has counted."""
 
@@ -126,7 +127,10 @@ class Job:
     def _validate(self) -> None:
         with self._storage.contents.on_disk(self.batch.input_file_id) as path, path.open("rb") as file:
             found = check_input(
-                rows(file, "jsonl"), endpoint=self.batch.endpoint, models=self._models, max_lines=self._settings.max_lines
+                rows(file, "jsonl", problem_of_line=self._problem_of_line),
+                endpoint=self.batch.endpoint,
+                models=self._models,
+                max_lines=self._settings.max_lines,
             )
         status: Status = "failed" if found.errors else "in_progress"
         by_model = {} if found.errors else dict(found.lines)

@@ -21,9 +21,12 @@ CREATE TABLE IF NOT EXISTS lines (
   key TEXT PRIMARY KEY, digest TEXT NOT NULL, run INTEGER NOT NULL, position INTEGER NOT NULL,
   state INTEGER NOT NULL, result TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS of_run ON lines (run, position);
+CREATE INDEX IF NOT EXISTS of_run_by_state ON lines (run, state, position);
+DROP INDEX IF EXISTS of_run;
 INSERT INTO runs (format) VALUES ({_FORMAT});
 """
+
+_MAKE_ROOM = "make room and run the same command: what is in the journal is kept"
 
 Standing = Literal["new", "done", "twice"]
 
@@ -62,7 +65,8 @@ class Journal:
         self._num_seen = 0
         self._notes_recorded = notes_recorded
         self._recorded: list[str] = []
-        """Keys of lines whose result was recorded and which `forget_recorded` has not dropped."""
+        """Keys of lines whose result was recorded and which `forget_recorded` has not dropped. Results that a failed commit has undone
+        are dropped by `recorded`."""
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=2.0, check_same_thread=False)
             try:
@@ -124,14 +128,22 @@ class Journal:
     def recorded(self, limit: int, *, max_chars: int) -> list[Line]:
         """Return lines that were recorded here and that `forget_recorded` has not dropped yet, the oldest first.
 
+        A line whose result was lost with a transaction that failed is left out.
+
         Args:
             limit: Most lines.
             max_chars: Most characters of their results together. A line that is longer comes alone.
         """
         lines: list[Line] = []
-        for recorded in self._recorded[:limit]:
-            sql = "SELECT key, digest, state = ?, result FROM lines WHERE key = ?"
-            key, digest, failed, result = self._do(sql, _FAILED, recorded).fetchone()
+        while len(lines) < min(limit, len(self._recorded)):
+            sql = "SELECT key, digest, state = ?, result FROM lines WHERE key = ? AND state != ?"
+            found = self._do(sql, _FAILED, self._recorded[len(lines)], _PENDING).fetchone()
+            if (
+                found is None
+            ):  # SQLite undoes the whole transaction, and the result with it, when a statement or a commit finds no room
+                del self._recorded[len(lines)]
+                continue
+            key, digest, failed, result = found
             max_chars -= len(result)
             if lines and max_chars < 0:
                 break
@@ -154,6 +166,10 @@ class Journal:
         Raises:
             BatchError: The disk is full; nothing is half written.
         """
+        if not self._db.in_transaction:  # a statement has failed, and its error may have been told to another task
+            raise BatchError(
+                f"{self.path} cannot be written: a change failed, and those since the last commit with it", _MAKE_ROOM
+            )
         self._do("COMMIT")
         self._do("BEGIN")
 
@@ -188,9 +204,7 @@ class Journal:
 def _failed(path: Path, exc: sqlite3.Error) -> BatchError:
     said = str(exc)
     if "disk is full" in said or "disk I/O" in said:
-        return BatchError(
-            f"{path} cannot be written: {said}", "make room and run the same command: what is in the journal is kept"
-        )
+        return BatchError(f"{path} cannot be written: {said}", _MAKE_ROOM)
     if "locked" in said:
         return BatchError(f"another process is writing {path}", "let it finish or end it, or choose another --output")
     if any(told in said for told in ("not a database", "no such column", "has no column", "malformed")):

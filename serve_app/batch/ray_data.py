@@ -107,9 +107,19 @@ def _with_outcomes(batch: "pa.Table", outcomes: list[Answer | Failure]) -> "pa.T
 
 
 def _values(outcome: Answer | Failure) -> tuple[str | None, str | None, str | None]:
-    """Return the answer's text, its body, and the reason of a failure; text is null where the answer has none, as an embedding."""
+    """Return the answer's text, its body, and the reason of a failure; text is null where the answer has none, as an embedding.
+
+    Half a surrogate pair has no UTF-8, which Arrow's texts need: it becomes `?`. The body keeps it, as an escape of JSON.
+    """
     if isinstance(outcome, Failure):
-        return None, None, f"{outcome.code}: {outcome.message}"
+        return None, None, _utf8(f"{outcome.code}: {outcome.message}")
     choice = (outcome.body.get("choices") or [{}])[0]
     text = (choice.get("message") or {}).get("content", choice.get("text"))
-    return text, json.dumps(outcome.body, ensure_ascii=False), None
+    body = json.dumps(outcome.body, ensure_ascii=False)
+    if _utf8(body) != body:
+        body = json.dumps(outcome.body)
+    return text if text is None else _utf8(text), body, None
+
+
+def _utf8(text: str) -> str:
+    return text.encode(errors="replace").decode()

@@ -1,4 +1,7 @@
-"""Room on a folder's disk that is kept for deletions and cancellations: both change the database, for which a full disk has no room."""
+"""Room on a folder's disk that is kept for deletions, cancellations and the start of an ingress.
+
+Each of them changes or opens the database, for which a full disk has no room.
+"""
 
 import errno
 import os

@@ -4,7 +4,7 @@ import csv
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -16,6 +16,8 @@ from serve_app.errors import BatchError
 MAX_ROW_BYTES = 16 << 20
 """Of one line; the service refuses bodies above `ingress.max_body_bytes`, 10 MiB by default."""
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".txt": "text", ".parquet": "parquet"}
+_MORE: Any = object()
+"""The key of a CSV record's values behind its last column. No column may have it as its name."""
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -29,6 +31,17 @@ class Row:
     number: int
     value: str | dict[str, Any] | None
     problem: str = ""
+    is_refused: bool = False
+    """`ProblemOfLine` has refused the line, which nobody has parsed."""
+
+
+ProblemOfLine = Callable[[bytes], str]
+"""Returns why a line is refused before it is parsed, as ``has 20 bytes, limit 10``; "" if it is not."""
+
+
+def any_line(line: bytes) -> str:
+    """Refuse none."""
+    return ""
 
 
 def checked_format(form: str) -> str:
@@ -69,11 +82,12 @@ def open_input(name: str) -> BinaryIO:
         raise BatchError(f"{name} cannot be opened: {exc.strerror or exc}", "give a file that is there and can be read") from exc
 
 
-def rows(file: BinaryIO, form: str, *, name: str = "the input") -> Iterator[Row]:
+def rows(file: BinaryIO, form: str, *, name: str = "the input", problem_of_line: ProblemOfLine = any_line) -> Iterator[Row]:
     """Yield the rows; of text and JSONL, empty lines are none.
 
     Args:
         name: What an error calls the file.
+        problem_of_line: Is asked of each line of text and JSONL.
 
     Raises:
         BatchError: What is wrong with it concerns more than a row.
@@ -85,7 +99,7 @@ def rows(file: BinaryIO, form: str, *, name: str = "the input") -> Iterator[Row]
             case "parquet":
                 yield from _parquet_rows(file)
             case _:
-                yield from _lines(file, is_json=form == "jsonl")
+                yield from _lines(file, problem_of_line, is_json=form == "jsonl")
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:  # of the disk; the errors of gzip and bz2 have no number
             raise
@@ -94,7 +108,7 @@ def rows(file: BinaryIO, form: str, *, name: str = "the input") -> Iterator[Row]
         ) from exc
 
 
-def _lines(file: BinaryIO, *, is_json: bool) -> Iterator[Row]:
+def _lines(file: BinaryIO, problem_of_line: ProblemOfLine, *, is_json: bool) -> Iterator[Row]:
     number = 0
     while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1
@@ -105,7 +119,9 @@ def _lines(file: BinaryIO, *, is_json: bool) -> Iterator[Row]:
             continue
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.strip():
+        if problem := problem_of_line(line):
+            yield Row(number, None, problem, is_refused=True)
+        elif line.strip():
             yield _of_line(number, line, is_json=is_json)
 
 
@@ -127,7 +143,7 @@ def _of_line(number: int, line: bytes, *, is_json: bool) -> Row:
 
 def _csv_rows(file: BinaryIO) -> Iterator[Row]:
     csv.field_size_limit(MAX_ROW_BYTES)
-    reader = csv.DictReader(TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), restkey="", restval=None)
+    reader = csv.DictReader(TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=""), restkey=_MORE, restval=None)
     try:
         for record in reader:
             yield _of_record(reader.line_num, record, len(reader.fieldnames or ()))
@@ -137,12 +153,13 @@ def _csv_rows(file: BinaryIO) -> Iterator[Row]:
         ) from exc
 
 
-def _of_record(number: int, record: dict[str, Any], num_columns: int) -> Row:
-    if "" in record or None in record.values():
+def _of_record(number: int, record: dict[Any, Any], num_columns: int) -> Row:
+    if _MORE in record or None in record.values():
         return Row(number, None, f"has another number of columns than the first line, which has {num_columns}")
     text = "".join(record.values())
     if any("\udc80" <= character <= "\udcff" for character in text):
         return Row(number, None, "is not UTF-8")
+    record.pop("", None)  # pandas writes its index without a name
     return Row(number, record)
 
 

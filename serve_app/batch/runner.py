@@ -82,7 +82,7 @@ class Runner:
         try:
             for number, request in enumerate(requests, 1):
                 if self._takes(request):
-                    await self._take(request)
+                    await self._take(number, request)
                 self._raise_what_failed()
                 if number % _YIELD_LINES == 0:
                     await asyncio.sleep(0)
@@ -93,13 +93,13 @@ class Runner:
                 task.cancel()
             await asyncio.gather(*self._running, *self._helpers, return_exceptions=True)
 
-    async def _take(self, request: Request) -> None:
+    async def _take(self, number: int, request: Request) -> None:
         standing = self._journal.see(request.key, request.digest, again=self._retry_failed)
         if standing == "done":
             self.progress.kept += 1
             self.progress.ended[request.model] += 1
         elif standing == "twice":
-            key = f"{request.key} again, {self.progress.lines + len(self._running) + 1}"
+            key = f"{request.key} again, {number}"
             self._journal.see(key, request.digest, again=True)
             self._fail(key, request, Failure("duplicate_id", f"the id {request.key!r} is another line's already"))
         elif request.body is None:

@@ -7,6 +7,7 @@ from serve_app.batch.batches_api import BatchesApi
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.files_api import FilesApi, Handler
 from serve_app.batch.in_process import Answer
+from serve_app.batch.rows import ProblemOfLine
 from serve_app.batch.storage import open_storage
 from serve_app.batch.worker import Worker
 from serve_app.config import BatchSettings
@@ -34,9 +35,9 @@ class BatchService:
         self.files: Routes = FilesApi(settings, self._storage, disk)
         self.batches: Routes = BatchesApi(settings, self._storage.store, disk, self._worker.wake)
 
-    def start(self, answer: Answer, models: Collection[str]) -> None:
+    def start(self, answer: Answer, models: Collection[str], problem_of_line: ProblemOfLine) -> None:
         """Run batches by ``answer``, which is the ingress's own; ``models`` are the names that their lines may ask for."""
-        self._worker.start(answer, models)
+        self._worker.start(answer, models, problem_of_line)
 
     def lines_per_s(self) -> dict[str, float]:
         """Return model -> lines a second that have to be answered so that all batches of the database end in time."""

@@ -35,21 +35,26 @@ class SqliteDatabase:
         ConfigError: The database cannot be used.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, make_room: Callable[[], bool] = lambda: False) -> None:
+        """Open the database.
+
+        Args:
+            make_room: Frees some room on a full disk and returns whether it did. Even opening the database needs some.
+        """
         self._lock, self._path = threading.Lock(), path
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
-            self._db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; {_SCHEMA}")
-            (found,) = self._db.execute("PRAGMA user_version").fetchone()
-            if found not in (0, _FORMAT):
-                problem = f"{path} is of format {found}, not {_FORMAT}"
-                raise ConfigError("ingress.batch.dir", problem, "use the version of serve-app that wrote it, or another folder")
-            self._db.execute(f"PRAGMA user_version={_FORMAT}")
-            self._opened = path.stat()
+            try:
+                self._db = _open(path)
+            except sqlite3.Error as exc:
+                if not (_needs_room(exc) and make_room()):
+                    raise
+                self._db = _open(path)
         except sqlite3.Error as exc:
-            raise ConfigError(
-                "ingress.batch.dir", f"{path} cannot be used: {exc}", "remove it, or choose another folder"
-            ) from exc
+            hint = (
+                "make room on its disk; if it has room, repair it" if _needs_room(exc) else "remove it, or choose another folder"
+            )
+            raise ConfigError("ingress.batch.dir", f"{path} cannot be used: {exc}", hint) from exc
+        self._opened = path.stat()
 
     def read(self, sql: str, *values: object) -> list[Any]:
         self._require_file()
@@ -86,6 +91,27 @@ class SqliteDatabase:
             is_there = False
         if not is_there:
             raise sqlite3.OperationalError(f"{self._path} was removed while it was in use; restart the ingress")
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
+    try:
+        db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; {_SCHEMA}")
+        (found,) = db.execute("PRAGMA user_version").fetchone()
+        if found not in (0, _FORMAT):
+            problem = f"{path} is of format {found}, not {_FORMAT}"
+            raise ConfigError("ingress.batch.dir", problem, "use the version of serve-app that wrote it, or another folder")
+        if found != _FORMAT:  # writing the same number again would need room on the disk
+            db.execute(f"PRAGMA user_version={_FORMAT}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _needs_room(exc: sqlite3.Error) -> bool:
+    """Return whether the disk may be full. SQLite tells a file beside the database for which there is no room as an I/O error."""
+    return "disk is full" in str(exc) or "disk I/O" in str(exc)
 
 
 class _Transaction:

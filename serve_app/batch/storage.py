@@ -63,7 +63,7 @@ def in_folder(root: Path) -> Storage:
         ConfigError: The folder cannot be used.
     """
     folder = Folder(root)
-    database = SqliteDatabase(folder.database)
+    database = SqliteDatabase(folder.database, folder.reserve.free)
     return Storage(str(root), folder, folder, Store(database), FolderClaims(folder), database.close)
 
 

@@ -21,6 +21,7 @@ from serve_app.batch.deadlines import lines_per_s
 from serve_app.batch.in_process import Answer, InProcess
 from serve_app.batch.job import REQUEST_TIMEOUT_S, Job
 from serve_app.batch.records import Batch
+from serve_app.batch.rows import ProblemOfLine, any_line
 from serve_app.batch.storage import Storage
 from serve_app.config import BatchSettings
 from serve_app.errors import LeaseLost, StorageAway
@@ -61,11 +62,11 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, answer: Answer, models: Collection[str]) -> None:
+    def start(self, answer: Answer, models: Collection[str], problem_of_line: ProblemOfLine = any_line) -> None:
         ingress = asyncio.get_running_loop()
 
         def run() -> None:
-            asyncio.run(self._main(answer, models, ingress))
+            asyncio.run(self._main(answer, models, problem_of_line, ingress))
 
         self._thread = threading.Thread(target=run, name="batches", daemon=True)
         self._thread.start()
@@ -90,7 +91,9 @@ class Worker:
                 self._loop.call_soon_threadsafe(self._woken.set)
         await asyncio.to_thread(self._thread.join, _STOP_S)
 
-    async def _main(self, answer: Answer, models: Collection[str], ingress: asyncio.AbstractEventLoop) -> None:
+    async def _main(
+        self, answer: Answer, models: Collection[str], problem_of_line: ProblemOfLine, ingress: asyncio.AbstractEventLoop
+    ) -> None:
         self._woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         concurrency = self._settings.concurrency
@@ -101,7 +104,9 @@ class Worker:
             return InProcess(answer, ingress, owner=owner, places=places, own=own, timeout_s=REQUEST_TIMEOUT_S)
 
         def job(batch: Batch, claim: Claim) -> Job:
-            return Job(batch, self._settings, self._storage, claim, models=models, transport=transport)
+            return Job(
+                batch, self._settings, self._storage, claim, models=models, transport=transport, problem_of_line=problem_of_line
+            )
 
         try:
             while not self._stopping:

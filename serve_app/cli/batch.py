@@ -218,6 +218,9 @@ class _Files:
         output = Path(self.output)
         if not output.name or output.is_dir():
             raise BatchError(f"--output is {self.output!r}, a folder", "name a file in it, for example answers.jsonl")
+        if output.exists() and not output.is_file():  # a file that is renamed would take its place
+            problem = f"--output is {self.output!r}, which is no regular file"
+            raise BatchError(problem, "name a file, for example answers.jsonl")
         if not output.parent.is_dir():
             raise BatchError(f"the folder {output.parent} of --output does not exist", f"mkdir -p {output.parent}")
 

@@ -126,7 +126,7 @@ class IngressSettings(Section):
     batch: BatchSettings | None = None
     """Where files and batches are kept, of OpenAI's Batch API. None: there are no such routes."""
     max_body_bytes: Int = Field(default=10 << 20, ge=1)
-    """Largest accepted request body; a larger one is answered with 413."""
+    """Largest accepted request body; a larger one is answered with 413. Also the longest line of a batch's input."""
     max_waiting_requests: Int = Field(default=1000, ge=0)
     """Requests per model and ingress that may wait for a replica; one more is answered with 503."""
     max_loop_lag_s: Real = Field(default=2.0, ge=0.05, le=60)

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app import descriptors
 from serve_app.batch.service import BatchService, Routes
 from serve_app.errors import (
+    BadRequest,
     BodyTooSlow,
     IngressOverloaded,
     NotSupported,
@@ -178,6 +179,16 @@ class IngressApp:
             await self._account_for(scope["path"], scope, receive, send, owner or None, background=True)
         except ServingError as exc:
             await answer_of(exc).response()(scope, receive, send)
+
+    def problem_of_line(self, line: bytes) -> str:
+        """Return why a line of a batch is refused before it is parsed, "" if it is not: the limits are those of a body over HTTP."""
+        if len(line) > (limit := self._limits.max_body_bytes):
+            return f"has {len(line)} bytes, limit {limit}"
+        try:
+            check_num_values(line, self._models.max_model_len)
+        except BadRequest as exc:
+            return exc.problem
+        return ""
 
     async def _answer_stored(self, routes: Routes, scope: Scope, receive: Receive, send: Send, owner: str) -> None:
         handlers = routes.methods(tuple(scope["path"].split("/")[3:]))

@@ -88,7 +88,7 @@ class IngressRuntime:
         """Start batches, the clients' loops and the watch of the event loop; the caller owns the tasks."""
         if self.batches is not None:
             adapters = [name for front in self.front_ends.values() for name in front.adapters]
-            self.batches.start(self.app.answer_batch, (*self.front_ends, *adapters))
+            self.batches.start(self.app.answer_batch, (*self.front_ends, *adapters), self.app.problem_of_line)
         clients = [asyncio.create_task(front.client.run(), name=f"fleet {name}") for name, front in self.front_ends.items()]
         return [asyncio.create_task(self.app.lag.watch(), name="loop lag"), *clients]
 

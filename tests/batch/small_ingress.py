@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from serve_app.batch.rows import any_line
 from serve_app.batch.service import BatchService, Routes
 from serve_app.config import BatchSettings, IngressSettings
 from serve_app.errors import ServingError
@@ -53,7 +54,7 @@ async def main(folder: Path, port: int, delay_s: float, given: dict[str, Any]) -
     app = SmallIngress(service, folder / "asked", delay_s)
     listener = Listener(app, IngressSettings(port=port))
     await listener.start()
-    service.start(app.answer, ["tiny"])
+    service.start(app.answer, ["tiny"], any_line)
     while True:
         await asyncio.sleep(1.0)
         listener.check()

@@ -209,3 +209,37 @@ def test_a_marker_for_which_the_volume_has_no_room_leaves_nothing(tmp_path: Path
     assert list(shared_folder.iterdir()) == []
     put(bucket, scratch, "file-1", b"x")
     assert content_of(bucket, "file-1") == b"x"
+
+
+def test_a_volume_that_is_not_mounted_for_a_moment_is_away_and_its_files_are_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scratch, shared_folder = Folder(tmp_path / "scratch"), tmp_path / "shared"
+    bucket = Bucket(f"file://{shared_folder}", scratch, database)
+    put(bucket, scratch, "file-1", b"x")
+    shared_folder.rename(tmp_path / "away")
+    shared_folder.mkdir()  # the mount point
+    for ask in (
+        lambda: content_of(bucket, "file-1"),
+        lambda: bucket.remove(["file-1"]),
+        lambda: put(bucket, scratch, "file-2", b"y"),
+        lambda: bucket.sweep({"file-1"}, ()),
+        lambda: content_of(bucket, "file-1"),
+    ):
+        with pytest.raises(StorageAway):
+            ask()
+    assert list(shared_folder.iterdir()) == []
+    assert "mount the volume" in caplog.text
+    shared_folder.rmdir()
+    (tmp_path / "away").rename(shared_folder)
+    assert content_of(bucket, "file-1") == b"x"
+
+
+def test_a_volume_of_another_database_in_the_place_of_ours_is_no_loss_of_our_files(tmp_path: Path) -> None:
+    scratch, shared_folder = Folder(tmp_path / "scratch"), tmp_path / "shared"
+    bucket = Bucket(f"file://{shared_folder}", scratch, database)
+    put(bucket, scratch, "file-1", b"x")
+    shared_folder.rename(tmp_path / "away")
+    put(Bucket(f"file://{shared_folder}", scratch, lambda: "database-2"), scratch, "file-2", b"y")
+    with pytest.raises(StorageAway):
+        content_of(bucket, "file-1")

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import httpx
@@ -55,6 +56,21 @@ def test_a_waiting_request_that_is_given_up_leaves_its_place_to_the_next(service
     assert isinstance(fourth, Answer)
     assert (service.asked["a"], service.asked["b"], service.asked["c"], service.asked["d"]) == (1, 0, 0, 1)
     assert service.most_at_once == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"concurrency": 0}, "Limits.concurrency is 0; it must be at least 1"),
+        ({"tries": 0}, "Limits.tries is 0; it must be at least 1"),
+        ({"timeout_s": 0.0}, "Limits.timeout_s is 0.0; it must be above 0"),
+        ({"patience_s": -1.0}, "Limits.patience_s is -1.0; it must be at least 0"),
+        ({"tokens_per_minute": 0}, "Limits.tokens_per_minute is 0; it must be at least 1, or None"),
+    ],
+)
+def test_a_limit_with_which_nothing_could_be_asked_is_refused(limits: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        Limits(**limits)
 
 
 def test_the_model_of_a_full_service_is_waited_for_and_that_of_another_kind_of_server_is_not(service: Service) -> None:
@@ -174,6 +190,23 @@ def test_other_tasks_run_also_while_no_line_is_asked(service: Service, tmp_path:
 
     asyncio.run(run())
     assert seen == [_YIELD_LINES]
+
+
+def test_each_line_with_the_id_of_another_one_is_in_the_errors_while_others_are_answered(tmp_path: Path) -> None:
+    async def answer(request: httpx.Request) -> httpx.Response:
+        for _ in range(int(json.loads(request.content)["prompt"]) % 8):
+            await asyncio.sleep(0)
+        return httpx.Response(200, json={"id": "1", "choices": []})
+
+    async def run() -> Counts:
+        values = [{"id": "same" if number // 20 % 2 else f"id-{number}", "prompt": str(number)} for number in range(1000)]
+        requests = (request_of_example(number, value, Defaults("m", chat=False)) for number, value in enumerate(values, 1))
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://service") as http:
+            with Journal(tmp_path / "journal") as journal:
+                await Runner(http, journal, Limits()).run(requests)
+                return journal.counts()
+
+    assert asyncio.run(run()) == Counts(answered=501, failed=499)
 
 
 def test_as_many_requests_run_at_once_as_are_sent(service: Service) -> None:

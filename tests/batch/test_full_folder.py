@@ -15,13 +15,14 @@ import pytest
 
 from serve_app.batch.disk_threads import DiskThreads
 from serve_app.batch.folder import Folder
+from serve_app.batch.journal import Journal, Line
 from serve_app.batch.records import Batch, File
 from serve_app.batch.sqlite_database import SqliteDatabase
 from serve_app.batch.storage import in_folder
 from serve_app.batch.store import Store
 from serve_app.batch.worker import FREE_BYTES, Worker
 from serve_app.config import BatchSettings
-from serve_app.errors import BatchError, StorageFull
+from serve_app.errors import BatchError, ConfigError, StorageFull
 from tests.batch.test_job import Stored
 from tests.chaos.resources import full, small_disk
 
@@ -129,3 +130,37 @@ def test_a_batch_whose_disk_fills_in_the_middle_goes_on_once_there_is_room(disk:
     assert stored.batch.status == "in_progress"
     asyncio.run(stored.job(answer).run())
     assert (stored.batch.status, stored.batch.completed, stored.batch.failed) == ("completed", 2, 0)
+
+
+def test_an_ingress_that_starts_on_a_full_folder_opens_it_with_the_reserve(disk: Path) -> None:
+    stored = Stored(disk / "store")
+    stored.folder.reserve.keep()
+    stored.storage.close()  # removes the files beside the database, for which opening it again needs room
+    with full(disk):
+        storage = in_folder(disk / "store")
+        assert storage.store.batch("batch_1", "").status == "in_progress"
+        storage.close()
+        assert not storage.scratch.reserve.free(), "opening the database has taken it"
+    with full(disk), pytest.raises(ConfigError) as refused:
+        in_folder(disk / "store")
+    assert "make room on its disk" in refused.value.hint
+    assert "remove" not in refused.value.hint
+
+
+def test_a_journal_whose_disk_is_full_tells_no_result_that_it_has_lost(disk: Path) -> None:
+    journal = Journal(disk / "journal", notes_recorded=True)
+    journal.see("kept", "digest", again=False)
+    journal.record("kept", "answer", failed=False)
+    journal.see("seen", "digest", again=False)
+    journal.commit()
+    with full(disk):
+        journal.see("new", "digest", again=False)
+        journal.record("seen", "x" * 20_000, failed=False)
+        journal.record("new", "x" * 20_000, failed=True)
+        for _ in range(2):
+            with pytest.raises(BatchError, match="make room and run the same command"):
+                journal.commit()
+        assert journal.recorded(2, max_chars=100) == [Line("kept", "digest", False, "answer")]
+        journal.forget_recorded(1)
+        assert journal.recorded(2, max_chars=100) == []
+    journal.close()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve_app.batch.client import Limits
-from serve_app.batch.ray_data import predict, refuse_columns
+from serve_app.batch.client import Answer, Failure, Limits
+from serve_app.batch.ray_data import _with_outcomes, predict, refuse_columns
 from serve_app.errors import BatchError
 from tests.batch.service import Service, block_of_the_docs
 
@@ -70,6 +70,18 @@ def test_a_service_that_is_away_fails_the_dataset_and_no_row(cluster: None, serv
     service.verdict = lambda prompt: 503
     with pytest.raises(Exception, match="nothing was answered for"):
         predict(ray.data.from_items([{"prompt": "a"}]), service.url, "m", limits=Limits(patience_s=0.5)).take_all()
+
+
+def test_half_a_surrogate_pair_in_an_answer_fails_no_row() -> None:
+    import pyarrow as pa
+
+    bodies = [{"choices": [{"message": {"content": text}}]} for text in ("fine \u00e9", "half \ud83d")]
+    outcomes: list[Answer | Failure] = [*(Answer(body, "", 1) for body in bodies), Failure("request_failed", "\ud83d")]
+    rows = _with_outcomes(pa.table({"prompt": ["a", "b", "c"]}), outcomes).to_pylist()
+    assert [row["answer"] for row in rows] == ["fine \u00e9", "half ?", None]
+    assert [row["error"] for row in rows] == [None, None, "request_failed: ?"]
+    assert "\u00e9" in rows[0]["response"], "other characters are no escapes"
+    assert [json.loads(row["response"]) for row in rows[:2]] == bodies
 
 
 def test_columns_that_cannot_be_asked_or_added_are_named() -> None:

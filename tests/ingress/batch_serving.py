@@ -84,17 +84,19 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, *, keys: bool = False, model: Model | None = None, **limits: Any) -> AsyncIterator[Served]:
+async def serving(
+    folder: Path, *, keys: bool = False, model: Model | None = None, max_body_bytes: int = 4000, **limits: Any
+) -> AsyncIterator[Served]:
     model = model or Model()
     (folder / "keys").write_text("\n".join(KEYS))
     storage = {} if "database_file" in limits else {"dir": folder / "store"}
     service = BatchService(BatchSettings(**storage, **limits))
     known = ApiKeys(folder / "keys") if keys else None
-    app = IngressApp({"tiny": front("tiny", model)}, AppLimits(4000), version={}, keys=known, batches=service)
+    app = IngressApp({"tiny": front("tiny", model)}, AppLimits(max_body_bytes), version={}, keys=known, batches=service)
     settings = IngressSettings(port=free_port())
     listener = Listener(app, settings)
     await listener.start()
-    service.start(app.answer_batch, ("tiny",))
+    service.start(app.answer_batch, ("tiny",), app.problem_of_line)
     served = Served(model, folder / "store", settings.local_url, app, service)
     try:
         yield served

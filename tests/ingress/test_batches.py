@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from serve_app.batch import worker
+from serve_app.ingress import body_fields
 from serve_app.testing.fleet import in_loop
 from tests.ingress.batch_serving import (
     CHAT,
@@ -114,6 +115,7 @@ BROKEN = [
     (jsonl(line(6, body={"model": "big"})), "model_not_found", "body.model"),
     (jsonl(line(7, body={"model": "tiny", "stream": True})), "invalid_line", None),
     (jsonl(line(2, custom_id="\ud800")), "invalid_line", None),
+    (jsonl(line(8, "x" * 4000)), "invalid_line", None),
 ]
 
 
@@ -128,6 +130,18 @@ async def test_an_input_is_refused_with_the_number_and_the_problem_of_each_wrong
         assert found == [(number, code, param) for number, (_, code, param) in enumerate(BROKEN, 1) if code]
         assert all(error.message for error in batch.errors.data or ())
         assert not served.model.asked, "nothing of it is asked"
+
+
+@in_loop
+async def test_a_line_of_too_many_values_is_refused_as_a_body_over_http_is_and_never_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_fields, "MAX_VALUES", 1)  # so that twice the context counts, which is 2048 here
+    async with serving(tmp_path, max_body_bytes=1 << 20) as served:
+        wrong = b"[" + b"1," * 5000 + b"1"  # has no end, which nobody sees who does not parse it
+        batch = await ended(served.client(), await begin(served.client(), jsonl(line(1)) + wrong))
+        found = [(error.line, error.code, error.message) for error in (batch.errors and batch.errors.data) or ()]
+        assert found == [(2, "invalid_line", "The line holds 5000 values, limit 4096; divide it.")]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -49,7 +50,7 @@ async def two(
 ) -> AsyncIterator[tuple[Served, Served]]:
     """Run two ingresses with models of their own."""
     (folder / "url").write_text(url)
-    shared = {"database_file": folder / "url", "files": files}
+    shared: dict[str, Any] = {"database_file": folder / "url", "files": files}
     async with contextlib.AsyncExitStack() as stack:
         one, other = [await stack.enter_async_context(serving(folder, keys=keys, model=model(), **shared)) for _ in range(2)]
         yield one, other
