@@ -22,8 +22,7 @@ def down(name: Name = "serve-app") -> None:
     """Stop a running `serve-app up`: streams end first, then everything goes."""
     from serve_app.cli.cluster import find_run, interrupt
 
-    state = find_run(name)
-    interrupt(state.pid)
+    interrupt(find_run(name))
     typer.echo(f"{name} stopped")
 
 

@@ -26,6 +26,7 @@ from serve_app.errors import ConfigError
 
 DEFAULT_BATCHED_TOKENS = 2048
 """vLLM's max_num_batched_tokens on cpu, where simulated engines run."""
+_NAME, _MAX_NAME = "[a-z]([a-z0-9-]*[a-z0-9])?", 41
 MIN_TOKEN_BYTES = 16  # 128 bits when random: below that, guessing offline from one captured handshake is feasible
 
 
@@ -68,7 +69,7 @@ def _yielding(model: Any) -> Any:
 class Settings(Section):
     """The whole file."""
 
-    name: str = Field(default="serve-app", max_length=41, pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$")
+    name: str = Field(default="serve-app", max_length=_MAX_NAME, pattern=f"^{_NAME}$")
     """Name of the application; a DNS label of at most 41 characters, KubeRay's limit."""
     models: Annotated[dict[str, ModelSettings], BeforeValidator(_named)] = Field(
         min_length=1, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}
@@ -331,6 +332,11 @@ def cluster_token(settings: Settings) -> bytes:
         problem = f"{path} holds {len(token)} bytes, at least {MIN_TOKEN_BYTES} are needed"
         raise ConfigError(path=key, problem=problem, hint="for example: openssl rand -hex 32")
     return token
+
+
+def is_application_name(text: str) -> bool:
+    """Return whether ``text`` may be `Settings.name`."""
+    return len(text) <= _MAX_NAME and re.fullmatch(_NAME, text) is not None
 
 
 def default_cache_dir() -> Path:
