@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,9 +132,12 @@ class SimulatedSettings(Section):
         return self.time_scale * step_time_s(profile_from(self.profile), StepWork(1, 1, 1))
 
     def prompt_step_s(self, num_tokens: int) -> float:
-        """Return the seconds of a step over a prompt of so many tokens."""
+        """Return the seconds of a step over a prompt of so many tokens; infinity where they are more than a float holds."""
         work = StepWork(num_tokens, num_tokens, num_tokens * (num_tokens + 1) // 2)
-        return self.time_scale * step_time_s(profile_from(self.profile), work)
+        try:
+            return self.time_scale * step_time_s(profile_from(self.profile), work)
+        except OverflowError:
+            return math.inf
 
 
 class CanarySettings(Section):

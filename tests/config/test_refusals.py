@@ -36,6 +36,30 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(sections: Any
 
 
 @pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"ingress": {"port": 16**5000}},
+            "ingress.port: is a number of thousands of digits, but should be less than or equal to 65535",
+        ),
+        ({"timeouts": {"drain_s": [16**5000]}}, "timeouts.drain_s: is a list too large to show, but should be a valid number"),
+        (
+            {
+                "models": {
+                    "a": LLAMA | {"simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"max_num_batched_tokens": 10**400}}
+                }
+            },
+            "health.eject_after_s: is 8, and a simulated step of a takes up to inf s: it would be taken for hung; "
+            "set it well above inf, or lower simulated.time_scale",
+        ),
+    ],
+)
+def test_an_integer_that_no_file_can_hold_is_refused_too(sections: Any, said: str) -> None:
+    """JSON, as in the arguments of a Serve application, bounds none."""
+    assert refusal(**sections) == said
+
+
+@pytest.mark.parametrize(
     ("section", "key", "value", "way_out"),
     [
         ("timeouts", "drain_s", "10m", "the unit is seconds, as the name says: write 600"),
