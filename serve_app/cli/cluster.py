@@ -240,7 +240,7 @@ def ray_token() -> str:
 
 def _num_cpus(settings: Settings) -> int:
     """Ray's CPUs are a bookkeeping of its own: as many as all replicas may ask for, whatever the machine has."""
-    wanted = sum(m.num_cpus * m.replicas.max for m in settings.models.values())
+    wanted = sum(m.num_cpus * (m.replicas.max + m.surge()) for m in settings.models.values())
     wanted += settings.ingress.num_cpus * settings.ingress.replicas.max * 2  # old and new ones at once in an update
     return max(os.cpu_count() or 1, int(wanted) + 1)
 
