@@ -16,7 +16,7 @@ from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
-from serve_app.config.links import MembershipSettings, ProtocolSettings
+from serve_app.config.links import MAX_INGRESSES, MembershipSettings, ProtocolSettings
 from serve_app.config.logs import LogSettings
 from serve_app.config.model import NAME_PATTERN, ModelSettings
 from serve_app.config.places import hint_for
@@ -108,6 +108,7 @@ class Settings(Section):
         refuse(
             [
                 *self._port_problems(self.protocol.port),
+                *self._link_problems(),
                 *self._gpu_problems(),
                 *self._hold_problems(),
                 *self._health_problems(),
@@ -240,6 +241,17 @@ class Settings(Section):
                 yield wrong(
                     dotted(("models", name, "resources")), problem, "give each model a Ray resource, or set protocol.port: 0"
                 )
+
+    def _link_problems(self) -> Iterator[PydanticCustomError]:
+        """An update starts a new ingress for each old one before it stops an old one (`application.py`)."""
+        most = 2 * self.ingress.replicas.max
+        if most > (limit := self.protocol.max_ingresses):
+            problem = (
+                f"is {limit}, and ingress.replicas.max is {self.ingress.replicas.max}: an update has up to {most} ingresses at once, "
+                "and a replica would refuse the links of the last ones"
+            )
+            way_out = f"set it to {most} or more ({MAX_INGRESSES} at most), or lower ingress.replicas.max"
+            yield wrong("protocol.max_ingresses", problem, way_out)
 
 
 def problems(values: Mapping[str, Any]) -> list[ConfigError]:

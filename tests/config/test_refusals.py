@@ -59,6 +59,16 @@ def test_an_integer_that_no_file_can_hold_is_refused_too(sections: Any, said: st
     assert refusal(**sections) == said
 
 
+def test_every_ingress_of_an_update_has_a_link_to_each_replica() -> None:
+    ingress = {"replicas": {"min": 1, "max": 33}}
+    assert refusal(ingress=ingress) == (
+        "protocol.max_ingresses: is 64, and ingress.replicas.max is 33: an update has up to 66 ingresses at once, and a replica would "
+        "refuse the links of the last ones; set it to 66 or more (1024 at most), or lower ingress.replicas.max"
+    )
+    settings = parse_settings({"models": {"llama": LLAMA}, "ingress": ingress, "protocol": {"max_ingresses": 66}})
+    assert settings.ingress.replicas.max == 33
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value", "way_out"),
     [
