@@ -88,9 +88,8 @@ def _replica(settings: Settings, model: ModelSettings) -> Any:
         options["ray_actor_options"]["num_gpus"] = model.gpus_per_replica
     if (per_node := model.per_node()) is not None:
         options["max_replicas_per_node"] = per_node
-    surge = model.replicas.surge
     # Per cent, rounded up to whole replicas: 1 is one replica of up to 100.
-    options["max_surge_percent"] = int(model.device == "cpu") if surge is None else surge
+    options["max_surge_percent"] = model.surge()
     # Without surge: Serve rounds this share of the replicas down, but to one at least. Its own 0.2 would take two of ten at once.
     options["rolling_update_percentage"] = 1e-9
     scaling = _scaling(model.replicas.min, model.replicas.max)

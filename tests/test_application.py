@@ -105,9 +105,13 @@ def test_an_upgrade_keeps_the_replicas_that_run_and_a_first_deployment_has_the_m
 
 def test_a_new_ingress_listens_before_an_old_one_stops_and_gpus_are_not_asked_for_twice() -> None:
     spare = {**TINY, "replicas": {"surge": 0}}
-    built = deployments({"models": {"big": SCALED, "tiny": TINY, "spare": spare}})
-    surge = {name: d._deployment_config.max_surge_percent for name, d in built.items()}
-    assert surge == {"ingress": 100, "replica-big": 0, "replica-tiny": 1, "replica-spare": 0}
+    simulated = {**TINY, "simulated": {"profile": "a10g-llama-8b"}}
+    holding = {**simulated, "gpus_per_replica": 1}
+    surging = {**holding, "replicas": {"surge": 1}}
+    models = {"big": SCALED, "tiny": TINY, "spare": spare, "simulated": simulated, "holding": holding, "surging": surging}
+    built = deployments({"models": models})
+    surge = {name.removeprefix("replica-"): d._deployment_config.max_surge_percent for name, d in built.items()}
+    assert surge == {"ingress": 100, "big": 0, "tiny": 1, "spare": 0, "simulated": 1, "holding": 0, "surging": 1}
 
 
 def test_an_update_without_surge_stops_one_replica_at_a_time_however_many_there_are() -> None:

@@ -1,6 +1,7 @@
 """`serve-app check FILE`: refuse a wrong configuration, in under 2 s where vLLM need not be asked, and show what a right one asks for."""
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -128,12 +129,12 @@ def _notes(settings: Settings, asked: Collection[str]) -> Iterator[str]:
         except CheckpointError as exc:
             yield str(exc)
         else:
-            if source.startswith("/") and not Path(source).exists():
+            if source.startswith("/") and not os.path.exists(source):
                 yield f"{source} does not exist on this machine"
     tls = settings.protocol.tls
     secrets = (settings.protocol.cluster_token_file, settings.ingress.api_keys_file)
     for path in (*secrets, *((tls.cert_file, tls.key_file, tls.ca_file) if tls else ())):
-        if path is not None and not path.exists():
+        if path is not None and not os.path.exists(path):
             yield f"{path} does not exist on this machine; the nodes of the cluster need it"
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -16,15 +17,19 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import psutil
+from pydantic import TypeAdapter, ValidationError
 
 from serve_app.cli.reaper import Reaper, end_processes
 from serve_app.config import Settings, default_cache_dir
+from serve_app.config.settings import is_application_name
 from serve_app.engine_args import PROCESS_ENVIRONMENT
 from serve_app.errors import ClusterFailed, ClusterSilent
 
 T = TypeVar("T")
 RAY_LIMIT_S = 30.0
 _CONNECT_LIMIT_S = 10.0
+_END_POLL_S = 0.1
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OBJECT_STORE_BYTES = 100 << 20
 """Of our own Ray cluster, in /dev/shm. Requests do not pass through it."""
 
@@ -39,25 +44,47 @@ _RAY_ENVIRONMENT = {
 """What our own Ray cluster is started with, unless the environment says otherwise."""
 
 
+def identity(pid: int) -> str:
+    """Return what no other process of this machine has or had, though its number may: the boot and the clock tick of its start.
+
+    "" without such a process, and once it has ended, even if its parent has not waited for it. psutil's ``create_time()`` would not do:
+    it follows each step of the clock.
+    """
+    try:
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        )  # behind the name: state, parent, ...
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    state, start_ticks = fields[0], fields[19]
+    return "" if state in "ZX" else f"{_BOOT_ID.read_text().strip()}/{start_ticks}"
+
+
 @dataclass(frozen=True)
 class RunState:
     """What other commands need to find a running ``serve-app up``; one JSON file per application name."""
 
     name: str
     pid: int
-    created: float
     ray_address: str
     ray_token: str
     url: str
+    process: str = ""
+    """`identity` of the process."""
+    created: float = 0.0
+    """Seconds since the epoch: what version 0.1.0 and older wrote in place of ``process``."""
 
     @classmethod
     def of_this_process(cls, name: str, ray_address: str, ray_token: str, url: str) -> Self:
-        return cls(name, os.getpid(), psutil.Process().create_time(), ray_address, ray_token, url)
+        return cls(name, os.getpid(), ray_address, ray_token, url, identity(os.getpid()))
 
     def is_alive(self) -> bool:
         """Return whether the very process still runs, not another that was given its number."""
+        found = identity(self.pid)
+        if self.process:
+            return found == self.process
         with contextlib.suppress(psutil.NoSuchProcess):
-            return abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
+            return found != "" and abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
         return False
 
     @staticmethod
@@ -74,19 +101,33 @@ class RunState:
 
     @classmethod
     def load(cls, name: str) -> "RunState | None":
-        """Return the state of a run that is alive; a file left by one that was killed is removed."""
+        """Return the state of a run that is alive; a file left by one that was killed is removed.
+
+        None also for a name that no application can have: it may be a path to any file.
+
+        Raises:
+            ClusterFailed: The file cannot be read, or holds something else.
+        """
+        if not is_application_name(name):
+            return None
         path = cls.path(name)
         try:
-            state = cls(**json.loads(path.read_text()))
+            state = _STATE.validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError):
+        except OSError as exc:
+            hint = "if another user started that application, set SERVE_APP_CACHE to a folder of your own"
+            raise ClusterFailed(problem=f"{path} cannot be read: {exc.strerror}", hint=hint) from exc
+        except ValidationError as exc:
+            raise ClusterFailed(problem=f"{path} is not a file of serve-app up", hint="remove it, or move it away") from exc
+        if state.is_alive():
+            return state
+        with contextlib.suppress(PermissionError):  # the folder is another user's
             path.unlink(missing_ok=True)
-            return None
-        if not state.is_alive():
-            path.unlink(missing_ok=True)
-            return None
-        return state
+        return None
+
+
+_STATE = TypeAdapter(RunState)
 
 
 def find_run(name: str) -> RunState:
@@ -97,10 +138,19 @@ def find_run(name: str) -> RunState:
     """
     state = RunState.load(name)
     if state is None:
-        others = sorted(p.stem for p in RunState.path(name).parent.glob("*.json") if RunState.load(p.stem))
+        others = _running_here()
         hint = f"running here: {', '.join(others)}" if others else "start it with: serve-app up -f FILE"
         raise ClusterFailed(problem=f"no application named {name!r} runs on this machine", hint=hint)
     return state
+
+
+def _running_here() -> list[str]:
+    """Return the names of what runs here. A file that cannot be read keeps nobody from the others."""
+    found = []
+    for path in sorted(RunState.path("any").parent.glob("*.json")):
+        with contextlib.suppress(ClusterFailed):
+            found += [state.name] if (state := RunState.load(path.stem)) else []
+    return found
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T:
@@ -190,7 +240,7 @@ def ray_token() -> str:
 
 def _num_cpus(settings: Settings) -> int:
     """Ray's CPUs are a bookkeeping of its own: as many as all replicas may ask for, whatever the machine has."""
-    wanted = sum(m.num_cpus * m.replicas.max for m in settings.models.values())
+    wanted = sum(m.num_cpus * (m.replicas.max + m.surge()) for m in settings.models.values())
     wanted += settings.ingress.num_cpus * settings.ingress.replicas.max * 2  # old and new ones at once in an update
     return max(os.cpu_count() or 1, int(wanted) + 1)
 
@@ -266,20 +316,20 @@ def connect_to_run(name: str, address: str) -> str:
     return state.url
 
 
-def interrupt(pid: int) -> None:
-    """Ask a ``serve-app up`` to end as Ctrl-C would, and wait for it.
+def interrupt(run: RunState) -> None:
+    """Ask a ``serve-app up`` to end as Ctrl-C would, and wait until it has ended.
 
     Raises:
         ClusterFailed: It belongs to somebody else.
     """
     try:
-        process = psutil.Process(pid)
-        process.send_signal(signal.SIGINT)
-        process.wait()
-    except psutil.NoSuchProcess:
+        os.kill(run.pid, signal.SIGINT)
+    except ProcessLookupError:
         return
-    except psutil.AccessDenied as exc:
-        raise ClusterFailed(problem=f"process {pid} belongs to another user", hint="ask them to stop it") from exc
+    except PermissionError as exc:
+        raise ClusterFailed(problem=f"process {run.pid} belongs to another user", hint="ask them to stop it") from exc
+    while run.is_alive():
+        time.sleep(_END_POLL_S)
 
 
 def members(settings_name: str) -> list[dict[str, Any]]:

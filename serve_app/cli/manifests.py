@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from serve_app.config import parse_settings, problems
-from serve_app.config.checks import load_yaml
+from serve_app.config.checks import load_yaml, shown
 from serve_app.config.timeouts import Timeouts, broken_rules, serve_shutdown_s
 from serve_app.errors import ConfigError
 
@@ -18,6 +18,7 @@ _HEALTH_CHECK = "alb.ingress.kubernetes.io/healthcheck-interval-seconds"
 _FAILURES = "alb.ingress.kubernetes.io/unhealthy-threshold-count"
 _DEFAULT_FAILURES = 2
 _DEFAULT_S = {"node_drain_s": 30.0, "gcs_reconnect_s": 60.0, "pod_grace_s": 30.0, "old_cluster_s": 60.0}
+_SCHEMA = "validate it against KubeRay's schema first"
 _VARIABLES = {
     "node_drain_s": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S",
     "gcs_reconnect_s": "RAY_gcs_rpc_server_reconnect_timeout_s",
@@ -26,6 +27,20 @@ _VARIABLES = {
 
 def are_manifests(text: str) -> bool:
     return re.search(r"^kind: ", text, re.MULTILINE) is not None
+
+
+def documents_in(text: str) -> list[Mapping[str, Any]]:
+    """Return the YAML documents of ``text``, without those that are empty.
+
+    Raises:
+        ConfigError: Not YAML, or a document is no mapping.
+    """
+    try:
+        documents = [d for d in yaml.safe_load_all(text) if d is not None]
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a number in form only, such as 0b_
+        problem = "is nested too deep" if isinstance(exc, RecursionError) else " ".join(str(exc).split())
+        raise ConfigError("", f"not valid YAML: {problem}") from exc
+    return [_mapping(d, f"document {number}") for number, d in enumerate(documents, 1)]
 
 
 def manifest_problems(
@@ -40,24 +55,40 @@ def manifest_problems(
         ignored: Names of rules of the timeouts that are not judged.
 
     Raises:
-        ConfigError: Not YAML, or no RayService in it.
+        ConfigError: Not YAML, no RayService in it, or an annotation of a load balancer that is no number.
     """
-    try:
-        documents = [d for d in yaml.safe_load_all(text) if isinstance(d, Mapping)]
-    except yaml.YAMLError as exc:
-        raise ConfigError("", f"not valid YAML: {' '.join(str(exc).split())}") from exc
+    documents = documents_in(text)
     services = [d for d in documents if d.get("kind") == "RayService"]
     if not services:
         raise ConfigError("", "the manifests hold no RayService", "check the output of: helm template NAME helm/serve-app")
     idle_s = load_balancer_idle_s if load_balancer_idle_s is not None else _annotated_idle_s(documents)
     edge = {"client_s": client_s, "load_balancer_idle_s": idle_s, "health_check_s": _annotated_health_check_s(documents)}
     for service in services:
-        where = f"RayService {service['metadata']['name']}"
+        where = called(service)
         try:
-            for problem in _service_problems(service["spec"], edge, ignored):
-                yield ConfigError(f"{where}: {problem.path}" if problem.path else where, problem.problem, problem.hint)
+            for problem in _service_problems(_mapping(service.get("spec"), "spec"), edge, ignored):
+                yield _inside(where, problem)
         except KeyError as exc:
-            yield ConfigError(where, f"has no {exc.args[0]}", "validate it against KubeRay's schema first")
+            yield ConfigError(where, f"has no {exc.args[0]}", _SCHEMA)
+        except ConfigError as exc:
+            yield _inside(where, exc)
+
+
+def called(manifest: Mapping[str, Any]) -> str:
+    """Return the kind and the name of a manifest.
+
+    Raises:
+        ConfigError: It lacks one of them, or its apiVersion.
+    """
+    kind, name = manifest.get("kind"), _metadata(manifest).get("name")
+    for key, value in (("kind", kind), ("metadata.name", name), ("apiVersion", manifest.get("apiVersion"))):
+        if not isinstance(value, str):
+            raise ConfigError(str(kind or "a document"), f"has no {key}", "give it one, or remove the document")
+    return f"{kind} {name}"
+
+
+def _inside(where: str, problem: ConfigError) -> ConfigError:
+    return ConfigError(f"{where}: {problem.path}" if problem.path else where, problem.problem, problem.hint)
 
 
 def timeout_problems(known: Iterable[Timeouts], ignored: Collection[str] = ()) -> list[ConfigError]:
@@ -69,13 +100,19 @@ def timeout_problems(known: Iterable[Timeouts], ignored: Collection[str] = ()) -
 def _service_problems(
     spec: Mapping[str, Any], edge: Mapping[str, float | None], ignored: Collection[str]
 ) -> Iterator[ConfigError]:
-    """Yield what is wrong in one RayService; ``edge`` has the timeouts of what stands before it."""
-    for application in load_yaml(spec["serveConfigV2"])["applications"]:
-        arguments = application.get("args") or {}
+    """Yield what is wrong in one RayService; ``edge`` has the timeouts of what stands before it.
+
+    Raises:
+        KeyError: A key is missing.
+        ConfigError: A value is of another type than its key has.
+    """
+    for number, application in enumerate(_applications(spec["serveConfigV2"])):
+        arguments = _mapping(application, f"serveConfigV2.applications[{number}]").get("args") or {}
         if wrong := problems(arguments):
             yield from wrong
             continue
         settings = parse_settings(arguments)
+        delay = "rayClusterDeletionDelaySeconds"
         common: dict[str, float | None] = {
             "drain_s": settings.timeouts.drain_s,
             "unready_s": settings.ingress.unready_s,
@@ -83,42 +120,82 @@ def _service_problems(
             "keep_alive_s": settings.ingress.keep_alive_s,
             "serve_shutdown_s": serve_shutdown_s(settings),
             **edge,
-            "old_cluster_s": float(spec.get("rayClusterDeletionDelaySeconds", _DEFAULT_S["old_cluster_s"])),
+            "old_cluster_s": _number(spec.get(delay), delay, _DEFAULT_S["old_cluster_s"]),
         }
-        cluster = spec["rayClusterConfig"]
-        common["head_prestop_s"] = _prestop_s(cluster["headGroupSpec"]["template"])
-        groups = cluster.get("workerGroupSpecs") or []
-        yield from timeout_problems((Timeouts(**common, **_pod_timeouts(group["template"])) for group in groups), ignored)
+        cluster = _mapping(spec["rayClusterConfig"], "rayClusterConfig")
+        common["head_prestop_s"] = _prestop_s(_Pod.of(cluster["headGroupSpec"], "headGroupSpec"))
+        groups = _list(cluster.get("workerGroupSpecs"), "workerGroupSpecs")
+        pods = [_Pod.of(group, f"workerGroupSpecs[{index}]") for index, group in enumerate(groups)]
+        yield from timeout_problems((Timeouts(**common, **_pod_timeouts(pod)) for pod in pods), ignored)
 
 
-def _pod_timeouts(template: Mapping[str, Any]) -> dict[str, float | None]:
-    spec = template["spec"]
-    container = spec["containers"][0]
-    variables = {v["name"]: v.get("value") for v in container.get("env") or ()}
-    pod: dict[str, float | None] = {key: float(variables.get(name) or _DEFAULT_S[key]) for key, name in _VARIABLES.items()}
-    pod["pod_grace_s"] = float(spec.get("terminationGracePeriodSeconds", _DEFAULT_S["pod_grace_s"]))
+def _applications(serve_config: Any) -> Sequence[Any]:
+    if not isinstance(serve_config, str):
+        raise ConfigError("serveConfigV2", f"is {shown(serve_config)}, but should be text", "write it below `serveConfigV2: |`")
+    config = _mapping(load_yaml(serve_config), "serveConfigV2")
+    if config.get("applications") is None:
+        raise KeyError("applications")
+    return _list(config["applications"], "serveConfigV2.applications")
+
+
+class _Pod(NamedTuple):
+    """What is read of the template of a group's pods. The first container is Ray's."""
+
+    at: str
+    labels: Mapping[str, Any]
+    spec: Mapping[str, Any]
+    container: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, group: Any, at: str) -> "_Pod":
+        template = _mapping(_mapping(group, at)["template"], f"{at}.template")
+        spec = _mapping(template["spec"], f"{at}.template.spec")
+        containers = _list(spec["containers"], f"{at}.template.spec.containers")
+        if not containers:
+            raise ConfigError(f"{at}.template.spec.containers", "is empty", _SCHEMA)
+        labels = _mapping(_metadata(template).get("labels"), f"{at}.template.metadata.labels")
+        return cls(at, labels, spec, _mapping(containers[0], f"{at}.template.spec.containers[0]"))
+
+
+def _pod_timeouts(pod: _Pod) -> dict[str, float | None]:
+    entries = [_mapping(v, f"{pod.at}: env") for v in _list(pod.container.get("env"), f"{pod.at}: env")]
+    variables = {v.get("name"): v.get("value") for v in entries}
+    found: dict[str, float | None] = {
+        key: _number(variables.get(name) or None, f"{pod.at}: {name}", _DEFAULT_S[key]) for key, name in _VARIABLES.items()
+    }
+    grace = "terminationGracePeriodSeconds"
+    found["pod_grace_s"] = _number(pod.spec.get(grace), f"{pod.at}: {grace}", _DEFAULT_S["pod_grace_s"])
     label, component = INGRESS_LABEL
-    labels: Mapping[str, str] = template.get("metadata", {}).get("labels") or {}
-    is_ingress = labels.get(label) == component
-    probe = container.get("readinessProbe")
-    pod["prestop_s"] = _prestop_s(template)
-    pod["probe_s"] = probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3) if probe and is_ingress else None
-    on_spot = (spec.get("nodeSelector") or {}).get("karpenter.sh/capacity-type") == "spot"
+    is_ingress = pod.labels.get(label) == component
+    found["prestop_s"] = _prestop_s(pod)
+    found["probe_s"] = _probe_s(pod) if is_ingress else None
+    on_spot = _mapping(pod.spec.get("nodeSelector"), f"{pod.at}: nodeSelector").get("karpenter.sh/capacity-type") == "spot"
     # A replica's streams go on elsewhere when its node goes; an ingress's end with it.
-    pod["spot_notice_s"] = SPOT_NOTICE_S if on_spot and is_ingress else None
-    return pod
+    found["spot_notice_s"] = SPOT_NOTICE_S if on_spot and is_ingress else None
+    return found
 
 
-def _prestop_s(template: Mapping[str, Any]) -> float:
+def _probe_s(pod: _Pod) -> float | None:
+    """Return how long the readiness probe fails until the pod counts as not ready; None without a probe."""
+    at = f"{pod.at}: readinessProbe"
+    if not (probe := _mapping(pod.container.get("readinessProbe"), at)):
+        return None
+    period_s = _number(probe.get("periodSeconds"), f"{at}.periodSeconds", 10)
+    return period_s * _number(probe.get("failureThreshold"), f"{at}.failureThreshold", 3)
+
+
+def _prestop_s(pod: _Pod) -> float:
     """Return 0 where there is no hook, or one that does not sleep."""
-    hook = (template["spec"]["containers"][0].get("lifecycle") or {}).get("preStop") or {}
-    return float((hook.get("sleep") or {}).get("seconds", 0))
+    value: Mapping[str, Any] = pod.container
+    for key in ("lifecycle", "preStop", "sleep"):
+        value = _mapping(value.get(key), f"{pod.at}: {key}")
+    return _number(value.get("seconds"), f"{pod.at}: preStop.sleep.seconds", 0)
 
 
 def _annotated_idle_s(documents: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the idle timeout of an AWS load balancer that the manifests ask for."""
     for document in documents:
-        for value in (document.get("metadata", {}).get("annotations") or {}).values():
+        for value in _annotations(document).values():
             if match := _IDLE.search(str(value)):
                 return float(match[1])
     return None
@@ -127,7 +204,42 @@ def _annotated_idle_s(documents: Sequence[Mapping[str, Any]]) -> float | None:
 def _annotated_health_check_s(documents: Sequence[Mapping[str, Any]]) -> float | None:
     """Return how long an AWS load balancer that the manifests ask for sends on to an ingress that is no longer ready."""
     for document in documents:
-        annotations: Mapping[str, str] = document.get("metadata", {}).get("annotations") or {}
+        annotations = _annotations(document)
         if (interval := annotations.get(_HEALTH_CHECK)) is not None:
-            return float(interval) * float(annotations.get(_FAILURES, _DEFAULT_FAILURES))
+            failures = _number(annotations.get(_FAILURES), _FAILURES, _DEFAULT_FAILURES)
+            return _number(interval, _HEALTH_CHECK, 0) * failures
     return None
+
+
+def _annotations(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(_metadata(document).get("annotations"), "metadata.annotations")
+
+
+def _metadata(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(manifest.get("metadata"), "metadata")
+
+
+def _mapping(value: Any, key: str) -> Mapping[str, Any]:
+    """Return the value of ``key``; an empty mapping for null, which to Kubernetes is a key that is not given.
+
+    Raises:
+        ConfigError: It is no mapping.
+    """
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(key, f"is {shown(value)}, but should be a mapping", _SCHEMA)
+    return value or {}
+
+
+def _list(value: Any, key: str) -> Sequence[Any]:
+    """As `_mapping`."""
+    if not isinstance(value, list | None):
+        raise ConfigError(key, f"is {shown(value)}, but should be a list", _SCHEMA)
+    return value or []
+
+
+def _number(value: Any, key: str, default: float) -> float:
+    """As `_mapping`; the number may be in quotes, as in variables and annotations."""
+    try:
+        return default if value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(key, f"is {shown(value)}, but should be a number", "correct it, or remove it") from None

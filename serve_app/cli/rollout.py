@@ -2,18 +2,17 @@
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import typer
 import yaml
 from rich.console import Console
 
 from serve_app.cli import kube
-from serve_app.cli.manifests import manifest_problems
+from serve_app.cli.manifests import called, documents_in, manifest_problems
 from serve_app.cli.rayservice import RayService, Verdict, judge
+from serve_app.cli.settings_file import in_file
 from serve_app.config import default_cache_dir, read_text
 from serve_app.errors import ClusterFailed, ConfigError
 
@@ -83,10 +82,14 @@ def _apply(cluster: kube.Cluster, name: str, file: Path) -> str:
         ClusterFailed: The cluster refused.
     """
     text = read_text(file)
-    if wrong := list(manifest_problems(text, client_s=None, load_balancer_idle_s=None)):
-        raise ConfigError(f"{file}: {wrong[0].path}", wrong[0].problem, wrong[0].hint)
-    manifests: list[Mapping[str, Any]] = [m for m in yaml.safe_load_all(text) if m]
-    if name not in [m["metadata"]["name"] for m in manifests if m["kind"] == "RayService"]:
+    try:
+        if wrong := list(manifest_problems(text, client_s=None, load_balancer_idle_s=None)):
+            raise wrong[0]
+        manifests = documents_in(text)
+        names = [called(manifest) for manifest in manifests]  # all of them before the first is applied
+    except ConfigError as exc:
+        raise in_file(file, exc) from exc
+    if f"RayService {name}" not in names:
         raise ConfigError(str(file), f"holds no RayService {name!r}", "give its name: serve-app rollout NAME -f FILE")
     way_back = _save(cluster, name)
     for done in cluster.apply(manifests):

@@ -1,6 +1,7 @@
 """Refuses a start that can only fail, before anything is started. For what runs on this machine alone."""
 
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -62,8 +63,8 @@ def refuse_missing_checkpoint(model: ModelSettings) -> None:
 def _problem_of_folder(path: Path) -> str:
     """Return what keeps each ingress from reading the checkpoint; "" where nothing is seen. Weights are not looked at."""
     config = path / "config.json"
-    if not config.is_file():
-        return f"{path} holds no config.json" if path.is_dir() else f"{path} does not exist"
+    if not os.path.isfile(config):  # Path.is_file() raises where a name is too long
+        return f"{path} holds no config.json" if os.path.isdir(path) else f"{path} does not exist"
     try:
         is_object = isinstance(json.loads(config.read_bytes()), dict)
     except OSError as exc:

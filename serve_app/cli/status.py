@@ -22,8 +22,7 @@ def down(name: Name = "serve-app") -> None:
     """Stop a running `serve-app up`: streams end first, then everything goes."""
     from serve_app.cli.cluster import find_run, interrupt
 
-    state = find_run(name)
-    interrupt(state.pid)
+    interrupt(find_run(name))
     typer.echo(f"{name} stopped")
 
 
@@ -58,9 +57,11 @@ def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
     """Return what the ingress at ``url`` tells of the fleet, in the form of `collect`.
 
     Raises:
-        ClusterFailed: It refuses, or does not answer.
+        ClusterFailed: It refuses, does not answer, or answers something else.
     """
     import requests
+
+    from serve_app.cli.fleet_shape import problem_of
 
     if not url.startswith(("http://", "https://")):
         raise ClusterFailed(
@@ -78,6 +79,8 @@ def asked_by_http(url: str, key: str = "") -> dict[str, Any]:
     if not answer.ok:
         hint = "give an API key by --key" if answer.status_code == 401 else ""
         raise ClusterFailed(f"{url} answered {answer.status_code} to GET /fleet", hint)
+    if problem := problem_of(told):
+        raise ClusterFailed(f"{url} does not tell its fleet: {problem}", "is an ingress of serve-app of this version there?")
     return {"name": "fleet", "url": url, "status": "", "deployments": {}, **told}
 
 

@@ -156,7 +156,7 @@ def running(
     finally:
         try:
             with contextlib.suppress(KeyboardInterrupt, ClusterFailed):
-                remove(settings, cut)
+                remove(settings, cut, here=here)
         finally:
             RunState.path(settings.name).unlink(missing_ok=True)
 
@@ -172,8 +172,13 @@ def deploy(settings: Settings) -> None:
     hand_over(serve_config(settings))
 
 
-def remove(settings: Settings, cut: threading.Event) -> None:
-    """Drain and remove the application and its lease board, until ``cut``. Serve ends a drain that takes longer than ``drain_s``."""
+def remove(settings: Settings, cut: threading.Event, *, here: bool) -> None:
+    """Drain and remove the application and its lease board. Serve ends a drain that takes longer than ``drain_s``.
+
+    Args:
+        cut: Set: no longer wait for streams.
+        here: The cluster ends after this, with all that is left in it.
+    """
     import ray
     from ray import serve
 
@@ -187,9 +192,24 @@ def remove(settings: Settings, cut: threading.Event) -> None:
         if left := _states(status):
             told.tell(f"left: {left}")
         if cut.wait(_POLL_S):
-            return
+            if here:
+                return
+            within(RAY_LIMIT_S, lambda: _kill_members(settings.name))
+            break
     with contextlib.suppress(ValueError):
         within(RAY_LIMIT_S, lambda: ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name)))
+
+
+def _kill_members(name: str) -> None:
+    """Kill the application's ingresses and replicas, as Serve does at the end of a drain. One that lived would make a new lease board."""
+    import ray
+    from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
+    from ray.serve._private.constants import SERVE_NAMESPACE
+
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == SERVE_NAMESPACE and actor["name"].startswith(f"{REPLICA_ID_FULL_ID_STR_PREFIX}{name}#"):
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
+                ray.kill(ray.get_actor(actor["name"], namespace=SERVE_NAMESPACE))
 
 
 def application_status(name: str) -> Any:

@@ -129,10 +129,10 @@ def checked_profile(profile: Any) -> Any:
 def checked_regex(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except re.error as exc:
-        raise wrong(
-            "", f"is {pattern!r}, which is no regular expression: {exc}", "escape what is meant as it stands: \\( for ("
-        ) from None
+    except (re.error, OverflowError, RecursionError) as exc:  # OverflowError: of a{99999999999}
+        reason = "its groups are nested too deep" if isinstance(exc, RecursionError) else exc
+        way_out = "escape what is meant as it stands: \\( for ("
+        raise wrong("", f"is {shown(pattern)}, which is no regular expression: {reason}", way_out) from None
     return pattern
 
 
@@ -187,7 +187,7 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
         return "is missing", f"add `{name}:`"
     if value is None:
         return "has no value", "give it one, or remove the key to get the default"
-    shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+    text = shown(value)
     should = re.sub(r"^\w+ should", "but should", detail["msg"])
     if kind in ("dict_type", "model_type"):
         count = value if isinstance(value, int) and value > 0 else 1
@@ -196,18 +196,27 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
             if name == "replicas"
             else "write its keys on lines of their own below, indented"
         )
-        return f"is {shown}, but should be a mapping", below
+        return f"is {text}, but should be a mapping", below
     if kind == "tuple_type":
-        return f"is {shown}, but should be a list", f"write each entry of `{name}:` on a line of its own that starts with `- `"
+        return f"is {text}, but should be a list", f"write each entry of `{name}:` on a line of its own that starts with `- `"
     if kind == "string_pattern_mismatch":
-        return f"is {shown}, but should match {detail['ctx']['pattern']}", "for example my-model"
+        return f"is {text}, but should match {detail['ctx']['pattern']}", "for example my-model"
     if kind in ("int_type", "float_type") and isinstance(value, str):
-        return f"is {shown}, {should}", number_hint(name, value)
+        return f"is {text}, {should}", number_hint(name, value)
     if kind in ("bool_type", "bool_parsing"):
-        return f"is {shown}, {should}", "write true or false"
+        return f"is {text}, {should}", "write true or false"
     if kind == "string_type" and isinstance(value, int | float):
-        return f"is {shown}, {should}", f'write "{value}" in quotes'
-    return f"is {shown}, {should}", ""
+        return f"is {text}, {should}", f'write "{text}" in quotes'
+    return f"is {text}, {should}", ""
+
+
+def shown(value: Any) -> str:
+    """Return the value as Python writes it, in 60 characters at most."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write an integer of more than 4,300 digits
+        return "a number of thousands of digits" if isinstance(value, int) else f"a {type(value).__name__} too large to show"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def number_hint(name: str, text: str) -> str:
@@ -249,11 +258,21 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _bounded_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Return the integer. No setting needs a larger one, and Python writes none of thousands of digits and has no float for it."""
+    if abs(value := loader.construct_yaml_int(node)) >= 1 << 64:
+        raise yaml.constructor.ConstructorError(None, None, "an integer of more than 64 bits", node.start_mark)
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _bounded_int)
+
+
 def load_yaml(text: str) -> Any:
     """The one document in ``text``.
 
     Raises:
-        ConfigError: Not YAML (the path is "line L, column C"), or a mapping has a key twice (the path is the key's).
+        ConfigError: Not YAML (the path is "line L, column C"), nested too deep, or a mapping has a key twice (the path is the key's).
     """
     try:
         loader = _Loader(text)
@@ -269,6 +288,8 @@ def load_yaml(text: str) -> Any:
         raise ConfigError(where, f"not valid YAML: {exc.problem or exc.context}", hint) from exc
     except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number in form only, such as 0b_
         raise ConfigError("", f"not valid YAML: {str(exc).splitlines()[0]}") from exc
+    except RecursionError:
+        raise ConfigError("", "the YAML is nested too deep", "remove brackets or levels that nothing needs") from None
 
 
 def _refuse_duplicate_keys(node: yaml.Node, location: tuple[int | str, ...], seen: set[int]) -> None:

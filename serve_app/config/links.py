@@ -9,6 +9,8 @@ from pydantic_core import PydanticCustomError
 from serve_app.config.base import AbsolutePath, Int, Real, Section
 from serve_app.config.checks import is_loopback, refuse, refuse_port_of_ray, wrong
 
+MAX_INGRESSES = 1024
+
 
 class TlsSettings(Section):
     """TLS of the links between ingress and replicas, verified on both sides."""
@@ -38,8 +40,9 @@ class ProtocolSettings(Section):
     """Seconds of silence after which a link counts as lost. More than 2 x heartbeat_interval_s."""
     handshake_timeout_s: Real = Field(default=5.0, gt=0)
     """Seconds a peer may take from connecting to an open link."""
-    max_ingresses: Int = Field(default=64, ge=1, le=1024)
-    """Links a replica accepts, one for each ingress replica of the model. Connections without the token take none."""
+    max_ingresses: Int = Field(default=64, ge=1, le=MAX_INGRESSES)
+    """Links a replica accepts, one for each ingress. At least 2 x ingress.replicas.max: an update has old and new ingresses at once.
+    Connections without the token take none."""
     credit: Int = Field(default=2048, ge=1)
     """Unfinished attempts that one ingress may have on one replica."""
     send_buffer_bytes: Int = Field(default=64 << 20, ge=1 << 20)

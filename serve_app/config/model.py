@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,8 @@ class ScalingSettings(Bounds):
     """Who gets GPUs first when `autoscaling.max_gpus` is too few for all; higher is first."""
     surge: Int | None = Field(default=None, ge=0, le=1)
     """Replicas beyond those, while an update replaces them. 1: the new one is up before an old one stops, and the update waits for
-    room for it. 0: an old one stops first, so that a model of one replica is away for a start. Default: 1 on cpu, 0 on cuda."""
+    room for it. 0: an old one stops first, so that a model of one replica is away for a start. Default: 0 for a model that holds GPUs,
+    else 1."""
 
     @model_validator(mode="after")
     def _initial_is_within_bounds(self) -> Self:
@@ -131,9 +133,12 @@ class SimulatedSettings(Section):
         return self.time_scale * step_time_s(profile_from(self.profile), StepWork(1, 1, 1))
 
     def prompt_step_s(self, num_tokens: int) -> float:
-        """Return the seconds of a step over a prompt of so many tokens."""
+        """Return the seconds of a step over a prompt of so many tokens; infinity where they are more than a float holds."""
         work = StepWork(num_tokens, num_tokens, num_tokens * (num_tokens + 1) // 2)
-        return self.time_scale * step_time_s(profile_from(self.profile), work)
+        try:
+            return self.time_scale * step_time_s(profile_from(self.profile), work)
+        except OverflowError:
+            return math.inf
 
 
 class CanarySettings(Section):
@@ -206,6 +211,12 @@ class ModelSettings(Section):
     def per_node(self) -> int | None:
         """Return how many replicas one node may hold; None for any number."""
         return self.replicas_per_node or (1 if self.device == "cuda" else None)
+
+    def surge(self) -> int:
+        """Return how many replicas there may be beyond the wanted number, while an update replaces them."""
+        if self.replicas.surge is not None:
+            return self.replicas.surge
+        return 0 if self.gpus_per_replica else 1  # GPUs may all be held, and the update would wait for a free one for ever
 
     def yields_to_chats(self) -> bool:
         """Return whether its engines bound what batches add to a step; they tell batches by vLLM's priorities."""

@@ -16,7 +16,7 @@ from serve_app.config.base import Int, Real, Section
 from serve_app.config.checks import did_you_mean, dotted, load_yaml, refuse, to_config_errors, wrong
 from serve_app.config.health import HealthSettings
 from serve_app.config.ingress import IngressSettings
-from serve_app.config.links import MembershipSettings, ProtocolSettings
+from serve_app.config.links import MAX_INGRESSES, MembershipSettings, ProtocolSettings
 from serve_app.config.logs import LogSettings
 from serve_app.config.model import NAME_PATTERN, ModelSettings
 from serve_app.config.places import hint_for
@@ -26,6 +26,7 @@ from serve_app.errors import ConfigError
 
 DEFAULT_BATCHED_TOKENS = 2048
 """vLLM's max_num_batched_tokens on cpu, where simulated engines run."""
+_NAME, _MAX_NAME = "[a-z]([a-z0-9-]*[a-z0-9])?", 41
 MIN_TOKEN_BYTES = 16  # 128 bits when random: below that, guessing offline from one captured handshake is feasible
 
 
@@ -68,7 +69,7 @@ def _yielding(model: Any) -> Any:
 class Settings(Section):
     """The whole file."""
 
-    name: str = Field(default="serve-app", max_length=41, pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$")
+    name: str = Field(default="serve-app", max_length=_MAX_NAME, pattern=f"^{_NAME}$")
     """Name of the application; a DNS label of at most 41 characters, KubeRay's limit."""
     models: Annotated[dict[str, ModelSettings], BeforeValidator(_named)] = Field(
         min_length=1, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}
@@ -107,6 +108,7 @@ class Settings(Section):
         refuse(
             [
                 *self._port_problems(self.protocol.port),
+                *self._link_problems(),
                 *self._gpu_problems(),
                 *self._hold_problems(),
                 *self._health_problems(),
@@ -240,6 +242,17 @@ class Settings(Section):
                     dotted(("models", name, "resources")), problem, "give each model a Ray resource, or set protocol.port: 0"
                 )
 
+    def _link_problems(self) -> Iterator[PydanticCustomError]:
+        """An update starts a new ingress for each old one before it stops an old one (`application.py`)."""
+        most = 2 * self.ingress.replicas.max
+        if most > (limit := self.protocol.max_ingresses):
+            problem = (
+                f"is {limit}, and ingress.replicas.max is {self.ingress.replicas.max}: an update has up to {most} ingresses at once, "
+                "and a replica would refuse the links of the last ones"
+            )
+            way_out = f"set it to {most} or more ({MAX_INGRESSES} at most), or lower ingress.replicas.max"
+            yield wrong("protocol.max_ingresses", problem, way_out)
+
 
 def problems(values: Mapping[str, Any]) -> list[ConfigError]:
     """Return all that is wrong with a mapping. What sections say of each other is judged when each is right by itself."""
@@ -331,6 +344,11 @@ def cluster_token(settings: Settings) -> bytes:
         problem = f"{path} holds {len(token)} bytes, at least {MIN_TOKEN_BYTES} are needed"
         raise ConfigError(path=key, problem=problem, hint="for example: openssl rand -hex 32")
     return token
+
+
+def is_application_name(text: str) -> bool:
+    """Return whether ``text`` may be `Settings.name`."""
+    return len(text) <= _MAX_NAME and re.fullmatch(_NAME, text) is not None
 
 
 def default_cache_dir() -> Path:

@@ -37,6 +37,12 @@ def test_an_update_that_takes_a_model_away_is_announced(replicas: dict[str, int]
     assert (AWAY in notes(models(CUDA | {"replicas": replicas}))) is said
 
 
+@pytest.mark.parametrize(("gpus", "said"), [(0, False), (1, True)])
+def test_that_is_so_for_simulated_gpus_too(gpus: int, said: bool) -> None:
+    simulated = {"name": "m", "model": "/opt/m", "simulated": {"profile": "a10g-llama-8b"}, "gpus_per_replica": gpus}
+    assert (AWAY in notes(models(simulated))) is said
+
+
 def test_the_model_to_ask_is_one_that_always_has_a_replica() -> None:
     asleep = {"name": "a", "model": "/opt/a", "replicas": {"min": 0, "max": 1}, "required": False}
     assert '{"model": "b",' in notes(models(asleep, {"name": "b", "model": "/opt/b"}))

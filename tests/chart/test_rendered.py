@@ -325,6 +325,12 @@ def test_a_drain_leaves_all_but_one_of_the_least_and_the_last_one_if_asked(
     assert budgets == ({} if left is None else {"ingress": left, "model-m": left})
 
 
+@pytest.mark.parametrize(("seconds", "has_hook"), [(1, True), (0, False)])
+def test_a_sleep_of_no_second_is_no_hook(seconds: int, has_hook: bool) -> None:
+    """Kubernetes up to 1.32 refuses a hook that sleeps 0 seconds."""
+    assert ("lifecycle" in render(at("timeouts.preStopSleepSeconds", seconds)).container("ingress")) is has_hook
+
+
 def test_an_aws_load_balancer_takes_the_health_check() -> None:
     """AWS wants 5 s or more between two checks, and a timeout below that."""
     found = annotations("Ingress")(render(ALB))

@@ -128,6 +128,13 @@ def test_a_rule_that_does_not_exist_is_refused_with_the_nearest(
     )
 
 
+def test_a_path_that_no_file_system_takes_is_one_that_does_not_exist(tmp_path: Path) -> None:
+    file, path = tmp_path / "serve.yaml", f"/{'a' * 300}"
+    file.write_text(f"models: {{a: {{model: {path}}}}}\nprotocol: {{cluster_token_file: {path}}}")
+    code, output = run("check", "--no-vllm", str(file))
+    assert (code, output.count(f"note: {path} does not exist on this machine")) == (0, 2)
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
 def test_the_examples_timeouts_are_in_order(file: Path) -> None:
     code, output = run("check", "--no-vllm", str(file))

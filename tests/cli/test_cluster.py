@@ -1,12 +1,19 @@
 """Which cluster a command asks."""
 
+import json
+import signal
 import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import psutil
+import psutil._pslinux
 import pytest
 
 from serve_app.cli import cluster
-from serve_app.cli.cluster import RunState, connect_to_run
+from serve_app.cli.cluster import RunState, connect_to_run, find_run, interrupt
 from serve_app.errors import ClusterFailed
 
 
@@ -40,3 +47,83 @@ def test_an_address_where_nothing_listens_is_refused_before_ray_is_loaded() -> N
         port = taken.getsockname()[1]
     with pytest.raises(ClusterFailed, match=rf"^no Ray cluster answers at 127.0.0.1:{port}: .*Connection refused; name the GCS"):
         cluster.connect(f"127.0.0.1:{port}", "any")
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for a `serve-app up`; its state is in `state_of`."""
+    monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path))
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def state_of(process: subprocess.Popen[bytes], name: str = "other") -> RunState:
+    state = RunState(name, process.pid, "127.0.0.1:6379", "secret", "", cluster.identity(process.pid))
+    state.save()
+    return state
+
+
+@pytest.mark.parametrize("name", ["{0}/precious", "../precious", "../../precious"])
+def test_a_name_that_no_application_can_have_names_no_file(name: str, connected: list[tuple[str, ...]], tmp_path: Path) -> None:
+    files = [tmp_path / "precious.json", tmp_path.parent / "precious.json"]
+    for file in files:
+        file.write_text('{"important": 1}')
+    with pytest.raises(ClusterFailed, match=r"^no application named '.*precious' runs on this machine; running here: mine$"):
+        find_run(name.format(tmp_path))
+    assert [file.read_text() for file in files] == ['{"important": 1}'] * 2
+
+
+@pytest.mark.parametrize("text", ['{"important": 1}', "", '{"name": "x", "pid": "7"}'])
+def test_a_file_that_is_no_state_is_told_and_stays(text: str, connected: list[tuple[str, ...]]) -> None:
+    path = RunState.path("other")
+    path.write_text(text)
+    with pytest.raises(ClusterFailed, match=rf"^{path} is not a file of serve-app up; remove it"):
+        find_run("other")
+    with pytest.raises(ClusterFailed, match="no application named 'third' runs on this machine; running here: mine"):
+        find_run("third")
+    assert path.read_text() == text
+
+
+def test_a_state_that_cannot_be_read_is_told(connected: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of another user. A folder stands for it: tests may run as root, who may read everything."""
+    path = RunState.path("other")
+    path.mkdir()
+    with pytest.raises(ClusterFailed, match=rf"^{path} cannot be read: Is a directory; .*SERVE_APP_CACHE"):
+        find_run("other")
+
+
+def test_a_state_that_a_killed_up_has_left_is_removed(other: subprocess.Popen[bytes]) -> None:
+    replace(state_of(other), process="another boot/1").save()
+    assert (RunState.load("other"), RunState.path("other").exists()) == (None, False)
+
+
+def test_a_step_of_the_clock_ends_no_run(other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    state = state_of(other)
+    boot_time = psutil._pslinux.boot_time()
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time + 3600)
+    assert RunState.load("other") == state
+
+
+def test_a_killed_up_whose_parent_does_not_wait_for_it_runs_no_longer(other: subprocess.Popen[bytes]) -> None:
+    state = state_of(other)
+    other.kill()
+    while psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE:
+        pass
+    interrupt(state)
+    assert RunState.load("other") is None
+
+
+def test_to_interrupt_is_to_wait_until_it_has_ended(other: subprocess.Popen[bytes]) -> None:
+    interrupt(state_of(other))
+    assert other.wait() == -signal.SIGINT
+
+
+def test_the_state_of_a_version_that_told_processes_by_the_clock_is_found(other: subprocess.Popen[bytes]) -> None:
+    state = state_of(other)
+    created = psutil.Process(other.pid).create_time()
+    written = {key: value for key, value in asdict(state).items() if key != "process"}
+    RunState.path("other").write_text(json.dumps({**written, "created": created}))
+    assert RunState.load("other") == replace(state, process="", created=created)
+    RunState.path("other").write_text(json.dumps({**written, "created": created - 3600}))
+    assert (RunState.load("other"), RunState.path("other").exists()) == (None, False)

@@ -8,6 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from serve_app.cli.main import app
+from serve_app.errors import ConfigError
 
 
 def env(**variables: int) -> list[dict[str, str]]:
@@ -109,3 +110,82 @@ def test_manifests_without_a_rayservice_and_broken_ones_are_refused(tmp_path: Pa
     result = CliRunner().invoke(app, ["check", str(file)])
     assert isinstance(result.exception, Exception)
     assert str(result.exception).startswith("not valid YAML")
+
+
+def said_of(tmp_path: Path, text: str) -> str:
+    """Return the one line that `serve-app check` says of a file."""
+    file = tmp_path / "manifests.yaml"
+    file.write_text(text)
+    result = CliRunner().invoke(app, ["check", str(file)])
+    if isinstance(result.exception, ConfigError):
+        return str(result.exception).removeprefix(f"{file}: ")
+    assert (result.exit_code, type(result.exception), len(result.output.splitlines())) == (1, SystemExit, 1), result.exception
+    return result.output.removeprefix(f"error: {file}: ").strip()
+
+
+SPEC = ("spec",)
+GROUP = (*SPEC, "rayClusterConfig", "workerGroupSpecs", 0, "template")
+POD = (*GROUP, "spec")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("metadata",), None, "RayService: has no metadata.name; give it one"),
+        (("apiVersion",), None, "RayService: has no apiVersion; give it one"),
+        (SPEC, None, "RayService demo: has no serveConfigV2; validate it"),
+        (SPEC, [], "RayService demo: spec: is [], but should be a mapping; validate it"),
+        ((*SPEC, "serveConfigV2"), None, "RayService demo: serveConfigV2: is None, but should be text; write it below"),
+        ((*SPEC, "serveConfigV2"), "", "RayService demo: has no applications; validate it"),
+        ((*SPEC, "serveConfigV2"), "[1]", "RayService demo: serveConfigV2: is [1], but should be a mapping; validate it"),
+        ((*SPEC, "serveConfigV2"), "a: [", "RayService demo: line 1, column 5: not valid YAML: "),
+        ((*SPEC, "serveConfigV2"), "applications:", "RayService demo: has no applications; validate it"),
+        (
+            (*SPEC, "serveConfigV2"),
+            "applications: [x]",
+            "RayService demo: serveConfigV2.applications[0]: is 'x', but should be a mapping",
+        ),
+        ((*POD, "containers"), [], "RayService demo: workerGroupSpecs[0].template.spec.containers: is empty; validate it"),
+        ((*POD, "containers", 0, "env", 0, "value"), "soon", "is 'soon', but should be a number; correct it, or remove it"),
+        ((*POD, "containers", 0, "env", 0), "x", "RayService demo: workerGroupSpecs[0]: env: is 'x', but should be a mapping"),
+        ((*POD, "terminationGracePeriodSeconds"), "long", "workerGroupSpecs[0]: terminationGracePeriodSeconds: is 'long', but"),
+        ((*SPEC, "rayClusterDeletionDelaySeconds"), [], "RayService demo: rayClusterDeletionDelaySeconds: is [], but should be"),
+    ],
+)
+def test_a_manifest_of_another_form_is_one_line(tmp_path: Path, place: tuple[Any, ...], value: Any, said: str) -> None:
+    broken = service()
+    part: Any = broken
+    for step in place[:-1]:
+        part = part[step]
+    part[place[-1]] = value
+    assert said in said_of(tmp_path, yaml.safe_dump(broken))
+
+
+def test_null_is_to_kubernetes_a_key_that_is_not_given(tmp_path: Path) -> None:
+    null, absent = service(terminationGracePeriodSeconds=None, nodeSelector=None), service()
+    group = null["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]
+    group["metadata"]["annotations"] = null["spec"]["rayClusterDeletionDelaySeconds"] = None
+    del absent["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["terminationGracePeriodSeconds"]
+    del absent["spec"]["rayClusterDeletionDelaySeconds"]
+    expected = (1, ["pod-grace-outlasts-node-drain", "old-cluster-outlasts-drain"])
+    assert (checked(tmp_path, absent), checked(tmp_path, null, {"kind": "Service", "metadata": None})) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said"),
+    [
+        (
+            {"alb.ingress.kubernetes.io/healthcheck-interval-seconds": "often"},
+            "alb.ingress.kubernetes.io/healthcheck-interval-seconds: is 'often', but should be a number; correct it, or remove it",
+        ),
+        (["a"], "metadata.annotations: is ['a'], but should be a mapping; validate it against KubeRay's schema first"),
+    ],
+)
+def test_annotations_of_another_form_are_one_line(tmp_path: Path, annotations: Any, said: str) -> None:
+    ingress = {"kind": "Ingress", "metadata": {"name": "demo", "annotations": annotations}}
+    assert said_of(tmp_path, yaml.safe_dump_all([ingress, service()])) == said
+
+
+def test_a_document_that_is_no_manifest_is_one_line(tmp_path: Path) -> None:
+    assert said_of(tmp_path, f"{yaml.safe_dump(service())}---\nnotes\n").startswith("document 2: is 'notes', but should be")
+    assert said_of(tmp_path, f"kind: List\nitems: {'[' * 3000}") == "not valid YAML: is nested too deep"

@@ -209,6 +209,23 @@ def test_wrong_manifests_change_nothing(kubernetes: FakeKubernetes, tmp_path: Pa
     assert kubernetes.applied == []
 
 
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"a": 1}, "a document: has no kind"),
+        ({"kind": "Service", "apiVersion": "v1"}, "Service: has no metadata.name"),
+        ({"kind": "Service", "metadata": {"name": "extra"}}, "Service: has no apiVersion"),
+    ],
+)
+def test_a_document_that_cannot_be_applied_is_refused_before_the_first_is(
+    kubernetes: FakeKubernetes, tmp_path: Path, document: dict[str, Any], said: str
+) -> None:
+    file = Path(write_manifests(tmp_path))
+    file.write_text(f"{file.read_text()}---\n{yaml.safe_dump(document)}")
+    assert run("rollout", "demo", "-f", str(file)) == (1, f"error: {file}: {said}; give it one, or remove the document")
+    assert kubernetes.applied == []
+
+
 def test_what_others_own_is_not_taken_from_them(kubernetes: FakeKubernetes, tmp_path: Path) -> None:
     kubernetes.conflict = 'conflict with "helm": .spec'
     code, lines = rollout("-f", write_manifests(tmp_path))

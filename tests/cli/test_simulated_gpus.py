@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
-from serve_app.cli.cluster import _gpus_for_ray, simulated_gpus
+from serve_app.cli.cluster import _gpus_for_ray, _num_cpus, simulated_gpus
 from serve_app.config import parse_settings
 
 SIMULATED = {"model": "/m", "simulated": {"profile": "a10g-llama-8b"}, "gpus_per_replica": 2, "replicas": {"min": 1, "max": 3}}
@@ -42,3 +42,13 @@ def test_ray_takes_simulated_gpus_whatever_real_ones_the_environment_allows(
 def test_real_gpus_stay_those_that_the_environment_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert (_gpus_for_ray(parse_settings({"models": {"a": REAL}})), os.environ["CUDA_VISIBLE_DEVICES"]) == (None, "0")
+
+
+def test_ray_is_told_of_cpus_for_each_model_s_surge_and_for_two_generations_of_ingresses() -> None:
+    models = {
+        "surging": {"model": "/m", "num_cpus": 30, "replicas": {"max": 2}},
+        "spare": {"model": "/m", "num_cpus": 40, "replicas": {"max": 2, "surge": 0}},
+        "simulated": {**SIMULATED, "num_cpus": 5},
+    }
+    settings = parse_settings({"models": models, "ingress": {"num_cpus": 2, "replicas": {"max": 3}}})
+    assert _num_cpus(settings) == (2 + 1) * 30 + 2 * 40 + 3 * 5 + 2 * 3 * 2 + 1

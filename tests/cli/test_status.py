@@ -1,6 +1,7 @@
 """`serve-app status` on a machine: the report of a fleet, readable at 80 columns."""
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from rich.console import Console
 
 from serve_app.cli.status import asked_by_http, show, target
 from serve_app.errors import ClusterFailed
-from tests.ui.fake_service import KEY, fake_service
+from tests.ui.fake_service import KEY, fake_service, ingress, member
 
 LOAD = {"running": 12, "waiting": 3, "kv_usage": 0.455, "links": 2}
 START = {
@@ -113,6 +114,28 @@ def test_an_address_where_nothing_listens_is_told_in_one_sentence() -> None:
 def test_an_address_without_its_scheme_is_told_as_a_url() -> None:
     with pytest.raises(ClusterFailed, match=r"^.localhost:80. is no URL of http or https; for example http://localhost:80$"):
         asked_by_http("localhost:80")
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, "time: Field required"),
+        ([], "Input should be"),
+        ({"time": 1.0, "members": [{}], "decisions": []}, "members[0]: Unable to extract tag using discriminator 'role'"),
+        ({"time": 1e300, "members": [], "decisions": []}, "time: Input should be less than or equal to 253402300799"),
+        ({"time": 1.0, "members": [{**ingress(), "load": []}], "decisions": []}, "members[0].ingress.load: Input should be"),
+        (
+            {"time": 1.0, "members": [{**member("a"), "load": {}}], "decisions": []},
+            "members[0].replica.load.running: Field required",
+        ),
+        ({"time": 1.0, "members": [], "decisions": [{}]}, "decisions[0].time: Field required"),
+    ],
+)
+def test_an_answer_of_another_form_is_told_in_one_sentence(told: Any, said: str) -> None:
+    with fake_service() as fake:
+        fake.report = told
+        with pytest.raises(ClusterFailed, match=rf"^{fake.url} does not tell its fleet: {re.escape(said)}.*; is an ingress of"):
+            asked_by_http(fake.url)
 
 
 def test_a_missing_key_is_told_with_the_way_out() -> None:

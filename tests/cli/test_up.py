@@ -11,13 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+from ray import serve
 
 from serve_app.cli import up
 from serve_app.cli.cluster import RunState
 from serve_app.config import parse_settings
 from serve_app.errors import ClusterFailed, ClusterSilent, FrontEndStartFailed
+from serve_app.membership import board_name
 
 SETTINGS = parse_settings({"models": {"a": {"model": "some/model"}}})
+OTHERS = ["SERVE_CONTROLLER_ACTOR", "SERVE_REPLICA::serve-app-2#ingress#i1"]
 SILENT = ClusterSilent(problem="Ray has not answered for 30 s", hint="")
 
 
@@ -133,8 +137,56 @@ def test_later_commands_find_a_url_only_where_the_ingress_is_on_this_machine(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(up, "_cluster", lambda *_: contextlib.nullcontext(address or "127.0.0.1:6379"))
     for step in ("deploy", "_wait_ready", "remove"):
-        monkeypatch.setattr(up, step, lambda *_: None)
+        monkeypatch.setattr(up, step, lambda *_, **__: None)
     monkeypatch.setattr(up, "_watch", lambda settings, stop: found.append(RunState.load(settings.name)))
     up.up(file, address)
     assert [(run.ray_address, run.url) for run in found if run] == [(address or "127.0.0.1:6379", url)]
     assert RunState.load("serve-app") is None
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The actors of a cluster: an ingress, a replica that drains, their board, which a member that lives would make anew, and others'."""
+    board = board_name("serve-app")
+    found = ["SERVE_REPLICA::serve-app#ingress#i1", "SERVE_REPLICA::serve-app#replica-a#r1", board, *OTHERS]
+
+    def end(name: str) -> None:
+        found.remove(name)
+        if name == board and any(other.startswith("SERVE_REPLICA::serve-app#") for other in found):
+            found.append(board)
+
+    monkeypatch.setattr(up, "_POLL_S", 0.0)
+    monkeypatch.setattr(
+        "ray.util.list_named_actors", lambda all_namespaces: [{"namespace": "serve", "name": name} for name in found]
+    )
+    monkeypatch.setattr(serve, "delete", lambda name, _blocking: None)
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: name)
+    monkeypatch.setattr(ray, "kill", end)
+    return found
+
+
+def test_a_second_ctrl_c_leaves_nothing_on_a_cluster_that_ran_before(actors: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = threading.Event()
+    cut.set()
+    monkeypatch.setattr(up, "application_status", lambda name: Status("DELETING"))
+    up.remove(SETTINGS, cut, here=False)
+    assert actors == OTHERS
+
+
+def test_a_second_ctrl_c_leaves_all_to_the_end_of_a_cluster_of_its_own(
+    actors: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = threading.Event()
+    cut.set()
+    monkeypatch.setattr(up, "application_status", lambda name: Status("DELETING"))
+    up.remove(SETTINGS, cut, here=True)
+    assert len(actors) == 3 + len(OTHERS)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_board_is_removed_after_a_drain(here: bool, actors: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    del actors[:2]
+    states = iter([Status("DELETING"), None])
+    monkeypatch.setattr(up, "application_status", lambda name: next(states))
+    up.remove(SETTINGS, threading.Event(), here=here)
+    assert actors == OTHERS

@@ -105,6 +105,16 @@ def test_a_size_in_gib_is_converted_too() -> None:
             "escape what is meant as it stands: \\( for (",
         ),
         (
+            {"golden": [{"prompt": "1 + 1 =", "expect": "a{99999999999}"}]},
+            "golden[0].expect: is 'a{99999999999}', which is no regular expression: the repetition number is too large; "
+            "escape what is meant as it stands: \\( for (",
+        ),
+        (
+            {"golden": [{"prompt": "1 + 1 =", "expect": "(" * 2000 + ")" * 2000}]},
+            f"golden[0].expect: is '{'(' * 56}..., which is no regular expression: its groups are nested too deep; "
+            "escape what is meant as it stands: \\( for (",
+        ),
+        (
             {"model": "./llama"},
             "model: is 'llama', a relative path; write it from /: replicas have other working directories",
         ),

@@ -36,6 +36,40 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(sections: Any
 
 
 @pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"ingress": {"port": 16**5000}},
+            "ingress.port: is a number of thousands of digits, but should be less than or equal to 65535",
+        ),
+        ({"timeouts": {"drain_s": [16**5000]}}, "timeouts.drain_s: is a list too large to show, but should be a valid number"),
+        (
+            {
+                "models": {
+                    "a": LLAMA | {"simulated": {"profile": "a10g-llama-8b"}, "engine_args": {"max_num_batched_tokens": 10**400}}
+                }
+            },
+            "health.eject_after_s: is 8, and a simulated step of a takes up to inf s: it would be taken for hung; "
+            "set it well above inf, or lower simulated.time_scale",
+        ),
+    ],
+)
+def test_an_integer_that_no_file_can_hold_is_refused_too(sections: Any, said: str) -> None:
+    """JSON, as in the arguments of a Serve application, bounds none."""
+    assert refusal(**sections) == said
+
+
+def test_every_ingress_of_an_update_has_a_link_to_each_replica() -> None:
+    ingress = {"replicas": {"min": 1, "max": 33}}
+    assert refusal(ingress=ingress) == (
+        "protocol.max_ingresses: is 64, and ingress.replicas.max is 33: an update has up to 66 ingresses at once, and a replica would "
+        "refuse the links of the last ones; set it to 66 or more (1024 at most), or lower ingress.replicas.max"
+    )
+    settings = parse_settings({"models": {"llama": LLAMA}, "ingress": ingress, "protocol": {"max_ingresses": 66}})
+    assert settings.ingress.replicas.max == 33
+
+
+@pytest.mark.parametrize(
     ("section", "key", "value", "way_out"),
     [
         ("timeouts", "drain_s", "10m", "the unit is seconds, as the name says: write 600"),

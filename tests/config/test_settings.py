@@ -55,6 +55,8 @@ def test_settings_are_values() -> None:
         ("models: !!python/name:os.system", None),
         ("a: 1\n---\nb: 2", None),
         ("\x00", "not valid YAML: unacceptable character #x0000: special characters are not allowed"),
+        ("models: " + "[" * 3000, "the YAML is nested too deep; remove brackets or levels that nothing needs"),
+        (f"ingress: {{port: 0x{'F' * 5000}}}", "line 1, column 17: not valid YAML: an integer of more than 64 bits"),
         ("name: 0b_", "not valid YAML: invalid literal for int() with base 2: ''"),
     ],
 )

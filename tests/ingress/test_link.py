@@ -108,14 +108,15 @@ async def test_frames_of_one_turn_of_the_loop_are_one_write_and_go_before_a_good
 
 @in_loop
 async def test_one_ingress_too_many_is_told_so() -> None:
-    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a")
-    first, second = Probe(), Probe()
-    await first.connect(replica.lease.port)
-    await until(lambda: first.messages)
-    with pytest.raises(PeerClosed, match="all 1 ingress slots are taken"):
-        await second.connect(replica.lease.port)
+    replica = await start_replica(settings(protocol={"max_ingresses": 2}), "a")
+    first, second, third = Probe(), Probe(), Probe()
+    for probe in (first, second):
+        await probe.connect(replica.lease.port)
+    await until(lambda: first.messages and second.messages)
+    with pytest.raises(PeerClosed, match="all 2 ingress slots are taken"):
+        await third.connect(replica.lease.port)
     first.link.close("test_over", "")
-    await until(lambda: not replica.server._links)
+    await until(lambda: len(replica.server._links) == 1)
     await Probe().connect(replica.lease.port)
     await replica.close()
 

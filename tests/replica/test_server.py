@@ -277,7 +277,7 @@ async def handshake_begun(replica: FakeReplica) -> tuple[asyncio.StreamReader, a
 
 @in_loop
 async def test_connections_that_prove_nothing_keep_no_ingress_out_and_the_oldest_is_dropped() -> None:
-    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a")
+    replica = await start_replica(settings(protocol={"max_ingresses": 2}), "a")
     idle = [await asyncio.open_connection("127.0.0.1", replica.port) for _ in range(MAX_UNPROVED + 1)]
     with contextlib.suppress(ConnectionError):
         assert await idle[0][0].read() == b""
@@ -310,8 +310,9 @@ async def test_with_few_descriptors_left_each_connection_drops_the_oldest_one_th
 
 @in_loop
 async def test_of_two_handshakes_for_the_last_slot_the_slower_is_refused_and_starts_nothing() -> None:
-    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a")
+    replica = await start_replica(settings(protocol={"max_ingresses": 2}), "a")
     with recorded(replica) as told:
+        await linked(replica)
         reader, writer, slower = await handshake_begun(replica)
         first = await linked(replica)
         writer.write(slower.data_to_send() + slower.send_add("r@0", [b"request"]))

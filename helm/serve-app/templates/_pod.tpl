@@ -62,9 +62,11 @@ spec:
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: {{ .livenessFailures | default 120 }}
+      {{- if gt (int .preStop) 0 }}{{- /* Kubernetes up to 1.32 refuses a sleep of 0 s */}}
       lifecycle:
         preStop:
           sleep: {seconds: {{ .preStop }}}
+      {{- end }}
       resources:
         {{- toYaml .resources | nindent 8 }}
       volumeMounts:
