@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ class Service:
                 if answer.is_error:
                     await answer.aread()
                     raise _refusal(answer)
-                async for line in answer.aiter_lines():
+                async for line in lines_of(answer.aiter_bytes()):
                     if line == "data: [DONE]":
                         return
                     for event in events_of(line):
@@ -125,6 +125,20 @@ class Service:
             raise ServiceProblem(f"The connection to {self.url} failed: {exc}") from exc
         except MALFORMED as exc:
             raise ServiceProblem(f"{self.url} answered something else than an OpenAI-style API does: {exc!r}") from exc
+
+
+async def lines_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Yield the lines of a server-sent stream without their ends.
+
+    httpx's `aiter_lines` also splits at U+2028, U+2029 and U+0085, which JSON has unescaped in its strings.
+    """
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
 
 
 def events_of(line: str) -> list[Event]:
