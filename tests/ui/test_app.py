@@ -163,6 +163,12 @@ def test_a_service_that_refuses_leaves_the_fleet_of_before_with_its_time(
     assert "below" not in problem["value"]
 
 
+def test_a_service_whose_clock_was_set_back_is_followed(fake: FakeService) -> None:
+    before = {"time": 4600.0, "members": [ingress(), member("a"), member("b")], "decisions": []}
+    *_, remembered, happenings = looked(fake, before)
+    assert (remembered, [happening.text for happening in happenings]) == (fake.report, [f"Replica of {MODEL} b is gone"])
+
+
 @pytest.mark.parametrize("report", [{}, [], {"time": 1.0, "members": [1], "decisions": []}, {"time": 1.0, "members": [{}]}])
 def test_a_report_of_another_form_is_said(fake: FakeService, monkeypatch: pytest.MonkeyPatch, report: Any) -> None:
     monkeypatch.setattr(fake, "report", report)
