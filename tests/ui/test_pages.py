@@ -139,7 +139,9 @@ def test_characters_that_unicode_counts_as_line_ends_stay_in_the_text(between: s
     assert shown[-1] == [f"word0.0 word0.1 a{between}b"]
 
 
-@pytest.mark.parametrize(("written", "shown_as"), [(r"a\ud83d", "a\ufffd"), (r"a\ud83d\ude00", "a\U0001f600"), (r"\\ud83d", r"\ud83d")])
+@pytest.mark.parametrize(
+    ("written", "shown_as"), [(r"a\ud83d", "a\ufffd"), (r"a\ud83d\ude00", "a\U0001f600"), (r"\\ud83d", r"\ud83d")]
+)
 def test_half_a_surrogate_pair_which_has_no_utf_8_is_shown_as_a_replacement(written: str, shown_as: str) -> None:
     with fake_service(num_words=2, line=f'{{"choices": [{{"index": 0, "delta": {{"content": "{written}"}}}}]}}') as fake:
         shown, _ = answered(fake)
