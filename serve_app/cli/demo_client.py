@@ -111,9 +111,9 @@ class Client:
                 if not response.ok:
                     answer.error = f"{response.status_code}: {response.text}"
                     return answer
-                response.encoding = "utf-8"  # else requests takes an event stream for Latin-1
-                for line in response.iter_lines(decode_unicode=True):
-                    if not (text := answer.take(line)):
+                # Lines of bytes: `decode_unicode` would also split at U+2028 and U+0085, which JSON has unescaped in its strings.
+                for line in response.iter_lines():
+                    if not (text := answer.take(line.decode(errors="replace"))):
                         continue
                     answer.ttft_s = answer.ttft_s or time.monotonic() - sent_at
                     if on_text is not None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from serve_app.cli.status import asked_by_http
 from serve_app.errors import ClusterFailed
-from serve_app.ui.changes import Happening, Report, changes, short
+from serve_app.ui.changes import Happening, Report, changes, is_older, short
 
 SHOWN = 8
 """Happenings below the tables, the newest first."""
@@ -47,7 +47,7 @@ def _watch(report: Report, url: str, key: str, interval_s: float, console: Conso
                 except ClusterFailed as exc:
                     live.update(Group(Text(str(exc), style="red"), screen(report, None, happened)), refresh=True)
                     continue
-                if now["time"] <= report["time"]:  # another ingress has an older report
+                if is_older(now, report):
                     continue
                 happened = [*happened, *changes(report, now)][-SHOWN:]
                 live.update(screen(now, report, happened), refresh=True)

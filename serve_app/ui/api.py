@@ -2,7 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,7 @@ class Service:
             answer = await self._http.get(path, headers=_headers(key))
             if answer.is_error:
                 raise _refusal(answer)
-            return dict(answer.json())
+            return dict(_parsed(answer.text))
 
     async def stream(self, path: str, body: Mapping[str, Any], key: str) -> AsyncGenerator[Event, None]:
         """Yield the events of a streamed answer. Closing this generator closes the connection, which aborts on the engine.
@@ -105,7 +106,7 @@ class Service:
                 if answer.is_error:
                     await answer.aread()
                     raise _refusal(answer)
-                async for line in answer.aiter_lines():
+                async for line in lines_of(answer.aiter_bytes()):
                     if line == "data: [DONE]":
                         return
                     for event in events_of(line):
@@ -127,6 +128,20 @@ class Service:
             raise ServiceProblem(f"{self.url} answered something else than an OpenAI-style API does: {exc!r}") from exc
 
 
+async def lines_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Yield the lines of a server-sent stream without their ends.
+
+    httpx's `aiter_lines` also splits at U+2028, U+2029 and U+0085, which JSON has unescaped in its strings.
+    """
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
 def events_of(line: str) -> list[Event]:
     """Return the events in one line of a server-sent stream.
 
@@ -138,7 +153,7 @@ def events_of(line: str) -> list[Event]:
         return [Waiting()]
     if not line.startswith("data: "):
         return []
-    chunk = json.loads(line.removeprefix("data: "))
+    chunk = _parsed(line.removeprefix("data: "))
     if (error := chunk.get("error")) is not None:
         code = error.get("code")  # other services than this one say it in words, as "rate_limit_exceeded"
         raise ServiceProblem(_in_words(code if isinstance(code, int) else 500, error, error.get("retry_after_s")))
@@ -146,6 +161,17 @@ def events_of(line: str) -> list[Event]:
     if (usage := chunk.get("usage")) is not None:
         events.append(Usage(int(usage["completion_tokens"])))
     return events
+
+
+_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+
+
+def _parsed(text: str) -> Any:
+    """Return what JSON says, with U+FFFD for half a surrogate pair: that has no UTF-8, so Gradio could not send it to the browser."""
+    if _SURROGATE.search(text):
+        plain = json.dumps(json.loads(text), ensure_ascii=False)
+        text = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.loads(text)
 
 
 def _delta(choice: Mapping[str, Any]) -> Delta:
@@ -162,7 +188,7 @@ def _headers(key: str) -> dict[str, str]:
 
 def _refusal(answer: httpx.Response) -> ServiceProblem:
     try:
-        error = answer.json()["error"]
+        error = _parsed(answer.text)["error"]
         return ServiceProblem(_in_words(answer.status_code, error, answer.headers.get("retry-after")))
     except MALFORMED:
         return ServiceProblem(f"The service answered {answer.status_code} {answer.reason_phrase}.")

@@ -15,35 +15,17 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import: no
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.errors import ListenFailed
 from serve_app.ui.api import Service
 from serve_app.ui.chat_page import ChatPage
 from serve_app.ui.fleet_page import FleetPage
+from serve_app.ui.guard import Guarded
 
 _HERE = Path(__file__).parent
 _FONTS = ("system-ui", "Segoe UI", "Roboto", "Helvetica", "Arial", "sans-serif")
 """Gradio's own come from Google, which pages of a closed network must not ask."""
-_POLICY = "img-src 'self' data: blob:"
-"""Answers are shown as Markdown: an image in one would tell its host what the model was asked."""
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
-
-
-class _WithPolicy:
-    """Adds `_POLICY` to each response. Starlette's own base for middleware is not used: it stands in the way of streams."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["content-security-policy"] = _POLICY
-            await send(message)
-
-        await self._app(scope, receive, send_with_policy)
 
 
 def build(service: Service) -> gr.Blocks:
@@ -66,7 +48,7 @@ def web_app(url: str) -> FastAPI:
         await service.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_middleware(_WithPolicy)
+    app.add_middleware(Guarded)
 
     @app.get("/healthz")
     async def healthz() -> Mapping[str, str]:

@@ -8,6 +8,11 @@ Report = Mapping[str, Any]
 """What `/fleet` answers."""
 
 
+CLOCK_S = 10.0
+"""An ingress gives a report out for half a second, so a report that is this much older than the last one comes from another clock: one that
+was set back, or the clock of another machine."""
+
+
 class Happening(NamedTuple):
     """``time`` is seconds since the epoch."""
 
@@ -17,6 +22,11 @@ class Happening(NamedTuple):
     def clock(self) -> str:
         """Return hours, minutes and seconds in UTC."""
         return datetime.fromtimestamp(self.time, UTC).strftime("%H:%M:%S")
+
+
+def is_older(report: Report, before: Report) -> bool:
+    """Return whether another ingress answered with an older report. Compared with it, members would seem to leave and to come again."""
+    return before["time"] - CLOCK_S < report["time"] <= before["time"]
 
 
 def changes(before: Report | None, after: Report) -> list[Happening]:

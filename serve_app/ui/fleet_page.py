@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 from serve_app.ui.api import MALFORMED, Service, ServiceProblem
-from serve_app.ui.changes import Happening, Report, changes
+from serve_app.ui.changes import Happening, Report, changes, is_older
 from serve_app.ui.fleet_view import fleet_html, happenings_html, problem_html
 
 POLL_S = 1.0
@@ -47,8 +47,7 @@ class FleetPage:
 
 
 def _next(report: Report, before: Report | None, known: list[Happening]) -> list[Any]:
-    if before is not None and report["time"] <= before["time"]:
-        # Another ingress answered with an older report: compared with it, members would seem to leave and to come again.
+    if before is not None and is_older(report, before):
         return [_problem(""), gr.skip(), gr.skip(), before, known]
     new = changes(before, report)
     known = [*known, *new][-SHOWN:]

@@ -1,6 +1,9 @@
 () => {
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") document.querySelector("#stop:not(.hidden)")?.click();
+    if (event.key !== "Escape") return;
+    // An answer may hold HTML with the same id.
+    const own = [...document.querySelectorAll("#stop:not(.hidden)")].find((stop) => !stop.closest("#answers"));
+    own?.click();
   });
   const sheet = document.createElement("button");
   sheet.id = "theme";

@@ -104,7 +104,7 @@ def http(body: str, *, status: str = "200 OK") -> str:
 def streamed(lines: list[str], *, whole: bool = True) -> str:
     """Return a stream as an ingress sends it, an event in each chunk; without its last chunk it is cut."""
     events = [f"{line}\n\n" for line in lines]
-    chunks = "".join(f"{len(event):x}\r\n{event}\r\n" for event in events)
+    chunks = "".join(f"{len(event.encode()):x}\r\n{event}\r\n" for event in events)
     return f"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{chunks}" + ("0\r\n\r\n" if whole else "")
 
 
@@ -115,6 +115,13 @@ def test_a_stream_is_timed_and_given_out_as_it_comes() -> None:
         whole = client.chat("?", max_tokens=2, on_text=pieces.append)
     assert (whole.text, whole.outcome, pieces) == ("Paris", "complete", ["Par", "is"])
     assert whole.ttft_s is not None
+
+
+def test_characters_that_unicode_counts_as_line_ends_stay_in_the_text() -> None:
+    event = 'data: {"choices": [{"delta": {"content": "a\u2028b\u0085c é"}, "finish_reason": "stop"}]}'
+    with client_of(streamed([event, WHOLE[-1]])) as client:
+        whole = client.chat("?", max_tokens=2)
+    assert (whole.text, whole.outcome) == ("a\u2028b\u0085c é", "complete")
 
 
 def test_a_refusal_and_a_cut_connection_are_in_the_answer() -> None:

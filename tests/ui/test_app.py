@@ -63,7 +63,53 @@ def test_both_pages_and_the_probe_are_there_and_ask_no_other_host(site: str) -> 
     for path in ("/", "/fleet"):
         page = httpx.get(f"{site}{path}")
         assert "fonts.googleapis.com/css" not in page.text
-        assert page.headers["content-security-policy"] == "img-src 'self' data: blob:"
+        policy = page.headers["content-security-policy"].split("; ")
+        assert {"img-src 'self' data: blob:", "media-src 'self' data: blob:", "form-action 'none'"} <= set(policy)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/gradio_api/upload"),
+        ("POST", "/gradio_api/process_recording"),
+        ("POST", "/gradio_api/component_server"),
+        ("GET", "/gradio_api/deep_link?session_hash=a"),
+        ("GET", "/gradio_api/file=https://example.com/?asked=secret"),
+        ("GET", "/gradio_api/proxy=https://example.hf.space/"),
+        ("GET", "/monitoring/summary"),
+    ],
+)
+def test_what_gradio_serves_beside_the_pages_is_not_there(site: str, method: str, path: str) -> None:
+    files = {"files": ("a.bin", b"x")} if method == "POST" else None
+    refused = httpx.request(method, f"{site}{path}", files=files)
+    assert (refused.status_code, refused.text) == (404, "The pages have no such path.\n")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "https://other.example"}, 403),
+        ({"origin": "https://other.example", "sec-fetch-site": "cross-site"}, 403),
+        ({"origin": "null", "sec-fetch-site": "cross-site"}, 403),
+        ({"origin": "http://pages.example", "host": "pages.example:8011"}, 403),
+        ({"origin": "http://pages.example:8011", "host": "pages.example:8011"}, 200),
+        ({"origin": "https://pages.example", "host": "10.0.0.1", "x-forwarded-host": "pages.example"}, 200),
+        ({"origin": "https://pages.example", "host": "10.0.0.1", "sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "cross-site"}, 200),  # a link
+    ],
+)
+def test_a_page_of_another_site_is_refused(site: str, headers: dict[str, str], status: int) -> None:
+    assert httpx.get(f"{site}/config", headers=headers).status_code == status
+
+
+def test_a_page_of_another_site_makes_the_service_do_nothing(site: str, fake: FakeService) -> None:
+    before = len(fake.asked)
+    send = next(d["id"] for d in httpx.get(f"{site}/config").json()["dependencies"] if d["api_name"] == "send")
+    controls: list[Any] = [None, None, None, "", "chat", MODEL, "", 0.5, 1.0, 8, 1, 7, "", "Hi"]
+    join = {"data": controls, "fn_index": send, "session_hash": "other"}
+    refused = httpx.post(f"{site}/gradio_api/queue/join", json=join, headers={"origin": "https://other.example"})
+    assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (403, False)
+    assert len(fake.asked) == before
 
 
 def test_a_thought_is_shown_and_is_no_part_of_the_conversation(
@@ -115,6 +161,12 @@ def test_a_service_that_refuses_leaves_the_fleet_of_before_with_its_time(
     assert remembered is before
     problem, *_ = looked(fake, None)
     assert "below" not in problem["value"]
+
+
+def test_a_service_whose_clock_was_set_back_is_followed(fake: FakeService) -> None:
+    before = {"time": 4600.0, "members": [ingress(), member("a"), member("b")], "decisions": []}
+    *_, remembered, happenings = looked(fake, before)
+    assert (remembered, [happening.text for happening in happenings]) == (fake.report, [f"Replica of {MODEL} b is gone"])
 
 
 @pytest.mark.parametrize("report", [{}, [], {"time": 1.0, "members": [1], "decisions": []}, {"time": 1.0, "members": [{}]}])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.ui.changes import changes
+from serve_app.ui.changes import changes, is_older
 from serve_app.ui.fleet_view import fleet_html, happenings_html
 from tests.ui.fake_service import MODEL, ingress, member
 
@@ -74,3 +74,8 @@ def test_a_model_without_a_replica_is_shown_all_the_same() -> None:
 def test_the_newest_happening_comes_first() -> None:
     listed = happenings_html(changes(BEFORE, report(ingress(), member("a"), decisions=(DECISION,))))
     assert listed.index("is gone") < listed.index("Autoscaler")
+
+
+@pytest.mark.parametrize(("time", "older"), [(1000.5, False), (1000.0, True), (999.0, True), (989.0, False)])
+def test_a_report_that_is_much_older_comes_from_another_clock(time: float, older: bool) -> None:
+    assert is_older(report(time=time), report()) is older

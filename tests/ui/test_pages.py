@@ -2,10 +2,12 @@
 
 import asyncio
 import io
+import json
 import shutil
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -17,7 +19,7 @@ from serve_app.cli import ui as cli
 from serve_app.config import parse_settings
 from serve_app.errors import ConfigError
 from serve_app.ui.answering import Answering
-from serve_app.ui.api import Service, ServiceProblem
+from serve_app.ui.api import Service, ServiceProblem, lines_of
 from serve_app.ui.preset import Preset
 from tests.ui.fake_service import KEY, MODEL, FakeService, fake_service
 
@@ -127,6 +129,37 @@ def test_a_choice_that_nobody_asked_for_is_left_out() -> None:
     with fake_service(num_words=2, line='{"choices": [{"index": 1, "delta": {"content": "more"}}]}') as fake:
         shown, _ = answered(fake)
     assert shown[-1] == ["word0.0 word0.1"]
+
+
+@pytest.mark.parametrize("between", ["\u2028", "\u2029", "\u0085", "é", "🙂"])
+def test_characters_that_unicode_counts_as_line_ends_stay_in_the_text(between: str) -> None:
+    event = {"choices": [{"index": 0, "delta": {"content": f" a{between}b"}}]}
+    with fake_service(num_words=2, line=json.dumps(event, ensure_ascii=False)) as fake:
+        shown, _ = answered(fake)
+    assert shown[-1] == [f"word0.0 word0.1 a{between}b"]
+
+
+@pytest.mark.parametrize(
+    ("written", "shown_as"), [(r"a\ud83d", "a\ufffd"), (r"a\ud83d\ude00", "a\U0001f600"), (r"\\ud83d", r"\ud83d")]
+)
+def test_half_a_surrogate_pair_which_has_no_utf_8_is_shown_as_a_replacement(written: str, shown_as: str) -> None:
+    with fake_service(num_words=2, line=f'{{"choices": [{{"index": 0, "delta": {{"content": "{written}"}}}}]}}') as fake:
+        shown, _ = answered(fake)
+    assert shown[-1] == [f"word0.0 word0.1{shown_as}"]
+
+
+def test_any_chunking_of_a_stream_gives_the_same_lines() -> None:
+    async def lines(chunks: list[bytes]) -> list[str]:
+        async def pieces() -> AsyncIterator[bytes]:
+            for chunk in chunks:
+                yield chunk
+
+        return [line async for line in lines_of(pieces())]
+
+    wire = "data: é\u2028x\r\n\r\ndata: y\n\n: waiting\nrest".encode()
+    for cut in (1, 2, 3, 7, len(wire)):
+        chunks = [wire[i : i + cut] for i in range(0, len(wire), cut)]
+        assert asyncio.run(lines(chunks)) == ["data: é\u2028x", "", "data: y", "", ": waiting", "rest"]
 
 
 def test_an_answer_that_is_left_after_its_first_state_leaves_nothing_behind() -> None:

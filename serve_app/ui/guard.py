@@ -1,0 +1,90 @@
+"""What the pages' server answers, whom it answers, and what a browser may load for its pages. Without Gradio."""
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY = "; ".join(
+    [
+        "default-src 'self'",
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",  # Gradio's page has scripts in it, and makes functions of `js=` texts
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "media-src 'self' data: blob:",
+        "font-src 'self' data:",
+        "object-src 'none'",
+        "frame-src 'none'",
+        "base-uri 'self'",  # Gradio's page has a <base>
+        "form-action 'none'",
+        "frame-ancestors 'self'",
+    ]
+)
+"""The Content-Security-Policy of each response.
+
+Answers are shown as Markdown with HTML in it. Without the policy, an image, a video or a form in an answer would tell another host what the
+model was asked. Gradio removes scripts from answers before it shows them.
+"""
+
+_PATHS = frozenset(
+    {
+        "/",
+        "/fleet",
+        "/fleet/",
+        "/healthz",
+        "/config",
+        "/theme.css",
+        "/favicon.ico",
+        "/robots.txt",
+        "/gradio_api/app_id",
+        "/gradio_api/info",
+        "/gradio_api/queue/join",
+        "/gradio_api/queue/data",
+        "/gradio_api/run/predict",
+    }
+)
+_FOLDERS = ("/assets/", "/static/", "/gradio_api/heartbeat/")
+
+
+class Guarded:
+    """Refuses what the pages do not need, and adds `POLICY` to each response.
+
+    Gradio has more routes than these pages use. Its `upload`, `deep_link` and `process_recording` write files for everybody who asks, and
+    `file=URL` makes this process ask another host: an image of that path in an answer would pass `POLICY`. So only `_PATHS` and `_FOLDERS`
+    are answered.
+
+    Gradio lets pages of other sites ask too, and read what they get unless this server is at localhost. A page of another site that the
+    user has open must not ask the service in the user's name, so a request that carries another site's `Origin` is refused.
+
+    Starlette's own base for middleware is not used: it stands in the way of streams.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["content-security-policy"] = POLICY
+            await send(message)
+
+        app = self._app
+        if scope["type"] == "http":
+            if scope["path"] not in _PATHS and not scope["path"].startswith(_FOLDERS):
+                app = PlainTextResponse("The pages have no such path.\n", 404)
+            elif _is_of_another_site(Headers(scope=scope)):
+                app = PlainTextResponse("The pages answer only their own site: Origin and Host differ.\n", 403)
+        await app(scope, receive, send_with_policy)
+
+
+def _is_of_another_site(headers: Headers) -> bool:
+    """Return whether a page of another site sent this request. A link from another site to the pages carries no `Origin`.
+
+    Browsers send `Sec-Fetch-Site` to HTTPS and to localhost only. Elsewhere `Origin` is compared with the host that the browser asked;
+    a proxy that changes `Host` tells the original in `X-Forwarded-Host`.
+    """
+    origin = headers.get("origin")
+    if origin is None or headers.get("sec-fetch-site") == "same-origin":
+        return False
+    return urlsplit(origin).netloc not in (headers.get("host"), headers.get("x-forwarded-host"))
