@@ -11,7 +11,7 @@ from serve_app.config.checks import is_loopback, refuse, refuse_port_of_ray, wro
 
 
 class TlsSettings(Section):
-    """TLS of the links between ingress and replicas, verified on both sides."""
+    """TLS of the links between ingress and replicas, verified on both sides. Changed files count from the next link on."""
 
     cert_file: AbsolutePath
     """Certificate chain (PEM) that both sides present."""

@@ -24,7 +24,7 @@ from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
 from serve_app.replica.start_report import StartReport, asked_at
 from serve_app.sigterm import OrderlyEnd
-from serve_app.tls import server_context
+from serve_app.tls import replica_tls
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Replica:
         self._epoch = time.time_ns()
         identity = ReplicaIdentity(self.replica_id, model=self.model.name)
         protocol = self.settings.protocol
-        tls = server_context(protocol.tls)
+        tls = replica_tls(protocol.tls)
         self._server = ReplicaServer(identity, protocol, cluster_token(self.settings), self._engine, ready, tls)
         self._port = await self._server.listen()
         who = {"model": self.model.name, "replica": self.replica_id}
