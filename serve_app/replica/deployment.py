@@ -31,6 +31,11 @@ logger = logging.getLogger(__name__)
 _LAST_WORDS_S = 0.2
 
 
+def reachable_address(host: str) -> str:
+    """Return where ingresses reach a replica that listens on ``host``: one that listens on every address, on its node's."""
+    return ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
+
+
 class Replica:
     """One engine on one node. Serve starts, places, replaces and stops it; requests come over its own listener."""
 
@@ -104,15 +109,14 @@ class Replica:
     def _lease(self) -> Lease:
         assert self._server is not None
         assert self._start_report is not None
-        load, protocol = self._server.load, self.settings.protocol
-        host = ray.util.get_node_ip_address() if protocol.host == "0.0.0.0" else protocol.host
+        load = self._server.load
         return Lease(
             replica_id=self.replica_id,
             role="replica",
             model=self.model.name,
             release=self.model.release(),
             adapters=tuple(adapter.number(name) for name, adapter in self.model.adapters.items()),
-            host=host,
+            host=reachable_address(self.settings.protocol.host),
             port=self._port,
             epoch=self._epoch,
             pid=os.getpid(),

@@ -8,6 +8,7 @@ it has proved that it has the token, so that nobody without it can keep an ingre
 import asyncio
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -82,7 +83,11 @@ class ReplicaServer:
         """
         loop, host, port = asyncio.get_running_loop(), self.settings.host, self.settings.port
         try:
-            self._server = await loop.create_server(self._accept, host, port)
+            if host == "::":  # asyncio would listen on IPv6 alone, but the node's address may be of either family
+                both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+                self._server = await loop.create_server(self._accept, sock=both)
+            else:
+                self._server = await loop.create_server(self._accept, host, port)
         except OSError as exc:
             raise ListenFailed(host=host, port=port, reason=exc.strerror or str(exc), key="protocol.port") from exc
         return int(self._server.sockets[0].getsockname()[1])
