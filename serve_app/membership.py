@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import ray
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 10.0
 _RETRY_S = 0.5
 
-_AWAY = (ray.exceptions.RayError, OSError, ValueError, RuntimeError)
+AWAY = (ray.exceptions.RayError, OSError, ValueError, RuntimeError)
 """What a call raises while the board or Ray's control store is away. OSError has TimeoutError in it, and Ray's own failures to connect;
 a ValueError says that no actor has that name any more, a RuntimeError that no thread can be started to
 look for it. Nothing of it may end a member's task: Serve would replace a healthy replica."""
@@ -56,6 +56,12 @@ class Lease:
     """What an ingress has quarantined: model, fingerprint, and the seconds for which it still is."""
     condemned: tuple[tuple[str, str], ...] = ()
     """Canaries that an ingress found bad: digest of the release, and why."""
+    expiry_s: float = 0.0
+    """Seconds after a renewal at which the lease ends, which `Membership.keep` fills in. 0: those with which the board was made.
+
+    A board outlives a change of `membership.expiry_s`, so that each lease must say its own. Of another version of serve-app, a
+    member's lease may lack this, and a board may not look at it.
+    """
 
     def concerns(self) -> tuple[object, ...]:
         """Return what others act on at once."""
@@ -97,7 +103,7 @@ class LeaseBoard:
     def renew(self, lease: Lease) -> None:
         """Add or renew a member; only a new one, another state, a new quarantine or a condemned canary wakes the pollers."""
         known = self._leases.get(lease.replica_id)
-        self._leases[lease.replica_id] = (lease, self._now() + self._expiry_s)
+        self._leases[lease.replica_id] = (lease, self._now() + self._expiry_of(lease))
         if known is None or known[0].concerns() != lease.concerns():
             self._bump()
 
@@ -133,11 +139,17 @@ class LeaseBoard:
         self._expire()
         while (self._incarnation, self._version) == seen and (left := deadline - self._now()) > 0:
             try:
-                async with asyncio.timeout(min(left, self._expiry_s / 4)):
+                async with asyncio.timeout(min(left, self._shortest_expiry_s() / 4)):
                     await self._changed.wait()
             except TimeoutError:
                 self._expire()
         return (self._incarnation, self._version), self.members()
+
+    def _expiry_of(self, lease: Lease) -> float:
+        return lease.expiry_s or self._expiry_s
+
+    def _shortest_expiry_s(self) -> float:
+        return min((self._expiry_of(lease) for lease, _ in self._leases.values()), default=self._expiry_s)
 
     def _expire(self) -> None:
         now = self._now()
@@ -196,9 +208,10 @@ class Membership:
         failing = False
         while True:
             try:
-                await self._call("renew", lease(), timeout_s=self._settings.renew_s)
+                renewed = replace(lease(), expiry_s=self._settings.expiry_s)
+                await self._call("renew", renewed, timeout_s=self._settings.renew_s)
                 failing = False
-            except _AWAY as exc:
+            except AWAY as exc:
                 if not failing:
                     logger.warning("lease not renewed: %s: %s", type(exc).__name__, exc)
                 failing = True
@@ -212,7 +225,7 @@ class Membership:
         """Give the lease up; a dead board forgets it by itself."""
         try:
             await self._call("release", replica_id, timeout_s=self._settings.renew_s)
-        except _AWAY as exc:
+        except AWAY as exc:
             logger.info("lease not released: %s", exc)
 
     async def report(self) -> dict[str, Any]:
@@ -223,7 +236,7 @@ class Membership:
         """
         try:
             return dict(await self._call("report", timeout_s=self._settings.renew_s))
-        except _AWAY as exc:
+        except AWAY as exc:
             if not isinstance(exc, TimeoutError):
                 self._board = None
             raise LeaseBoardSilent(retry_after_s=self._settings.renew_s) from exc
@@ -234,7 +247,7 @@ class Membership:
         while True:
             try:
                 seen, members = await self._call("wait", seen, _POLL_S, timeout_s=_POLL_S + self._settings.expiry_s)
-            except _AWAY as exc:
+            except AWAY as exc:
                 logger.info("lease board does not answer: %s: %s", type(exc).__name__, exc)
                 self._board = None
                 await asyncio.sleep(_RETRY_S)

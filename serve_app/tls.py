@@ -1,25 +1,71 @@
-"""TLS contexts of the links: both sides present a certificate of the deployment's own authority and check the other's."""
+"""TLS of the links: both sides present a certificate of the deployment's own authority and check the other's."""
 
+import logging
 import ssl
 
 from serve_app.config import TlsSettings
 
-
-def server_context(settings: TlsSettings | None) -> ssl.SSLContext | None:
-    """Return the replica's context; None without certificates."""
-    return None if settings is None else _context(settings, ssl.PROTOCOL_TLS_SERVER)
+logger = logging.getLogger(__name__)
 
 
-def client_context(settings: TlsSettings | None) -> ssl.SSLContext | None:
-    """Return the ingress's context. Host names are not checked: pods come and go, the authority is what is trusted."""
-    return None if settings is None else _context(settings, ssl.PROTOCOL_TLS_CLIENT)
+class LinkTls:
+    """One side's certificate, key and authority, which are read again when one of the three files changes.
+
+    Raises:
+        OSError: A file cannot be read, or holds something else (ssl.SSLError).
+    """
+
+    def __init__(self, settings: TlsSettings, protocol: int) -> None:
+        self._settings = settings
+        self._protocol = protocol
+        self._seen = self._stamp()
+        self._context = self._read()
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for the next connection; open ones keep theirs.
+
+        Files that cannot be used are reported once, and what was read before stays in use: a renewal may be half written.
+        """
+        if (stamp := self._stamp()) != self._seen:
+            self._seen = stamp
+            try:
+                self._context = self._read()
+            except OSError as exc:
+                logger.error("protocol.tls: %s cannot be used: %s; the certificate read before stays in use", self._files(), exc)
+            else:
+                logger.info("protocol.tls: %s have changed; the next link uses them", self._files())
+        return self._context
+
+    def _read(self) -> ssl.SSLContext:
+        # A new context each time: to one in use, an authority can only be added.
+        context = ssl.SSLContext(self._protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(self._settings.ca_file)
+        context.load_cert_chain(self._settings.cert_file, self._settings.key_file)
+        return context
+
+    def _stamp(self) -> list[tuple[int, int, int] | None]:
+        stamps: list[tuple[int, int, int] | None] = []
+        for path in (self._settings.cert_file, self._settings.key_file, self._settings.ca_file):
+            try:
+                status = path.stat()  # through links: Kubernetes replaces a mounted Secret by turning one
+            except OSError:
+                stamps.append(None)
+            else:
+                stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
+        return stamps
+
+    def _files(self) -> str:
+        return f"{self._settings.cert_file}, {self._settings.key_file} and {self._settings.ca_file}"
 
 
-def _context(settings: TlsSettings, protocol: int) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(settings.ca_file)
-    context.load_cert_chain(settings.cert_file, settings.key_file)
-    return context
+def replica_tls(settings: TlsSettings | None) -> LinkTls | None:
+    """Return the replica's side; None without certificates."""
+    return None if settings is None else LinkTls(settings, ssl.PROTOCOL_TLS_SERVER)
+
+
+def ingress_tls(settings: TlsSettings | None) -> LinkTls | None:
+    """Return the ingress's side. Host names are not checked: pods come and go, the authority is what is trusted."""
+    return None if settings is None else LinkTls(settings, ssl.PROTOCOL_TLS_CLIENT)

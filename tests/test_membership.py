@@ -1,6 +1,7 @@
 """The board as a plain object with its own clock; no Ray."""
 
 import asyncio
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -44,6 +45,32 @@ def test_members_are_those_whose_lease_was_renewed_in_time() -> None:
     assert leases.members() == [B]
     leases.renew(A)
     assert leases.members() == [B, A]
+
+
+def test_a_member_whose_configuration_has_another_expiry_than_the_boards_lives_by_its_own() -> None:
+    clock = Clock()
+    leases = board(clock, expiry_s=6.0)
+    slow, quick = replace(A, expiry_s=30.0), replace(B, expiry_s=3.0)
+    for member in (slow, quick):
+        leases.renew(member)
+    clock.now += 4
+    assert leases.members() == [slow]
+    clock.now += 26
+    assert leases.members() == [slow]
+    clock.now += 1
+    assert leases.members() == []
+
+
+def test_a_lease_of_a_version_that_knows_no_expiry_lives_by_the_boards() -> None:
+    clock = Clock()
+    leases = board(clock, expiry_s=6.0)
+    old = pickle.loads(pickle.dumps(A))
+    del old.__dict__["expiry_s"]  # as it comes out of pickle, where its fields are put back without a call of __init__
+    leases.renew(old)
+    clock.now += 6
+    assert leases.members() == [A]
+    clock.now += 1
+    assert leases.members() == []
 
 
 @in_loop
@@ -124,6 +151,18 @@ async def test_a_poller_learns_of_a_lease_that_ran_out_while_it_waited() -> None
 
 
 @in_loop
+async def test_a_poller_learns_of_the_end_of_a_lease_that_is_shorter_than_the_boards() -> None:
+    clock = Clock()
+    leases = board(clock, expiry_s=FOREVER_S)
+    leases.renew(replace(A, expiry_s=0.04))
+    seen, _ = await leases.wait((0, 0), FOREVER_S)
+    poll = asyncio.create_task(leases.wait(seen, FOREVER_S))
+    await asyncio.sleep(0)
+    clock.now += 1
+    assert (await poll)[1] == []
+
+
+@in_loop
 async def test_a_poll_without_a_change_ends_with_what_is_known() -> None:
     leases = board(Clock())
     leases.renew(A)
@@ -194,9 +233,10 @@ async def test_no_failure_of_rays_control_plane_ends_a_members_tasks(failure: Ex
     monkeypatch.setattr(membership, "_RETRY_S", 0.0)
     settings = MembershipSettings(renew_s=0.01, expiry_s=0.1)
     seen: list[list[Lease]] = []
+    kept = replace(A, expiry_s=0.1)
     member = Membership("app", settings)
     tasks = [asyncio.create_task(member.keep(lambda: A)), asyncio.create_task(member.watch(seen.append))]
-    await until(lambda: [A] in seen or any(task.done() for task in tasks))
+    await until(lambda: [kept] in seen or any(task.done() for task in tasks))
     assert ([task.done() for task in tasks], failures) == ([False, False], [])
     failures.append(failure)
     await member.release("a")

@@ -1,57 +1,267 @@
+"""Links with certificates, on both event loops: the replica's TLS is its own, the ingress's is the loop's."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
-from serve_app.protocol.errors import MalformedMessage, ProtocolError
+from serve_app.config import TlsSettings
+from serve_app.protocol.errors import HandshakeTimeout, PeerClosed, ProtocolError
+from serve_app.protocol.messages import Outputs
+from serve_app.replica import pipe
+from serve_app.replica.server import MAX_UNPROVED
 from serve_app.testing.certificates import make_tls
-from serve_app.testing.fleet import in_loop, settings, start_replica, until
+from serve_app.testing.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
 from serve_app.testing.probe import Probe
-from serve_app.tls import client_context, server_context
+from serve_app.tls import LinkTls, ingress_tls, replica_tls
+
+
+@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
+def _on_each_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy() if request.param == "uvloop" else None)
+    yield
+    asyncio.set_event_loop_policy(None)
+
+
+class Recorder:
+    """An engine that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[pipe.ToEngine] = []
+
+    def send(self, message: pipe.ToEngine) -> None:
+        self.told.append(message)
+
+
+def replicas(tls: TlsSettings) -> LinkTls:
+    side = replica_tls(tls)
+    assert side is not None
+    return side
+
+
+def ingresses(tls: TlsSettings) -> LinkTls:
+    side = ingress_tls(tls)
+    assert side is not None
+    return side
+
+
+def replace_files(tls: TlsSettings, by: TlsSettings, *names: str) -> None:
+    """Put the files of ``by`` where those of ``tls`` are."""
+    for name in names or ("cert_file", "key_file", "ca_file"):
+        shutil.copy(getattr(by, name), getattr(tls, name))
+
+
+async def linked(replica: FakeReplica, tls: LinkTls) -> Probe:
+    probe = Probe()
+    await probe.connect(replica.lease.port, tls=tls.context())
+    await until(lambda: probe.messages)
+    return probe
 
 
 def test_without_certificates_there_is_no_tls() -> None:
-    assert (server_context(None), client_context(None)) == (None, None)
+    assert (replica_tls(None), ingress_tls(None)) == (None, None)
 
 
 @in_loop
 async def test_both_sides_of_one_authority_have_an_encrypted_link(tmp_path: Path) -> None:
     tls = make_tls(tmp_path, "fleet")
-    replica = await start_replica(settings(), "a", tls=server_context(tls))
-    probe = Probe()
-    link = await probe.connect(replica.lease.port, tls=client_context(tls))
-    assert link._transport.get_extra_info("ssl_object").version() == "TLSv1.3"
-    await until(lambda: probe.messages)
+    replica = await start_replica(settings(), "a", tls=replicas(tls))
+    probe = await linked(replica, ingresses(tls))
+    assert probe.link._transport.get_extra_info("ssl_object").version() == "TLSv1.3"
+    await replica.close()
+
+
+@in_loop
+async def test_frames_of_any_length_arrive_whole_in_both_directions(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    replica = await start_replica(settings(), "a", tls=replicas(tls))
+    probe = await linked(replica, ingresses(tls))
+    replica.server.engine = engine = Recorder()
+    pieces = [b"x" * length for length in (1, 1 << 14, 3 << 20)]
+    for number, piece in enumerate(pieces):
+        probe.link.write(probe.link.connection.send_add(f"r@{number}", [piece]))
+    await until(lambda: len(engine.told) == len(pieces))
+    assert [bytes(add.buffers[0]) for add in engine.told if isinstance(add, pipe.AddToEngine)] == pieces
+    probe.messages.clear()
+    for piece in pieces:
+        replica.engine.emit_outputs(0, [piece])
+    await until(lambda: len(probe.messages) == len(pieces))
+    assert [bytes(outputs.buffers[0]) for outputs in probe.messages if isinstance(outputs, Outputs)] == pieces
     await replica.close()
 
 
 @in_loop
 async def test_certificates_of_another_authority_are_refused(tmp_path: Path) -> None:
     ours, theirs = make_tls(tmp_path, "ours"), make_tls(tmp_path, "theirs")
-    replica = await start_replica(settings(), "a", tls=server_context(ours))
+    replica = await start_replica(settings(), "a", tls=replicas(ours))
     with pytest.raises(ssl.SSLCertVerificationError):
-        await Probe().connect(replica.lease.port, tls=client_context(theirs))
+        await Probe().connect(replica.lease.port, tls=ingresses(theirs).context())
     await replica.close()
 
 
 @in_loop
-async def test_a_peer_without_a_certificate_is_refused(tmp_path: Path) -> None:
+async def test_a_peer_without_a_certificate_is_refused_and_both_sides_say_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="serve_app")
     tls = make_tls(tmp_path, "fleet")
-    replica = await start_replica(settings(), "a", tls=server_context(tls))
+    replica = await start_replica(settings(), "a", tls=replicas(tls))
     anonymous = ssl.create_default_context(cafile=str(tls.ca_file))
     anonymous.check_hostname = False
     probe = Probe()
-    with pytest.raises((OSError, MalformedMessage)):  # in TLS 1.3 the refusal comes after the client's handshake
+    with pytest.raises(OSError, match="CERTIFICATE_REQUIRED"):  # in TLS 1.3 the refusal comes after the client's handshake
         await probe.connect(replica.lease.port, tls=anonymous)
     assert probe.opened == 0
+    assert "TLS failed: [SSL: PEER_DID_NOT_RETURN_A_CERTIFICATE]" in caplog.text
+    await until(lambda: not replica.server._unproved)
     await replica.close()
 
 
 @in_loop
 async def test_a_peer_that_speaks_no_tls_is_refused(tmp_path: Path) -> None:
-    replica = await start_replica(settings(), "a", tls=server_context(make_tls(tmp_path, "fleet")))
+    replica = await start_replica(settings(), "a", tls=replicas(make_tls(tmp_path, "fleet")))
     probe = Probe()
     with pytest.raises((OSError, ProtocolError)):
         await probe.connect(replica.lease.port)
     assert probe.opened == 0
+    await replica.close()
+
+
+@in_loop
+async def test_a_running_replica_takes_replaced_files_for_its_next_link(tmp_path: Path) -> None:
+    tls, old, new = (make_tls(tmp_path, name) for name in ("fleet", "old", "new"))
+    replace_files(tls, old)
+    replica = await start_replica(settings(), "a", tls=replicas(tls))
+    before = await linked(replica, ingresses(old))
+    replace_files(tls, new)
+    await linked(replica, ingresses(new))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await Probe().connect(replica.lease.port, tls=ingresses(old).context())
+    assert before.link.is_open()
+    await replica.close()
+
+
+@in_loop
+async def test_a_running_ingress_takes_replaced_files_for_its_next_link(tmp_path: Path) -> None:
+    tls, old, new = (make_tls(tmp_path, name) for name in ("fleet", "old", "new"))
+    replace_files(tls, old)
+    async with fleet(tls=ingresses(tls)) as under_test:
+        await under_test.join("a", tls=replicas(old))
+        replace_files(tls, new)
+        await under_test.join("b", tls=replicas(new))
+        assert sorted(under_test.client.fleet.replicas) == ["a", "b"]
+        for replica in under_test.replicas.values():
+            await replica.close()
+
+
+def test_half_a_renewal_is_reported_once_and_changes_nothing_until_it_is_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="serve_app")
+    tls, new = make_tls(tmp_path, "fleet"), make_tls(tmp_path, "new")
+    side = replicas(tls)
+    before = side.context()
+    replace_files(tls, new, "cert_file", "ca_file")
+    assert [side.context() for _ in range(3)] == [before] * 3
+    tls.key_file.unlink()
+    assert [side.context() for _ in range(3)] == [before] * 3
+    replace_files(tls, new, "key_file")
+    after = side.context()
+    assert after is not before
+    assert side.context() is after
+    assert [(r.levelname, r.getMessage().rpartition("; ")[2]) for r in caplog.records] == [
+        *[("ERROR", "the certificate read before stays in use")] * 2,
+        ("INFO", "the next link uses them"),
+    ]
+
+
+@in_loop
+async def test_connections_that_never_finish_tls_keep_no_ingress_out_and_the_oldest_is_dropped(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a", tls=replicas(tls))
+    idle = [await asyncio.open_connection("127.0.0.1", replica.port) for _ in range(MAX_UNPROVED + 1)]
+    with contextlib.suppress(ConnectionError):
+        assert await idle[0][0].read() == b""
+    assert len(replica.server._unproved) == MAX_UNPROVED
+    probe = await linked(replica, ingresses(tls))
+    assert (probe.link.is_open(), len(replica.server._unproved)) == (True, MAX_UNPROVED - 1)
+    for _, writer in idle:
+        writer.close()
+    await until(lambda: not replica.server._unproved)
+    await replica.close()
+
+
+@in_loop
+async def test_a_peer_that_does_not_finish_tls_is_dropped_after_the_time_of_a_handshake(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    replica = await start_replica(settings(protocol={"handshake_timeout_s": 0.1}), "a", tls=replicas(tls))
+    reader, writer = await asyncio.open_connection("127.0.0.1", replica.port)
+    writer.write(b"\x16\x03\x01")  # how a TLS handshake begins
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    await until(lambda: not replica.server._unproved)
+    writer.close()
+    await replica.close()
+
+
+@in_loop
+async def test_one_that_finishes_tls_and_no_more_is_told_that_it_is_late(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    replica = await start_replica(settings(protocol={"handshake_timeout_s": 1.0}), "a", tls=replicas(tls))
+    reader, writer = await asyncio.open_connection("127.0.0.1", replica.port, ssl=ingresses(tls).context(), server_hostname="")
+    probe = Probe().new_connection()
+    with pytest.raises(PeerClosed) as late:
+        probe.receive_data(await reader.read())
+    assert late.value.peer_code == HandshakeTimeout.code
+    await until(lambda: not replica.server._unproved)
+    writer.close()
+    await replica.close()
+
+
+@in_loop
+async def test_an_ingress_too_many_is_told_so(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a", tls=replicas(tls))
+    first = await linked(replica, ingresses(tls))
+    second = Probe()
+    with contextlib.suppress(PeerClosed):  # the link opens where the refusal comes after the Challenge
+        await second.connect(replica.lease.port, tls=ingresses(tls).context())
+        await until(lambda: second.lost)
+    await until(lambda: not replica.server._unproved)
+    assert "slots_exhausted" in second.lost[0]
+    assert first.link.is_open()
+    await replica.close()
+
+
+@in_loop
+async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon(tmp_path: Path) -> None:
+    """A peer that has gone without a word would not answer the end of TLS: the replica does not wait for that."""
+    tls = make_tls(tmp_path, "fleet")
+    limits = {"heartbeat_interval_s": 0.01, "heartbeat_timeout_s": 1.0}
+    replica = await start_replica(settings(protocol=limits), "a", tls=replicas(tls))
+    probe = await linked(replica, ingresses(tls))
+    replica.server.engine = engine = Recorder()
+    probe.link.write(probe.link.connection.send_add("r@0", [b"request"]))
+    await until(lambda: engine.told)
+    replica.relay.freeze()
+    async with asyncio.timeout(10.0):  # the TLS of asyncio and of uvloop would wait 30 s
+        await until(lambda: pipe.AbortInEngine(["r@0"]) in engine.told)
+    await replica.close()
+
+
+@in_loop
+async def test_a_replica_that_stops_says_goodbye(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    replica = await start_replica(settings(), "a", tls=replicas(tls))
+    probe = await linked(replica, ingresses(tls))
+    replica.engine.emit_outputs(0, [b"last"])
+    await replica.server.close("drained", "the replica stopped")
+    await until(lambda: probe.lost)
+    assert probe.lost == ["the peer closed the link (drained): 'the replica stopped'"]
     await replica.close()

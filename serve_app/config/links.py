@@ -13,7 +13,7 @@ MAX_INGRESSES = 1024
 
 
 class TlsSettings(Section):
-    """TLS of the links between ingress and replicas, verified on both sides."""
+    """TLS of the links between ingress and replicas, verified on both sides. Changed files count from the next link on."""
 
     cert_file: AbsolutePath
     """Certificate chain (PEM) that both sides present."""
@@ -27,7 +27,7 @@ class ProtocolSettings(Section):
     """The links between ingress and replicas: who may connect, how much may wait, when one counts as lost."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address a replica listens on. 0.0.0.0 on a cluster, which needs cluster_token_file."""
+    """Address a replica listens on. 0.0.0.0 on a cluster, or :: with IPv6; both need cluster_token_file."""
     port: Int = Field(default=0, ge=0, le=65535)
     """Port a replica listens on, so that firewalls can name it; needs one replica per node. 0: any free one."""
     cluster_token_file: AbsolutePath | None = None

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from serve_app.ingress.link import ReplicaLink, dial
 from serve_app.membership import Lease
 from serve_app.protocol.errors import ProtocolError
+from serve_app.tls import LinkTls
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Dialer:
         is_linked: Callable[[str], bool],
         *,
         timeout_s: float,
-        tls: ssl.SSLContext | None,
+        tls: LinkTls | None,
     ) -> None:
         self._new_link = new_link
         self._is_linked = is_linked
@@ -66,7 +66,8 @@ class Dialer:
         while (lease := self._members.get(replica_id)) is not None:
             try:
                 new_link = partial(self._new_link, replica_id)
-                link = await dial((lease.host, lease.port), new_link, timeout_s=self._timeout_s, tls=self._tls)
+                tls = None if self._tls is None else self._tls.context()
+                link = await dial((lease.host, lease.port), new_link, timeout_s=self._timeout_s, tls=tls)
                 if link.is_open():
                     return
                 reason = f"replica {link.replica_id} answered, and the link was closed at once"

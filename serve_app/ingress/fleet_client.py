@@ -6,7 +6,6 @@ It decides nothing: what vLLM and the links do becomes events, instructions beco
 import asyncio
 import contextlib
 import logging
-import ssl
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -62,6 +61,7 @@ from serve_app.ingress.streaming import Streams
 from serve_app.ingress.verdict import Verdict, current_verdict
 from serve_app.membership import Lease
 from serve_app.protocol.messages import Heartbeat, Message, Outputs, TrialBegins
+from serve_app.tls import LinkTls
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +73,7 @@ class FleetClient(EngineCoreClient):
 
     engine_ranks_managed = (0,)
 
-    def __init__(
-        self, settings: Settings, model: ModelSettings, *, ingress_id: str, token: bytes, tls: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, settings: Settings, model: ModelSettings, *, ingress_id: str, token: bytes, tls: LinkTls | None) -> None:
         self.model = model
         self.resources = SimpleNamespace(engine_dead=False)  # a fleet is never dead: replicas come back
         self.fleet = new_fleet(settings, model)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from serve_app.ingress.metrics import count_lost_link
 from serve_app.membership import Lease
 from serve_app.protocol.connection import IngressConnection
 from serve_app.protocol.messages import Capabilities, Message
+from serve_app.tls import LinkTls
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class ReplicaLinks:
         ingress_id: str,
         model: str,
         token: bytes,
-        tls: ssl.SSLContext | None,
+        tls: LinkTls | None,
         on_open: Callable[[ReplicaLink], None],
         on_messages: Callable[[ReplicaLink, Sequence[Message]], None],
         on_lost: Callable[[ReplicaLink, LinkEnd], None],

@@ -24,7 +24,7 @@ from serve_app.ingress.listener import Listener
 from serve_app.ingress.own_answers import FleetReport
 from serve_app.ingress.request_metrics import begin_at_zero
 from serve_app.membership import Lease
-from serve_app.tls import client_context
+from serve_app.tls import LinkTls, ingress_tls
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class IngressRuntime:
         """
         keys = None if (file := settings.ingress.api_keys_file) is None else ApiKeys(file)
         grammars = GrammarCompiler()
-        fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars) for m in settings.models.values()}
+        tls = ingress_tls(settings.protocol.tls)
+        fronts = {m.name: await cls._front_end(settings, m, ingress_id, grammars, tls) for m in settings.models.values()}
         batches = None if (storage := settings.ingress.batch) is None else await asyncio.to_thread(BatchService, storage)
         limits = AppLimits(
             settings.ingress.max_body_bytes,
@@ -77,9 +78,9 @@ class IngressRuntime:
         return cls(app, Listener(app, settings.ingress), fronts, grammars, batches)
 
     @staticmethod
-    async def _front_end(settings: Settings, model: ModelSettings, ingress_id: str, grammars: GrammarCompiler) -> FrontEnd:
-        protocol = settings.protocol
-        tls = client_context(protocol.tls)
+    async def _front_end(
+        settings: Settings, model: ModelSettings, ingress_id: str, grammars: GrammarCompiler, tls: LinkTls | None
+    ) -> FrontEnd:
         client = FleetClient(settings, model, ingress_id=ingress_id, token=cluster_token(settings), tls=tls)
         path = await asyncio.to_thread(resolve_model, model.model, default_cache_dir())
         return await build_front_end(model, path, client, grammars)

@@ -24,11 +24,16 @@ from serve_app.replica.process import EngineProcess
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
 from serve_app.replica.start_report import StartReport, asked_at
 from serve_app.sigterm import OrderlyEnd
-from serve_app.tls import server_context
+from serve_app.tls import replica_tls
 
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 0.2
+
+
+def reachable_address(host: str) -> str:
+    """Return where ingresses reach a replica that listens on ``host``: one that listens on every address, on its node's."""
+    return ray.util.get_node_ip_address() if host in ("0.0.0.0", "::") else host
 
 
 class Replica:
@@ -55,7 +60,7 @@ class Replica:
         self._epoch = time.time_ns()
         identity = ReplicaIdentity(self.replica_id, model=self.model.name)
         protocol = self.settings.protocol
-        tls = server_context(protocol.tls)
+        tls = replica_tls(protocol.tls)
         self._server = ReplicaServer(identity, protocol, cluster_token(self.settings), self._engine, ready, tls)
         self._port = await self._server.listen()
         who = {"model": self.model.name, "replica": self.replica_id}
@@ -104,15 +109,14 @@ class Replica:
     def _lease(self) -> Lease:
         assert self._server is not None
         assert self._start_report is not None
-        load, protocol = self._server.load, self.settings.protocol
-        host = ray.util.get_node_ip_address() if protocol.host == "0.0.0.0" else protocol.host
+        load = self._server.load
         return Lease(
             replica_id=self.replica_id,
             role="replica",
             model=self.model.name,
             release=self.model.release(),
             adapters=tuple(adapter.number(name) for name, adapter in self.model.adapters.items()),
-            host=host,
+            host=reachable_address(self.settings.protocol.host),
             port=self._port,
             epoch=self._epoch,
             pid=os.getpid(),

@@ -8,7 +8,7 @@ it has proved that it has the token, so that nobody without it can keep an ingre
 import asyncio
 import logging
 import os
-import ssl
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,9 @@ from serve_app.protocol.connection import ReplicaConnection, State
 from serve_app.protocol.errors import AuthenticationFailed, HandshakeTimeout, ProtocolError, SlotsExhausted
 from serve_app.protocol.messages import Abort, Add, AddSuspect, Message, TrialPassed
 from serve_app.replica import pipe
+from serve_app.replica.tls_connection import TlsConnection
 from serve_app.replica.trials import Trials
+from serve_app.tls import LinkTls
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class ReplicaServer:
         token: bytes,
         engine: Engine,
         ready: pipe.EngineReady,
-        tls: ssl.SSLContext | None = None,
+        tls: LinkTls | None = None,
     ) -> None:
         self.identity = identity
         self.settings = settings
@@ -81,10 +83,18 @@ class ReplicaServer:
         """
         loop, host, port = asyncio.get_running_loop(), self.settings.host, self.settings.port
         try:
-            self._server = await loop.create_server(lambda: _Link(self), host, port, ssl=self._tls)
+            if host == "::":  # asyncio would listen on IPv6 alone, but the node's address may be of either family
+                both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+                self._server = await loop.create_server(self._accept, sock=both)
+            else:
+                self._server = await loop.create_server(self._accept, host, port)
         except OSError as exc:
             raise ListenFailed(host=host, port=port, reason=exc.strerror or str(exc), key="protocol.port") from exc
         return int(self._server.sockets[0].getsockname()[1])
+
+    def _accept(self) -> asyncio.Protocol:
+        link = _Link(self)
+        return link if self._tls is None else TlsConnection(link, self._tls.context())
 
     def open_links(self) -> Iterator["_Link"]:
         return (link for link in self._links.values() if link.is_open())
@@ -160,9 +170,11 @@ class ReplicaServer:
         """Let a connection begin its handshake; one too many, or for too few descriptors, drops the one that has been at it the longest.
 
         Raises:
-            SlotsExhausted: It could not be served even if it had the token.
+            SlotsExhausted: It could not be served even if it had the token. With TLS only `take_slot` says so: before the TLS handshake
+                the peer could not read it.
         """
-        self._check_slots()
+        if self._tls is None:
+            self._check_slots()
         if len(self._unproved) >= MAX_UNPROVED or (self._unproved and descriptors.are_short(descriptor)):
             oldest = next(iter(self._unproved))
             del self._unproved[oldest]

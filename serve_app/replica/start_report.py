@@ -14,6 +14,7 @@ import ray
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.context import ReplicaContext
 
+from serve_app.membership import AWAY
 from serve_app.replica.cold_start import ColdStart, EnginePhases
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ async def asked_at(replica: ReplicaContext) -> float | None:
         async with asyncio.timeout(_SERVE_LIMIT_S):
             controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
             details = await controller.get_deployment_details.remote(replica.app_name, replica.deployment)
-    except (ray.exceptions.RayError, TimeoutError, ValueError, AttributeError) as exc:
+    except (*AWAY, AttributeError) as exc:
         logger.warning("Serve does not say when it asked for this replica: %s: %s", type(exc).__name__, exc)
         return None
     times = [r.start_time_s for r in details.replicas if r.replica_id == replica.replica_id.unique_id]

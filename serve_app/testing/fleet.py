@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -14,6 +13,7 @@ from serve_app.membership import Lease
 from serve_app.replica.server import ReplicaIdentity, ReplicaServer
 from serve_app.testing.fake_engine import FakeEngine
 from serve_app.testing.fake_front_end import FakeFrontEnd
+from serve_app.tls import LinkTls
 
 P = ParamSpec("P")
 MODEL = "tiny"
@@ -126,7 +126,7 @@ class FakeReplica:
 
 
 async def start_replica(
-    values: Settings, replica_id: str, *, token: bytes = b"", tls: ssl.SSLContext | None = None, engine: FakeEngine | None = None
+    values: Settings, replica_id: str, *, token: bytes = b"", tls: LinkTls | None = None, engine: FakeEngine | None = None
 ) -> FakeReplica:
     engine = engine or FakeEngine()
     identity = ReplicaIdentity(replica_id, model=MODEL)
@@ -160,10 +160,10 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(values: Settings | None = None, *, run: bool = True) -> AsyncIterator[Fleet]:
+async def fleet(values: Settings | None = None, *, run: bool = True, tls: LinkTls | None = None) -> AsyncIterator[Fleet]:
     """A fleet without replicas. ``run``: the client ticks and pings."""
     values = values or settings()
-    client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=None)
+    client = FleetClient(values, values.models[MODEL], ingress_id="ingress-1", token=b"", tls=tls)
     front = FakeFrontEnd(client)
     jobs: list[Awaitable[None]] = [front.run(), *([client.run()] if run else [])]
     tasks = [asyncio.ensure_future(job) for job in jobs]

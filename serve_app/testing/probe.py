@@ -35,7 +35,7 @@ class Probe:
         }
 
     async def connect(self, port: int, *, tls: ssl.SSLContext | None = None, timeout_s: float = 30.0) -> ReplicaLink:
-        return await dial(("127.0.0.1", port), self._make, timeout_s=timeout_s, tls=tls)
+        return await dial(("127.0.0.1", port), self.new_link, timeout_s=timeout_s, tls=tls)
 
     def new_connection(self) -> IngressConnection:
         """Return the ingress's end of a link, without a transport."""
@@ -45,7 +45,7 @@ class Probe:
         """Read nothing more."""
         self.link._transport.pause_reading()
 
-    def _make(self) -> ReplicaLink:
+    def new_link(self) -> ReplicaLink:
         self.link = ReplicaLink(
             self.new_connection(),
             on_open=self._on_open,

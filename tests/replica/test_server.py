@@ -3,18 +3,22 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from serve_app import descriptors
 from serve_app.config import parse_settings
 from serve_app.errors import ListenFailed
+from serve_app.ingress.link import dial
 from serve_app.protocol.connection import IngressConnection, State
 from serve_app.protocol.errors import HandshakeTimeout, MalformedMessage, PeerClosed
 from serve_app.protocol.frames import FrameDecoder
 from serve_app.protocol.messages import Goodbye, Heartbeat, Message, Outputs, decode_message
 from serve_app.replica import pipe
+from serve_app.replica.deployment import reachable_address
 from serve_app.replica.server import MAX_UNPROVED
 from serve_app.testing.fake_engine import answer
 from serve_app.testing.fleet import FakeReplica, fleet, in_loop, settings, start_replica, until
@@ -44,6 +48,27 @@ async def test_a_fixed_port_is_listened_on_and_a_taken_one_is_named() -> None:
     second = await start_replica(fixed, "b")
     assert second.port == first.port
     await second.close()
+
+
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+@in_loop
+async def test_a_replica_on_every_address_is_reached_by_either_family(tmp_path: Path, loopback: str) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef")
+    protocol = {"host": "::", "cluster_token_file": str(tmp_path / "token")}
+    replica = await start_replica(settings(protocol=protocol), "a")
+    probe = Probe()
+    assert (await dial((loopback, replica.port), probe.new_link, timeout_s=30.0, tls=None)).is_open()
+    await replica.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "address"), [("0.0.0.0", "fd00::1"), ("::", "fd00::1"), ("fd00::2", "fd00::2"), ("127.0.0.1", "127.0.0.1")]
+)
+def test_ingresses_are_told_the_nodes_address_of_a_replica_on_every_address(
+    monkeypatch: pytest.MonkeyPatch, host: str, address: str
+) -> None:
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "fd00::1")
+    assert reachable_address(host) == address
 
 
 class Recorder:

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
+import ray
+from ray.serve.context import ReplicaContext
 
 from serve_app.replica.cold_start import EnginePhases
-from serve_app.replica.start_report import StartReport, process_created_at
+from serve_app.replica.start_report import StartReport, asked_at, process_created_at
 from serve_app.testing.fleet import in_loop, until
 
 WHO = {"model": "tiny", "replica": "abc"}
@@ -87,6 +90,29 @@ def test_a_start_whose_first_token_does_not_come_is_logged_without(caplog: pytes
     (line,) = logged(caplog)
     assert line["until"] == "ready"
     assert not line["phases"].keys() & {"scheduled", "first_token"}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(24, "Too many open files"),
+        ConnectionError("refused"),
+        TimeoutError(),
+        ray.exceptions.RaySystemError("away"),
+        ValueError("no such actor"),
+        RuntimeError("can't start new thread"),
+        AttributeError("get_deployment_details"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+@in_loop
+async def test_no_failure_to_ask_serve_ends_the_report(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(ray, "get_actor", fail)
+    replica = SimpleNamespace(app_name="app", deployment="tiny")
+    assert await asked_at(cast(ReplicaContext, replica)) is None
 
 
 def test_the_creation_of_the_process_is_between_the_moments_around_it() -> None:

@@ -1,0 +1,104 @@
+"""TLS of one connection that a replica has accepted.
+
+asyncio's own TLS tells a protocol of its connection only after the TLS handshake: nobody could count or bound connections before that.
+asyncio's close of a TLS connection also waits 30 s for a peer that has gone. Here the link has the plain connection from the start.
+"""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from typing import Any, cast
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 14
+"""The longest plain text of one TLS record; `ssl.SSLObject.read` returns no more at once."""
+
+
+class TlsConnection(asyncio.Protocol, asyncio.Transport):
+    """The protocol of the plain connection, and to ``link`` the transport of the encrypted one.
+
+    Until the TLS handshake is over, the peer can read nothing from here: `write` drops what it gets, and `close` aborts.
+    """
+
+    def __init__(self, link: asyncio.Protocol, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self._link = link
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._established = False
+        self._plain: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._plain = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's classes
+        self._link.connection_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._incoming.write(data)
+        try:
+            text, ended = self._decrypt()
+        except ssl.SSLError as exc:
+            logger.info("connection from %s closed: TLS failed: %s", self._plain.get_extra_info("peername"), exc)
+            self._send()  # an alert tells the peer why
+            self._plain.close()
+            return
+        self._send()
+        if text:
+            self._link.data_received(text)
+        if ended and not self.is_closing():
+            self.eof_received()
+            self.close()
+
+    def _decrypt(self) -> tuple[bytes, bool]:
+        """Return what has come for the link, and whether the peer has said that nothing follows."""
+        pieces: list[bytes] = []
+        try:
+            if not self._established:
+                self._tls.do_handshake()
+                self._established = True
+            while piece := self._tls.read(_READ_BYTES):
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            return b"".join(pieces), False
+        return b"".join(pieces), True
+
+    def _send(self) -> None:
+        if encrypted := self._outgoing.read():
+            self._plain.write(encrypted)
+
+    def eof_received(self) -> None:
+        self._link.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._link.connection_lost(exc)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._established or self.is_closing():
+            return
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._tls.write(rest) :]
+        self._send()
+
+    def close(self) -> None:
+        """Tell the peer that nothing follows; its own word is not waited for."""
+        if not self._established:
+            self._plain.abort()
+        elif not self.is_closing():
+            with contextlib.suppress(ssl.SSLError):  # unwrap wants to read the peer's word
+                self._tls.unwrap()
+            self._send()
+            self._plain.close()
+
+    def abort(self) -> None:
+        self._plain.abort()
+
+    def is_closing(self) -> bool:
+        return self._plain.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        return self._plain.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._plain.get_extra_info(name, default)
