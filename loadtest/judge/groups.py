@@ -38,12 +38,14 @@ def _figures(items: Window, is_its: Bools) -> dict[str, Any]:
     waits = bounds.high[is_its[bounds.has]]
     told = rows.prompt_tokens[index]
     told = told[told != NONE]
+    limits = items.records.scenario.slo.limits
     return {
         "n": int(is_its.sum()),
         "num_failed": int(is_its.sum()) - int(rows.is_state("ok", "cancelled")[index].sum()),
         "prompt_tokens": round(float(told.mean()), 1) if told.size else None,
         "ttft_p50_s": _finite(waits, 0.5),
         "ttft_p95_s": _finite(waits, 0.95),
+        "num_good": int(items.good(limits)[is_its].sum()) if limits else None,
     }
 
 

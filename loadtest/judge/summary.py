@@ -109,6 +109,8 @@ class Group(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ttft_p50_s: float | None
     ttft_p95_s: float | None
     """None: it lies among the requests that failed."""
+    num_good: int | None = None
+    """Those that ended within all limits of the SLO; None: the scenario has none."""
 
 
 class Turn(Group, frozen=True, omit_defaults=True, kw_only=True):

@@ -300,7 +300,8 @@ def _group(group: Group) -> list[str]:
     prompt = "–" if group.prompt_tokens is None else f"{group.prompt_tokens:,.0f}"
     none = "∞ (failed)" if group.num_failed else "–"
     waits = (none if value is None else seconds([value])[0] for value in (group.ttft_p50_s, group.ttft_p95_s))
-    return [prompt, *waits, str(group.n), str(group.num_failed)]
+    good = "–" if group.num_good is None or not group.n else f"{group.num_good / group.n:.1%}"
+    return [prompt, *waits, good, str(group.n), str(group.num_failed)]
 
 
 def _step(result: StepResult) -> tuple[str, ...]:

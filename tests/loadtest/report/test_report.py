@@ -228,19 +228,22 @@ def test_the_classes_of_the_page_are_those_of_the_rows(tmp_path: Path) -> None:
         {"name": "rare"},
     ]
     classes = [{**cls, "endpoint": "chat", "prompt": "text"} for cls in classes]
-    run = write_run(tmp_path / "run", rate=20, scenario={**SHORT, "requests": classes})
+    run = write_run(tmp_path / "run", rate=20, scenario={**SHORT, "requests": classes, "slo": "ttft_p95=0.2s"})
     page = Page(write_report(run))
     named = {line["id"]: line["cls"] for line in map(json.loads, (run / "schedule.jsonl").read_text().splitlines())}
     asks = {"plain": "opt-125m", "special": "tuned", "rare": "opt-125m"}
     table = page.table("class", "model")
     assert [(row[0], row[1]) for row in table] == list(asks.items())
-    for cls, _, prompt, p50, _, num, failed in table:
+    for cls, _, prompt, p50, _, within, num, failed in table:
         rows = [row for row in rows_of(run) if named[row["id"]] == cls]
         waits = sorted(values_of(rows, "TTFT"))
         assert (int(num), int(failed)) == (len(rows), sum(row["state"] != "ok" for row in rows))
         told = [row["prompt_tokens"] for row in rows if "prompt_tokens" in row]
         assert float(prompt) == pytest.approx(sum(told) / len(told), abs=0.51)
         assert in_seconds(p50) == pytest.approx(waits[math.ceil(len(waits) / 2) - 1], rel=0.01)
+        good = sum(row["state"] == "ok" and max(values_of([row], "TTFT")) <= 0.2 for row in rows)
+        assert 0 < good < len(rows)
+        assert within == f"{good / len(rows):.1%}"
     words = " ".join(page.words)
     assert "opt-125m, tuned at http://127.0.0.1:8000" in words
     assert "tools (1, tool_choice auto)" in words
