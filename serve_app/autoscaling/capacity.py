@@ -20,13 +20,14 @@ from serve_app.core.step_costs import Array, MeasuredCosts, non_negative_least_s
 TAIL = 1.645
 """Standard deviations above the mean batch that must still keep the SLO: 95 % of the time for a normal law."""
 WINDOW_S, LONGEST_WINDOW_S = 5.0, 120.0
-"""Reports are summed over this time at least before they are fitted: members report at different moments of a second."""
+"""Reports are summed over the first time at least before they are fitted, since members report at different moments of a second. Where
+prompts take long the sum goes on, for the second time at most."""
 WINDOW_PROMPTS, LONGEST_HALF_S = 5.0, 300.0
-"""A window lasts for at least so many of the longest prompts. The tokens of a prompt are counted with its first token, its steps while they
-are made. So a
-window that ends between the two has steps without their tokens, and the next one has tokens without their steps."""
+"""A window lasts at least as long as so many of the longest prompts of the last minutes. The tokens of a prompt are counted with its first
+token, its steps while they are made: a window that ends between the two has steps without their tokens, and the next one has tokens without
+their steps. The longest prompt counts half after so many seconds of work, when prompts have become shorter."""
 MEMORY = 0.99
-"""Weight of `WINDOW_S` seconds relative to the next: half after 69 times as long, about 6 minutes of load."""
+"""Weight of `WINDOW_S` seconds relative to the next: half after 69 times as long, about 6 minutes of time in windows with load."""
 CONTRADICTION, CONTRADICTIONS = 1.3, 6
 """Factor by which so many windows in a row must be off, to the same side, before what was learned before counts as out of date."""
 OUTDATED_MEMORY = 0.3
@@ -43,8 +44,8 @@ weights, whatever its batch."""
 OTHER_BATCHES, LEAST_ERROR = 0.2, 0.001
 """A cost that replicas measured at their start is believed to a fifth of itself, and no better than to a thousandth of a step: the load's
 contexts and prompts are not those of the timed batches."""
-LEAST_GAPS = 2.0
-"""Tokens of a mean answer from which the time between tokens counts."""
+ONE_TOKEN = 1.05
+"""Tokens of a mean answer up to which all answers count as one token."""
 LEAST_BATCH, RETURN_BATCH = 1.0, 2.0
 """A limit that allows fewer than 1 request at once is ignored; it is respected again once it allows 2."""
 
@@ -94,7 +95,7 @@ class StepCosts:
     _window: list[float] = field(default_factory=lambda: [0.0] * 4)
     """Steps, output tokens, prefilled tokens, busy seconds."""
     _longest_prompt: float = 0.0
-    """Computed tokens: the largest mean of an observation, which counts half after each `LONGEST_HALF_S`."""
+    """Computed tokens: the largest mean of an observation, which counts half after each `LONGEST_HALF_S` of work."""
     _elapsed_s: float = 0.0
     _num_windows: int = 0
     _num_off: int = 0
@@ -117,8 +118,9 @@ class StepCosts:
         """Take in what the replicas that report did in an interval. ``prompts`` were those of the ``prefilled_tokens``."""
         new = (steps, output_tokens, prefilled_tokens, busy_s)
         self._window = [a + b for a, b in zip(self._window, new, strict=True)]
-        longest = 0.5 ** (interval_s / LONGEST_HALF_S) * self._longest_prompt
-        self._longest_prompt = max(longest, prefilled_tokens / prompts if prompts else 0.0)
+        longest = 0.5 ** (min(busy_s, interval_s) / LONGEST_HALF_S) * self._longest_prompt
+        # Of an observation with less than one prompt, as after a report that was late, the mean would be anything.
+        self._longest_prompt = max(longest, prefilled_tokens / max(1.0, prompts) if prompts else 0.0)
         self._elapsed_s += interval_s
         window_s = self._window_s()
         if self._elapsed_s < window_s:
@@ -140,6 +142,9 @@ class StepCosts:
 
     def _window_s(self) -> float:
         """Return how long a window lasts: by the costs that replicas measured, since windows that are too short teach too small ones."""
+        steps, output_tokens, prompt_tokens, _ = self._window
+        if steps and not (output_tokens or prompt_tokens):
+            return LONGEST_WINDOW_S  # a prompt is being computed: its first token will tell its tokens
         if self._measured is not None:
             prompt_token_s = self._measured.prompt_token_s
         else:
@@ -156,7 +161,7 @@ class StepCosts:
         """Return what remains of the windows before one of ``window_s`` with counts ``x`` per busy second."""
         gram, moment = np.array(self._gram), np.array(self._moment)
         if self._is_outdated(x):
-            memory = OUTDATED_MEMORY ** (weight / WINDOW_S)
+            memory = OUTDATED_MEMORY ** min(1.0, weight / WINDOW_S)
             return memory * gram, memory * moment
         along = gram @ x
         if (known := float(x @ along)) <= 0:
@@ -260,7 +265,7 @@ class Capacity:
         """
         times, per_token = self.times, self._work_per_output_token()
         prefill_s = self.mix.prompt_tokens * times.prompt_token_s
-        has_gaps = self.mix.output_tokens >= LEAST_GAPS or not self.mix.prompt_tokens  # without any, the mix is not known yet
+        has_gaps = self.mix.output_tokens > ONE_TOKEN or not self.mix.prompt_tokens  # without any, the mix is not known yet
         return {
             "itl": (self.slo.itl_s - times.step_s) / per_token if has_gaps else self.max_batch,
             "ttft": (self.slo.ttft_s - times.step_s - prefill_s) / per_token,

@@ -223,7 +223,7 @@ class ModelAutoscaler:
         if load.fits_together and load.silent_replica_share <= LEARN_SILENT:
             told = 1 - load.silent_replica_share  # the part of the tokens that the steps of the other replicas made
             tokens = {"output_tokens": told * load.output_tokens, "prefilled_tokens": told * load.prefilled_tokens}
-            prompts = told * (load.first_tokens + load.lines)
+            prompts = told * ((load.first_tokens or load.finished) + load.lines)  # of pooling, the end is all there is
             self._costs.add(load.interval_s, steps=load.steps, busy_s=load.busy_s, prompts=prompts, **tokens)
         self._learn_lengths(load)
         self._lines.learn(load)
@@ -259,7 +259,7 @@ class ModelAutoscaler:
         is_quiet = not holds and not self._history.sums(at, QUIET_S).requests
         asked = {"first": 1} if load.lines_held or not is_quiet else {}
         if is_quiet:
-            come = replace(come, requests_per_s=0.0)  # what came minutes ago is no demand
+            come = replace(come, requests_per_s=0.0, lag_s=QUIET_S / 2)  # what came minutes ago is no demand
         inputs = {"cold_start_s": self._cold_start_s, "keep_s": keep_s(self._cold_start_s)}
         inputs |= {"requests_per_s": come.requests_per_s, "rate_over_s": 2 * come.lag_s}
         if self._unseen_s is not None:

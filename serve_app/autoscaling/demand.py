@@ -12,7 +12,8 @@ WINDOWS_S = (5.0, 15.0, 30.0, 60.0, 120.0)
 """Windows that may contradict the long one: the shortest decides how soon a step in the load is seen."""
 BRIEF_S, PEAK = 30.0, 0.5
 """Of a window up to so long, one observation does not count where it holds more than this share of the work: one huge prompt, or many
-requests in one second, are no new rate. The queue that they make is seen as such."""
+requests in one second, are no new rate. The queue that they make is seen as such. Bursts that repeat are seen by the windows that hold
+two of them, and at the latest by that of 60 s."""
 QUIET_S = 30.0
 """After so long without a request what came before is no demand."""
 LONG_REQUESTS, LONG_MIN_S = 1000, 60.0

@@ -32,6 +32,8 @@ logger = logging.getLogger("ray.serve")  # this runs in Serve's controller: its 
 
 OBSERVE_S = 1.0
 KEEP_S = 5.0
+FOUND_S = 60.0
+"""So long at most a new controller waits until Serve has found an ingress: without one, nothing can be seen."""
 """Between two copies of what is known to the lease board."""
 Reports = dict[str, tuple[float, dict[str, float]]]
 
@@ -67,7 +69,7 @@ class DemandPolicy:
         self._now = now
         self._keeper = keeper
         self._kept_at = -math.inf
-        self._awaits_until = -math.inf
+        self._began_at = self._awaits_until = -math.inf
 
     def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, Any]]:
         ingress = next((d for d in contexts if d.name == INGRESS), None)
@@ -102,7 +104,7 @@ class DemandPolicy:
             # A memory that was kept, but cannot be read, is of an application that has been deployed before.
             return Memory(FleetScaler(rules), clock_s, models=digests, new=set() if data else set(digests))
         memory.scaler.obey(rules)
-        self._awaits_until = clock_s + STALE_S
+        self._began_at, self._awaits_until = clock_s, clock_s + STALE_S
         return memory
 
     def _awaits_members(self, contexts: Mapping[str, Any], memory: Memory) -> bool:
@@ -110,10 +112,13 @@ class DemandPolicy:
 
         Serve calls the policy of a new controller before it has found the replicas that run, and before they report. An observation then
         would take all of them for gone, and forget the counters that show what came meanwhile. A member that died with the controller
-        never reports: after `STALE_S` nobody is waited for.
+        never reports: nobody is waited for after `STALE_S`, which begins when Serve has found an ingress, or after `FOUND_S`.
         """
         if self._now() >= self._awaits_until:
             return False
+        if memory.present.get(INGRESS) and not members(contexts[INGRESS]) and self._now() < self._began_at + FOUND_S:
+            self._awaits_until = self._now() + STALE_S
+            return True
         if any(memory.present.get(name, set()) - newest_reports(context).keys() for name, context in contexts.items()):
             return True
         self._awaits_until = -math.inf

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from serve_app.cli.options import AsJson
-from serve_app.cli.rayservice import REDIS, Pod, RayService, judge, own_reasons, own_words
+from serve_app.cli.rayservice import REDIS, Pod, RayService, judge, own_words
 from serve_app.errors import ClusterFailed
 
 Name = Annotated[str, typer.Argument(help="Name of the application; on Kubernetes, of the release.")]
@@ -140,12 +140,10 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         wanted = str(d.get("target", ""))
         rows.append((name, d["status"], states or "0", wanted, bounds, d.get("rollout", "")))
     print_table(console, "", ("deployment", "status", "replicas", "target", "bounds", "rollout"), rows)
-    told = {name: d["message"] for name, d in report["deployments"].items()}
-    if any(told.values()) or report.get(
-        "message"
-    ):  # no cell of the table: a reason of several lines would be a column of half words
-        reasons = own_reasons(told, report["name"], report.get("message", ""))
-        console.print(f"\n{reasons}", markup=False)
+    told = {name: d["message"] for name, d in report["deployments"].items()} | {report["name"]: report.get("message", "")}
+    for name, message in told.items():
+        if message:  # no cell of the table: a reason of several lines would be a column of half words
+            console.print(f"\n{name}: {own_words(message)}", markup=False)
     by_model: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for lease in sorted(report["members"], key=lambda m: (m["role"], m["model"], m["replica_id"])):
         by_model[lease["model"]].append(lease)

@@ -71,9 +71,11 @@ class Guarded:
 
         app = self._app
         if scope["type"] == "http":
-            if scope["path"] not in _PATHS and not scope["path"].startswith(_FOLDERS):
+            headers, path = Headers(scope=scope), scope["path"]
+            is_known = path in _PATHS or path.startswith(_FOLDERS)
+            if not is_known or _is_embedded_stream(path, headers):
                 app = PlainTextResponse("The pages have no such path.\n", 404)
-            elif _is_of_another_site(Headers(scope=scope)):
+            elif _is_of_another_site(headers):
                 app = PlainTextResponse("The pages answer only their own site: Origin and Host differ.\n", 403)
         await app(scope, receive, send_with_policy)
 
@@ -87,4 +89,15 @@ def _is_of_another_site(headers: Headers) -> bool:
     origin = headers.get("origin")
     if origin is None or headers.get("sec-fetch-site") == "same-origin":
         return False
-    return urlsplit(origin).netloc not in (headers.get("host"), headers.get("x-forwarded-host"))
+    try:
+        url = urlsplit(origin)
+    except ValueError:
+        return True
+    port = {"http": ":80", "https": ":443"}.get(url.scheme, "")  # some proxies add it
+    asked = {host.strip() for name in ("host", "x-forwarded-host") for host in headers.get(name, "").split(",")}
+    return not url.netloc or asked.isdisjoint({url.netloc, url.netloc + port})
+
+
+def _is_embedded_stream(path: str, headers: Headers) -> bool:
+    """Return whether an image or a video in an answer asks for a stream of Gradio's: six would use up a browser's connections."""
+    return path.startswith("/gradio_api/") and headers.get("sec-fetch-dest") in {"image", "audio", "video"}

@@ -89,17 +89,21 @@ def test_until_the_board_has_answered_every_deployment_keeps_its_target() -> Non
     assert controller.tick() == {INGRESS: 1, TINY: 0, BIG: 1}
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["members run, and have not reported", "no member is known"])
+@pytest.mark.parametrize(
+    ("runs", "early_s"),
+    [(True, 2), (False, 2), (False, 9)],
+    ids=["members run, and have not reported", "no member is known", "for 9 s"],
+)
 @pytest.mark.parametrize("pause_s", [10, int(INGRESS_KEEP_S) + 10])
-def test_a_new_controller_looks_when_its_members_have_reported_again(pause_s: int, runs: bool) -> None:
+def test_a_new_controller_looks_when_its_members_have_reported_again(pause_s: int, runs: bool, early_s: int) -> None:
     """Serve calls the policy before: at first without any running replica, then without the reports that its controller had."""
     controller, shelf = loaded()
     targets = dict(controller.targets)
     controller.state, controller.policy = {}, with_shelf(controller, shelf)
     controller.at += pause_s
-    for second in range(100 + pause_s, 110 + pause_s):
+    for second in range(100 + pause_s, 108 + pause_s + early_s):
         report_load(controller, second)
-        if is_early := second < 102 + pause_s:
+        if is_early := second < 100 + pause_s + early_s:
             controller.reports = {d: {m: {} for m in members} if runs else {} for d, members in controller.reports.items()}
         controller.tick()
         assert controller.targets == targets

@@ -85,6 +85,15 @@ def test_what_gradio_serves_beside_the_pages_is_not_there(site: str, method: str
     assert (refused.status_code, refused.text) == (404, "The pages have no such path.\n")
 
 
+@pytest.mark.parametrize("kind", ["image", "audio", "video"])
+def test_an_image_of_an_answer_opens_no_stream(site: str, kind: str) -> None:
+    """Nor a sound or a video: six streams would use up the connections that a browser makes to the pages."""
+    asked = f"{site}/gradio_api/heartbeat/1"
+    assert httpx.get(asked, headers={"sec-fetch-dest": kind}).status_code == 404
+    with httpx.stream("GET", asked, headers={"sec-fetch-dest": "empty"}) as stream:
+        assert stream.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -95,6 +104,11 @@ def test_what_gradio_serves_beside_the_pages_is_not_there(site: str, method: str
         ({"origin": "http://pages.example:8011", "host": "pages.example:8011"}, 200),
         ({"origin": "https://pages.example", "host": "10.0.0.1", "x-forwarded-host": "pages.example"}, 200),
         ({"origin": "https://pages.example", "host": "10.0.0.1", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "http://pages.example", "host": "pages.example:80"}, 200),
+        ({"origin": "https://pages.example", "host": "10.0.0.1", "x-forwarded-host": "pages.example:443, inner.example"}, 200),
+        ({"origin": "https://pages.example", "host": "pages.example:80"}, 403),
+        ({"origin": "null", "host": ""}, 403),
+        ({"origin": "http://["}, 403),
         ({"sec-fetch-site": "cross-site"}, 200),  # a link
     ],
 )
