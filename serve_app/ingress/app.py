@@ -32,7 +32,7 @@ from serve_app.ingress.api_keys import ApiKeys
 from serve_app.ingress.body_fields import RESPONSES_STATE, check_num_values, check_request_id, parse_fields
 from serve_app.ingress.canary import SHARED_ROUTES
 from serve_app.ingress.connection import CROWDED, STALLED
-from serve_app.ingress.error_answers import answer_of, method_not_allowed, not_found
+from serve_app.ingress.error_answers import answer_of, behind, describe_error, method_not_allowed, not_found
 from serve_app.ingress.frontend import FrontEnd, serves
 from serve_app.ingress.generate import generate_route
 from serve_app.ingress.held_answer import HeldAnswer
@@ -315,9 +315,12 @@ class IngressApp:
         except Exception as error:
             # vLLM's app raises what went wrong after the begin of a stream, because the stream cannot tell it any more. It also raises
             # what it has answered with 500.
-            if not await held.end():
+            if not held.status and verdict.error is None:  # the begin of the stream is still held here, so the error has a status
+                await describe_error(behind(error)).response()(scope, receive, held)
+            elif not await held.end():
                 raise  # the listener cuts the connection: the client must not take what it has for the whole answer
-            raised = error
+            else:
+                raised = error
         finally:
             current_verdict.reset(token)
             if path in VLLM_ROUTES:

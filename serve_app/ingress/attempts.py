@@ -114,6 +114,8 @@ def why_unsendable(request: Any, exc: Exception, encode: Callable[[Any], object]
             encode(value)
         except Exception as refusal:  # its kind depends on the value: UnicodeEncodeError, OverflowError, TypeError, ...
             return BadRequest(param=name, problem=f"cannot be encoded for the engine: {refusal}")
+    if isinstance(exc, RecursionError):
+        return BadRequest(param="request", problem="has values that are nested too deeply")
     return SendFailed(request=request.request_id, cause=f"{type(exc).__name__}: {exc}")
 
 

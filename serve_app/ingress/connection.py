@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -38,6 +39,8 @@ CROWDED = "serve_app_crowded"
 
 CROWDED_TIMEOUT_S = 1.0
 """For the head of the only request on such a connection: it is a probe's, or it is refused."""
+
+_INVALID = "Invalid HTTP request received."
 
 _LINGER_S = 1.0  # for which what a refused client goes on sending is dropped
 
@@ -100,7 +103,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             end = min(start + _SLICE_BYTES, len(data)) if self._in_head else len(data)
             was_in_head = self._in_head
             self._spare_framing -= 0 if was_in_head else end - start
-            super().data_received(data[start:end])
+            self._feed(data[start:end])
             # Only slices that are of the head as a whole count, so that a body before it never does.
             self._head_bytes = self._head_bytes + end - start if was_in_head and self._in_head else 0
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -108,6 +111,35 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             elif self._in_body and self._spare_framing < 0:
                 self._refuse(b"431 Request Header Fields Too Large", "trailers, or too many chunks that hold nothing")
             start = end
+
+    def _feed(self, data: bytes) -> None:
+        """Do what uvicorn's ``data_received`` does, except for a request with ``Upgrade``: it is served as if it had no such header.
+
+        Java's client asks each http:// server for HTTP/2 in this way, and a server may ignore that (RFC 9110, 7.8). httptools takes such a
+        request for one without a body; with uvicorn, the body would then be parsed as the next request.
+        """
+        self._unset_keepalive_if_required()
+        while not self.transport.is_closing():
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse(b"405 Method Not Allowed", "this server is no proxy")
+                    return
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+            except httptools.HttpParserError:
+                self.logger.warning(_INVALID)
+                self._refuse(b"400 Bad Request", _INVALID)
+                return
+            else:
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return the head that was just parsed, without its header ``Upgrade``."""
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        return b"".join((line, *(b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"), b"\r\n"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -118,6 +150,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(limit_s, self._head_is_late)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # `_feed` has it parsed once more
         self._in_head = False
         self._in_body = True
         self._spare_framing = MAX_HEAD_BYTES + _SLICE_BYTES
@@ -135,6 +169,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._in_head:
+            return  # its head has an `Upgrade`, see above
         self._in_body = False
         self._timer.cancel()
         super().on_message_complete()

@@ -77,8 +77,14 @@ def describe_error(error: BaseException) -> ErrorAnswer:
         case GracefulHTTPError() | VLLMClientError() | GenerationError() | ValueError():
             told = create_error_response(error)
             return ErrorAnswer(told.error.code, {}, told.model_dump())
-    logger.error("/generate failed", exc_info=error)
+    logger.error("a request failed", exc_info=error)
     return ErrorAnswer(500, {}, error_body(_INTERNAL, "InternalServerError", 500))
+
+
+def behind(error: Exception) -> Exception:
+    """Return the error that Starlette has wrapped because a head had gone out, or had been held by `HeldAnswer`; any other as it is."""
+    wrapped = isinstance(error, RuntimeError) and str(error).startswith("Caught handled exception")
+    return error.__cause__ if wrapped and isinstance(error.__cause__, Exception) else error
 
 
 def error_body(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:

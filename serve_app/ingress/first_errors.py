@@ -27,6 +27,9 @@ MAX_GRAMMAR_CHARS = 64 << 10
 """Most characters of a schema, regular expression, grammar or list of choices. vLLM compiles it in the event loop before the engine does:
 48 kB took 2 s, and the time grows with the size."""
 
+MAX_TEMPLATE_KWARGS = 1000
+"""Keys of ``chat_template_kwargs``. Preparing 240,000 for the template took 2 s of the thread that renders all chats of the model."""
+
 _GRAMMARS = ("structured_outputs", "response_format", "text")
 _CONTAINERS = frozenset({"list", "set", "frozenset", "tuple", "dict"})
 _NOT_SCHEMAS = frozenset({"metadata", "serialization", "default"})
@@ -51,9 +54,8 @@ class FirstErrors:
         """
         if _objects_in_lists(value) > MAX_OBJECTS:
             raise _refusal("too_many_objects", f"The lists in it hold more than {MAX_OBJECTS} objects; send fewer in one request")
-        if isinstance(value, dict) and (num_chars := _grammar_chars(value)) > MAX_GRAMMAR_CHARS:
-            said = f"What constrains the answer has {num_chars} characters, limit {MAX_GRAMMAR_CHARS}; send a smaller schema"
-            raise _refusal("grammar_too_large", said)
+        if isinstance(value, dict):
+            _check_fields(value)
         try:
             request = self._validate(value, options)
         except (AttributeError, KeyError, IndexError) as exc:  # what vLLM would answer by 500; a TypeError it answers by 400
@@ -113,6 +115,21 @@ def _stopping(schema: Any) -> Any:
     if kind in _CONTAINERS:
         copy["fail_fast"] = True
     return copy
+
+
+def _check_fields(body: Mapping[str, Any]) -> None:
+    """Refuse values that vLLM's validation takes, and that cost too much, or fail, behind it."""
+    if (num_chars := _grammar_chars(body)) > MAX_GRAMMAR_CHARS:
+        said = f"What constrains the answer has {num_chars} characters, limit {MAX_GRAMMAR_CHARS}; send a smaller schema"
+        raise _refusal("grammar_too_large", said)
+    if (num := len(_mapping(body.get("chat_template_kwargs")))) > MAX_TEMPLATE_KWARGS:
+        raise _refusal("too_many_keys", f"chat_template_kwargs has {num} keys, limit {MAX_TEMPLATE_KWARGS}; send fewer")
+    if isinstance(words := body.get("bad_words"), list):
+        try:
+            "".join(word for word in words if isinstance(word, str)).encode()
+        except UnicodeEncodeError as exc:
+            half = exc.object[exc.start]
+            raise _refusal("not_unicode", f"bad_words holds {half!r}, half a surrogate pair; leave it out") from exc
 
 
 def _refusal(kind: str, message: str) -> ValidationError:

@@ -26,6 +26,7 @@ from serve_app.core.events import (
     LinkLost,
     LinkOpened,
     OutputsArrived,
+    RequestArrived,
     RequestsAborted,
     Ticked,
     TrialBegan,
@@ -166,25 +167,28 @@ class FleetClient(EngineCoreClient):
 
     def _messages(self, link: ReplicaLink, messages: Sequence[Message]) -> None:
         for message in messages:
-            self._message(link, message)
+            if isinstance(message, Outputs):
+                if not self._outputs_arrived(link, message):
+                    break  # later frames would give the answers a hole: their requests resume behind their last token before it
+            else:
+                self._message(link, message)
         self.streams.write()
 
     def _message(self, link: ReplicaLink, message: Message) -> None:
         match message:
-            case Outputs():
-                self._outputs_arrived(link, message)
             case Heartbeat():
                 load = (message.step, message.running, message.waiting, message.kv_usage)
                 self._handle(HeartbeatArrived(link.replica_id, *load, message.draining, message.drain_left_s))
             case TrialBegins():
                 self._handle(TrialBegan(message.attempt_id))
 
-    def _outputs_arrived(self, link: ReplicaLink, message: Outputs) -> None:
+    def _outputs_arrived(self, link: ReplicaLink, message: Outputs) -> bool:
+        """Return whether the frame could be read; if not, the link is closed."""
         try:
             frame = self._decoder.decode(message.buffers)
         except Exception as exc:  # whatever vLLM's decoder raises: the replica speaks another language
             link.close("malformed_message", f"outputs: {type(exc).__name__}: {exc}", LinkEnd.MISUNDERSTOOD)
-            return
+            return False
         now = time.monotonic()
         some_finished = take_in(frame, link.connection, now)
         instructions = self.fleet.handle(OutputsArrived(link.replica_id, frame.outputs), now=now)
@@ -203,6 +207,7 @@ class FleetClient(EngineCoreClient):
         if frame.outputs or frame.scheduler_stats is not None:  # a step in the middle of a long prompt has only counters
             self._outputs.put_nowait(frame)
         self._carry_out(instructions)
+        return True
 
     def _forget_finished(self, outputs: list[Any]) -> None:
         for output in outputs:
@@ -311,11 +316,10 @@ class FleetClient(EngineCoreClient):
         if (refused := refusal_of(request, self.model)) is not None:
             self._refuse(request, refused)
         verdict = current_verdict.get()
-        if background := verdict is not None and verdict.background:
-            request.priority = max(request.priority, BACKGROUND_PRIORITY)  # embeddings have no field for it
-        if (state := self._output_processor.request_states.get(request.request_id)) is not None:
-            begin_at_the_end(state.detokenizer, request.prompt_token_ids)
-        arrived = arrival_of(request, self.model, self._vllm_config, background=background)
+        try:
+            arrived = self._arrival(request, background=verdict is not None and verdict.background)
+        except Exception as exc:  # whatever a value of the client's leads to: vLLM's output processor has the request already
+            self._refuse(request, why_unsendable(request, exc, self._encoder.encode))
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):
             self._refuse(request, refusal.error)
@@ -325,6 +329,13 @@ class FleetClient(EngineCoreClient):
             self._verdicts[request.request_id] = verdict
             verdict.began(self.fleet.requests[request.request_id], request.external_req_id or request.request_id)
         self._carry_out(instructions)
+
+    def _arrival(self, request: EngineCoreRequest, *, background: bool) -> RequestArrived:
+        if background:
+            request.priority = max(request.priority, BACKGROUND_PRIORITY)  # embeddings have no field for it
+        if (state := self._output_processor.request_states.get(request.request_id)) is not None:
+            begin_at_the_end(state.detokenizer, request.prompt_token_ids)
+        return arrival_of(request, self.model, self._vllm_config, background=background)
 
     def _refuse(self, request: EngineCoreRequest, error: ServingError) -> NoReturn:
         self._output_processor.abort_requests([request.request_id], internal=True)

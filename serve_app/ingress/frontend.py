@@ -1,12 +1,14 @@
 """One model's front end: vLLM's ``AsyncLLM`` and OpenAI app, built around a ``FleetClient`` instead of an engine of its own."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from vllm import version
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -71,7 +73,7 @@ class FrontEnd:
         tasks = await self.client.get_supported_tasks_async()
         if self._app is None or tasks != self._tasks:
             app = build_app(self._args, tasks, self.engine.model_config)
-            _refuse_what_is_too_deep(app)
+            _refuse_what_has_no_handler(app)
             stop_at_first_errors(app)
             await init_app_state(self.engine, app.state, self._args, tasks)
             # Not by vLLM's own way in, which asks an engine to load each: replicas have loaded them before they take requests.
@@ -104,15 +106,36 @@ def _error_in_our_keys(create: Callable[..., Any], name: str, message: Any, *arg
     return create(message, *args, **kwargs)
 
 
-def _refuse_what_is_too_deep(app: FastAPI) -> None:
-    """Let JSON inside the JSON, like the arguments of a tool call, end in 400 where Python's parser gives up; vLLM says 500."""
+def _refuse_what_has_no_handler(app: FastAPI) -> None:
+    """Let what vLLM has no handler for end in an error of vLLM's form.
+
+    FastAPI raises Starlette's HTTPException for a body that Python cannot parse, and vLLM has a handler for FastAPI's own only. JSON inside
+    the JSON, like the arguments of a tool call, becomes 400 where Python's parser gives up; vLLM says 500.
+    """
     refuse: Any = app.exception_handlers[ValueError]
+    say: Any = app.exception_handlers[HTTPException]
+
+    async def refuse_unparsed(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, StarletteHTTPException)
+        cause = "" if exc.__cause__ is None else f": {str(exc.__cause__).partition(';')[0]}"
+        return cast(Response, await say(request, HTTPException(exc.status_code, f"{exc.detail}{cause}", exc.headers)))
 
     async def refuse_depth(request: Request, _: Exception) -> Response:
         said = "Some JSON text in the request, like the arguments of a tool call, is nested too deeply"
         return cast(Response, await refuse(request, ValueError(said)))
 
-    app.add_exception_handler(RecursionError, refuse_depth)
+    _add_handler(app, RecursionError, refuse_depth)
+    _add_handler(app, StarletteHTTPException, refuse_unparsed)
+
+
+def _add_handler(app: FastAPI, kind: type[Exception], handler: Callable[[Request, Exception], Awaitable[Response]]) -> None:
+    """Do what Starlette's method does, also where the app's middlewares stand already: SageMaker's bootstrap in vLLM makes them."""
+    app.add_exception_handler(kind, handler)
+    layer: Any = app.middleware_stack
+    while layer is not None and not isinstance(layer, ExceptionMiddleware):
+        layer = getattr(layer, "app", None)
+    if layer is not None:
+        layer.add_exception_handler(kind, handler)
 
 
 def serves(app: FastAPI, path: str) -> bool:

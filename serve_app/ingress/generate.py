@@ -153,8 +153,8 @@ async def _sample(
     engine: EngineClient, prompt: Any, body: GenerateRequest, request_id: str, lora: LoRARequest | None
 ) -> AsyncGenerator[list[str], None]:
     kind = RequestOutputKind.CUMULATIVE if body.stream else RequestOutputKind.FINAL_ONLY
-    texts = [""] * body.n
     params = SamplingParams(**body.sampling(), output_kind=kind)
+    texts = [""] * params.n  # behind vLLM's own limit of n
     if params.max_tokens is not None:  # as the /v1 routes clip it: what cannot be given is not asked for
         params.max_tokens = min(params.max_tokens, _room(engine, prompt))
     async with aclosing(_outputs(engine, prompt, params, request_id, lora)) as outputs:

@@ -13,6 +13,7 @@ from serve_app.ingress.first_errors import (
     MAX_GRAMMAR_CHARS,
     MAX_OBJECTS,
     MAX_SEQUENCES,
+    MAX_TEMPLATE_KWARGS,
     MAX_VALUES,
     FirstErrors,
     json_validator,
@@ -184,6 +185,38 @@ def test_a_grammar_that_takes_long_to_compile_is_refused(body: dict[str, Any]) -
 )
 def test_tools_that_constrain_nothing_may_be_as_large_as_the_prompt(body: dict[str, Any]) -> None:
     of_model(Constrained).validate_python(body)
+
+
+class Templated(BaseModel):
+    chat_template_kwargs: dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            {"chat_template_kwargs": {str(number): 1 for number in range(MAX_TEMPLATE_KWARGS + 1)}},
+            f"chat_template_kwargs has {MAX_TEMPLATE_KWARGS + 1} keys, limit {MAX_TEMPLATE_KWARGS}; send fewer",
+        ),
+        ({"bad_words": ["a", "b\ud800"]}, r"bad_words holds '\ud800', half a surrogate pair; leave it out"),
+    ],
+)
+def test_what_vllm_would_stumble_over_after_its_validation_is_refused_by_its_name(body: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        of_model(Templated).validate_python(body)
+    assert [error["msg"] for error in refused.value.errors()] == [said]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"chat_template_kwargs": {str(number): 1 for number in range(MAX_TEMPLATE_KWARGS)}, "bad_words": ["a", "\U0001f600"]},
+        {"chat_template_kwargs": None, "bad_words": None},
+    ],
+)
+def test_ordinary_values_of_these_fields_are_taken(body: dict[str, Any]) -> None:
+    assert of_model(Templated).validate_python(body) == Templated.model_validate(body)
 
 
 @pytest.mark.parametrize("spec", [7, "a", [1], True])

@@ -134,6 +134,25 @@ async def test_outputs_that_are_none_of_vllms_close_the_link_and_the_request_goe
 
 
 @in_loop
+async def test_a_token_behind_a_frame_that_was_lost_is_taken_from_the_next_replica_together_with_the_lost_one() -> None:
+    async with fleet() as f:
+        await f.join("a", "b")
+        stream = await f.front.add("r", PROMPT, max_tokens=6)
+        await until(lambda: f.running("a") == ["r@0"])
+        engine = f.replicas["a"].engine
+        engine.step(1)
+        await until(lambda: len(stream.token_ids) == 1)
+        slot, _, token_ids = engine.running["r@0"]
+        token_ids += answer([*PROMPT, *token_ids], 1)  # the second token, whose frame comes damaged
+        engine.emit_outputs(slot, [b"\xc1 is no MessagePack"])
+        engine.step(1)  # the third, in the same piece
+        await until(lambda: f.running("b"))
+        f.replicas["b"].engine.step(6)
+        await until(lambda: stream.finished)
+        assert stream.token_ids == answer(PROMPT, 6)
+
+
+@in_loop
 async def test_counters_of_steps_that_give_no_token_reach_vllms_metrics() -> None:
     async with fleet() as f:
         await f.join("a", "b")

@@ -7,7 +7,7 @@ import pytest
 
 from serve_app.errors import BadRequest
 from serve_app.ingress.first_errors import MAX_GRAMMAR_CHARS
-from serve_app.ingress.generate_body import parse_body
+from serve_app.ingress.generate_body import MAX_COLONS, parse_body
 
 PROMPT = "The engine core schedules"
 
@@ -35,6 +35,8 @@ def body_of(**fields: object) -> bytes:
         (body_of(max_tokens=0), "max_tokens: Input should be greater than or equal to 1; got 0"),
         (body_of(stop=5), "stop: Input should be a valid string or Input should be a valid array; got 5"),
         (body_of(seed=2**63), "seed: 9223372036854775808 does not fit into 64 bits"),
+        (body_of(n=10**9), "n: 1000000000 answers, but the limit is 16384; lower n"),
+        (body_of(**{"k" * 65: 1}), f"{'k' * 64}...: unknown parameter; leave it out"),
         (
             body_of(n=2, temperature=0),
             "n: 2 answers at temperature 0 would all be the same; raise temperature or set use_beam_search",
@@ -66,6 +68,22 @@ def test_a_bad_body_is_refused_with_the_value_and_the_way_out(raw: bytes, proble
     with pytest.raises(BadRequest) as error:
         parse_body(raw, max_width=10)
     assert str(error.value) == problem
+
+
+MANY_FIELDS: dict[str, object] = {f"k{number}": 1 for number in range(MAX_COLONS)}
+
+
+@pytest.mark.parametrize("before", [{}, {"temperature": math.nan}])
+def test_of_many_unknown_fields_the_first_is_refused_before_anything_is_validated(before: dict[str, object]) -> None:
+    with pytest.raises(BadRequest) as error:
+        parse_body(body_of(**before, **MANY_FIELDS), max_width=10)
+    assert (str(error.value), error.value.__cause__) == ("k0: unknown parameter; leave it out", None)
+
+
+def test_a_text_may_have_many_colons() -> None:
+    prompt = ":" * (MAX_COLONS + 1)
+    assert parse_body(body_of(prompt=prompt), max_width=10).prompt == prompt
+    assert math.isnan(parse_body(body_of(prompt=prompt, extra_args={"a": math.nan}), max_width=10).sampling()["extra_args"]["a"])
 
 
 def test_a_grammar_that_takes_long_to_compile_is_refused() -> None:

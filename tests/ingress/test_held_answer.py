@@ -104,12 +104,17 @@ def test_a_stream_of_responses_that_vllm_would_break_off_ends_with_an_error_even
     assert json.loads(last) == {**event, "sequence_number": 3}
 
 
-def test_a_fault_of_vllms_app_is_raised_on() -> None:
+def test_a_fault_of_vllms_app_before_its_answer_is_told_in_the_form_of_all_errors_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise KeyError("a bug")
 
-    with pytest.raises(KeyError):
-        answered(app)
+    status, content = answered(app)
+    error = json.loads(content)["error"]
+    assert (status, error["code"], error["type"], "a bug" in error["message"]) == (500, 500, "InternalServerError", False)
+    assert caplog.text.count("KeyError: 'a bug'") == 1
+    assert "/v1/completions for the model 'tiny' failed with status 500, request -" in caplog.text
 
 
 def test_an_error_that_vllm_answers_itself_gets_our_status_and_retry_after() -> None:

@@ -61,6 +61,10 @@ class Ingress:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, counted)), base_url="http://a") as client:
             return await client.post(path, json=body)
 
+    async def post_bytes(self, path: str, body: bytes) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(cast(Any, self.app)), base_url="http://a") as client:
+            return await client.post(path, content=body, headers={"content-type": "application/json"})
+
     async def join(self) -> FakeReplica:
         engine = FakeEngine(fingerprint=model_fingerprint(self.front.engine.model_config))
         replica = await start_replica(self.settings, "a", engine=engine)
@@ -151,3 +155,34 @@ async def test_a_request_that_vllm_refuses_has_its_status_also_where_nobody_wait
         for path in BODIES:
             response = await ingress.post(path, stream=True, temperature=-1)
             assert (response.status_code, response.json()["error"]["code"]) == (400, 400), path
+
+
+@in_loop
+async def test_a_stream_that_fails_before_its_first_event_is_refused_with_a_status(model: Path) -> None:
+    async with serving(model, silence_s=1e6) as ingress:
+        half_a_pair = b'{"model": "%b", "input": "hello", "stream": true, "metadata": {"a": "\\ud800"}}' % MODEL.encode()
+        response = await ingress.post_bytes("/v1/responses", half_a_pair)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["type"]) == (400, 400, "BadRequestError")
+        assert "surrogates not allowed" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (b'"\xff"', "can't decode byte 0xff"),
+        (b"9" * 5000, "4300 digits"),
+        (b"[" * 5000 + b"]" * 5000, "recursion"),
+    ],
+    ids=["not UTF-8", "a long integer", "nested too deeply"],
+)
+@in_loop
+async def test_a_body_that_python_cannot_parse_is_refused_in_the_form_of_all_errors(
+    model: Path, path: str, value: bytes, said: str
+) -> None:
+    async with serving(model, silence_s=1e6) as ingress:
+        body = b'{"model": "%b", "prompt": "a", "input": "a", "x": %b}' % (MODEL.encode(), value)
+        response = await ingress.post_bytes(path, body)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, 400)
+        assert said in response.json()["error"]["message"]

@@ -178,6 +178,33 @@ async def test_a_body_in_the_smallest_chunks_and_short_trailers_are_taken() -> N
 
 
 @in_loop
+async def test_bytes_that_are_no_request_end_the_connection_without_a_word_inside_of_an_answer() -> None:
+    go_on = asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"abc", "more_body": True})
+        await go_on.wait()
+
+    async with connection(stream) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 2\r\n\r\n{}")
+        await reader.readuntil(b"3\r\nabc\r\n")
+        writer.write(b"}\r\n")
+        assert await reader.read() == b""
+        go_on.set()
+
+
+@in_loop
+async def test_bytes_that_are_no_request_are_refused_where_no_answer_has_begun() -> None:
+    async with connection() as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 1\r\n\r\nx")
+        assert await answer(reader) == b"1"
+        writer.write(b"}\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+@in_loop
 async def test_a_connection_that_queues_requests_without_end_is_closed() -> None:
     answered = asyncio.Event()
 

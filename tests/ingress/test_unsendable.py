@@ -7,6 +7,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import BadRequest, RequestTooLarge, SendFailed
+from serve_app.ingress import fleet_client
 from serve_app.ingress.error_answers import FleetError
 from serve_app.testing.fleet import Fleet, fleet, in_loop, settings, until
 
@@ -56,6 +57,48 @@ async def test_a_value_that_cannot_be_encoded_is_refused_by_its_name_and_leaves_
         assert f.client.fleet.outcomes == {"failed": 1}
         await f.front.add("r", PROMPT)
         await assert_serves(f, "r")
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@in_loop
+async def test_a_value_that_is_too_deep_to_be_read_is_refused_and_leaves_nothing() -> None:
+    async with fleet() as f:
+        await f.join("a")
+        with pytest.raises(FleetError) as refusal:
+            await f.front.add("bad", PROMPT, extra_args={"kv_transfer_params": {"a": nested(5000)}})
+        assert isinstance(refusal.value.error, BadRequest)
+        assert refusal.value.error.param == "kv_transfer_params"
+        assert (f.front.request_states, f.client.fleet.requests) == ({}, {})
+        await f.front.add("r", PROMPT)
+        await assert_serves(f, "r")
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (RecursionError("maximum recursion depth exceeded"), "request: has values that are nested too deeply"),
+        (KeyError("a"), "request r could not be sent to a replica: KeyError: 'a'"),
+    ],
+)
+@in_loop
+async def test_a_request_that_cannot_be_read_is_refused_and_leaves_nothing(
+    raised: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(fleet_client, "arrival_of", fail)
+    async with fleet() as f:
+        with pytest.raises(FleetError) as refusal:
+            await f.front.add("r", PROMPT)
+        assert str(refusal.value.error) == told
+        assert (f.front.request_states, f.client.fleet.requests) == ({}, {})
 
 
 @in_loop
