@@ -142,13 +142,15 @@ class StepCosts:
 
     def _window_s(self) -> float:
         """Return how long a window lasts: by the costs that replicas measured, since windows that are too short teach too small ones."""
-        steps, output_tokens, prompt_tokens, _ = self._window
+        steps, output_tokens, prompt_tokens, busy_s = self._window
         if steps and not (output_tokens or prompt_tokens):
             return LONGEST_WINDOW_S  # a prompt is being computed: its first token will tell its tokens
         if self._measured is not None:
             prompt_token_s = self._measured.prompt_token_s
+        elif self._times is not None:
+            prompt_token_s = max(self._times.prompt_token_s, PRIOR_PROMPT[0] * self._times.step_s)
         else:
-            prompt_token_s = 0.0 if self._times is None else max(self._times.prompt_token_s, PRIOR_PROMPT[0] * self._times.step_s)
+            prompt_token_s = PRIOR_PROMPT[0] * busy_s / steps if steps else 0.0
         return min(LONGEST_WINDOW_S, max(WINDOW_S, WINDOW_PROMPTS * self._longest_prompt * prompt_token_s))
 
     def _prior(self, steps_per_s: float) -> tuple[Array, Array]:

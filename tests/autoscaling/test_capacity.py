@@ -23,7 +23,7 @@ def fitted(
         steps, batch, prompts = rng.randint(5, 20), rng.randint(1, 60), rng.randint(0, 4000)
         busy_s = times.step_s * steps + times.output_token_s * steps * batch + times.prompt_token_s * prompts
         busy_s *= 1 + noise * rng.uniform(-1, 1)
-        costs.add(1.0, steps=steps, busy_s=busy_s, output_tokens=steps * batch, prefilled_tokens=prompts, prompts=prompts / 100)
+        costs.add(1.0, steps=steps, busy_s=busy_s, output_tokens=steps * batch, prefilled_tokens=prompts, prompts=prompts / 10)
     return costs.times()
 
 
