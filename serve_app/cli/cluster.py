@@ -317,13 +317,13 @@ def connect_to_run(name: str, address: str) -> str:
 
 
 def interrupt(run: RunState) -> None:
-    """Ask a ``serve-app up`` to end as Ctrl-C would, and wait until it has ended.
+    """Ask a ``serve-app up`` to end as Ctrl-C would, and wait until it has ended. To ask again cuts no streams: `up` cuts at SIGINT only.
 
     Raises:
         ClusterFailed: It belongs to somebody else.
     """
     try:
-        os.kill(run.pid, signal.SIGINT)
+        os.kill(run.pid, signal.SIGTERM)
     except ProcessLookupError:
         return
     except PermissionError as exc:

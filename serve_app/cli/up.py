@@ -43,7 +43,7 @@ def up(file: Path, address: str) -> None:
     stop, cut = threading.Event(), threading.Event()
     with _cluster(settings, address) as ray_address:
         for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which sets its own
-            signal.signal(number, lambda *_: _interrupted(stop, cut))
+            signal.signal(number, lambda got, _: _interrupted(stop, cut, cuts=got == signal.SIGINT))
         with running(settings, ray_address, stop, cut, here=not address):
             if not stop.is_set():
                 _say_ready(settings)
@@ -84,10 +84,11 @@ def _has_ingress(settings: Settings) -> bool:
     return ingresses is not None and bool(ingresses.replica_states.get("RUNNING"))
 
 
-def _interrupted(stop: threading.Event, cut: threading.Event) -> None:
-    """First Ctrl-C: drain and stop. Second: do not wait for streams."""
+def _interrupted(stop: threading.Event, cut: threading.Event, *, cuts: bool) -> None:
+    """First signal: drain and stop. A later one that ``cuts``: do not wait for streams."""
     if stop.is_set():
-        cut.set()
+        if cuts:
+            cut.set()
         return
     stop.set()
     console.print("stopping; running streams may finish (Ctrl-C again cuts them)")

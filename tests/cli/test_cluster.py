@@ -116,7 +116,7 @@ def test_a_killed_up_whose_parent_does_not_wait_for_it_runs_no_longer(other: sub
 
 def test_to_interrupt_is_to_wait_until_it_has_ended(other: subprocess.Popen[bytes]) -> None:
     interrupt(state_of(other))
-    assert other.wait() == -signal.SIGINT
+    assert other.wait() == -signal.SIGTERM
 
 
 def test_the_state_of_a_version_that_told_processes_by_the_clock_is_found(other: subprocess.Popen[bytes]) -> None:

@@ -1,6 +1,7 @@
 """What `serve-app up` does while the fleet serves."""
 
 import contextlib
+import os
 import signal
 import threading
 import traceback
@@ -142,6 +143,44 @@ def test_later_commands_find_a_url_only_where_the_ingress_is_on_this_machine(
     up.up(file, address)
     assert [(run.ray_address, run.url) for run in found if run] == [(address or "127.0.0.1:6379", url)]
     assert RunState.load("serve-app") is None
+
+
+@pytest.mark.parametrize(
+    ("signals", "cuts"),
+    [
+        ([signal.SIGINT], False),
+        ([signal.SIGINT, signal.SIGINT], True),
+        ([signal.SIGTERM, signal.SIGTERM], False),
+        ([signal.SIGINT, signal.SIGTERM], False),
+        ([signal.SIGTERM, signal.SIGINT], True),
+    ],
+)
+def test_only_a_ctrl_c_after_another_signal_cuts_streams(
+    signals: list[signal.Signals], cuts: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`serve-app down` sends SIGTERM, and may be given twice."""
+    file, found = tmp_path / "fleet.yaml", list[tuple[bool, bool]]()
+    file.write_text("models: {a: {model: some/model}}")
+    monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path))
+    monkeypatch.setattr(up, "_cluster", lambda *_: contextlib.nullcontext("10.0.0.1:6379"))
+    for step in ("deploy", "_wait_ready"):
+        monkeypatch.setattr(up, step, lambda *_: None)
+    stops = list[threading.Event]()
+
+    def watch_and_get(settings: Any, stop: threading.Event) -> None:
+        stops.append(stop)
+        for number in signals:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(up, "_watch", watch_and_get)
+    monkeypatch.setattr(up, "remove", lambda settings, cut, *, here: found.append((stops[0].is_set(), cut.is_set())))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        up.up(file, "10.0.0.1:6379")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert found == [(True, cuts)]
 
 
 @pytest.fixture
