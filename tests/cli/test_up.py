@@ -183,6 +183,10 @@ def test_only_a_ctrl_c_after_another_signal_cuts_streams(
     assert found == [(True, cuts)]
 
 
+def members_of(actors: list[str]) -> list[str]:
+    return [name for name in actors if name.startswith("SERVE_REPLICA::serve-app#")]
+
+
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The actors of a cluster: an ingress, a replica that drains, their board, which a member that lives would make anew, and others'."""
@@ -191,7 +195,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def end(name: str) -> None:
         found.remove(name)
-        if name == board and any(other.startswith("SERVE_REPLICA::serve-app#") for other in found):
+        if name == board and members_of(found):
             found.append(board)
 
     monkeypatch.setattr(up, "_POLL_S", 0.0)
@@ -204,10 +208,21 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_second_ctrl_c_leaves_nothing_on_a_cluster_that_ran_before(actors: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = threading.Event()
+@pytest.mark.parametrize("slow", [[], ["SERVE_REPLICA::serve-app#replica-a#r1"]], ids=["at once", "one dies late"])
+def test_a_second_ctrl_c_leaves_nothing_on_a_cluster_that_ran_before(
+    slow: list[str], actors: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, end = threading.Event(), ray.kill
     cut.set()
-    monkeypatch.setattr(up, "application_status", lambda name: Status("DELETING"))
+
+    def kill(name: str) -> None:
+        if name in slow:
+            slow.remove(name)  # the first kill has not reached its node yet
+        else:
+            end(name)
+
+    monkeypatch.setattr(ray, "kill", kill)
+    monkeypatch.setattr(up, "application_status", lambda name: Status("DELETING") if members_of(actors) else None)
     up.remove(SETTINGS, cut, here=False)
     assert actors == OTHERS
 
