@@ -42,6 +42,19 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(sections: Any
             {"ingress": {"port": 16**5000}},
             "ingress.port: is a number of thousands of digits, but should be less than or equal to 65535",
         ),
+        *[
+            (
+                sections,
+                f"{path}: is a number of thousands of digits, but should be a mapping; write {{min: 1, max: 1}}",
+            )
+            for path, sections in {
+                "ingress.replicas": {"ingress": {"replicas": 16**5000}},
+                "models.a.replicas": {"models": {"a": LLAMA | {"replicas": 16**5000}}},
+            }.items()
+        ],
+        ({"name": 16**5000}, "name: is a number of thousands of digits, but should be a valid string; write it in quotes"),
+        ({"name": 10**70}, f"name: is 1{'0' * 56}..., but should be a valid string; write it in quotes"),
+        ({"name": 7}, 'name: is 7, but should be a valid string; write "7" in quotes'),
         ({"timeouts": {"drain_s": [16**5000]}}, "timeouts.drain_s: is a list too large to show, but should be a valid number"),
         (
             {
