@@ -53,9 +53,14 @@ class Bucket:
     call.
     """
 
-    def __init__(self, url: str, scratch: Folder, database: Callable[[], str]) -> None:
-        """``database`` returns the identity of the database that has the records of the files; it may wait for the network, too."""
-        self._url, self._scratch, self._database = url, scratch, database
+    def __init__(self, url: str, scratch: Folder, database: Callable[[], str], has_files: Callable[[], bool]) -> None:
+        """``database`` and ``has_files`` may wait for the network, too.
+
+        Args:
+            database: Returns the identity of the database that has the records of the files.
+            has_files: Returns whether it has a record of a file. Then a missing marker means that the store is away, not that it is new.
+        """
+        self._url, self._scratch, self._database, self._has_files = url, scratch, database, has_files
         self._lock, self._root_lock = Lock(), Lock()
         self._copies: dict[str, _Copy] = {}
         self._found: tuple[FileSystem, str] | None = None
@@ -146,19 +151,18 @@ class Bucket:
 
         Raises:
             StorageFailed: It names another database.
-            StorageAway: This process has seen it before.
+            StorageAway: There is none, though this process has seen it before, or the database knows files.
         """
         path, ours = f"{root}/{_MARKER}", self._database()
         if not files.get_file_info(path).size:
-            if self._has_seen_marker:
-                self._tell_all_is_away()
+            if self._has_seen_marker or self._has_files():
+                self._tell_all_is_away(path, ours)
             if isinstance(files, LocalFileSystem):
                 _write_whole(Path(path), ours)
             else:
                 with files.open_output_stream(path) as marker:
                     marker.write(ours.encode())
-        with files.open_input_stream(path) as marker:
-            found = marker.read().decode(errors="replace")
+        found = _text_of(files, path)
         self._has_seen_marker = self._has_seen_marker or found == ours
         if found != ours:
             hint = f"give each database a prefix of its own in ingress.batch.files, or remove {path} if that database is gone"
@@ -182,19 +186,25 @@ class Bucket:
 
     def _require_marker(self, files: FileSystem, root: str) -> None:
         """Raise StorageAway unless the marker names this database: a shared volume may not be mounted now, or another one in its place."""
+        path, ours = f"{root}/{_MARKER}", self._database()
         try:
-            with files.open_input_stream(f"{root}/{_MARKER}") as marker:
-                found = marker.read().decode(errors="replace")
+            found = _text_of(files, path)
         except FileNotFoundError:
             found = ""
-        if found != self._database():
-            self._tell_all_is_away()
+        if found != ours:
+            self._tell_all_is_away(path, ours)
 
-    def _tell_all_is_away(self) -> NoReturn:
-        said = "the files at %s are away: %s, which was there, is missing or of another database; %s"
-        hint = "mount the volume, or, if its files were removed on purpose, restart the ingress"
-        logger.error(said, masked(self._url), _MARKER, hint)
+    def _tell_all_is_away(self, path: str, ours: str) -> NoReturn:
+        said = "the files at %s are away: %s is missing or of another database; %s"
+        hint = f"mount the volume, or, if its files were removed on purpose, write the text {ours} into {path}"
+        logger.error(said, masked(self._url), path, hint)
         raise StorageAway(retry_after_s=_RETRY_AFTER_S)
+
+
+def _text_of(files: FileSystem, path: str) -> str:
+    """Return the text of a marker, without the line end that an editor or `echo` writes."""
+    with files.open_input_stream(path) as marker:
+        return str(marker.read().decode(errors="replace").rstrip())
 
 
 def _copy(stored: NativeFile, part: Path) -> None:

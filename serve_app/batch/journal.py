@@ -65,8 +65,8 @@ class Journal:
         self._num_seen = 0
         self._notes_recorded = notes_recorded
         self._recorded: list[str] = []
-        """Keys of lines whose result was recorded and which `forget_recorded` has not dropped. Results that a failed commit has undone
-        are dropped by `recorded`."""
+        """Keys of lines whose result was recorded and which `forget_recorded` has not dropped. `recorded` drops the keys whose results a
+        failed statement or commit has undone."""
         try:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=2.0, check_same_thread=False)
             try:
@@ -138,9 +138,8 @@ class Journal:
         while len(lines) < min(limit, len(self._recorded)):
             sql = "SELECT key, digest, state = ?, result FROM lines WHERE key = ? AND state != ?"
             found = self._do(sql, _FAILED, self._recorded[len(lines)], _PENDING).fetchone()
-            if (
-                found is None
-            ):  # SQLite undoes the whole transaction, and the result with it, when a statement or a commit finds no room
+            if found is None:
+                # SQLite undoes the whole transaction, and the result with it, when a statement or a commit finds no room.
                 del self._recorded[len(lines)]
                 continue
             key, digest, failed, result = found
@@ -168,7 +167,7 @@ class Journal:
         """
         if not self._db.in_transaction:  # a statement has failed, and its error may have been told to another task
             raise BatchError(
-                f"{self.path} cannot be written: a change failed, and those since the last commit with it", _MAKE_ROOM
+                f"{self.path} cannot be written: a write failed, and what was noted since the last commit is lost", _MAKE_ROOM
             )
         self._do("COMMIT")
         self._do("BEGIN")

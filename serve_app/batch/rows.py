@@ -32,7 +32,7 @@ class Row:
     value: str | dict[str, Any] | None
     problem: str = ""
     is_refused: bool = False
-    """`ProblemOfLine` has refused the line, which nobody has parsed."""
+    """Nobody has parsed the line: it is too long, or `ProblemOfLine` refuses it."""
 
 
 ProblemOfLine = Callable[[bytes], str]
@@ -115,7 +115,7 @@ def _lines(file: BinaryIO, problem_of_line: ProblemOfLine, *, is_json: bool) -> 
         if len(line) > MAX_ROW_BYTES:
             while line and not line.endswith(b"\n"):
                 line = file.readline(1 << 20)
-            yield Row(number, None, f"is longer than {MAX_ROW_BYTES >> 20} MiB")
+            yield Row(number, None, f"is longer than {MAX_ROW_BYTES >> 20} MiB", is_refused=True)
             continue
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")

@@ -50,9 +50,8 @@ class SqliteDatabase:
                     raise
                 self._db = _open(path)
         except sqlite3.Error as exc:
-            hint = (
-                "make room on its disk; if it has room, repair it" if _needs_room(exc) else "remove it, or choose another folder"
-            )
+            room = "make room on its disk; if the disk has room, check the disk for faults"
+            hint = room if _needs_room(exc) else "remove it, or choose another folder"
             raise ConfigError("ingress.batch.dir", f"{path} cannot be used: {exc}", hint) from exc
         self._opened = path.stat()
 

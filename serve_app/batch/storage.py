@@ -90,8 +90,9 @@ def shared(url: str, files: str, *, lease_s: float) -> Storage:
         if lock is not None:
             os.close(lock)
 
-    leases = Leases(database, folder, lease_s=lease_s)
-    return Storage("the shared database", folder, Bucket(files, folder, database.identity), Store(database), leases, close)
+    leases, store = Leases(database, folder, lease_s=lease_s), Store(database)
+    bucket = Bucket(files, folder, database.identity, store.has_files)
+    return Storage("the shared database", folder, bucket, store, leases, close)
 
 
 def _remove_scratch_of_killed() -> None:

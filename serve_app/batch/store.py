@@ -45,6 +45,10 @@ class Store:
         if held + num_bytes > limit:
             raise StorageFull(problem=f"{held} bytes are stored, uploads may bring {num_bytes}, and the limit is {limit}")
 
+    def has_files(self) -> bool:
+        """Return whether any file is noted, whoever owns it."""
+        return bool(self._db.read("SELECT 1 FROM files LIMIT 1"))
+
     def add_file(self, file: File, *, limit: int) -> None:
         """Note a file whose bytes are there.
 

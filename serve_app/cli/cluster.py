@@ -51,9 +51,8 @@ def identity(pid: int) -> str:
     it follows each step of the clock.
     """
     try:
-        fields = (
-            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        )  # behind the name: state, parent, ...
+        # Behind the name: state, parent, ...
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ""
     state, start_ticks = fields[0], fields[19]
@@ -248,12 +247,13 @@ def _num_cpus(settings: Settings) -> int:
 def simulated_gpus(settings: Settings) -> int | None:
     """Return the GPUs that Ray is told of; None: those that it finds.
 
-    Where every model that holds GPUs is simulated, so are the GPUs: as many as the models may hold at once.
+    Where every model that holds GPUs is simulated, so are the GPUs: ``autoscaling.max_gpus``, or else as many as all models may hold at
+    once during updates.
     """
     holders = [m for m in settings.models.values() if m.gpus_per_replica]
     if not holders or any(m.simulated is None for m in holders):
         return None
-    return settings.autoscaling.max_gpus or sum(m.gpus_per_replica * m.replicas.max for m in holders)
+    return settings.autoscaling.max_gpus or sum(m.gpus_per_replica * (m.replicas.max + m.surge()) for m in holders)
 
 
 def _gpus_for_ray(settings: Settings) -> int | None:
@@ -317,13 +317,13 @@ def connect_to_run(name: str, address: str) -> str:
 
 
 def interrupt(run: RunState) -> None:
-    """Ask a ``serve-app up`` to end as Ctrl-C would, and wait until it has ended.
+    """Ask a ``serve-app up`` to end as Ctrl-C would, and wait until it has ended. To ask again cuts no streams: `up` cuts at SIGINT only.
 
     Raises:
         ClusterFailed: It belongs to somebody else.
     """
     try:
-        os.kill(run.pid, signal.SIGINT)
+        os.kill(run.pid, signal.SIGTERM)
     except ProcessLookupError:
         return
     except PermissionError as exc:

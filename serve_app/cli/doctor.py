@@ -23,7 +23,7 @@ from serve_app.cli.cluster import OBJECT_STORE_BYTES, RunState
 from serve_app.cli.findings import GIB, Finding
 from serve_app.cli.startable import refuse_missing_checkpoint, refuse_taken_port
 from serve_app.config import ModelSettings, Settings, mapping_in, parse_settings, problems, read_text
-from serve_app.errors import CheckpointError, ConfigError, ListenFailed
+from serve_app.errors import CheckpointError, ClusterFailed, ConfigError, ListenFailed
 
 RAY_GIB, INGRESS_GIB, REPLICA_GIB = 0.5, 1.0, 1.25
 """Memory of Ray's own processes, of an ingress, and of an engine with its supervisor, without weights and KV cache: resident sizes of a
@@ -59,12 +59,14 @@ def examine(file: Path) -> Iterator[Finding]:
     yield from findings.configuration(str(file), mistakes)
     if settings is None:
         return
-    yield from _ports(settings)
+    run, wrong_state = _run_of(settings.name)
+    yield from wrong_state
+    yield from _ports(settings, run)
     yield findings.driver(_gpus(), _torch()[1], needed_gpus(settings))
     shm = shutil.disk_usage("/dev/shm")
-    is_running = RunState.load(settings.name) is not None  # it holds its share already
-    yield findings.shared_memory(shm.free, 0 if is_running else OBJECT_STORE_BYTES)
-    yield findings.memory(_available_bytes(), 0 if is_running else needed_bytes(settings))
+    # A fleet that runs holds its share already.
+    yield findings.shared_memory(shm.free, 0 if run else OBJECT_STORE_BYTES)
+    yield findings.memory(_available_bytes(), 0 if run else needed_bytes(settings))
     yield findings.descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE), settings.ingress.replicas.target_streams)
     yield from findings.checkpoints({name: _missing(model) for name, model in settings.models.items()})
 
@@ -127,9 +129,16 @@ def _read(file: Path) -> tuple[list[str], Settings | None]:
     return mistakes, None if mistakes else parse_settings(values)
 
 
-def _ports(settings: Settings) -> Iterator[Finding]:
+def _run_of(name: str) -> tuple[RunState | None, list[Finding]]:
+    """Return the running `serve-app up` of that name, None if there is none, and what is wrong with its state file."""
+    try:
+        return RunState.load(name), []
+    except ClusterFailed as exc:
+        return None, [Finding("state file", "error", exc.problem, exc.hint)]
+
+
+def _ports(settings: Settings, run: RunState | None) -> Iterator[Finding]:
     """Judge the ports; those of a running `serve-app up` of the same name and URL are its own."""
-    run = RunState.load(settings.name)
     holder = f"serve-app up, pid {run.pid}" if run is not None and run.url == settings.ingress.local_url else ""
     listening = [("ingress.port", settings.ingress.host, settings.ingress.port)]
     if settings.ui is not None:

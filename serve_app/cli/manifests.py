@@ -1,5 +1,6 @@
 """What Kubernetes manifests say of serve-app: the configuration inside a RayService and the timeouts around it."""
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from serve_app.config import parse_settings, problems
-from serve_app.config.checks import load_yaml, shown
+from serve_app.config.checks import load_yaml, shown, too_deep
 from serve_app.config.timeouts import Timeouts, broken_rules, serve_shutdown_s
 from serve_app.errors import ConfigError
 
@@ -37,9 +38,10 @@ def documents_in(text: str) -> list[Mapping[str, Any]]:
     """
     try:
         documents = [d for d in yaml.safe_load_all(text) if d is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # ValueError: a number in form only, such as 0b_
-        problem = "is nested too deep" if isinstance(exc, RecursionError) else " ".join(str(exc).split())
-        raise ConfigError("", f"not valid YAML: {problem}") from exc
+    except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number in form only, such as 0b_
+        raise ConfigError("", f"not valid YAML: {' '.join(str(exc).split())}") from exc
+    except RecursionError:
+        raise too_deep() from None
     return [_mapping(d, f"document {number}") for number, d in enumerate(documents, 1)]
 
 
@@ -55,7 +57,7 @@ def manifest_problems(
         ignored: Names of rules of the timeouts that are not judged.
 
     Raises:
-        ConfigError: Not YAML, no RayService in it, or an annotation of a load balancer that is no number.
+        ConfigError: Not YAML, no RayService in it, one without name or apiVersion, or an annotation of a load balancer that is no number.
     """
     documents = documents_in(text)
     services = [d for d in documents if d.get("kind") == "RayService"]
@@ -78,12 +80,15 @@ def called(manifest: Mapping[str, Any]) -> str:
     """Return the kind and the name of a manifest.
 
     Raises:
-        ConfigError: It lacks one of them, or its apiVersion.
+        ConfigError: It lacks one of them, or its apiVersion, or one is no text.
     """
     kind, name = manifest.get("kind"), _metadata(manifest).get("name")
     for key, value in (("kind", kind), ("metadata.name", name), ("apiVersion", manifest.get("apiVersion"))):
+        where = str(kind or "a document")
+        if value is None:
+            raise ConfigError(where, f"has no {key}", "give it one, or remove the document")
         if not isinstance(value, str):
-            raise ConfigError(str(kind or "a document"), f"has no {key}", "give it one, or remove the document")
+            raise ConfigError(where, f"has {shown(value)} as its {key}, but should have text", "put it in quotes, or correct it")
     return f"{kind} {name}"
 
 
@@ -159,7 +164,7 @@ class _Pod(NamedTuple):
 
 def _pod_timeouts(pod: _Pod) -> dict[str, float | None]:
     entries = [_mapping(v, f"{pod.at}: env") for v in _list(pod.container.get("env"), f"{pod.at}: env")]
-    variables = {v.get("name"): v.get("value") for v in entries}
+    variables = {str(v.get("name")): v.get("value") for v in entries}
     found: dict[str, float | None] = {
         key: _number(variables.get(name) or None, f"{pod.at}: {name}", _DEFAULT_S[key]) for key, name in _VARIABLES.items()
     }
@@ -240,6 +245,8 @@ def _list(value: Any, key: str) -> Sequence[Any]:
 def _number(value: Any, key: str, default: float) -> float:
     """As `_mapping`; the number may be in quotes, as in variables and annotations."""
     try:
-        return default if value is None else float(value)
+        if math.isfinite(number := default if value is None else float(value)):
+            return number
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(key, f"is {shown(value)}, but should be a number", "correct it, or remove it") from None
+        pass
+    raise ConfigError(key, f"is {shown(value)}, but should be a number", "correct it, or remove it")

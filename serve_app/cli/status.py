@@ -160,7 +160,9 @@ def _print_members(console: Console, model: str, leases: Sequence[Mapping[str, A
         return
     rows = [(*_common(lease), *_replica_load(lease["load"])) for lease in leases]
     print_table(console, model, ("replica", "state", "address", "pid", "running", "waiting", "KV", "links"), rows)
-    starts = [{"whole": load["start_s"], **load["cold_start"]} for lease in leases if "start_s" in (load := lease["load"])]
+    starts = [
+        {"whole": load["start_s"], **load.get("cold_start", {})} for lease in leases if "start_s" in (load := lease["load"])
+    ]
     print_table(console, "", ("start (s)", *_START), _start_rows(starts))
 
 

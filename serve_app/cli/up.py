@@ -43,7 +43,7 @@ def up(file: Path, address: str) -> None:
     stop, cut = threading.Event(), threading.Event()
     with _cluster(settings, address) as ray_address:
         for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which sets its own
-            signal.signal(number, lambda *_: _interrupted(stop, cut))
+            signal.signal(number, lambda got, _: _interrupted(stop, cut, cuts=got == signal.SIGINT))
         with running(settings, ray_address, stop, cut, here=not address):
             if not stop.is_set():
                 _say_ready(settings)
@@ -84,10 +84,11 @@ def _has_ingress(settings: Settings) -> bool:
     return ingresses is not None and bool(ingresses.replica_states.get("RUNNING"))
 
 
-def _interrupted(stop: threading.Event, cut: threading.Event) -> None:
-    """First Ctrl-C: drain and stop. Second: do not wait for streams."""
+def _interrupted(stop: threading.Event, cut: threading.Event, *, cuts: bool) -> None:
+    """First signal: drain and stop. A later one that ``cuts``: do not wait for streams."""
     if stop.is_set():
-        cut.set()
+        if cuts:
+            cut.set()
         return
     stop.set()
     console.print("stopping; running streams may finish (Ctrl-C again cuts them)")
@@ -176,7 +177,7 @@ def remove(settings: Settings, cut: threading.Event, *, here: bool) -> None:
     """Drain and remove the application and its lease board. Serve ends a drain that takes longer than ``drain_s``.
 
     Args:
-        cut: Set: no longer wait for streams.
+        cut: Set: no longer wait for streams. Members are killed until Serve knows no application; the lease board follows them.
         here: The cluster ends after this, with all that is left in it.
     """
     import ray
@@ -195,13 +196,16 @@ def remove(settings: Settings, cut: threading.Event, *, here: bool) -> None:
             if here:
                 return
             within(RAY_LIMIT_S, lambda: _kill_members(settings.name))
-            break
+            time.sleep(_POLL_S)
     with contextlib.suppress(ValueError):
         within(RAY_LIMIT_S, lambda: ray.kill(ray.get_actor(board_name(settings.name), namespace=settings.name)))
 
 
 def _kill_members(name: str) -> None:
-    """Kill the application's ingresses and replicas, as Serve does at the end of a drain. One that lived would make a new lease board."""
+    """Kill the application's ingresses and replicas, as Serve does at the end of a drain.
+
+    A member that lived on would make a new lease board. While Serve deletes an application, its details name no replicas; Ray's list does.
+    """
     import ray
     from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
     from ray.serve._private.constants import SERVE_NAMESPACE

@@ -38,6 +38,10 @@ RESERVED_PORTS: Mapping[range, str] = {
 }
 """Whose ports these are on a cluster that the chart makes. The chart refuses them by a copy (helm/serve-app/files/rules.yaml)."""
 
+_PYTHONS_DIGITS = 4300
+"""Python reads and writes no integer of more decimal digits: it raises ValueError."""
+_MAX_WRITTEN_REPLICAS = 5000
+"""More replicas than these are not repeated in a hint."""
 _UNITS = {"_s": "seconds", "_bytes": "bytes", "_gib": "GiB", "_tokens": "tokens"}
 _SIZES_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _DURATIONS_S = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -190,7 +194,7 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
     text = shown(value)
     should = re.sub(r"^\w+ should", "but should", detail["msg"])
     if kind in ("dict_type", "model_type"):
-        count = value if isinstance(value, int) and value > 0 else 1
+        count = value if type(value) is int and 0 < value <= _MAX_WRITTEN_REPLICAS else 1
         below = (
             f"write {{min: {count}, max: {count}}}"
             if name == "replicas"
@@ -206,7 +210,8 @@ def _plain_words(detail: ErrorDetails) -> tuple[str, str]:
     if kind in ("bool_type", "bool_parsing"):
         return f"is {text}, {should}", "write true or false"
     if kind == "string_type" and isinstance(value, int | float):
-        return f"is {text}, {should}", f'write "{text}" in quotes'
+        is_whole = isinstance(value, float) or abs(value) < 10**50  # `shown` cuts longer ones
+        return f"is {text}, {should}", f'write "{text}" in quotes' if is_whole else "write it in quotes"
     return f"is {text}, {should}", ""
 
 
@@ -214,7 +219,7 @@ def shown(value: Any) -> str:
     """Return the value as Python writes it, in 60 characters at most."""
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to write an integer of more than 4,300 digits
+    except ValueError:  # an integer of more than _PYTHONS_DIGITS digits
         return "a number of thousands of digits" if isinstance(value, int) else f"a {type(value).__name__} too large to show"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -259,9 +264,16 @@ _Loader.add_implicit_resolver(
 
 
 def _bounded_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """Return the integer. No setting needs a larger one, and Python writes none of thousands of digits and has no float for it."""
-    if abs(value := loader.construct_yaml_int(node)) >= 1 << 64:
-        raise yaml.constructor.ConstructorError(None, None, "an integer of more than 64 bits", node.start_mark)
+    """Return the integer, at most 64 bits: a larger one is a text without its quotes, and no float holds one of 400 digits."""
+    try:
+        value = loader.construct_yaml_int(node)
+    except ValueError:
+        if len(node.value) < _PYTHONS_DIGITS:
+            raise
+        value = 1 << 64
+    if abs(value) >= 1 << 64:
+        problem = "an integer of more than 64 bits; put it in quotes if it is text"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
     return value
 
 
@@ -289,7 +301,12 @@ def load_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError) as exc:  # ValueError: a number in form only, such as 0b_
         raise ConfigError("", f"not valid YAML: {str(exc).splitlines()[0]}") from exc
     except RecursionError:
-        raise ConfigError("", "the YAML is nested too deep", "remove brackets or levels that nothing needs") from None
+        raise too_deep() from None
+
+
+def too_deep() -> ConfigError:
+    """Return the error for YAML at which PyYAML raises RecursionError."""
+    return ConfigError("", "the YAML is nested too deep", "remove brackets or levels that nothing needs")
 
 
 def _refuse_duplicate_keys(node: yaml.Node, location: tuple[int | str, ...], seen: set[int]) -> None:

@@ -250,7 +250,8 @@ class Settings(Section):
                 f"is {limit}, and ingress.replicas.max is {self.ingress.replicas.max}: an update has up to {most} ingresses at once, "
                 "and a replica would refuse the links of the last ones"
             )
-            way_out = f"set it to {most} or more ({MAX_INGRESSES} at most), or lower ingress.replicas.max"
+            raised = f"set it to {most} or more, or lower ingress.replicas.max"
+            way_out = raised if most <= MAX_INGRESSES else f"set ingress.replicas.max to {MAX_INGRESSES // 2} or less"
             yield wrong("protocol.max_ingresses", problem, way_out)
 
 

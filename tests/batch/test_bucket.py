@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def database() -> str:
     return "database-1"
 
 
+def bucket_of(
+    url: str, scratch: Folder, database: Callable[[], str] = database, has_files: Callable[[], bool] = lambda: False
+) -> Bucket:
+    return Bucket(url, scratch, database, has_files)
+
+
 def put(bucket: Bucket, scratch: Folder, file_id: str, content: bytes) -> None:
     part = scratch.part()
     part.write_bytes(content)
@@ -46,11 +53,11 @@ def content_of(bucket: Bucket, file_id: str) -> bytes:
 def test_a_file_is_read_by_another_ingress_until_it_is_removed(url: str, tmp_path: Path) -> None:
     one, other = Folder(tmp_path / "one"), Folder(tmp_path / "other")
     content = os.urandom(3 << 20)
-    put(Bucket(url, one, database), one, "file-1", content)
-    reader = Bucket(url, other, database)
+    put(bucket_of(url, one), one, "file-1", content)
+    reader = bucket_of(url, other)
     assert content_of(reader, "file-1") == content
     reader.remove(["file-1", "file-2"])
-    for bucket in (reader, Bucket(url, one, database)):
+    for bucket in (reader, bucket_of(url, one)):
         with pytest.raises(FileNotFoundError):
             content_of(bucket, "file-1")
     assert [list((folder.root / "work").iterdir()) for folder in (one, other)] == [[], []], "no copy is left"
@@ -60,7 +67,7 @@ def test_old_files_without_a_record_are_swept_and_young_ones_are_not(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = Folder(tmp_path / "scratch")
-    bucket = Bucket(url, scratch, database)
+    bucket = bucket_of(url, scratch)
     bucket.sweep((), ())  # of nothing
     known, lost, foreign = f"file-{'a' * 32}", f"file-{'b' * 32}", "report.parquet"
     for name in (known, lost, foreign):
@@ -77,7 +84,7 @@ def test_old_files_without_a_record_are_swept_and_young_ones_are_not(
 
 def test_readers_of_one_file_share_one_copy_until_the_last_has_gone(tmp_path: Path) -> None:
     scratch = Folder(tmp_path / "scratch")
-    bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
+    bucket = bucket_of(f"file://{tmp_path}/shared", scratch)
     put(bucket, scratch, "file-1", b"x")
     with bucket.on_disk("file-1") as one:
         with bucket.on_disk("file-1") as other:
@@ -92,7 +99,7 @@ def test_readers_of_one_file_share_one_copy_until_the_last_has_gone(tmp_path: Pa
 
 def test_a_server_that_is_away_is_told_and_no_copy_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scratch = Folder(tmp_path / "scratch")
-    bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
+    bucket = bucket_of(f"file://{tmp_path}/shared", scratch)
     put(bucket, scratch, "file-1", b"x")
     (tmp_path / "shared" / "file-1").unlink()
     (tmp_path / "shared" / "file-1").mkdir()
@@ -105,7 +112,7 @@ def test_a_server_that_is_away_is_told_and_no_copy_is_left(tmp_path: Path, caplo
 
 def test_a_scratch_folder_that_is_gone_is_no_lost_file(tmp_path: Path) -> None:
     scratch = Folder(tmp_path / "scratch")
-    bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
+    bucket = bucket_of(f"file://{tmp_path}/shared", scratch)
     put(bucket, scratch, "file-1", b"x")
     shutil.rmtree(scratch.root)
     with pytest.raises(StorageFailed) as failed:
@@ -114,7 +121,7 @@ def test_a_scratch_folder_that_is_gone_is_no_lost_file(tmp_path: Path) -> None:
 
 
 def test_an_option_that_the_client_does_not_know_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bucket = Bucket("s3://bucket/p?regoin=x", Folder(tmp_path / "scratch"), database)
+    bucket = bucket_of("s3://bucket/p?regoin=x", Folder(tmp_path / "scratch"))
     with pytest.raises(StorageFailed):
         content_of(bucket, "file-1")
     assert "see to ingress.batch.files: Unexpected query parameter in S3 URI: 'regoin'" in caplog.text
@@ -139,7 +146,7 @@ def test_ingresses_of_another_database_are_refused_and_remove_nothing(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scratch = Folder(tmp_path / "scratch")
-    first, second = Bucket(url, scratch, database), Bucket(url, scratch, lambda: "database-2")
+    first, second = bucket_of(url, scratch), bucket_of(url, scratch, lambda: "database-2")
     file_id = f"file-{'c' * 32}"
     put(first, scratch, file_id, b"x")
     monkeypatch.setattr(bucket_module, "LEFTOVER_S", -10.0)
@@ -153,7 +160,7 @@ def test_ingresses_of_another_database_are_refused_and_remove_nothing(
 
 def test_a_copy_that_is_lent_outlives_a_sweep_however_old_it_is(tmp_path: Path) -> None:
     scratch = Folder(tmp_path / "scratch")
-    bucket = Bucket(f"file://{tmp_path}/shared", scratch, database)
+    bucket = bucket_of(f"file://{tmp_path}/shared", scratch)
     put(bucket, scratch, "file-1", b"x")
     left = scratch.part()
     left.touch()
@@ -169,7 +176,7 @@ def test_a_database_that_lost_the_race_for_the_marker_stores_and_reads_nothing_a
     url: str, tmp_path: Path
 ) -> None:
     scratch, known = Folder(tmp_path / "scratch"), ["database-2"]
-    winner, loser = Bucket(url, scratch, database), Bucket(url, scratch, lambda: known[-1])
+    winner, loser = bucket_of(url, scratch), bucket_of(url, scratch, lambda: known[-1])
     known.append("database-1")  # both found no marker, and wrote one; the winner's was the last
     put(loser, scratch, "file-1", b"x")
     known.append("database-2")
@@ -187,17 +194,17 @@ def test_an_empty_marker_counts_as_none(url: str, tmp_path: Path) -> None:
     files.create_dir(root)
     with files.open_output_stream(f"{root}/serve-app-database"):
         pass
-    put(Bucket(url, scratch, database), scratch, "file-1", b"x")
+    put(bucket_of(url, scratch), scratch, "file-1", b"x")
     with files.open_input_stream(f"{root}/serve-app-database") as marker:
         assert marker.read() == b"database-1"
     with pytest.raises(StorageFailed):
-        content_of(Bucket(url, scratch, lambda: "database-2"), "file-1")
-    Bucket(url, scratch, database).remove(["file-1"])
+        content_of(bucket_of(url, scratch, lambda: "database-2"), "file-1")
+    bucket_of(url, scratch).remove(["file-1"])
 
 
 def test_a_marker_for_which_the_volume_has_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch, shared_folder = Folder(tmp_path / "scratch"), tmp_path / "shared"
-    bucket = Bucket(f"file://{shared_folder}", scratch, database)
+    bucket = bucket_of(f"file://{shared_folder}", scratch)
 
     def refuse(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -215,7 +222,7 @@ def test_a_volume_that_is_not_mounted_for_a_moment_is_away_and_its_files_are_not
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     scratch, shared_folder = Folder(tmp_path / "scratch"), tmp_path / "shared"
-    bucket = Bucket(f"file://{shared_folder}", scratch, database)
+    bucket = bucket_of(f"file://{shared_folder}", scratch)
     put(bucket, scratch, "file-1", b"x")
     shared_folder.rename(tmp_path / "away")
     shared_folder.mkdir()  # the mount point
@@ -235,11 +242,41 @@ def test_a_volume_that_is_not_mounted_for_a_moment_is_away_and_its_files_are_not
     assert content_of(bucket, "file-1") == b"x"
 
 
+def test_a_volume_that_is_not_mounted_when_an_ingress_starts_is_away_too_until_the_volume_or_the_marker_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scratch, shared_folder = Folder(tmp_path / "scratch"), tmp_path / "shared"
+    before = bucket_of(f"file://{shared_folder}", scratch)
+    put(before, scratch, "file-1", b"x")
+    shared_folder.rename(tmp_path / "away")
+    shared_folder.mkdir()
+    started = bucket_of(f"file://{shared_folder}", scratch, has_files=lambda: True)
+    for ask in (
+        lambda: content_of(started, "file-1"),
+        lambda: started.remove(["file-1"]),
+        lambda: put(started, scratch, "file-2", b"y"),
+        lambda: started.sweep({"file-1"}, ()),
+        lambda: content_of(before, "file-1"),
+    ):
+        with pytest.raises(StorageAway):
+            ask()
+    assert list(shared_folder.iterdir()) == []
+    marker = shared_folder / "serve-app-database"
+    assert f"removed on purpose, write the text database-1 into {marker}" in caplog.text
+    marker.write_text("database-1\n")
+    for bucket in (started, before):
+        with pytest.raises(FileNotFoundError):
+            content_of(bucket, "file-1")
+    shutil.rmtree(shared_folder)
+    (tmp_path / "away").rename(shared_folder)
+    assert content_of(started, "file-1") == b"x"
+
+
 def test_a_volume_of_another_database_in_the_place_of_ours_is_no_loss_of_our_files(tmp_path: Path) -> None:
     scratch, shared_folder = Folder(tmp_path / "scratch"), tmp_path / "shared"
-    bucket = Bucket(f"file://{shared_folder}", scratch, database)
+    bucket = bucket_of(f"file://{shared_folder}", scratch)
     put(bucket, scratch, "file-1", b"x")
     shared_folder.rename(tmp_path / "away")
-    put(Bucket(f"file://{shared_folder}", scratch, lambda: "database-2"), scratch, "file-2", b"y")
+    put(bucket_of(f"file://{shared_folder}", scratch, lambda: "database-2"), scratch, "file-2", b"y")
     with pytest.raises(StorageAway):
         content_of(bucket, "file-1")

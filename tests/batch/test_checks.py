@@ -1,7 +1,9 @@
 """What is told of a wrong input of the API."""
 
+from io import BytesIO
+
 from serve_app.batch.checks import check_input
-from serve_app.batch.rows import Row
+from serve_app.batch.rows import MAX_ROW_BYTES, Row, rows
 
 PATH = "/v1/completions"
 
@@ -24,3 +26,9 @@ def test_the_id_of_a_wrong_line_is_taken() -> None:
 def test_no_more_errors_are_listed_than_are_promised() -> None:
     found = check_input([row(n, url="/v1/other") for n in range(1, 200)], endpoint=PATH, models=["m"], max_lines=1000)
     assert len(found.errors) == 100
+
+
+def test_a_line_that_is_too_long_has_the_code_of_the_limits_and_not_that_of_wrong_json() -> None:
+    long = rows(BytesIO(b"x" * (MAX_ROW_BYTES + 1) + b"\n{"), "jsonl")
+    found = check_input(long, endpoint=PATH, models=["m"], max_lines=10)
+    assert [(error.code, error.line) for error in found.errors] == [("invalid_line", 1), ("invalid_json_line", 2)]

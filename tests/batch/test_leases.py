@@ -214,3 +214,24 @@ def test_a_server_that_is_away_is_told_at_once_and_the_next_call_after_its_retur
     ]
     assert PASSWORD not in caplog.text
     assert PASSWORD.replace("/", "%2F") not in caplog.text
+
+
+def test_an_ingress_that_starts_while_the_volume_of_known_files_is_away_waits_for_it(
+    ingresses: tuple[Storage, Storage], database_url: str, tmp_path: Path
+) -> None:
+    one, _ = ingresses
+    part = one.scratch.part()
+    part.write_bytes(b"lines\n")
+    one.contents.keep(part, "file-1")
+    add_batch(one)
+    (tmp_path / "files").rename(tmp_path / "away")
+    (tmp_path / "files").mkdir()  # the mount point
+    started = shared(database_url, f"file://{tmp_path}/files", lease_s=30.0)
+    with pytest.raises(StorageAway), started.contents.on_disk("file-1"):
+        pass
+    assert list((tmp_path / "files").iterdir()) == []
+    (tmp_path / "files").rmdir()
+    (tmp_path / "away").rename(tmp_path / "files")
+    with started.contents.on_disk("file-1") as path:
+        assert path.read_bytes() == b"lines\n"
+    started.close()

@@ -30,7 +30,7 @@ class LongLine(BufferedIOBase):
 def test_a_line_of_a_gigabyte_has_its_reason_and_is_never_in_memory_as_a_whole() -> None:
     file = LongLine()
     found = list(rows(cast(BinaryIO, file), "text"))
-    assert found == [Row(1, None, "is longer than 16 MiB"), Row(2, "a prompt")]
+    assert found == [Row(1, None, "is longer than 16 MiB", is_refused=True), Row(2, "a prompt")]
     assert file.largest == MAX_ROW_BYTES + 1
 
 

@@ -226,16 +226,16 @@ SPARE = at("modelPods.headroom.pods", 2)
 
 SCALING: list[Check] = [
     (
-        "more ingresses than a worker group has pods for",
-        at("config.ingress.replicas.max", 5001),
-        ("config.ingress.replicas.max is 5001, but a worker group has 10000 pods", "5000 or less"),
-        at("config.ingress.replicas.max", 32),
-    ),
-    (
         "more ingresses than a replica takes links of, in an update",
         at("config.ingress.replicas.max", 33),
         ("config.protocol.max_ingresses is 64 and config.ingress.replicas.max is 33", "up to 66 ingresses", "to 66 or more"),
         merged(at("config.ingress.replicas.max", 33), at("config.protocol.max_ingresses", 66)),
+    ),
+    (
+        "more ingresses than a replica can be told to take links of",
+        at("config.ingress.replicas.max", 513),
+        ("break 1 of", "config.ingress.replicas.max is 513", "up to 1026 ingresses", "set the latter to 512 or less\n"),
+        merged(at("config.ingress.replicas.max", 512), at("config.protocol.max_ingresses", 1024)),
     ),
     (
         "more replicas than a worker group has pods for",

@@ -15,6 +15,7 @@ import pytest
 from serve_app.cli import cluster
 from serve_app.cli.cluster import RunState, connect_to_run, find_run, interrupt
 from serve_app.errors import ClusterFailed
+from tests.e2e.fleet import wait_until
 
 
 @pytest.fixture
@@ -108,15 +109,14 @@ def test_a_step_of_the_clock_ends_no_run(other: subprocess.Popen[bytes], monkeyp
 def test_a_killed_up_whose_parent_does_not_wait_for_it_runs_no_longer(other: subprocess.Popen[bytes]) -> None:
     state = state_of(other)
     other.kill()
-    while psutil.Process(other.pid).status() != psutil.STATUS_ZOMBIE:
-        pass
+    wait_until(lambda: psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE, limit_s=60.0, what="the end of the process")
     interrupt(state)
     assert RunState.load("other") is None
 
 
 def test_to_interrupt_is_to_wait_until_it_has_ended(other: subprocess.Popen[bytes]) -> None:
     interrupt(state_of(other))
-    assert other.wait() == -signal.SIGINT
+    assert other.wait() == -signal.SIGTERM
 
 
 def test_the_state_of_a_version_that_told_processes_by_the_clock_is_found(other: subprocess.Popen[bytes]) -> None:

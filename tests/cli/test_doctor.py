@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli import findings
+from serve_app.cli.cluster import RunState
 from serve_app.cli.demo import EXAMPLE
 from serve_app.cli.doctor import needed_bytes, needed_gpus
 from serve_app.cli.findings import GIB, Finding
@@ -118,6 +119,18 @@ def test_a_port_that_is_taken_is_an_error_with_the_way_to_find_who_has_it(tmp_pa
     (line,) = (finding for finding in found if finding["name"] == "ingress.port")
     assert (code, line["state"]) == (1, "error")
     assert line["remedy"].startswith(f"ss -ltnp 'sport = :{port}'")
+
+
+def test_a_state_file_that_cannot_be_read_is_one_finding_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path))
+    state = RunState.path("serve-app")
+    state.parent.mkdir()
+    state.touch()
+    code, found = doctor(written(tmp_path, CONFIG.format(port=8010)))
+    (line,) = (finding for finding in found if finding["name"] == "state file")
+    said = {"state": "error", "said": f"{state} is not a file of serve-app up", "remedy": "remove it, or move it away"}
+    assert (code, line) == (1, {"name": "state file", **said})
+    assert {"config", "ingress.port", "shared memory", "memory", "descriptors"} <= {finding["name"] for finding in found}
 
 
 def test_each_mistake_of_the_configuration_is_a_line(tmp_path: Path) -> None:

@@ -133,6 +133,11 @@ POD = (*GROUP, "spec")
     [
         (("metadata",), None, "RayService: has no metadata.name; give it one"),
         (("apiVersion",), None, "RayService: has no apiVersion; give it one"),
+        (
+            ("metadata", "name"),
+            123,
+            "RayService: has 123 as its metadata.name, but should have text; put it in quotes, or correct it",
+        ),
         (SPEC, None, "RayService demo: has no serveConfigV2; validate it"),
         (SPEC, [], "RayService demo: spec: is [], but should be a mapping; validate it"),
         ((*SPEC, "serveConfigV2"), None, "RayService demo: serveConfigV2: is None, but should be text; write it below"),
@@ -147,6 +152,8 @@ POD = (*GROUP, "spec")
         ),
         ((*POD, "containers"), [], "RayService demo: workerGroupSpecs[0].template.spec.containers: is empty; validate it"),
         ((*POD, "containers", 0, "env", 0, "value"), "soon", "is 'soon', but should be a number; correct it, or remove it"),
+        ((*POD, "containers", 0, "env", 0, "value"), "nan", "is 'nan', but should be a number; correct it, or remove it"),
+        ((*POD, "terminationGracePeriodSeconds"), float("inf"), "terminationGracePeriodSeconds: is inf, but should be a number"),
         ((*POD, "containers", 0, "env", 0), "x", "RayService demo: workerGroupSpecs[0]: env: is 'x', but should be a mapping"),
         ((*POD, "terminationGracePeriodSeconds"), "long", "workerGroupSpecs[0]: terminationGracePeriodSeconds: is 'long', but"),
         ((*SPEC, "rayClusterDeletionDelaySeconds"), [], "RayService demo: rayClusterDeletionDelaySeconds: is [], but should be"),
@@ -159,6 +166,12 @@ def test_a_manifest_of_another_form_is_one_line(tmp_path: Path, place: tuple[Any
         part = part[step]
     part[place[-1]] = value
     assert said in said_of(tmp_path, yaml.safe_dump(broken))
+
+
+def test_a_variable_whose_name_is_no_text_is_none_of_those_that_are_read(tmp_path: Path) -> None:
+    other = service()
+    other["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["env"].append({"name": []})
+    assert checked(tmp_path, other) == (0, [])
 
 
 def test_null_is_to_kubernetes_a_key_that_is_not_given(tmp_path: Path) -> None:
@@ -188,4 +201,6 @@ def test_annotations_of_another_form_are_one_line(tmp_path: Path, annotations: A
 
 def test_a_document_that_is_no_manifest_is_one_line(tmp_path: Path) -> None:
     assert said_of(tmp_path, f"{yaml.safe_dump(service())}---\nnotes\n").startswith("document 2: is 'notes', but should be")
-    assert said_of(tmp_path, f"kind: List\nitems: {'[' * 3000}") == "not valid YAML: is nested too deep"
+    assert said_of(tmp_path, f"kind: List\nitems: {'[' * 3000}") == (
+        "the YAML is nested too deep; remove brackets or levels that nothing needs"
+    )

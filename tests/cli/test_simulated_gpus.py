@@ -10,6 +10,7 @@ from serve_app.cli.cluster import _gpus_for_ray, _num_cpus, simulated_gpus
 from serve_app.config import parse_settings
 
 SIMULATED = {"model": "/m", "simulated": {"profile": "a10g-llama-8b"}, "gpus_per_replica": 2, "replicas": {"min": 1, "max": 3}}
+SURGING = SIMULATED | {"replicas": {"min": 1, "max": 3, "surge": 1}}
 REAL = {"model": "/m", "device": "cuda", "gpus_per_replica": 1}
 
 
@@ -17,7 +18,8 @@ REAL = {"model": "/m", "device": "cuda", "gpus_per_replica": 1}
     ("models", "autoscaling", "told"),
     [
         pytest.param({"a": SIMULATED, "b": SIMULATED}, {}, 12, id="as-many-as-all-may-hold"),
-        pytest.param({"a": SIMULATED, "b": SIMULATED}, {"max_gpus": 5}, 5, id="as-many-as-they-share"),
+        pytest.param({"a": SURGING, "b": SIMULATED}, {}, 14, id="as-many-as-an-update-with-surge-holds"),
+        pytest.param({"a": SURGING, "b": SIMULATED}, {"max_gpus": 5}, 5, id="as-many-as-they-share"),
         pytest.param({"a": SIMULATED, "b": {"model": "/m"}}, {}, 6, id="beside-a-model-on-cpu"),
         pytest.param({"a": SIMULATED, "b": REAL}, {}, None, id="a-real-model-needs-real-ones"),
         pytest.param({"a": {"model": "/m"}}, {}, None, id="nobody-holds-any"),

@@ -94,6 +94,12 @@ def test_starts_are_a_median_and_the_slowest_by_phase() -> None:
     ]
 
 
+def test_a_start_whose_phases_nobody_tells_has_its_whole() -> None:
+    """`fleet_shape.py` lets such an answer to `status --url` through."""
+    words = [line.split() for line in shown(80, members=[lease("a", "replica", MODEL, 8020, {**LOAD, "start_s": 13.1})])]
+    assert words[-2:] == [["start", "(s)", "whole"], ["median", "13.1"]]
+
+
 def test_an_ingress_is_asked_by_http_for_what_the_fleet_page_shows() -> None:
     with fake_service() as fake:
         report = asked_by_http(fake.url)

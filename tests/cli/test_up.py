@@ -1,6 +1,7 @@
 """What `serve-app up` does while the fleet serves."""
 
 import contextlib
+import os
 import signal
 import threading
 import traceback
@@ -144,6 +145,48 @@ def test_later_commands_find_a_url_only_where_the_ingress_is_on_this_machine(
     assert RunState.load("serve-app") is None
 
 
+@pytest.mark.parametrize(
+    ("signals", "cuts"),
+    [
+        ([signal.SIGINT], False),
+        ([signal.SIGINT, signal.SIGINT], True),
+        ([signal.SIGTERM, signal.SIGTERM], False),
+        ([signal.SIGINT, signal.SIGTERM], False),
+        ([signal.SIGTERM, signal.SIGINT], True),
+    ],
+)
+def test_only_a_ctrl_c_after_another_signal_cuts_streams(
+    signals: list[signal.Signals], cuts: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`serve-app down` sends SIGTERM, and may be given twice."""
+    file, found = tmp_path / "fleet.yaml", list[tuple[bool, bool]]()
+    file.write_text("models: {a: {model: some/model}}")
+    monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path))
+    monkeypatch.setattr(up, "_cluster", lambda *_: contextlib.nullcontext("10.0.0.1:6379"))
+    for step in ("deploy", "_wait_ready"):
+        monkeypatch.setattr(up, step, lambda *_: None)
+    stops = list[threading.Event]()
+
+    def watch_and_get(settings: Any, stop: threading.Event) -> None:
+        stops.append(stop)
+        for number in signals:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(up, "_watch", watch_and_get)
+    monkeypatch.setattr(up, "remove", lambda settings, cut, *, here: found.append((stops[0].is_set(), cut.is_set())))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        up.up(file, "10.0.0.1:6379")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert found == [(True, cuts)]
+
+
+def members_of(actors: list[str]) -> list[str]:
+    return [name for name in actors if name.startswith("SERVE_REPLICA::serve-app#")]
+
+
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The actors of a cluster: an ingress, a replica that drains, their board, which a member that lives would make anew, and others'."""
@@ -152,7 +195,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def end(name: str) -> None:
         found.remove(name)
-        if name == board and any(other.startswith("SERVE_REPLICA::serve-app#") for other in found):
+        if name == board and members_of(found):
             found.append(board)
 
     monkeypatch.setattr(up, "_POLL_S", 0.0)
@@ -165,10 +208,21 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_second_ctrl_c_leaves_nothing_on_a_cluster_that_ran_before(actors: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = threading.Event()
+@pytest.mark.parametrize("slow", [[], ["SERVE_REPLICA::serve-app#replica-a#r1"]], ids=["at once", "one dies late"])
+def test_a_second_ctrl_c_leaves_nothing_on_a_cluster_that_ran_before(
+    slow: list[str], actors: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, end = threading.Event(), ray.kill
     cut.set()
-    monkeypatch.setattr(up, "application_status", lambda name: Status("DELETING"))
+
+    def kill(name: str) -> None:
+        if name in slow:
+            slow.remove(name)  # the first kill has not reached its node yet
+        else:
+            end(name)
+
+    monkeypatch.setattr(ray, "kill", kill)
+    monkeypatch.setattr(up, "application_status", lambda name: Status("DELETING") if members_of(actors) else None)
     up.remove(SETTINGS, cut, here=False)
     assert actors == OTHERS
 

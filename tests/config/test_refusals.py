@@ -42,6 +42,19 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(sections: Any
             {"ingress": {"port": 16**5000}},
             "ingress.port: is a number of thousands of digits, but should be less than or equal to 65535",
         ),
+        *[
+            (
+                sections,
+                f"{path}: is a number of thousands of digits, but should be a mapping; write {{min: 1, max: 1}}",
+            )
+            for path, sections in {
+                "ingress.replicas": {"ingress": {"replicas": 16**5000}},
+                "models.a.replicas": {"models": {"a": LLAMA | {"replicas": 16**5000}}},
+            }.items()
+        ],
+        ({"name": 16**5000}, "name: is a number of thousands of digits, but should be a valid string; write it in quotes"),
+        ({"name": 10**70}, f"name: is 1{'0' * 56}..., but should be a valid string; write it in quotes"),
+        ({"name": 7}, 'name: is 7, but should be a valid string; write "7" in quotes'),
         ({"timeouts": {"drain_s": [16**5000]}}, "timeouts.drain_s: is a list too large to show, but should be a valid number"),
         (
             {
@@ -63,10 +76,13 @@ def test_every_ingress_of_an_update_has_a_link_to_each_replica() -> None:
     ingress = {"replicas": {"min": 1, "max": 33}}
     assert refusal(ingress=ingress) == (
         "protocol.max_ingresses: is 64, and ingress.replicas.max is 33: an update has up to 66 ingresses at once, and a replica would "
-        "refuse the links of the last ones; set it to 66 or more (1024 at most), or lower ingress.replicas.max"
+        "refuse the links of the last ones; set it to 66 or more, or lower ingress.replicas.max"
     )
     settings = parse_settings({"models": {"llama": LLAMA}, "ingress": ingress, "protocol": {"max_ingresses": 66}})
     assert settings.ingress.replicas.max == 33
+    assert refusal(ingress={"replicas": {"max": 513}}).endswith("links of the last ones; set ingress.replicas.max to 512 or less")
+    most = {"ingress": {"replicas": {"max": 512}}, "protocol": {"max_ingresses": 1024}}
+    assert parse_settings({"models": {"llama": LLAMA}, **most}).ingress.replicas.max == 512
 
 
 @pytest.mark.parametrize(

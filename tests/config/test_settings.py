@@ -12,6 +12,7 @@ from serve_app.config import Settings, checks, cluster_token, load_settings, par
 from serve_app.errors import ConfigError
 from tests.config.helpers import LLAMA, ONE_PER_NODE
 
+TOO_LARGE = "not valid YAML: an integer of more than 64 bits; put it in quotes if it is text"
 EXAMPLES = sorted(Path(__file__, "../../../examples").resolve().glob("*.yaml"))
 
 
@@ -56,7 +57,9 @@ def test_settings_are_values() -> None:
         ("a: 1\n---\nb: 2", None),
         ("\x00", "not valid YAML: unacceptable character #x0000: special characters are not allowed"),
         ("models: " + "[" * 3000, "the YAML is nested too deep; remove brackets or levels that nothing needs"),
-        (f"ingress: {{port: 0x{'F' * 5000}}}", "line 1, column 17: not valid YAML: an integer of more than 64 bits"),
+        (f"ingress: {{port: 0x{'F' * 5000}}}", f"line 1, column 17: {TOO_LARGE}"),
+        (f"ingress: {{port: {'9' * 5000}}}", f"line 1, column 17: {TOO_LARGE}"),
+        (f"models: {{a: {{revision: {'1' * 40}}}}}", f"line 1, column 24: {TOO_LARGE}"),
         ("name: 0b_", "not valid YAML: invalid literal for int() with base 2: ''"),
     ],
 )

@@ -100,13 +100,14 @@ JSON list. All are reported together, but for those that ignoredRules names; tes
 {{- if gt $min $max -}}
 {{- list "min-above-max" (printf "%s.min is %d, but max is %d: set max to %d or more" $path $min $max $min) | toJson | nindent 0 -}}
 {{- end -}}
-{{- if gt $max 5000 -}}
+{{- if and (gt $max 5000) (ne $path "config.ingress.replicas") -}}{{- /* too-few-links bounds the ingresses, by less */}}
 {{- list "too-many-replicas" (printf "%s.max is %d, but a worker group has 10000 pods at most, and an update may hold two for each replica: set max to 5000 or less" $path $max) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end -}}
 {{- $links := dig "protocol" "max_ingresses" 64 .Values.config | int -}}{{- $ingresses := dig "ingress" "replicas" "max" 1 .Values.config | int -}}
 {{- if gt (mul 2 $ingresses | int) $links -}}
-{{- list "too-few-links" (printf "config.protocol.max_ingresses is %d and config.ingress.replicas.max is %d: an update has up to %d ingresses at once, and a replica would refuse the links of the last ones; set the former to %d or more (1024 at most), or lower the latter" $links $ingresses (mul 2 $ingresses) (mul 2 $ingresses)) | toJson | nindent 0 -}}
+{{- $way := ternary (printf "set the former to %d or more, or lower the latter" (mul 2 $ingresses)) "set the latter to 512 or less" (le $ingresses 512) -}}
+{{- list "too-few-links" (printf "config.protocol.max_ingresses is %d and config.ingress.replicas.max is %d: an update has up to %d ingresses at once, and a replica would refuse the links of the last ones; %s" $links $ingresses (mul 2 $ingresses) $way) | toJson | nindent 0 -}}
 {{- end -}}
 {{- end }}
 
