@@ -57,10 +57,10 @@ class Lease:
     condemned: tuple[tuple[str, str], ...] = ()
     """Canaries that an ingress found bad: digest of the release, and why."""
     expiry_s: float = 0.0
-    """Seconds after a renewal at which the lease ends, which `Membership.keep` fills in. 0: those with which the board was made.
+    """Seconds after a renewal at which the lease ends; `Membership.keep` fills it in. 0: the board's own `expiry_s`.
 
-    A board outlives a change of `membership.expiry_s`, so that each lease must say its own. Of another version of serve-app, a
-    member's lease may lack this, and a board may not look at it.
+    A board outlives a change of `membership.expiry_s`, so that each lease must say its own. A member of another version may send a lease
+    without this field, and a board of another version ignores it.
     """
 
     def concerns(self) -> tuple[object, ...]:

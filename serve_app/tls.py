@@ -19,6 +19,8 @@ class LinkTls:
         self._settings = settings
         self._protocol = protocol
         self._seen = self._stamp()
+        self._reported: list[tuple[int, int, int] | None] | None = None
+        """What the files were when they could not be used."""
         self._context = self._read()
 
     def context(self) -> ssl.SSLContext:
@@ -27,12 +29,18 @@ class LinkTls:
         Files that cannot be used are reported once, and what was read before stays in use: a renewal may be half written.
         """
         if (stamp := self._stamp()) != self._seen:
-            self._seen = stamp
             try:
                 self._context = self._read()
-            except OSError as exc:
-                logger.error("protocol.tls: %s cannot be used: %s; the certificate read before stays in use", self._files(), exc)
+            except (
+                OSError
+            ) as exc:  # the next call tries again: what was wrong need not change the files, as a lack of descriptors
+                if stamp != self._reported:
+                    self._reported = stamp
+                    logger.error(
+                        "protocol.tls: %s cannot be used: %s; the certificate read before stays in use", self._files(), exc
+                    )
             else:
+                self._seen = stamp
                 logger.info("protocol.tls: %s have changed; the next link uses them", self._files())
         return self._context
 

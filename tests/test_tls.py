@@ -1,12 +1,14 @@
-"""Links with certificates, on both event loops: the replica's TLS is its own, the ingress's is the loop's."""
+"""Links with certificates, on both event loops: the replica uses `TlsConnection`, the ingress the TLS of the event loop."""
 
 import asyncio
 import contextlib
+import errno
 import logging
 import shutil
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import uvloop
@@ -181,10 +183,22 @@ def test_half_a_renewal_is_reported_once_and_changes_nothing_until_it_is_whole(
     ]
 
 
+def test_files_that_could_not_be_read_once_are_read_again_though_they_do_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls, new = make_tls(tmp_path, "fleet"), make_tls(tmp_path, "new")
+    side = replicas(tls)
+    before, read = side.context(), side._read
+    replace_files(tls, new)
+    monkeypatch.setattr(side, "_read", Mock(side_effect=[OSError(errno.EMFILE, "Too many open files"), read()]))
+    assert side.context() is before
+    assert side.context() is not before
+
+
 @in_loop
 async def test_connections_that_never_finish_tls_keep_no_ingress_out_and_the_oldest_is_dropped(tmp_path: Path) -> None:
     tls = make_tls(tmp_path, "fleet")
-    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a", tls=replicas(tls))
+    replica = await start_replica(settings(), "a", tls=replicas(tls))
     idle = [await asyncio.open_connection("127.0.0.1", replica.port) for _ in range(MAX_UNPROVED + 1)]
     with contextlib.suppress(ConnectionError):
         assert await idle[0][0].read() == b""
@@ -227,15 +241,14 @@ async def test_one_that_finishes_tls_and_no_more_is_told_that_it_is_late(tmp_pat
 @in_loop
 async def test_an_ingress_too_many_is_told_so(tmp_path: Path) -> None:
     tls = make_tls(tmp_path, "fleet")
-    replica = await start_replica(settings(protocol={"max_ingresses": 1}), "a", tls=replicas(tls))
-    first = await linked(replica, ingresses(tls))
-    second = Probe()
-    with contextlib.suppress(PeerClosed):  # the link opens where the refusal comes after the Challenge
-        await second.connect(replica.lease.port, tls=ingresses(tls).context())
-        await until(lambda: second.lost)
+    replica = await start_replica(settings(protocol={"max_ingresses": 2}), "a", tls=replicas(tls))
+    first = [await linked(replica, ingresses(tls)) for _ in range(2)]
+    third = Probe()
+    with pytest.raises(PeerClosed, match="slots_exhausted"):
+        await third.connect(replica.lease.port, tls=ingresses(tls).context())
+    assert third.opened == 0, "a link that opens would get requests"
     await until(lambda: not replica.server._unproved)
-    assert "slots_exhausted" in second.lost[0]
-    assert first.link.is_open()
+    assert all(probe.link.is_open() for probe in first)
     await replica.close()
 
 

@@ -315,7 +315,7 @@ class IngressApp:
         except Exception as error:
             # vLLM's app raises what went wrong after the begin of a stream, because the stream cannot tell it any more. It also raises
             # what it has answered with 500.
-            if not held.status and verdict.error is None:  # the begin of the stream is still held here, so the error has a status
+            if not held.status and verdict.error is None:  # nothing has gone to the client: the error is an answer with a status
                 await describe_error(behind(error)).response()(scope, receive, held)
             elif not await held.end():
                 raise  # the listener cuts the connection: the client must not take what it has for the whole answer

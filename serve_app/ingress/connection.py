@@ -124,7 +124,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 if self.parser.get_method() == b"CONNECT":
-                    self._refuse(b"405 Method Not Allowed", "this server is no proxy")
+                    self._refuse(b"501 Not Implemented", "this server is no proxy")
                     return
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
@@ -151,7 +151,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # `_feed` has it parsed once more
+            return  # `_feed` parses the head of such a request again, without its `Upgrade`
         self._in_head = False
         self._in_body = True
         self._spare_framing = MAX_HEAD_BYTES + _SLICE_BYTES
@@ -170,7 +170,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self._in_head:
-            return  # its head has an `Upgrade`, see above
+            return  # a head with `Upgrade`, which `_feed` parses again
         self._in_body = False
         self._timer.cancel()
         super().on_message_complete()

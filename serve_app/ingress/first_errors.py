@@ -118,7 +118,7 @@ def _stopping(schema: Any) -> Any:
 
 
 def _check_fields(body: Mapping[str, Any]) -> None:
-    """Refuse values that vLLM's validation takes, and that cost too much, or fail, behind it."""
+    """Refuse values that pass vLLM's validation, and that later cost too much or fail."""
     if (num_chars := _grammar_chars(body)) > MAX_GRAMMAR_CHARS:
         said = f"What constrains the answer has {num_chars} characters, limit {MAX_GRAMMAR_CHARS}; send a smaller schema"
         raise _refusal("grammar_too_large", said)

@@ -41,7 +41,7 @@ from serve_app.core.instructions import (
     StartAttempt,
 )
 from serve_app.engine_args import BACKGROUND_PRIORITY
-from serve_app.errors import ServingError
+from serve_app.errors import SendFailed, ServingError
 from serve_app.ingress.adapters import refusal_of
 from serve_app.ingress.arrivals import arrival_of
 from serve_app.ingress.attempts import (
@@ -169,7 +169,7 @@ class FleetClient(EngineCoreClient):
         for message in messages:
             if isinstance(message, Outputs):
                 if not self._outputs_arrived(link, message):
-                    break  # later frames would give the answers a hole: their requests resume behind their last token before it
+                    break  # a later frame would leave a hole in an answer; each request resumes after its last token that was read
             else:
                 self._message(link, message)
         self.streams.write()
@@ -319,7 +319,10 @@ class FleetClient(EngineCoreClient):
         try:
             arrived = self._arrival(request, background=verdict is not None and verdict.background)
         except Exception as exc:  # whatever a value of the client's leads to: vLLM's output processor has the request already
-            self._refuse(request, why_unsendable(request, exc, self._encoder.encode))
+            error = why_unsendable(request, exc, self._encoder.encode)
+            if isinstance(error, SendFailed):  # no value of the client's explains it
+                logger.exception("request %s could not be read", request.request_id)
+            self._refuse(request, error)
         instructions = self.fleet.handle(arrived, now=time.monotonic())
         if instructions and isinstance(refusal := instructions[0], FailRequest):
             self._refuse(request, refusal.error)

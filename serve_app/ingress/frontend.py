@@ -117,8 +117,9 @@ def _refuse_what_has_no_handler(app: FastAPI) -> None:
 
     async def refuse_unparsed(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, StarletteHTTPException)
+        # Without Python's advice behind ";" to change the server's limits.
         cause = "" if exc.__cause__ is None else f": {str(exc.__cause__).partition(';')[0]}"
-        return cast(Response, await say(request, HTTPException(exc.status_code, f"{exc.detail}{cause}", exc.headers)))
+        return cast(Response, await say(request, HTTPException(exc.status_code, f"{exc.detail}{cause}")))
 
     async def refuse_depth(request: Request, _: Exception) -> Response:
         said = "Some JSON text in the request, like the arguments of a tool call, is nested too deeply"

@@ -154,7 +154,7 @@ async def _sample(
 ) -> AsyncGenerator[list[str], None]:
     kind = RequestOutputKind.CUMULATIVE if body.stream else RequestOutputKind.FINAL_ONLY
     params = SamplingParams(**body.sampling(), output_kind=kind)
-    texts = [""] * params.n  # behind vLLM's own limit of n
+    texts = [""] * params.n
     if params.max_tokens is not None:  # as the /v1 routes clip it: what cannot be given is not asked for
         params.max_tokens = min(params.max_tokens, _room(engine, prompt))
     async with aclosing(_outputs(engine, prompt, params, request_id, lora)) as outputs:

@@ -116,7 +116,7 @@ def _check_sampling(body: GenerateRequest) -> None:
         value, default = getattr(body, name), GenerateRequest.model_fields[name].default
         if value != default and not (name == "best_of" and value == body.n):
             raise BadRequest(name, f"{value!r} is for beam search only; set use_beam_search or leave {name} out")
-    if body.n > 1 and body.n > (limit := envs.VLLM_MAX_N_SEQUENCES):
+    if body.n > (limit := envs.VLLM_MAX_N_SEQUENCES):
         raise BadRequest("n", f"{body.n} answers, but the limit is {limit}; lower n")
     if body.n > 1 and body.temperature < 1e-5:
         problem = f"{body.n} answers at temperature {body.temperature:g} would all be the same"

@@ -78,6 +78,8 @@ class ReplicaLink(asyncio.Protocol):
             if was_open:
                 # What came in one piece with a Goodbye may be the last outputs of finished requests.
                 self._on_messages(self, self.connection.undelivered)
+                if self._transport.is_closing():
+                    return  # a frame among them could not be read, and that is the reason of the end
             self._fail(exc)
             return
         if pending := self.connection.data_to_send():

@@ -28,8 +28,9 @@ from serve_app.tls import LinkTls
 logger = logging.getLogger(__name__)
 
 MAX_UNPROVED = 256
-"""Connections before their proof; one more drops the oldest. 256: each may hold a frame of 64 KiB, 16 MiB together; a handshake
-takes one round trip, so an ingress is dropped only where more than 255 others connect within it, and then it dials again."""
+"""Connections before their proof; one more drops the oldest. 256: each may hold a frame of 64 KiB, 16 MiB together (with TLS
+also what OpenSSL keeps of an unfinished handshake); a handshake takes one round trip, so an ingress is dropped only where more than 255
+others connect within it, and then it dials again."""
 
 _DRAIN_POLL_S = 0.1
 
@@ -88,8 +89,9 @@ class ReplicaServer:
                 self._server = await loop.create_server(self._accept, sock=both)
             else:
                 self._server = await loop.create_server(self._accept, host, port)
-        except OSError as exc:
-            raise ListenFailed(host=host, port=port, reason=exc.strerror or str(exc), key="protocol.port") from exc
+        except (OSError, ValueError) as exc:  # ValueError: for both families, where IPv6 is off
+            reason = getattr(exc, "strerror", None) or str(exc)
+            raise ListenFailed(host=host, port=port, reason=reason, key="protocol.port") from exc
         return int(self._server.sockets[0].getsockname()[1])
 
     def _accept(self) -> asyncio.Protocol:
@@ -167,14 +169,7 @@ class ReplicaServer:
         self.trials.withdraw(attempt_ids)
 
     def admit(self, link: "_Link", descriptor: int) -> None:
-        """Let a connection begin its handshake; one too many, or for too few descriptors, drops the one that has been at it the longest.
-
-        Raises:
-            SlotsExhausted: It could not be served even if it had the token. With TLS only `take_slot` says so: before the TLS handshake
-                the peer could not read it.
-        """
-        if self._tls is None:
-            self._check_slots()
+        """Let a connection begin its handshake; one too many, or for too few descriptors, drops the one that has been at it the longest."""
         if len(self._unproved) >= MAX_UNPROVED or (self._unproved and descriptors.are_short(descriptor)):
             oldest = next(iter(self._unproved))
             del self._unproved[oldest]
@@ -182,18 +177,14 @@ class ReplicaServer:
         self._unproved[link] = None
 
     def take_slot(self, link: "_Link") -> int:
-        """Return the lowest free slot for a link that has just proved itself.
-
-        Raises:
-            SlotsExhausted: There are as many links as allowed.
-        """
-        self._check_slots()
+        """Return the lowest free slot for a link that has just proved itself, after `check_slots`."""
         slot = next(slot for slot in range(self.settings.max_ingresses) if slot not in self._links)
         del self._unproved[link]
         self._links[slot] = link
         return slot
 
-    def _check_slots(self) -> None:
+    def check_slots(self) -> None:
+        """Raises SlotsExhausted if there are as many links as allowed."""
         if len(self._links) >= self.settings.max_ingresses:
             raise SlotsExhausted(limit=self.settings.max_ingresses)
 
@@ -236,39 +227,38 @@ class _Link(asyncio.Protocol):
             capabilities=server.ready.capabilities,
             max_frame_bytes=settings.max_frame_bytes,
         )
-        try:
-            server.admit(self, transport.get_extra_info("socket").fileno())
-        except SlotsExhausted as exc:
-            self._refuse(exc)
-            return
+        server.admit(self, transport.get_extra_info("socket").fileno())
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(settings.handshake_timeout_s, self._handshake_is_late)
 
     def data_received(self, data: bytes) -> None:
         was_open = self.is_open()
+        if not was_open:
+            try:
+                self._server.check_slots()  # before the Challenge: an ingress that has it takes the link for open
+            except SlotsExhausted as exc:
+                self._refuse(exc)
+                return
         messages = self._guarded(lambda: self._connection.receive_data(data))
         if was_open and not self.is_open():
             # Its aborts have taken effect on the connection, so the link's end would not abort these attempts again.
             for message in self._connection.undelivered:
                 if isinstance(message, Abort):
                     self._take(message)
-        if not self.is_open() or not (was_open or self._begin()):
+        if not self.is_open():
             return
+        if not was_open:
+            self._begin()
         for message in messages:
             self._take(message)
         self._heard()
 
-    def _begin(self) -> bool:
-        """Take a slot, now that the peer has proved itself; False if others were faster and it is refused."""
-        try:
-            self._slot = self._server.take_slot(self)
-        except SlotsExhausted as exc:
-            self._refuse(exc)
-            return False
+    def _begin(self) -> None:
+        """Take a slot, now that the peer has proved itself."""
+        self._slot = self._server.take_slot(self)
         assert self._deadline is not None
         self._deadline.cancel()
         self.send_heartbeat()
-        return True
 
     def eof_received(self) -> None:
         self._guarded(self._ended)

@@ -44,4 +44,4 @@ async def test_a_request_for_a_tunnel_is_refused() -> None:
     async with connection() as (reader, writer):
         writer.write(b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
         told = await reader.read()
-    assert (told[:12], told.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 405", 1)
+    assert (told[:12], told.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 501", 1)
