@@ -8,7 +8,6 @@ from tests.chart.render import at, merged, models
 Check = tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]
 """Name, values that are refused, what the sentence says, and values beside them that are not."""
 
-GATEWAY = [{"name": "gateway"}]
 BALANCER = merged(OUTER, at("service.type", "LoadBalancer"))
 NO_KEYS = at("apiKeys.enabled", False)
 SCHEME = {"alb.ingress.kubernetes.io/scheme": "internet-facing"}
@@ -313,7 +312,7 @@ EDGE: list[Check] = [
         "a route without a gateway",
         at("httpRoute.enabled", True),
         ("httpRoute.enabled is true, but httpRoute.parentRefs is empty", "name yours"),
-        at("httpRoute", {"enabled": True, "parentRefs": GATEWAY}),
+        at("httpRoute", {"enabled": True, "parentRefs": [{"name": "gateway"}]}),
     ),
 ]
 
@@ -397,10 +396,5 @@ WEIGHTS: list[Check] = [
         ("weights.downloads[1].path is m", "a path of its own"),
         weights(HUB, S3),
     ),
-    (
-        "downloads without a volume",
-        {"weights": {"downloads": [HUB]}},
-        ("hf:o/n", "weights.enabled is false"),
-        weights(HUB),
-    ),
+    ("downloads without a volume", {"weights": {"downloads": [HUB]}}, ("hf:o/n", "weights.enabled is false"), weights(HUB)),
 ]
