@@ -2,12 +2,13 @@
 
     python -m benchmarks.batching --real                           SmolLM2-135M on the CPU, an eighth of the study's lengths
     python -m benchmarks.batching --profile a100-40gb-llama-13b    both sides on the simulated accelerator
-    python -m benchmarks.batching --bursts                         only (a), of all setups
+    python -m benchmarks.batching --parts bursts                   only (a), of all setups
     python -m benchmarks.batching --draw SETUP                     tables and figures again, from the records on disk
 
-(a) a burst for each cap of the output length, in several rounds of which each has other lengths, (b) latencies at two rates, (c) throughput
-against the offered rate, both once. The load is `loadtest`'s: one seeded schedule per experiment, the same requests for every system,
-latencies from the due time. Records, JSON and figures are left in results/batching/SETUP, those of a further round in its round-NUMBER.
+(a) a burst for each cap of the output length, (b) latencies at two rates, (c) throughput against the offered rate, all in several rounds,
+each of which has other lengths and arrivals. The load is `loadtest`'s: one seeded schedule per experiment and round, the same requests for
+every system, latencies from the due time. Records, JSON and figures are left in results/batching/SETUP, those of a further round in its
+round-NUMBER.
 """
 
 import argparse
@@ -33,7 +34,8 @@ from benchmarks.batching_setups import (
     Setup,
     alone,
     burst,
-    bursts,
+    of_round,
+    only,
     poisson,
     quick,
     static_run_s,
@@ -50,6 +52,7 @@ SHARE = 4
 """A static server gets one request of a burst in so many, in full batches (on the CPU only the naive one): its throughput does not
 depend on how many wait, and what the host needs to take them in counts less. ``paper static`` keeps the maximum of all."""
 LATENCY_CAP = 1536
+PARTS = ("bursts", "latencies", "rates")
 MAX_TRIES = 3
 """Of an experiment whose run is invalid; then its cells stay empty, and it is in no figure."""
 
@@ -122,11 +125,11 @@ class Bench:
         setup, unit = self.setup, 1.0
         with fleet(setup, self.folder) as url:
             _warm(url, setup)
-            for cap in setup.caps:
+            for cap in setup.caps if setup.num_burst else ():
                 self.measure(Experiment("burst", CONTINUOUS, cap, num=setup.num_burst), url, setup.time_scale)
             if setup.profile is None and setup.seed == SEED:
                 self.measure(Experiment("alone", CONTINUOUS, LATENCY_CAP, num=setup.num_burst // SHARE), url, 1.0)
-            if setup.profile is None and setup.qps:
+            if setup.profile is None and (setup.qps or setup.rates):
                 capacity = self.measure(Experiment("capacity", CONTINUOUS, LATENCY_CAP, num=setup.num_burst), url, 1.0)
                 if capacity is None:
                     raise SystemExit(f"the fleet's capacity is invalid {MAX_TRIES} of {MAX_TRIES}: no rate can follow from it")
@@ -136,7 +139,7 @@ class Bench:
                 self.measure(experiment, url, setup.time_scale, nominal_qps=qps)
             for rate in setup.rates:
                 experiment = Experiment("rate", CONTINUOUS, LATENCY_CAP, qps=rate * unit, window_s=setup.window_s)
-                self.measure(experiment, url, setup.time_scale, nominal_qps=rate)
+                self.measure(experiment, url, setup.time_scale, nominal_qps=rate, share=rate)
         return unit
 
     def static(self, unit: float) -> None:
@@ -146,7 +149,7 @@ class Bench:
         with static_server(first, self.folder) as static:
             _warm(static.url, setup)
             for system in STATIC:
-                for cap in setup.caps:
+                for cap in setup.caps if setup.num_burst else ():
                     num, batch = setup.num_burst, setup.batch_size(system, cap)
                     if setup.profile or system == "naive":
                         num = max(1, round(num / SHARE / batch)) * batch
@@ -159,7 +162,7 @@ class Bench:
                     batches, least = (6, 0) if setup.profile is None else (15, 60)  # simulated time costs nothing
                     window_s = max(setup.window_s, max(batches * setup.batch_size(system, LATENCY_CAP), least) / capacity)
                     experiment = Experiment("rate", system, LATENCY_CAP, qps=rate * capacity, window_s=window_s)
-                    self._static(static, experiment, nominal_qps=rate * capacity / unit)
+                    self._static(static, experiment, nominal_qps=rate * capacity / unit, share=rate)
 
     def _static(self, static: StaticServer, experiment: Experiment, num_all: int = 0, **facts: Any) -> None:
         setup, system, cap = self.setup, experiment.system, experiment.cap
@@ -192,7 +195,8 @@ class Bench:
         if self.setup.profile is None:
             burst_run = next(r for r in self.runs if (r["kind"], r["system"], r["cap"]) == ("burst", system, LATENCY_CAP))
             return 0.0 if burst_run["problems"] else Run(self.folder / burst_run["folder"], 1.0).per_s("completed")
-        requests = make_schedule(burst(self.setup, LATENCY_CAP, 400, latency_inputs=True)).requests
+        # Of the first round's lengths, so that all rounds offer the same.
+        requests = make_schedule(burst(of_round(self.setup, 1), LATENCY_CAP, 400, latency_inputs=True)).requests
         return len(requests) / self._planned_s(requests, system, LATENCY_CAP, max(r.output_tokens for r in requests))
 
 
@@ -229,10 +233,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", action="store_true", help="the embedded model on this CPU")
     parser.add_argument("--profile", nargs="+", default=[], choices=sorted(n for n, s in SETUPS.items() if s.profile))
-    parser.add_argument("--rounds", type=int, default=3, help="of the bursts, each with other lengths; at least 1")
-    parser.add_argument(
-        "--bursts", action="store_true", help="without latencies and offered rates, which an earlier run may have left there"
-    )
+    parser.add_argument("--rounds", type=int, default=3, help="each with other lengths and arrivals; at least 1")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which of (a), (b) and (c); all if not given")
     parser.add_argument(
         "--quick", action="store_true", help="a look: two caps, few requests; under 3 minutes per setup and round"
     )
@@ -246,12 +248,16 @@ def main() -> None:
     if not chosen and not arguments.draw:
         chosen = list(SETUPS)
     change: Callable[[Setup], Setup] = quick if arguments.quick else lambda setup: setup
-    for name in chosen:
+    try:
+        setups = {name: only(change(SETUPS[name]), arguments.parts) for name in chosen}
+    except ValueError as exc:
+        parser.error(f"--parts {' '.join(arguments.parts)}: {exc}")
+    for name, setup in setups.items():
         shutil.rmtree(arguments.out / name, ignore_errors=True)
         for number in range(1, arguments.rounds + 1):
-            setup, folder = change(SETUPS[name]), round_folder(arguments.out / name, number)
+            folder = round_folder(arguments.out / name, number)
             folder.mkdir(parents=True)
-            bench = Bench(bursts(setup, number) if arguments.bursts or number > 1 else setup, folder)
+            bench = Bench(of_round(setup, number), folder)
             bench.static(bench.continuous())
     for name in (*chosen, *arguments.draw):
         print(draw(change(SETUPS[name]), arguments.out / name))

@@ -1,8 +1,9 @@
 """Tables and figures of the batching benchmark, from the records on disk alone."""
 
 import json
-from collections.abc import Sequence
-from itertools import product
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,13 @@ PUBLISHED = ((4, "FasterTransformer"), (8, "TGI, Ray Serve"), (23, "vLLM"))
 
 def draw(setup: Setup, folder: Path) -> str:
     """Write the figures as PNG and SVG and report.json into the folder; return the tables as Markdown."""
-    rounds = [each for number, each in enumerate(read_rounds(folder), 1) if number == 1 or _is_whole(setup, each)]
-    runs, bursts = rounds[0], [burst_table(setup, each) for each in rounds]
+    rounds = read_rounds(folder)
+    runs, bursts = rounds[0], [burst_table(setup, each) for each in rounds if _has_bursts(setup, each)]
     tables = {
-        "burst": bursts[0],
-        "multiples": multiples_table(setup, bursts),
-        "latency": latency_table(runs),
-        "rate": rate_table(runs),
+        "burst": bursts[0] if bursts else [],
+        "multiples": multiples_table(setup, bursts) if bursts else [],
+        "latency": latency_table(rounds),
+        "rate": rate_table(rounds),
     }
     results = read_results(folder)
     head = {name: results.get(name, "not recorded") for name in ("commit", "date")}
@@ -44,10 +45,11 @@ def draw(setup: Setup, folder: Path) -> str:
     (folder / "report.json").write_text(json.dumps(report, indent=1))
     style: Any = STYLE  # matplotlib types the keys one by one
     with mpl.rc_context(style):
-        figure, (left, right) = _figure(2, height=3.6)
-        plot_multiples(left, setup, report["burst"])
-        plot_kv(right, setup, report["burst"])
-        _save(figure, folder / "throughput")
+        if bursts:
+            figure, (left, right) = _figure(2, height=3.6)
+            plot_multiples(left, setup, report["burst"])
+            plot_kv(right, setup, report["burst"])
+            _save(figure, folder / "throughput")
         rates = sorted({entry["nominal_qps"] for entry, _ in runs if entry["kind"] == "latency"})
         if rates:
             figure, axes = _figure(len(rates), height=4.0)
@@ -64,8 +66,8 @@ def draw(setup: Setup, folder: Path) -> str:
     return _markdown(setup, report)
 
 
-def _is_whole(setup: Setup, runs: Runs) -> bool:
-    """Return whether a round has all its bursts: one that was ended early counts in no ratio."""
+def _has_bursts(setup: Setup, runs: Runs) -> bool:
+    """Return whether a round has all bursts: one that was ended early counts in no ratio."""
     return {(e["cap"], e["system"]) for e, _ in runs if e["kind"] == "burst"} >= set(product(setup.caps, SYSTEMS))
 
 
@@ -136,29 +138,43 @@ def alone_words(runs: Runs) -> list[str]:
     return [f"The same requests one at a time: {rates}, so {engine / transformers:.2f}x is the engine's own, without batching."]
 
 
-def latency_table(runs: Runs) -> list[Entry]:
-    """Return one row per rate and system: medians with intervals, in seconds."""
+def latency_table(rounds: Sequence[Runs]) -> list[Entry]:
+    """Return one row per rate and system: the median of each valid round with its own interval, in seconds."""
     rows = []
-    for entry, run in runs:
-        if entry["kind"] == "latency":
-            row = {"qps": entry["qps"], "nominal_qps": entry["nominal_qps"], "system": entry["system"], **_of_entry(entry)}
-            if not entry["problems"]:
-                row |= {"e2e_s": run.median_s("e2e"), "ttft_s": run.median_s("ttft"), "num": len(run.rows)}
-                row["failed"] = len(run.rows) - len(run.answered)
-            rows.append(row)
+    for entries in _by(rounds, "latency", "nominal_qps"):
+        row, valid = _row(entries), [run for entry, run in entries if not entry["problems"]]
+        if valid:
+            row |= {name: [run.median_s(name.removesuffix("_s")) for run in valid] for name in ("e2e_s", "ttft_s")}
+            row |= {"num": sum(len(run.rows) for run in valid), "failed": sum(len(r.rows) - len(r.answered) for r in valid)}
+        rows.append(row)
     return sorted(rows, key=lambda r: (r["nominal_qps"], SYSTEMS.index(r["system"])))
 
 
-def rate_table(runs: Runs) -> list[Entry]:
-    """Return one row per system and offered rate."""
+def rate_table(rounds: Sequence[Runs]) -> list[Entry]:
+    """Return one row per system and offered rate: tokens per second in each valid round."""
     rows = []
-    for entry, run in runs:
-        if entry["kind"] == "rate":
-            row = {"system": entry["system"], "qps": entry["qps"], **_of_entry(entry)}
-            if not entry["problems"]:
-                row["output_tokens_per_s"], row["total_tokens_per_s"] = run.window_tokens_per_s(entry["window_s"])
-            rows.append(row)
+    for entries in _by(rounds, "rate", "share"):
+        row = _row(entries)
+        if valid := [run.window_tokens_per_s(entry["window_s"]) for entry, run in entries if not entry["problems"]]:
+            row["output_tokens_per_s"], row["total_tokens_per_s"] = map(list, zip(*valid, strict=True))
+        rows.append(row)
     return sorted(rows, key=lambda r: (SYSTEMS.index(r["system"]), r["qps"]))
+
+
+def _by(rounds: Sequence[Runs], kind: str, what: str) -> Iterable[Runs]:
+    """Return the runs of one kind, those of all rounds together that have the system and the value of ``what`` in common."""
+    found = defaultdict[Any, list[tuple[Entry, Run]]](list)
+    for entry, run in chain.from_iterable(rounds):
+        if entry["kind"] == kind:
+            found[entry["system"], entry[what]].append((entry, run))
+    return found.values()
+
+
+def _row(entries: Runs) -> Entry:
+    """Return what stands for all rounds of one experiment. It has problems if no round is valid."""
+    first = next((entry for entry, _ in entries if not entry["problems"]), entries[0][0])
+    rates = {name: float(np.mean([entry[name] for entry, _ in entries])) for name in ("qps", "nominal_qps")}
+    return {"system": first["system"], **rates, **_of_entry(first)}
 
 
 _ABOVE: dict[str, Any] = {
@@ -231,7 +247,8 @@ def plot_rates(ax: Axes, table: Sequence[Entry], setup: Setup) -> None:
     table = _valid(table)
     for system in SYSTEMS:
         rows = [row for row in table if row["system"] == system]
-        ax.plot([r["qps"] for r in rows], [r["total_tokens_per_s"] for r in rows], "o-", color=COLOUR[system], label=system)
+        means = [np.mean(r["total_tokens_per_s"]) for r in rows]
+        ax.plot([r["qps"] for r in rows], means, "o-", color=COLOUR[system], label=system)
     per_request = setup.input_tokens / 2 + LengthLaw(setup.mean_tokens, setup.cap(1536)).expected_max(1)
     line = np.array([min(row["qps"] for row in table), max(row["qps"] for row in table)])
     ax.plot(line, line * per_request, "--", color=MUTED, linewidth=1, label="all that is offered")
@@ -307,16 +324,16 @@ def _markdown(setup: Setup, report: dict[str, Any]) -> str:
             f"{r['kv']['reserved']:.0%}", f"{r['kv']['used'] / r['kv']['reserved']:.1%}",
         ]  # fmt: skip
         lines.append(_line([str(r["cap"]), r["system"], *cells, f"{r['time_scale']:g}"]))
-    lines += ["", *_head(list(report["multiples"][0]))]
+    lines += ["", *(_head(list(report["multiples"][0])) if report["multiples"] else [])]
     lines += [_line([str(row["cap"]), *(_ratio(row[f"{a} / {b}"]) for a, b in RATIOS)]) for row in report["multiples"]]
     latency = ["requests/s", "system", "requests", "median latency s (95 %)", "median TTFT s (95 %)", "time_scale"]
     lines += ["", *report["alone"], "", *(_head(latency) if report["latency"] else [])]
     for r in report["latency"]:
-        cells = _invalid(r, 2) or [str(r["num"]), *(_median(r[name]) for name in ("e2e_s", "ttft_s"))]
+        cells = _invalid(r, 2) or [str(r["num"]), *(_medians(r[name]) for name in ("e2e_s", "ttft_s"))]
         lines.append(_line([f"{r['qps']:.3g}", r["system"], *cells, f"{r['time_scale']:g}"]))
     lines += ["", *(_head(["system", "offered requests/s", "output tok/s", "total tok/s"]) if report["rate"] else [])]
     for r in report["rate"]:
-        cells = _invalid(r, 1) or [f"{r['output_tokens_per_s']:.0f}", f"{r['total_tokens_per_s']:.0f}"]
+        cells = _invalid(r, 1) or [_mean(r[name]) for name in ("output_tokens_per_s", "total_tokens_per_s")]
         lines.append(_line([r["system"], f"{r['qps']:.2f}", *cells]))
     return "\n".join([*lines, ""])
 
@@ -326,12 +343,24 @@ def _invalid(row: Entry, num_empty: int) -> list[str]:
     return [f"invalid {row['tries']} of {row['tries']}", *[""] * num_empty] if row["problems"] else []
 
 
-def _median(values: tuple[float | None, float | None, float | None]) -> str:
-    return "{} ({}-{})".format(*map(_seconds, values))
+def _medians(medians: Sequence[tuple[float | None, float | None, float | None]]) -> str:
+    """Return the geometric mean of the rounds' medians as `_ratio` does; of one round the interval that it has by itself."""
+    known = [value for value, _, _ in medians if value is not None]
+    if len(medians) == 1 or len(known) < len(medians):
+        return "{} ({}-{})".format(*map(_seconds, medians[0]))
+    return _ratio(known)
+
+
+def _mean(values: Sequence[float]) -> str:
+    """Return the mean over the rounds, its 95 % interval by Student's law, and the number of rounds."""
+    if len(values) < 2:
+        return f"{values[0]:.0f}, one round"
+    mean, low, high = stats.mean_interval(np.array(values))
+    return f"{mean:.0f} ({max(0.0, low):.0f}-{high:.0f}), {len(values)} rounds"
 
 
 def _ratio(values: Sequence[float]) -> str:
-    """Return the geometric mean of one ratio over the rounds, its 95 % interval by Student's law, and the number of rounds."""
+    """Return the geometric mean over the rounds, its 95 % interval by Student's law, and the number of rounds."""
     if len(values) < 2:
         return f"{values[0]:.2f}, one round" if values else ""
     mean, low, high = np.exp(stats.mean_interval(np.log(values)))

@@ -134,7 +134,7 @@ def read_runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
 
 
 def round_folder(folder: Path, number: int) -> Path:
-    """Return where a round of a setup's bursts is recorded, counted from 1; the first lies beside latencies and rates."""
+    """Return where a round of a setup is recorded, counted from 1."""
     return folder if number == 1 else folder / f"round-{number}"
 
 

@@ -3,7 +3,7 @@
 Pure. All tokens, rates and seconds are those of the setup; on a simulated accelerator real time is ``time_scale`` times as long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ class Setup:
     divisor: int
     """Of all lengths of the study."""
     num_burst: int
+    """0: no bursts."""
     num_latency: int
     caps: tuple[int, ...] = tuple(PAPER_BATCH)
     """In the study's tokens, as ``PAPER_BATCH``."""
@@ -101,9 +102,24 @@ def quick(setup: Setup) -> Setup:
     return replace(setup, **few, caps=(32, 512), qps=(4.0,), rates=(), static_rates=(), static_run_s=6.0)  # type: ignore[arg-type]
 
 
-def bursts(setup: Setup, number: int) -> Setup:
-    """Return a setup with no load but bursts. Their lengths differ with the number of the round; the seed of round 1 is the study's."""
-    return replace(setup, seed=SEED + number - 1, qps=(), rates=(), static_rates=())
+def of_round(setup: Setup, number: int) -> Setup:
+    """Return the setup of a round, counted from 1. Each round has lengths and arrivals of its own, the first the study's seed."""
+    return replace(setup, seed=SEED + number - 1)
+
+
+def only(setup: Setup, parts: Collection[str]) -> Setup:
+    """Return the setup without the loads that are not among ``parts``: bursts, latencies, rates.
+
+    Raises:
+        ValueError: The bursts are left out on the CPU, whose rates follow from them.
+    """
+    if setup.profile is None and "bursts" not in parts:
+        raise ValueError(f"{setup.name} has no rates without its bursts, which measure what it can do; give bursts too")
+    if "bursts" not in parts:
+        setup = replace(setup, num_burst=0)
+    if "latencies" not in parts:
+        setup = replace(setup, qps=())
+    return setup if "rates" in parts else replace(setup, rates=(), static_rates=())
 
 
 def burst(setup: Setup, cap: int, num: int, *, latency_inputs: bool = False) -> Scenario:

@@ -20,8 +20,9 @@ from benchmarks.batching_setups import (
     SYSTEMS,
     Setup,
     burst,
-    bursts,
     fleet_model,
+    of_round,
+    only,
     poisson,
     quick,
     static_run_s,
@@ -164,18 +165,20 @@ def setup() -> Setup:
 
 @pytest.fixture
 def results(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Measurements of which two are invalid: a burst of the base that others are divided by, and a latency; then bursts again."""
+    """Two rounds, in the first of which two measurements are invalid: a burst of the base that others are divided by, and a latency."""
     for round_number in (2, 1):
         round_folder(tmp_path, round_number).mkdir(exist_ok=True)
-        bench = Bench(bursts(setup, round_number), round_folder(tmp_path, round_number))
+        bench = Bench(of_round(setup, round_number), round_folder(tmp_path, round_number))
         for cap in setup.caps:
             for number, system in enumerate(SYSTEMS):
                 sick = (cap, system, round_number) == (128, "paper static", 1)
                 monkeypatch.setattr(batching, "_load", Loads(9 if sick else 0, 0.04 / (number + round_number)))
                 bench.measure(Experiment("burst", system, cap, num=setup.num_burst), "", 1.0)
-    for system in ("naive", CONTINUOUS):
-        monkeypatch.setattr(batching, "_load", Loads(9 if system == "naive" else 0))
-        bench.measure(Experiment("latency", system, 1536, qps=4.0, num=30), "", 1.0, nominal_qps=4.0)
+        for system in ("naive", CONTINUOUS) if round_number == 1 else (CONTINUOUS,):
+            monkeypatch.setattr(batching, "_load", Loads(9 if system == "naive" else 0, 0.01 * round_number))
+            bench.measure(Experiment("latency", system, 1536, qps=4.0, num=30), "", 1.0, nominal_qps=4.0)
+            rate = Experiment("rate", system, 1536, qps=4.0, window_s=3.0)
+            bench.measure(rate, "", 1.0, nominal_qps=4.0, share=4.0)
     return tmp_path
 
 
@@ -207,15 +210,45 @@ def test_multiples_are_stated_over_the_rounds_whose_runs_are_valid(setup: Setup,
 def test_a_round_that_was_ended_early_counts_in_no_multiple(setup: Setup, results: Path) -> None:
     path = round_folder(results, 2) / "runs.json"
     begun = json.loads(path.read_text())
-    path.write_text(json.dumps({**begun, "runs": begun["runs"][:-1]}))
+    path.write_text(json.dumps({**begun, "runs": begun["runs"][:7]}))  # of eight bursts
     assert "| 32 | 2.00, one round | " in draw(setup, results)
 
 
-def test_the_rounds_of_bursts_have_other_lengths_and_no_other_experiment() -> None:
-    first, second = (bursts(A100, number) for number in (1, 2))
+def test_latencies_and_rates_are_stated_over_the_rounds(setup: Setup, results: Path) -> None:
+    lines = draw(setup, results).splitlines()
+    (latency,) = (line for line in lines if line.startswith("| 4 | continuous"))
+    runs = [Run(round_folder(results, number) / "latency-continuous-4qps", 1.0) for number in (1, 2)]
+    first, second = (run.median_s("e2e")[0] or 0.0 for run in runs)
+    assert second > 1.2 * first  # a token takes twice as long, and the lengths are others
+    cells = latency.split(" | ")
+    num = sum(len(run.rows) for run in runs)
+    assert (cells[2], cells[3].split()[0], cells[3][-8:]) == (f"{num}", f"{(first * second) ** 0.5:.2f}", "2 rounds")
+    (rate,) = (line for line in lines if line.startswith("| continuous | 4.00"))
+    tokens = [Run(round_folder(results, number) / "rate-continuous-4qps", 1.0).window_tokens_per_s(3.0)[0] for number in (1, 2)]
+    assert rate.split(" | ")[2].startswith(f"{sum(tokens) / 2:.0f} (")
+    assert next(line for line in lines if line.startswith("| naive | 4.00")) == "| naive | 4.00 | invalid 3 of 3 |  |"
+
+
+def test_without_bursts_latencies_and_rates_are_drawn_alone(setup: Setup, results: Path) -> None:
+    path = results / "runs.json"
+    measured = json.loads(path.read_text())
+    path.write_text(json.dumps({**measured, "runs": [run for run in measured["runs"] if run["kind"] != "burst"]}))
+    (round_folder(results, 2) / "runs.json").unlink()
+    lines = draw(setup, results).splitlines()
+    assert any(line.startswith("| 4 | continuous | ") for line in lines)
+    assert not (results / "throughput.png").exists()
+
+
+def test_each_round_has_other_lengths_and_only_the_parts_that_are_asked_for() -> None:
+    first, second = (of_round(A100, number) for number in (1, 2))
     lengths = [[r.output_tokens for r in make_schedule(burst(each, 512, 50)).requests] for each in (A100, first, second)]
     assert lengths[0] == lengths[1] != lengths[2]
-    assert (second.qps, second.rates, second.static_rates) == ((), (), ())
+    alone = only(second, ["bursts"])
+    assert (alone.num_burst, alone.qps, alone.rates, alone.static_rates) == (A100.num_burst, (), (), ())
+    others = only(second, ["latencies", "rates"])
+    assert (others.num_burst, others.qps, others.static_rates) == (0, A100.qps, A100.static_rates)
+    with pytest.raises(ValueError, match="smollm2-135m-cpu has no rates without its bursts"):
+        only(CPU, ["rates"])
 
 
 def test_throughput_and_medians_are_those_of_the_rows(setup: Setup, results: Path) -> None:
