@@ -88,7 +88,7 @@ def _run_prepared(
         limit_s = scenario.duration_s + scenario.drain_s + LATE_S
         generator.wait(signals, limit_s=limit_s, on_start=[beside.start, progress.start], each=progress.update)
         beside.stop()
-    settle(out, generator.last_words() + beside.problems)
+    settle(out, generator.last_words() + beside.problems, beside.not_begun)
     return conclude(out, quiet=quiet, report=report)
 
 
@@ -115,7 +115,7 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
     Raises:
         UsageError: As `run`.
     """
-    check_faults(scenario.faults)
+    check_faults(scenario.faults, scenario.duration_s)
     _check_tokenizer(scenario)
     schedule = make_schedule(scenario)
     model, target_info = check_target(scenario, target)
@@ -182,8 +182,11 @@ def machine() -> Machine:
     }
 
 
-def settle(out: Path, problems: Sequence[str]) -> None:
+def settle(out: Path, problems: Sequence[str], not_begun: Sequence[str] = ()) -> None:
     """Add what the manifest cannot know: how the generator's processes ended, and faults that did not happen.
+
+    Args:
+        not_begun: Faults whose time had not come. They are problems of a run that was not interrupted.
 
     Raises:
         InvalidRun: There is no manifest any more, or it cannot be written.
@@ -192,6 +195,8 @@ def settle(out: Path, problems: Sequence[str]) -> None:
         manifest = read_manifest(out)
     except UsageError as exc:
         raise InvalidRun([f"the records are lost: {exc}", *problems]) from exc
+    if manifest.state == "finished":
+        problems = [*problems, *not_begun]
     if manifest.state == "running":
         lost = "the generator ended before it could say how the run went"
         manifest = msgspec.structs.replace(manifest, state="interrupted", problems=[*manifest.problems, lost, *problems])
@@ -257,6 +262,7 @@ class Beside:
         self.url = self._relay.url if self._relay else target.base_url
         """Where the load goes."""
         self.problems: list[str] = []
+        self.not_begun: list[str] = []
         self._observer = Observer(scenario.observe, target)
         self._recorder = Recorder(out)
         self._stopping = threading.Event()
@@ -283,7 +289,7 @@ class Beside:
         self._stopping.set()
         if self._faults:
             self._faults.stop()
-            self.problems, self._faults = list(self._faults.problems), None
+            self.problems, self.not_begun, self._faults = self._faults.problems, self._faults.not_begun, None
         if self._thread:
             self._thread.join()
             self._thread = None

@@ -185,7 +185,9 @@ def test_faults_whose_time_has_not_come_never_happen(children: Children) -> None
     child = children.start()
     faults = Faults(fault("kill", at_s=600, process=children.mark, below_pid=os.getpid()))
     faults.runner.stop()
-    assert (child.poll(), faults.events.empty()) == (None, True)
+    assert (child.poll(), faults.events.empty(), faults.runner.problems) == (None, True, [])
+    (told,) = faults.runner.not_begun
+    assert told.startswith("kill at 600 s: the run ended before its time, after ")
 
 
 @pytest.mark.parametrize(
@@ -196,18 +198,23 @@ def test_faults_whose_time_has_not_come_never_happen(children: Children) -> None
         ({"action": "kill", "process": "x", "below_pid": 2**22 + 1}, "faults.0.below_pid", "is running"),
         ({"action": "command"}, "faults.0.command", "needs a program"),
         ({"action": "command", "command": ["no-such-program-here"]}, "faults.0.command", "'no-such-program-here'"),
+        (
+            {"action": "command", "command": ["true"], "at_s": 60},
+            "faults.0.at_s",
+            "60 is not before duration_s, 60, .*; lower at_s",
+        ),
     ],
 )
 def test_faults_that_cannot_happen_are_refused_before_the_run(fields: dict[str, Any], where: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem) as caught:
-        check_faults([fault(**fields)])
+        check_faults([fault(**fields)], 60)
     assert caught.value.where == where
 
 
 def test_a_root_fills_the_places_that_a_scenario_left_open() -> None:
     faults = [fault("kill", process="x"), fault("stop", process="y", below_pid=7)]
     assert [f.below_pid for f in below(faults, 5)] == [5, 7]
-    check_faults(below(faults[:1], os.getpid()))
+    check_faults(below(faults[:1], os.getpid()), 60)
 
 
 def test_only_a_cut_needs_a_relay() -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -258,6 +258,15 @@ def test_answers_are_counted_with_the_tokenizer_where_there_is_a_text(tmp_path: 
     count_tokens(tmp_path, str(tmp_path / "tokenizer.json"))
     assert [row.retokenized for row in read_rows(tmp_path)] == [2, None, 4] * 4
     assert broken_seals(tmp_path, read_manifest(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("state", "problems"), [("finished", ["worker", "kill at 600 s"]), ("interrupted", ["worker"])])
+def test_a_fault_that_was_never_begun_is_a_problem_of_a_run_that_came_to_its_end(
+    state: Literal["finished", "interrupted"], problems: list[str], tmp_path: Path
+) -> None:
+    write_manifest(tmp_path, Manifest(state, {}, "", 0, "", "", 0.0, []))
+    settle(tmp_path, ["worker"], ["kill at 600 s"])
+    assert (read_manifest(tmp_path).state, read_manifest(tmp_path).problems) == (state, problems)
 
 
 @pytest.mark.parametrize(
