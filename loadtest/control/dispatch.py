@@ -32,8 +32,7 @@ from loadtest.plan.scenario import RECORDED, parse_scenario
 from loadtest.plan.workload import Said, answer_messages, body_of, path_of
 from loadtest.recorder import Batch, End, as_lines
 from loadtest.records import Row, ScheduledRequest
-from loadtest.wire.client import Asked, Client
-from loadtest.wire.sse import Parsed
+from loadtest.wire.client import Asked, Client, Heard
 from loadtest.wire.target import Target
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ CLOCK_S = 0.050
 
 
 class Plan(msgspec.Struct):
-    """What the master tells one worker. Workers read no files: they may run on other machines."""
+    """What the master tells one worker. Workers may run on other machines and do not see the run's folder."""
 
     worker: int
     num_workers: int
@@ -196,15 +195,16 @@ class Load:
         why = "the run ended before its turn"
         try:
             while True:
-                heard: list[Parsed] = []
+                heard: list[Heard] = []
                 row = self._ask(request, asked, due_s, hear=heard.append)
                 if row.state != "ok":
                     why = f"the answer before it: {row.state}"
                     return
                 if (later := self._later.get(request.id)) is None:
                     return
-                before.append((request, answer_messages(heard.pop())))
-                due_s = round((row.end_s or self._now()) + later.think_s, 6)
+                parsed, over_s = heard.pop()
+                before.append((request, answer_messages(parsed)))
+                due_s = round(over_s + later.think_s, 6)
                 if due_s >= self._scenario.duration_s:
                     return
                 gevent.sleep(max(0.0, due_s - self._now() - AHEAD_MARGIN_S))
@@ -223,7 +223,7 @@ class Load:
                 self._give_up_one(later, due_s, why)
             request = later
 
-    def _ask(self, request: ScheduledRequest, asked: Asked, due_s: float, *, hear: Callable[[Parsed], None] | None = None) -> Row:
+    def _ask(self, request: ScheduledRequest, asked: Asked, due_s: float, *, hear: Callable[[Heard], None] | None = None) -> Row:
         self._num_sent += 1
         row = self._client.ask(asked, due_s=due_s, hear=hear)
         if self._stop_reason and row.state == "timeout":

@@ -187,6 +187,26 @@ def test_the_next_turn_holds_the_calls_of_the_answer_as_calls_with_a_result_each
     assert asked[2]["messages"] == [*asked[1]["messages"], nothing, users[2]]
 
 
+def test_the_next_turn_waits_for_the_end_of_the_http_answer() -> None:
+    """A server that never ends the body after [DONE]: the client gives the answer up after its timeout, and counts the pause from then."""
+    answer = events({"content": "hi"}, finish="stop")
+
+    def never_ends(peer: Peer) -> None:
+        peer.answer(SSE + f"Content-Length: {len(answer) + 1}\n", answer)
+        assert peer.gone()
+
+    talk = {"turns": {"mean": 2}, "think_s": {"dist": "constant", "mean": 0}}
+    chat = {"endpoint": "chat", "prompt": "text", "conversation": talk}
+    scenario = a_scenario(arrival={"law": "constant", "rate": 1}, duration_s=30, requests=[chat], timeout_s=2)
+    server = Server(never_ends, lambda peer: peer.answer(SSE + f"Content-Length: {len(answer)}\n", answer))
+    command = [sys.executable, "-c", TALK, json.dumps(scenario), server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    server.join()
+    first, second = json.loads(done.stdout)
+    assert (first["state"], second["state"]) == ("ok", "ok")
+    assert first["end_s"] < 2 <= second["due_s"]
+
+
 def test_each_class_asks_its_own_model(tmp_path: Path) -> None:
     law = {"adapters": ["tuned"], "ttft": {"law": "constant", "s": 0.01}}
     classes: list[dict[str, Any]] = [{"name": "plain", "weight": 3}, {"name": "special", "model": "tuned"}]
