@@ -61,11 +61,12 @@ def test_every_scheduled_request_has_one_row_by_the_worker_that_had_to_send_it(t
 @pytest.mark.apart
 def test_a_closed_loop_never_has_more_requests_in_flight_than_clients(target: Target, tmp_path: Path) -> None:
     arrival = {"law": "closed", "concurrency": 3, "max_requests": 200}
-    run(parse_scenario(a_scenario(arrival=arrival)), target, tmp_path / "out", quiet=True, report=False)
+    run(parse_scenario(a_scenario(arrival=arrival, workers=2)), target, tmp_path / "out", quiet=True, report=False)
     found = Finished(tmp_path / "out")
     assert found.failed_gates == set()
     assert found.summary.loop == "closed"
     assert found.ids() == list(range(200))
+    assert all(row.worker == row.id % 3 % 2 for row in found.rows)  # clients 0 and 2 are worker 0's, client 1 is worker 1's
     sent = [row for row in found.rows if row.sent_s is not None]
     assert all(row.state == "never_sent" and row.reason for row in found.rows if row.sent_s is None)
     steps = sorted([(row.sent_s, 1) for row in sent if row.sent_s is not None] + [(row.end_s, -1) for row in sent if row.end_s])
