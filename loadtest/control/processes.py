@@ -105,6 +105,8 @@ class Generator:
         self._children: list[Child] = []
         self._told: set[str] = set()
         self._at_once = False
+        self.killed_by = ""
+        """The signal because of which the processes were killed: the first one before the start, or a second one after it."""
 
     def __enter__(self) -> Self:
         self._children = [Child(command, self._environment) for command in self._commands]
@@ -145,7 +147,7 @@ class Generator:
             if signals:
                 self._tell(f"interrupt {signals[0]}")
             if len(signals) > 1 or (signals and not started):
-                self._at_once = True
+                self._at_once, self.killed_by = True, signals[-1]
                 return
             each()
 
@@ -164,7 +166,7 @@ class Generator:
         master = self._children[0]
         if not master.status:
             return []
-        words = master.last_words()
+        words = f"killed at {self.killed_by}" if self.killed_by else master.last_words()
         if self._listen and _GAVE_UP in words:
             place, wait_s = f"{self._listen.host}:{self._listen.port}", self._listen.wait_s
             words = f"not all {self._num_workers} workers came to {place} within {wait_s:g} s; start them, or raise --wait-s"

@@ -86,10 +86,25 @@ def _run_prepared(
         generator = stack.enter_context(Generator(scenario.workers, replace(target, base_url=beside.url), out, elsewhere))
         progress = stack.enter_context(Progress(out, scenario, schedule, quiet=quiet))
         limit_s = scenario.duration_s + scenario.drain_s + LATE_S
-        generator.wait(signals, limit_s=limit_s, on_start=[beside.start, progress.start], each=progress.update)
+        failed: list[str] = []
+        try:
+            generator.wait(signals, limit_s=limit_s, on_start=[beside.start, progress.start], each=progress.update)
+        except InvalidRun as exc:
+            failed = exc.reasons
         beside.stop()
-    settle(out, generator.last_words() + beside.problems, beside.not_begun)
+    if generator.killed_by and not read_manifest(out).epoch_unix_s:
+        return _never_started(out, quiet=quiet)
+    settle(out, [*(failed or generator.last_words()), *beside.problems], beside.not_begun)
+    if failed and not (out / "rows.jsonl").exists():
+        raise InvalidRun(failed)
     return conclude(out, quiet=quiet, report=report)
+
+
+def _never_started(out: Path, *, quiet: bool) -> ExitCode:
+    write_manifest(out, msgspec.structs.replace(read_manifest(out), state="interrupted"))
+    if not quiet:
+        print("interrupted before the start; nothing was sent", file=sys.stderr, flush=True)
+    return ExitCode.UNDECIDED
 
 
 def _prepare(scenario: Scenario, target: Target, out: Path, command: Sequence[str], elsewhere: Elsewhere | None) -> Schedule:

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from loadtest.control import processes
+from loadtest.control import processes, runner
 from loadtest.control.processes import Generator
 from loadtest.control.runner import conclude, count_tokens, prepare, run, settle
 from loadtest.errors import ExitCode, InvalidRun, UsageError
@@ -160,6 +160,41 @@ def test_an_interrupted_run_keeps_and_reports_what_was_sent(target: Target, tmp_
     assert set(due) <= set(found.ids())
     assert {row.state for row in found.rows} <= {"ok", "cancelled", "never_sent"}
     assert psutil.wait_procs(children, timeout=WITHIN_S)[1] == []
+
+
+@pytest.mark.apart
+def test_a_run_that_is_interrupted_before_its_start_says_so(target: Target, tmp_path: Path) -> None:
+    command = Command(target, tmp_path, a_scenario(duration_s=60))
+    command.until(lambda: len(command.children()) > 0)
+    command.process.send_signal(signal.SIGINT)
+    assert command.end() == (ExitCode.UNDECIDED, "interrupted before the start; nothing was sent\n")
+    manifest = read_manifest(command.out)
+    assert (manifest.state, manifest.problems, command.has_rows()) == ("interrupted", [], False)
+
+
+@pytest.mark.apart
+def test_a_worker_that_dies_before_the_start_ends_the_run_as_its_manifest_says(target: Target, tmp_path: Path) -> None:
+    command = Command(target, tmp_path, a_scenario(workers=2, duration_s=60))
+    command.until(lambda: any("--worker" in child.cmdline() for child in command.children()))
+    next(child for child in command.children() if "--worker" in child.cmdline()).kill()
+    code, said = command.end()
+    assert code == ExitCode.INVALID
+    assert re.search(r"the run is invalid: worker process \d ended before the start: signal SIGKILL", said), said
+    manifest = read_manifest(command.out)
+    assert (manifest.state, command.has_rows()) == ("interrupted", False)
+    assert "ended before the start: signal SIGKILL" in manifest.problems[-1]
+
+
+@pytest.mark.apart
+def test_a_run_that_lasts_too_long_is_judged_by_what_it_left(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LATE_S", -13.0)  # it is ended 5 s after the start was told
+    code = run(parse_scenario(a_scenario(duration_s=8)), target, tmp_path / "out", quiet=True, report=False)
+    found = Finished(tmp_path / "out")
+    assert code == ExitCode.INVALID
+    assert (found.manifest.state, len(found.rows) > 0) == ("interrupted", True)
+    assert found.manifest.problems[-1] == "the generator did not end within 5 s of the start"
 
 
 @pytest.mark.slow
