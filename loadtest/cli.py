@@ -172,12 +172,15 @@ def verdict(run_folder: Run) -> None:
     from loadtest.judge.analysis import analyse
     from loadtest.records import read_manifest
     from loadtest.seal import without_digest
-    from loadtest.wording import VERDICTS
+    from loadtest.wording import NEVER_STARTED, VERDICTS
 
     manifest = read_manifest(run_folder)
     if manifest.state == "running":
         way_out = "wait for its end; what is there so far, `report` shows"
         raise UsageError(str(run_folder), f"the run goes on, or was killed with all its processes: {way_out}")
+    if manifest.state == "interrupted" and not manifest.epoch_unix_s and not manifest.problems:
+        typer.echo(NEVER_STARTED)
+        raise typer.Exit(ExitCode.UNDECIDED)
     try:
         summary = analyse(run_folder)
     except OSError as exc:

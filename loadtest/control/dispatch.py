@@ -27,9 +27,10 @@ from gevent.pool import Group
 from locust.exception import RPCError
 
 from loadtest.control.monitor import Monitor, Ticker
+from loadtest.errors import UsageError
 from loadtest.plan.laws import Burst, Closed
 from loadtest.plan.scenario import RECORDED, parse_scenario
-from loadtest.plan.workload import Said, answer_messages, body_of, path_of
+from loadtest.plan.workload import Said, answer_messages, body_of, fingerprint, path_of
 from loadtest.recorder import Batch, End, as_lines
 from loadtest.records import Row, ScheduledRequest
 from loadtest.wire.client import Asked, Client, Heard
@@ -58,6 +59,10 @@ class Plan(msgspec.Struct):
     part: list[ScheduledRequest]
     drained_s: float
     """When the drain ends."""
+    host: str = ""
+    """What requests name as their Host; default: the address of ``target``. They differ where ``target`` is a relay."""
+    workload: str = ""
+    """`loadtest.plan.workload.fingerprint` of the scenario on the master's machine."""
 
 
 class Epoch(msgspec.Struct):
@@ -88,7 +93,11 @@ class Load:
         self.worker = plan.worker
         self._plan = plan
         self._scenario = parse_scenario(plan.scenario, context=RECORDED)
-        self._target = Target(plan.target, api_key)
+        if plan.workload and fingerprint(self._scenario) != plan.workload:
+            files = ", ".join(str(cls.prompts) for cls in self._scenario.requests if cls.prompts is not None)
+            read = ", ".join(filter(None, [files, self._scenario.tokenizer])) or "the scenario"
+            raise UsageError("workload", f"{read}: says something else here than on the master's machine; copy the master's here")
+        self._target = Target(plan.target, api_key, plan.host)
         self._send = send
         self._fire = fire
         self._classes = {cls.name: cls for cls in self._scenario.requests}

@@ -20,6 +20,7 @@ from loadtest.plan.scenario import RECORDED, parse_scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.recorder import Batch, End, Ledger, Recorder, write_manifest
 from loadtest.records import Manifest, RunEvent, id_prefix, read_manifest
+from loadtest.wire.target import Target
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,8 @@ class Master:
                 scenario=manifest.scenario,
                 part=schedule.part(worker, len(clients), concurrency=concurrency),
                 drained_s=self._run.drained_s,
+                host=Target(manifest.target).authority,
+                workload=schedule.requests[0].workload,
             )
             self._runner.send_message("lt-plan", msgspec.json.encode(plan), client_id)
 

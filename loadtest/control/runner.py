@@ -35,7 +35,7 @@ from loadtest.records import Machine, Manifest, Row, RunEvent, TokenCount, read_
 from loadtest.seal import SCENARIO, scenario_digest
 from loadtest.wire.relay import Relay
 from loadtest.wire.target import Target, preflight
-from loadtest.wording import VERDICTS
+from loadtest.wording import NEVER_STARTED, VERDICTS
 
 LATE_S = 60.0
 """What the generator has beyond the drain to hand over its rows; then it is ended."""
@@ -103,7 +103,7 @@ def _run_prepared(
 def _never_started(out: Path, *, quiet: bool) -> ExitCode:
     write_manifest(out, msgspec.structs.replace(read_manifest(out), state="interrupted"))
     if not quiet:
-        print("interrupted before the start; nothing was sent", file=sys.stderr, flush=True)
+        print(NEVER_STARTED, file=sys.stderr, flush=True)
     return ExitCode.UNDECIDED
 
 

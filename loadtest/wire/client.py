@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import gevent
 import gevent.pool
@@ -103,7 +102,7 @@ class Client:
         except OSError as exc:
             raise UsageError("target", f"{target.host!r} cannot be resolved: {exc.strerror}") from exc
         self._addresses = [(family, address) for family, _, _, _, address in found]
-        fields = {"Host": urlsplit(target.root).netloc, **target.headers, "Content-Type": "application/json"}
+        fields = {"Host": target.authority, **target.headers, "Content-Type": "application/json"}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
     def warm(self, num: int) -> int:

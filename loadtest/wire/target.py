@@ -36,6 +36,8 @@ class Target:
     """Like http://host:8000 or https://host/prefix; a /v1 at its end, as OpenAI clients want it, is left out."""
     api_key: str = field(default="", repr=False)
     """Sent as a bearer token."""
+    named: str = ""
+    """What requests name as their Host, where that is not the address: of a relay, the address of the target behind it."""
 
     def __post_init__(self) -> None:
         try:
@@ -70,6 +72,11 @@ class Target:
     @property
     def prefix(self) -> str:
         return urlsplit(self.root).path
+
+    @property
+    def authority(self) -> str:
+        """What requests name as their Host."""
+        return self.named or urlsplit(self.base_url).netloc
 
     @property
     def headers(self) -> dict[str, str]:

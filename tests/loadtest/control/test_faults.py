@@ -12,17 +12,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import psutil
 import pytest
 
 from loadtest.control.faults import FaultRunner, below, check_faults, relay_needed
+from loadtest.control.runner import run
 from loadtest.errors import UsageError
 from loadtest.plan.scenario import Fault, parse_scenario
 from loadtest.records import RunEvent
 from loadtest.wire.relay import Relay
+from loadtest.wire.target import Target
+from tests.loadtest.whole_runs import a_scenario
 
 LIMIT_S = 60.0
 SLEEP = "import time; time.sleep(600)"
@@ -337,3 +342,33 @@ def test_a_cut_without_a_relay_is_a_problem_of_the_run() -> None:
 def test_a_relay_to_https_is_refused() -> None:
     with pytest.raises(UsageError, match="http://"):
         Relay("https://127.0.0.1:1")
+
+
+class Named(BaseHTTPRequestHandler):
+    """Answers 404 to all, and keeps which Host each POST named."""
+
+    hosts: ClassVar[set[str | None]] = set()
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.hosts.add(self.headers["Host"])
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.apart
+def test_requests_through_the_relay_name_the_target_as_their_host(tmp_path: Path) -> None:
+    faults = [{"at_s": 0.5, "action": "cut-link", "for_s": 0.1}]
+    scenario = parse_scenario(a_scenario(faults=faults, model="any", duration_s=1, warmup_s=0))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Named) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = f"localhost:{server.server_port}"
+        run(scenario, Target(f"http://{host}"), tmp_path / "out", quiet=True, report=False)
+        server.shutdown()
+    assert Named.hosts == {host}

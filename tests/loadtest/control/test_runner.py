@@ -22,7 +22,9 @@ import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from typer.testing import CliRunner
 
+from loadtest.cli import app
 from loadtest.control import processes, runner
 from loadtest.control.processes import Generator
 from loadtest.control.runner import conclude, count_tokens, prepare, run, settle
@@ -170,6 +172,8 @@ def test_a_run_that_is_interrupted_before_its_start_says_so(target: Target, tmp_
     assert command.end() == (ExitCode.UNDECIDED, "interrupted before the start; nothing was sent\n")
     manifest = read_manifest(command.out)
     assert (manifest.state, manifest.problems, command.has_rows()) == ("interrupted", [], False)
+    judged = CliRunner().invoke(app, ["verdict", str(command.out)])
+    assert (judged.exit_code, judged.output) == (ExitCode.UNDECIDED, "interrupted before the start; nothing was sent\n")
 
 
 @pytest.mark.apart

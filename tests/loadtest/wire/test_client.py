@@ -57,6 +57,21 @@ def test_what_goes_out_and_what_a_good_row_holds() -> None:
     assert (row.text, row.text_sha256, row.server_id) == ("ab", hashlib.sha256(b"ab").hexdigest(), "cmpl-9")
 
 
+def test_the_host_is_the_targets_own_name_behind_a_relay_too() -> None:
+    seen: list[str] = []
+
+    def script(peer: Peer) -> None:
+        seen.append(peer.read_request()[1]["host"])
+        peer.send(CHUNKED, chunk(event("a") + DONE), b"0\r\n\r\n")
+
+    with client_of(script) as client:
+        client.ask(asked(), due_s=0.0)
+    with client_of(script, named="models.example:8000") as client:
+        client.ask(asked(), due_s=0.0)
+    assert [name.partition(":")[0] for name in seen] == ["127.0.0.1", "models.example"]
+    assert seen[1] == Target("http://models.example:8000/v1").authority
+
+
 def test_an_answer_is_over_when_its_body_has_ended_however_long_after_done() -> None:
     heard: list[Heard] = []
     ended_at: list[float] = []
