@@ -99,8 +99,8 @@ class Client:
             self._tls.load_default_certs()
         try:
             found = gevent.socket.getaddrinfo(target.host, target.port, type=gevent.socket.SOCK_STREAM)
-        except OSError as exc:
-            raise UsageError("target", f"{target.host!r} cannot be resolved: {exc.strerror}") from exc
+        except (OSError, UnicodeError) as exc:
+            raise UsageError("target", f"{target.host!r} cannot be resolved: {getattr(exc, 'strerror', exc)}") from exc
         self._addresses = [(family, address) for family, _, _, _, address in found]
         fields = {"Host": target.authority, **target.headers, "Content-Type": "application/json"}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
