@@ -198,9 +198,10 @@ def locust(ctx: typer.Context, api_key_file: KeyFile = None) -> None:
 
     Example: serve-app-loadtest locust --worker --master-host 10.0.0.7
     """
+    from loadtest.control.processes import LOCUST
+
     os.environ[API_KEY_VARIABLE] = api_key(api_key_file)
-    locustfile = str(Path(__file__).with_name("control") / "locustfile.py")
-    os.execv(sys.executable, [sys.executable, "-m", "locust", "-f", locustfile, *ctx.args])
+    os.execv(sys.executable, [*LOCUST, *ctx.args])
 
 
 @app.command()

@@ -25,6 +25,8 @@ END_S = 5.0
 """For processes that were told to end; then they are killed."""
 CONNECT_S = 120
 """For all workers to connect to the master; then it gives up, and says so."""
+LOCUST = (sys.executable, "-P", "-m", "loadtest.control.locust_command", "-f", str(Path(__file__).with_name("locustfile.py")))
+"""Locust with this kit in it."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GAVE_UP = "Gave up waiting for workers"
 """Locust's words."""
@@ -177,7 +179,7 @@ class Child:
     """One of our Locust processes, in a session of its own: a Ctrl-C at the terminal is for its owner only."""
 
     def __init__(self, options: list[str], environment: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py")), *options]
+        command = [*LOCUST, *options]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -156,7 +156,7 @@ def _text(content: Any) -> str:
     """
     if isinstance(content, str):
         return content
-    texts = [part["text"] if part["type"] == "text" else None for part in content]
+    texts: list[Any] = [part["text"] if part["type"] == "text" else None for part in content]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError(content)
     return "\n".join(texts)
