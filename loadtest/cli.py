@@ -172,12 +172,15 @@ def verdict(run_folder: Run) -> None:
     from loadtest.judge.analysis import analyse
     from loadtest.records import read_manifest
     from loadtest.seal import without_digest
-    from loadtest.wording import VERDICTS
+    from loadtest.wording import NEVER_STARTED, VERDICTS
 
     manifest = read_manifest(run_folder)
     if manifest.state == "running":
         way_out = "wait for its end; what is there so far, `report` shows"
         raise UsageError(str(run_folder), f"the run goes on, or was killed with all its processes: {way_out}")
+    if manifest.state == "interrupted" and not manifest.epoch_unix_s and not manifest.problems:
+        typer.echo(NEVER_STARTED)
+        raise typer.Exit(ExitCode.UNDECIDED)
     try:
         summary = analyse(run_folder)
     except OSError as exc:
@@ -195,9 +198,10 @@ def locust(ctx: typer.Context, api_key_file: KeyFile = None) -> None:
 
     Example: serve-app-loadtest locust --worker --master-host 10.0.0.7
     """
+    from loadtest.control.processes import LOCUST
+
     os.environ[API_KEY_VARIABLE] = api_key(api_key_file)
-    locustfile = str(Path(__file__).with_name("control") / "locustfile.py")
-    os.execv(sys.executable, [sys.executable, "-m", "locust", "-f", locustfile, *ctx.args])
+    os.execv(sys.executable, [*LOCUST, *ctx.args])
 
 
 @app.command()

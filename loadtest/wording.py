@@ -8,6 +8,9 @@ from loadtest.errors import ExitCode
 MAX_PROBLEM = 1000
 """Letters of a sentence in a manifest's ``problems`` that are shown: the last words of a process are among them."""
 
+NEVER_STARTED = "interrupted before the start; nothing was sent"
+"""Of a run that has an interruption, and neither an epoch nor problems."""
+
 
 class Verdict(NamedTuple):
     code: ExitCode

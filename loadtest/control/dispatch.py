@@ -27,13 +27,13 @@ from gevent.pool import Group
 from locust.exception import RPCError
 
 from loadtest.control.monitor import Monitor, Ticker
+from loadtest.errors import UsageError
 from loadtest.plan.laws import Burst, Closed
 from loadtest.plan.scenario import RECORDED, parse_scenario
-from loadtest.plan.workload import Said, answer_messages, body_of, path_of
+from loadtest.plan.workload import Said, answer_messages, body_of, fingerprint, path_of
 from loadtest.recorder import Batch, End, as_lines
 from loadtest.records import Row, ScheduledRequest
-from loadtest.wire.client import Asked, Client
-from loadtest.wire.sse import Parsed
+from loadtest.wire.client import Asked, Client, Heard
 from loadtest.wire.target import Target
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ CLOCK_S = 0.050
 
 
 class Plan(msgspec.Struct):
-    """What the master tells one worker. Workers read no files: they may run on other machines."""
+    """What the master tells one worker. Workers may run on other machines and do not see the run's folder."""
 
     worker: int
     num_workers: int
@@ -59,6 +59,10 @@ class Plan(msgspec.Struct):
     part: list[ScheduledRequest]
     drained_s: float
     """When the drain ends."""
+    host: str = ""
+    """What requests name as their Host; default: the address of ``target``. They differ where ``target`` is a relay."""
+    workload: str = ""
+    """`loadtest.plan.workload.fingerprint` of the scenario on the master's machine."""
 
 
 class Epoch(msgspec.Struct):
@@ -89,7 +93,11 @@ class Load:
         self.worker = plan.worker
         self._plan = plan
         self._scenario = parse_scenario(plan.scenario, context=RECORDED)
-        self._target = Target(plan.target, api_key)
+        if plan.workload and fingerprint(self._scenario) != plan.workload:
+            files = ", ".join(str(cls.prompts) for cls in self._scenario.requests if cls.prompts is not None)
+            read = ", ".join(filter(None, [files, self._scenario.tokenizer])) or "the scenario"
+            raise UsageError("workload", f"{read}: says something else here than on the master's machine; copy the master's here")
+        self._target = Target(plan.target, api_key, plan.host)
         self._send = send
         self._fire = fire
         self._classes = {cls.name: cls for cls in self._scenario.requests}
@@ -196,15 +204,16 @@ class Load:
         why = "the run ended before its turn"
         try:
             while True:
-                heard: list[Parsed] = []
+                heard: list[Heard] = []
                 row = self._ask(request, asked, due_s, hear=heard.append)
                 if row.state != "ok":
                     why = f"the answer before it: {row.state}"
                     return
                 if (later := self._later.get(request.id)) is None:
                     return
-                before.append((request, answer_messages(heard.pop())))
-                due_s = round((row.end_s or self._now()) + later.think_s, 6)
+                parsed, over_s = heard.pop()
+                before.append((request, answer_messages(parsed)))
+                due_s = round(over_s + later.think_s, 6)
                 if due_s >= self._scenario.duration_s:
                     return
                 gevent.sleep(max(0.0, due_s - self._now() - AHEAD_MARGIN_S))
@@ -223,7 +232,7 @@ class Load:
                 self._give_up_one(later, due_s, why)
             request = later
 
-    def _ask(self, request: ScheduledRequest, asked: Asked, due_s: float, *, hear: Callable[[Parsed], None] | None = None) -> Row:
+    def _ask(self, request: ScheduledRequest, asked: Asked, due_s: float, *, hear: Callable[[Heard], None] | None = None) -> Row:
         self._num_sent += 1
         row = self._client.ask(asked, due_s=due_s, hear=hear)
         if self._stop_reason and row.state == "timeout":

@@ -42,14 +42,17 @@ def below(faults: Sequence[Fault], pid: int | None) -> tuple[Fault, ...]:
     return tuple(f if f.below_pid is not None else f.model_copy(update={"below_pid": pid}) for f in faults)
 
 
-def check_faults(faults: Sequence[Fault]) -> None:
+def check_faults(faults: Sequence[Fault], duration_s: float) -> None:
     """Check before the run what can be known then; that `process` fits exactly one is known only when its time comes.
 
     Raises:
-        UsageError: A fault names no process, root or command, or one that is not there.
+        UsageError: A fault names no process, root or command, or one that is not there; or the run of ``duration_s`` ends before its time.
     """
     for index, fault in enumerate(faults):
         where = f"faults.{index}"
+        if fault.at_s >= duration_s:
+            ends = f"{fault.at_s:g} is not before duration_s, {duration_s:g}, so the fault would never happen"
+            raise UsageError(f"{where}.at_s", f"{ends}; lower at_s or raise duration_s")
         if fault.action in ("kill", "stop"):
             _check_process(where, fault)
         elif fault.action == "command":
@@ -110,6 +113,8 @@ class FaultRunner:
     ) -> None:
         self.problems: list[str] = []
         """Faults that did not happen as planned: the run is then not the one that was asked for."""
+        self.not_begun: list[str] = []
+        """Faults whose time had not come at `stop`. Unless the run was interrupted, they are problems too."""
         self._now = now
         self._emit = emit
         self._relay = relay
@@ -123,7 +128,10 @@ class FaultRunner:
             thread.start()
 
     def stop(self) -> None:
-        """End what is going on: stopped processes go on, commands are killed. Faults whose time has not come never happen."""
+        """End what is going on: stopped processes go on, commands are killed. Faults whose time has not come never happen.
+
+        They are told in `not_begun`.
+        """
         self._stopping.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -132,6 +140,7 @@ class FaultRunner:
 
     def _run(self, fault: Fault) -> None:
         if self._stopping.wait(max(0.0, fault.at_s - self._now())):
+            self.not_begun.append(f"{_name(fault)} at {fault.at_s:g} s: the run ended before its time, after {self._now():.1f} s")
             return
         act = {"kill": self._kill, "stop": self._stop, "cut-link": self._cut_link, "command": self._command}[fault.action]
         try:

@@ -15,10 +15,12 @@ import msgspec
 from loadtest.control.dispatch import Epoch, Plan, boot_id
 from loadtest.errors import ExitCode, LoadtestError
 from loadtest.judge.health import STOPPED
+from loadtest.plan.laws import Closed
 from loadtest.plan.scenario import RECORDED, parse_scenario
 from loadtest.plan.schedule import read_schedule
 from loadtest.recorder import Batch, End, Ledger, Recorder, write_manifest
 from loadtest.records import Manifest, RunEvent, id_prefix, read_manifest
+from loadtest.wire.target import Target
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +119,8 @@ class Master:
             self._environment.process_exit_code = exc.exit_code
             return
         self._running, self._refused = True, False
-        manifest = self._run.manifest
+        manifest, arrival = self._run.manifest, self._run.scenario.arrival
+        concurrency = arrival.concurrency if isinstance(arrival, Closed) else 0
         for worker, client_id in enumerate(clients):
             plan = Plan(
                 worker=worker,
@@ -126,8 +129,10 @@ class Master:
                 model=manifest.model,
                 id_prefix=id_prefix(manifest),
                 scenario=manifest.scenario,
-                part=schedule.part(worker, len(clients)),
+                part=schedule.part(worker, len(clients), concurrency=concurrency),
                 drained_s=self._run.drained_s,
+                host=Target(manifest.target).authority,
+                workload=schedule.requests[0].workload,
             )
             self._runner.send_message("lt-plan", msgspec.json.encode(plan), client_id)
 
@@ -206,7 +211,8 @@ class _Running:
         self.manifest = manifest
         self.clients = clients
         self.num_workers = len(clients)
-        self.drained_s = parse_scenario(manifest.scenario, context=RECORDED).duration_s + manifest.scenario["drain_s"]
+        self.scenario = parse_scenario(manifest.scenario, context=RECORDED)
+        self.drained_s = self.scenario.duration_s + self.scenario.drain_s
         self.ledger = Ledger(len(clients))
         self.recorder = Recorder(out)
         self.begun_at = time.perf_counter()

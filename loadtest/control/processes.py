@@ -25,6 +25,8 @@ END_S = 5.0
 """For processes that were told to end; then they are killed."""
 CONNECT_S = 120
 """For all workers to connect to the master; then it gives up, and says so."""
+LOCUST = (sys.executable, "-P", "-m", "loadtest.control.locust_command", "-f", str(Path(__file__).with_name("locustfile.py")))
+"""Locust with this kit in it."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GAVE_UP = "Gave up waiting for workers"
 """Locust's words."""
@@ -105,6 +107,8 @@ class Generator:
         self._children: list[Child] = []
         self._told: set[str] = set()
         self._at_once = False
+        self.killed_by = ""
+        """The signal because of which the processes were killed: the first one before the start, or a second one after it."""
 
     def __enter__(self) -> Self:
         self._children = [Child(command, self._environment) for command in self._commands]
@@ -145,7 +149,7 @@ class Generator:
             if signals:
                 self._tell(f"interrupt {signals[0]}")
             if len(signals) > 1 or (signals and not started):
-                self._at_once = True
+                self._at_once, self.killed_by = True, signals[-1]
                 return
             each()
 
@@ -164,7 +168,7 @@ class Generator:
         master = self._children[0]
         if not master.status:
             return []
-        words = master.last_words()
+        words = f"killed at {self.killed_by}" if self.killed_by else master.last_words()
         if self._listen and _GAVE_UP in words:
             place, wait_s = f"{self._listen.host}:{self._listen.port}", self._listen.wait_s
             words = f"not all {self._num_workers} workers came to {place} within {wait_s:g} s; start them, or raise --wait-s"
@@ -175,7 +179,7 @@ class Child:
     """One of our Locust processes, in a session of its own: a Ctrl-C at the terminal is for its owner only."""
 
     def __init__(self, options: list[str], environment: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py")), *options]
+        command = [*LOCUST, *options]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

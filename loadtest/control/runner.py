@@ -35,7 +35,7 @@ from loadtest.records import Machine, Manifest, Row, RunEvent, TokenCount, read_
 from loadtest.seal import SCENARIO, scenario_digest
 from loadtest.wire.relay import Relay
 from loadtest.wire.target import Target, preflight
-from loadtest.wording import VERDICTS
+from loadtest.wording import NEVER_STARTED, VERDICTS
 
 LATE_S = 60.0
 """What the generator has beyond the drain to hand over its rows; then it is ended."""
@@ -86,10 +86,25 @@ def _run_prepared(
         generator = stack.enter_context(Generator(scenario.workers, replace(target, base_url=beside.url), out, elsewhere))
         progress = stack.enter_context(Progress(out, scenario, schedule, quiet=quiet))
         limit_s = scenario.duration_s + scenario.drain_s + LATE_S
-        generator.wait(signals, limit_s=limit_s, on_start=[beside.start, progress.start], each=progress.update)
+        failed: list[str] = []
+        try:
+            generator.wait(signals, limit_s=limit_s, on_start=[beside.start, progress.start], each=progress.update)
+        except InvalidRun as exc:
+            failed = exc.reasons
         beside.stop()
-    settle(out, generator.last_words() + beside.problems)
+    if generator.killed_by and not read_manifest(out).epoch_unix_s:
+        return _never_started(out, quiet=quiet)
+    settle(out, [*(failed or generator.last_words()), *beside.problems], beside.not_begun)
+    if failed and not (out / "rows.jsonl").exists():
+        raise InvalidRun(failed)
     return conclude(out, quiet=quiet, report=report)
+
+
+def _never_started(out: Path, *, quiet: bool) -> ExitCode:
+    write_manifest(out, msgspec.structs.replace(read_manifest(out), state="interrupted"))
+    if not quiet:
+        print(NEVER_STARTED, file=sys.stderr, flush=True)
+    return ExitCode.UNDECIDED
 
 
 def _prepare(scenario: Scenario, target: Target, out: Path, command: Sequence[str], elsewhere: Elsewhere | None) -> Schedule:
@@ -115,7 +130,7 @@ def prepare(scenario: Scenario, target: Target, out: Path, *, command: Sequence[
     Raises:
         UsageError: As `run`.
     """
-    check_faults(scenario.faults)
+    check_faults(scenario.faults, scenario.duration_s)
     _check_tokenizer(scenario)
     schedule = make_schedule(scenario)
     model, target_info = check_target(scenario, target)
@@ -182,8 +197,11 @@ def machine() -> Machine:
     }
 
 
-def settle(out: Path, problems: Sequence[str]) -> None:
+def settle(out: Path, problems: Sequence[str], not_begun: Sequence[str] = ()) -> None:
     """Add what the manifest cannot know: how the generator's processes ended, and faults that did not happen.
+
+    Args:
+        not_begun: Faults whose time had not come. They are problems of a run that was not interrupted.
 
     Raises:
         InvalidRun: There is no manifest any more, or it cannot be written.
@@ -192,6 +210,8 @@ def settle(out: Path, problems: Sequence[str]) -> None:
         manifest = read_manifest(out)
     except UsageError as exc:
         raise InvalidRun([f"the records are lost: {exc}", *problems]) from exc
+    if manifest.state == "finished":
+        problems = [*problems, *not_begun]
     if manifest.state == "running":
         lost = "the generator ended before it could say how the run went"
         manifest = msgspec.structs.replace(manifest, state="interrupted", problems=[*manifest.problems, lost, *problems])
@@ -257,6 +277,7 @@ class Beside:
         self.url = self._relay.url if self._relay else target.base_url
         """Where the load goes."""
         self.problems: list[str] = []
+        self.not_begun: list[str] = []
         self._observer = Observer(scenario.observe, target)
         self._recorder = Recorder(out)
         self._stopping = threading.Event()
@@ -283,7 +304,7 @@ class Beside:
         self._stopping.set()
         if self._faults:
             self._faults.stop()
-            self.problems, self._faults = list(self._faults.problems), None
+            self.problems, self.not_begun, self._faults = self._faults.problems, self._faults.not_begun, None
         if self._thread:
             self._thread.join()
             self._thread = None

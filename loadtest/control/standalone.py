@@ -53,5 +53,5 @@ class Standalone:
         self._environment.host = self._target.base_url  # for the next start
         with self._beside:
             pass
-        settle(out, self._beside.problems)
+        settle(out, self._beside.problems, self._beside.not_begun)
         return conclude(out)

@@ -67,7 +67,7 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
         "The target computes on a simulated accelerator: its times are those of a model, not of hardware.": bool(
             manifest.target_info.get("simulated")
         ),
-        f"{len(scenario.faults)} faults were injected on purpose.": bool(scenario.faults),
+        f"{sum(e.kind == 'fault' for e in records.events)} faults were injected on purpose.": bool(scenario.faults),
         f"{manifest.num_left_out:,} requests of the trace were left out: they have no tokens.": manifest.num_left_out > 0,
         f"{manifest.num_after_end:,} requests of the trace were left out: they come after {scenario.duration_s:g} s.": (
             manifest.num_after_end > 0

@@ -5,8 +5,9 @@
     Parquet  a column `conversations`, `messages` or `prompt`
 
 A record is ``{"conversations": [{"from": "human", "value": ...}, ...]}``, ``{"messages": [{"role": "user", "content": ...}, ...]}`` or
-``{"prompt": ...}``. Of a record count what the user says and a system message before it; answers are the target's own. Records in which
-the user says nothing are left out. Which record a request has follows from the scenario's seed, the class and the request's id alone.
+``{"prompt": ...}``. Of a record count what the user says and a system message before it, each a text or a list of ``{"type": "text"}``
+parts. Answers are the target's own, so that what an assistant or a tool said may be of any form, or missing. Records in which the user says
+nothing are left out. Which record a request has follows from the scenario's seed, the class and the request's id alone.
 """
 
 import codecs
@@ -124,23 +125,38 @@ def _said(path: Path, number: int, record: Any) -> Record:
         if "prompt" in record and isinstance(record["prompt"], str):
             return _of_turns([("user", record["prompt"])])
         if (turns := record.get("conversations")) is not None:
-            return _of_turns((turn["from"], turn["value"]) for turn in turns)
-        return _of_turns((turn["role"], turn["content"]) for turn in record["messages"])
+            return _of_turns((turn["from"], turn.get("value")) for turn in turns)
+        return _of_turns((turn["role"], turn.get("content")) for turn in record["messages"])
     except (KeyError, TypeError, AttributeError) as exc:
         raise UsageError(
             f"{path}: record {number}",
-            "must have conversations (from, value), messages (role, content) or prompt, each of text",
+            "must have conversations (from, value), messages (role, content) or prompt; what a user or a system says must be text",
         ) from exc
 
 
-def _of_turns(turns: Iterable[tuple[str, str]]) -> Record:
+def _of_turns(turns: Iterable[tuple[str, Any]]) -> Record:
     system = ""
     said: list[str] = []
-    for who, text in turns:
-        if not isinstance(text, str):
-            raise TypeError(text)
+    for who, content in turns:
+        if who not in _SYSTEMS | _USERS:
+            continue
+        text = _text(content)
         if who in _SYSTEMS and not said:
             system = text
         elif who in _USERS and text.strip():
             said.append(text)
     return Record(system, tuple(said))
+
+
+def _text(content: Any) -> str:
+    """Return a text as it is, and a list of parts joined by line ends, as vLLM joins them.
+
+    Raises:
+        TypeError: It is something else, or a part is no text, such as an image.
+    """
+    if isinstance(content, str):
+        return content
+    texts: list[Any] = [part["text"] if part["type"] == "text" else None for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(content)
+    return "\n".join(texts)

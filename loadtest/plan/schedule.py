@@ -2,7 +2,8 @@
 
 It depends on the scenario's seed, arrival law and classes only, never on workers or machine. Each request has one number of its own
 in each stream (class, input length, output length), so a change of one law moves nothing of the others. Workers take shares by a
-hash of the id: each share of a Poisson process is one again, and together they are the whole.
+hash of the id: each share of a Poisson process is one again, and together they are the whole. In a closed loop a worker's share is in
+proportion to its clients, because a hash would leave the clients of some workers without requests before the others.
 """
 
 import hashlib
@@ -46,13 +47,19 @@ class Schedule:
         """Of schedule.jsonl as `write` makes it; covers what the bodies are made from as well."""
         return hashlib.sha256(_ENCODER.encode_lines(self.requests)).hexdigest()
 
-    def part(self, worker: int, num_workers: int) -> list[ScheduledRequest]:
+    def part(self, worker: int, num_workers: int, *, concurrency: int = 0) -> list[ScheduledRequest]:
         """Return the share of one worker, 0 <= worker < num_workers; shares differ in size as coin throws do.
 
         One worker has all turns of a conversation.
+
+        Args:
+            concurrency: The clients of a closed loop, of which worker w has each ``num_workers``-th from client w on; 0: it is open.
+                The clients take the requests in turn, so that all have the same number, or one less.
         """
         if not 0 <= worker < num_workers:
             raise ValueError(f"worker {worker} of {num_workers}")
+        if concurrency:
+            return [r for r in self.requests if r.id % concurrency % num_workers == worker]
         owners = (splitmix64(np.array([r.id for r in self.requests], dtype=np.uint64)) % np.uint64(num_workers)).tolist()
         for request in self.requests:
             if request.after is not None:

@@ -143,15 +143,17 @@ def _requests(path: Path, lines: Iterator[str]) -> tuple[list[ScheduledRequest],
 
 def _objects(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and columns: one JSON object a line, or the records below a CSV file's header."""
-    first = next(lines, "")
+    first, before = next(lines, ""), 0
+    while first and not first.strip():  # the csv module skips blank lines too
+        first, before = next(lines, ""), before + 1
     if not first.lstrip().startswith("{"):
         reader = csv.DictReader(itertools.chain([first], lines), restkey="", skipinitialspace=True)
         try:
-            yield from ((reader.line_num, values) for values in reader)
+            yield from ((before + reader.line_num, values) for values in reader)
         except csv.Error as exc:
-            raise _wrong(path, reader.line_num, "", exc) from exc
+            raise _wrong(path, before + reader.line_num, "", exc) from exc
         return
-    for number, text in enumerate(itertools.chain([first], lines), 1):
+    for number, text in enumerate(itertools.chain([first], lines), before + 1):
         if text.strip():
             try:
                 yield number, msgspec.json.decode(text, type=dict[str, Any])

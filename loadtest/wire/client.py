@@ -14,8 +14,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
 
 import gevent
 import gevent.pool
@@ -64,6 +63,14 @@ class Asked:
         return "lines" if self.path.endswith("/generate") else "sse"
 
 
+class Heard(NamedTuple):
+    """What was answered."""
+
+    parsed: Parsed
+    over_s: float
+    """When the HTTP answer ended, or was given up, in seconds from the epoch. A body may end later than its ``[DONE]``."""
+
+
 class Client:
     """Asks one target. Any number of greenlets may call `ask` at once.
 
@@ -92,10 +99,10 @@ class Client:
             self._tls.load_default_certs()
         try:
             found = gevent.socket.getaddrinfo(target.host, target.port, type=gevent.socket.SOCK_STREAM)
-        except OSError as exc:
-            raise UsageError("target", f"{target.host!r} cannot be resolved: {exc.strerror}") from exc
+        except (OSError, UnicodeError) as exc:
+            raise UsageError("target", f"{target.host!r} cannot be resolved: {getattr(exc, 'strerror', exc)}") from exc
         self._addresses = [(family, address) for family, _, _, _, address in found]
-        fields = {"Host": urlsplit(target.root).netloc, **target.headers, "Content-Type": "application/json"}
+        fields = {"Host": target.authority, **target.headers, "Content-Type": "application/json"}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
     def warm(self, num: int) -> int:
@@ -129,7 +136,7 @@ class Client:
         while self._idle:
             self._idle.pop().close()
 
-    def ask(self, asked: Asked, *, due_s: float, hear: Callable[[Parsed], None] | None = None) -> Row:
+    def ask(self, asked: Asked, *, due_s: float, hear: Callable[[Heard], None] | None = None) -> Row:
         """Send the request and return what became of it; never raises. ``hear`` is given what was answered, if anything was."""
         row = Row(id=asked.request.id, worker=self._worker, due_s=due_s, state="never_sent")
         now = self._now()
@@ -244,8 +251,10 @@ class Client:
             sock.close()
         return None
 
-    def _judge(self, row: Row, asked: Asked, answer: HttpAnswer, hear: Callable[[Parsed], None] | None) -> None:
+    def _judge(self, row: Row, asked: Asked, answer: HttpAnswer, hear: Callable[[Heard], None] | None) -> None:
         """Fill the row. What the server said of itself goes before what we did to the connection."""
+        assert row.end_s is not None
+        over_s = row.end_s  # here still the time at which the exchange was given up, if it was
         row.status = answer.status
         if answer.headers_at is not None:
             row.headers_s = self._since_epoch(answer.headers_at)
@@ -259,7 +268,8 @@ class Client:
                 parsed = _parse(answer, asked.form)
                 state, reason = self._read_body(row, asked, answer, parsed)
                 if hear is not None:
-                    hear(parsed)
+                    last = answer.bodies[-1] if answer.ended else None
+                    hear(Heard(parsed, self._since_epoch(last) if isinstance(last, float) else over_s))
         row.state = state
         row.reason = "; ".join(part for part in (row.reason, reason) if part)[:300]
 

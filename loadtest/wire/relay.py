@@ -1,6 +1,6 @@
 """A TCP relay between the load and the target, in a process of its own, whose connections can be cut.
 
-``python -m loadtest.wire.relay HOST PORT`` prints the port it listens on at 127.0.0.1 and obeys lines on its standard input:
+``python -P -m loadtest.wire.relay HOST PORT`` prints the port it listens on at 127.0.0.1 and obeys lines on its standard input:
 ``cut SECONDS`` resets every connection, and every new one for so long. It ends when its standard input does.
 """
 
@@ -31,7 +31,7 @@ class Relay:
         parts = urlsplit(target_url)
         if parts.scheme != "http" or not parts.hostname:
             raise UsageError("faults", f"cut-link needs a target with http://, got {target_url!r}")
-        command = [sys.executable, "-m", "loadtest.wire.relay", parts.hostname, str(parts.port or 80)]
+        command = [sys.executable, "-P", "-m", "loadtest.wire.relay", parts.hostname, str(parts.port or 80)]
         # Sessions of their own keep a Ctrl-C at the terminal from it: the drain goes through it.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -6,7 +6,7 @@ a JSON object a line with the text so far) and ``whole`` (one JSON object). Line
 mixture, as the standard allows: the CR ends the line, and an LF right behind it says nothing more.
 
 An event counts as tokens when it has generated payload: content, reasoning, tool calls; not when it only names a role or the
-usage. How many: by how much ``usage.completion_tokens`` rose, when the server sends it with every event, else one. Tokens
+usage. How many: by how much the choice's ``usage.completion_tokens`` rose, when the server sends it with every event, else one. Tokens
 whose text is held back (half a character) before any payload came count at the first payload.
 """
 
@@ -134,6 +134,7 @@ class BodyParser:
         self._tokens: list[tuple[float, int]] = []  # per event with tokens or payload
         self._first: int | None = None  # index in _tokens of the first one with payload
         self._num_tokens = 0
+        self._of_choice: dict[int, int] = {}  # by index, the tokens counted so far of events that hold one choice
         self._continuous = False
         self._begun = False
         self._parsed = Parsed()
@@ -236,15 +237,23 @@ class BodyParser:
                 self._keep_message(choice.delta or choice.message)
                 if choice.finish_reason:
                     self._parsed.finish_reason = choice.finish_reason
+        # With n > 1 vLLM sends an event for each choice, and its continuous usage counts that choice's tokens alone.
+        only = event.choices[0].index if event.choices is not None and len(event.choices) == 1 else None
+        before = self._num_tokens if only is None else self._of_choice.get(only, 0)
         total = None if event.usage is None else event.usage.completion_tokens
         # A total that comes first with an empty last event says nothing about when its tokens came.
-        if total is not None and self._continuous and total < self._num_tokens:
-            self._parsed.error = self._parsed.error or f"usage.completion_tokens fell from {self._num_tokens} to {total}"
+        if total is not None and self._continuous and total < before:
+            self._parsed.error = self._parsed.error or f"usage.completion_tokens fell from {before} to {total}"
         if total is not None and (has_payload or self._continuous or not self._parsed.finish_reason):
             self._continuous = True
-            self._count(at_s, max(0, total - self._num_tokens), has_payload)
+            num_tokens = max(0, total - before)
         else:
-            self._count(at_s, 1 if has_payload else 0, has_payload)
+            num_tokens = 1 if has_payload else 0
+        self._count(at_s, num_tokens, has_payload)
+        if only is not None:
+            self._of_choice[only] = before + num_tokens
+        if total is not None and self._continuous and len(self._of_choice) > 1:
+            self._parsed.output_tokens = self._num_tokens
 
     def _keep_message(self, message: _Message | None) -> None:
         """Keep what a client sends back with its next message."""

@@ -36,13 +36,16 @@ class Target:
     """Like http://host:8000 or https://host/prefix; a /v1 at its end, as OpenAI clients want it, is left out."""
     api_key: str = field(default="", repr=False)
     """Sent as a bearer token."""
+    named: str = ""
+    """What requests name as their Host, where that is not the address: of a relay, the address of the target behind it."""
 
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.base_url)
             usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
             usable = usable and not (parts.query or parts.fragment or parts.username)
-        except ValueError:  # the port is no number, or an IPv6 address has no end
+            (parts.hostname or "").encode("idna")
+        except ValueError:  # the port is no number, an IPv6 address has no end, or a part of the name is empty or too long
             usable = False
         plain = self.base_url.isascii() and self.base_url.isprintable() and " " not in self.base_url
         if not (usable and plain):
@@ -70,6 +73,11 @@ class Target:
     @property
     def prefix(self) -> str:
         return urlsplit(self.root).path
+
+    @property
+    def authority(self) -> str:
+        """What requests name as their Host."""
+        return self.named or urlsplit(self.base_url).netloc
 
     @property
     def headers(self) -> dict[str, str]:
@@ -149,12 +157,12 @@ def preflight(target: Target, model: str, named: Mapping[str, str] | None = None
         url = f"{target.root}/v1/models"
         try:
             answer = get_within(http, url, ANSWER_WITHIN_S)
-        except httpx.HTTPError as exc:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as exc:  # the latter two of a name that nobody can look up
             hint = "is the server up, and the address right?"
             if "CERTIFICATE_VERIFY_FAILED" in str(exc):
                 hint = f"give the file of its authority with --ca-file (or {CA_VARIABLE}), and the name that its certificate has"
             raise UsageError("target", f"{url}: {exc or type(exc).__name__}; {hint}") from exc
-        served = _served(url, answer)
+        served = _served(url, answer, believed=bool(model and target.api_key))
         model = model or next(iter(served or ()), "")
         asked = {**(named or {}), "model": model}
         info: dict[str, Any] = {"server": answer.headers.get("server", ""), "models": None if served is None else list(served)}
@@ -181,9 +189,15 @@ def _check_all_are(served: Mapping[str, str], asked: Mapping[str, str], target: 
             raise UsageError(where, f"{name!r} is not served at {target.root}; it serves {', '.join(served)}")
 
 
-def _served(url: str, answer: httpx.Response) -> dict[str, str] | None:
-    """Return the models' names, each with that of its base model (of no adapter: its own); None: the target has no such list."""
+def _served(url: str, answer: httpx.Response, *, believed: bool) -> dict[str, str] | None:
+    """Return the models' names, each with that of its base model (of no adapter: its own); None: the target has no such list.
+
+    Args:
+        believed: A model and a key are given: a key may be good for answers and not for the list.
+    """
     status, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
+    if status == 403 and believed:
+        return None
     if status in (401, 403):
         raise UsageError("--api-key", f"{url} answers {status}: {error_message(answer.content)}; give the target's key")
     if 300 <= status < 400:
@@ -195,7 +209,9 @@ def _served(url: str, answer: httpx.Response) -> dict[str, str] | None:
     if status != 200:
         raise UsageError("target", f"{url} answers {status}: {error_message(answer.content)}")
     try:
-        served = {str(model["id"]): str(model.get("parent") or model["id"]) for model in answer.json()["data"]}
+        listed = answer.json()
+        models = listed if isinstance(listed, list) else listed["data"]
+        served = {str(model["id"]): str(model.get("parent") or model["id"]) for model in models}
     except (ValueError, LookupError, TypeError):
         raise UsageError("target", f"{url} does not answer as the OpenAI API does: {shorten(answer.content)}") from None
     if not served:

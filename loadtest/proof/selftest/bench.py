@@ -204,7 +204,7 @@ def beside():
     while "loadtest.control.dispatch" not in sys.modules:
         sleep(0.05)
     exec({!r})
-if "locust" in sys.orig_argv:
+if "loadtest.control.locust_command" in sys.orig_argv:
     _thread.start_new_thread(beside, ())
 """
 

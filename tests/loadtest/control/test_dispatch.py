@@ -17,6 +17,7 @@ from loadtest.control.runner import prepare
 from loadtest.errors import ExitCode, UsageError
 from loadtest.plan.scenario import parse_scenario
 from loadtest.plan.schedule import read_schedule
+from loadtest.plan.workload import fingerprint
 from loadtest.proof.selftest.bench import ABOUT_TIME, Bench, poisson
 from loadtest.records import read_manifest
 from loadtest.report.report import write_report
@@ -66,6 +67,15 @@ driver = gevent.spawn(load.drive)
 load.start(time.perf_counter())
 driver.get(timeout=60)
 print(json.dumps([json.loads(line) for name, data in said if name == "lt-rows" for line in data["rows"].splitlines()]))
+"""
+# A worker that is given the master's plan and reads its own files.
+PLANNED = """
+import json, sys
+from loadtest.control.dispatch import Load, Plan
+from loadtest.plan.scenario import RECORDED, parse_scenario
+scenario = parse_scenario(json.loads(sys.argv[1]), context=RECORDED)
+plan = Plan(0, 1, "http://127.0.0.1:1", "m", "x-", scenario.model_dump(mode="json"), [], 10.0, workload=sys.argv[2])
+Load(plan, api_key="", send=print, fire=print)
 """
 
 
@@ -185,6 +195,48 @@ def test_the_next_turn_holds_the_calls_of_the_answer_as_calls_with_a_result_each
     assert asked[1]["messages"] == [users[0], answered, *results, users[1]]
     nothing = {"role": "assistant", "content": ""}  # the call was cut off: no client could run it
     assert asked[2]["messages"] == [*asked[1]["messages"], nothing, users[2]]
+
+
+def test_the_next_turn_waits_for_the_end_of_the_http_answer() -> None:
+    """A server that never ends the body after [DONE]: the client gives the answer up after its timeout, and counts the pause from then."""
+    answer = events({"content": "hi"}, finish="stop")
+
+    def never_ends(peer: Peer) -> None:
+        peer.answer(SSE + f"Content-Length: {len(answer) + 1}\n", answer)
+        assert peer.gone()
+
+    talk = {"turns": {"mean": 2}, "think_s": {"dist": "constant", "mean": 0}}
+    chat = {"endpoint": "chat", "prompt": "text", "conversation": talk}
+    scenario = a_scenario(arrival={"law": "constant", "rate": 1}, duration_s=30, requests=[chat], timeout_s=2)
+    server = Server(never_ends, lambda peer: peer.answer(SSE + f"Content-Length: {len(answer)}\n", answer))
+    command = [sys.executable, "-c", TALK, json.dumps(scenario), server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    server.join()
+    first, second = json.loads(done.stdout)
+    assert (first["state"], second["state"]) == ("ok", "ok")
+    assert first["end_s"] < 2 <= second["due_s"]
+
+
+@pytest.mark.parametrize(
+    ("here", "problem"),
+    [
+        ('"one"', ""),
+        ('"two"', "says something else here than on the master's machine; copy the master's here"),
+        (None, "prompts.json: cannot be read: No such file or directory"),
+    ],
+)
+def test_a_worker_whose_prompts_are_not_the_masters_does_not_start(tmp_path: Path, here: str | None, problem: str) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text('{"prompt": "one"}')
+    values = a_scenario(requests=[{"endpoint": "chat", "prompt": "text", "prompts": str(file)}])
+    scenario = parse_scenario(values)
+    told = fingerprint(scenario)
+    file.unlink()
+    if here is not None:
+        file.write_text(here)
+    command = [sys.executable, "-c", PLANNED, json.dumps(scenario.model_dump(mode="json")), told]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode == 0, problem in done.stderr) == (not problem, True), done.stderr
 
 
 def test_each_class_asks_its_own_model(tmp_path: Path) -> None:

@@ -151,3 +151,16 @@ def test_a_folder_without_a_summary_has_no_verdict(tmp_path: Path) -> None:
 def test_locust_is_the_one_with_this_kit_in_it() -> None:
     ended = subprocess.run([*CLI, "locust", "--list"], capture_output=True, text=True, timeout=WITHIN_S)
     assert "Dispatcher" in ended.stdout
+
+
+@pytest.mark.apart
+def test_modules_of_the_working_folder_do_not_stand_for_ours_or_for_locust(target: Target, tmp_path: Path) -> None:
+    """Python's ``-c`` of the test itself would take them too: ``-P``, as an installed command works."""
+    for name in ("loadtest.py", "locust.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong module')")
+    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(a_scenario(faults=[{"at_s": 1, "action": "cut-link", "for_s": 0.1}])))
+    command = [sys.executable, "-P", "-m", "loadtest.cli"]
+    for arguments in (["locust", "--list"], ["run", "scenario.yaml", "--target", target.base_url, "--out", "out", "--no-report"]):
+        ended = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S)
+        assert "the wrong module" not in ended.stdout + ended.stderr
+    assert read_manifest(tmp_path / "out").state == "finished", ended.stderr

@@ -12,17 +12,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import psutil
 import pytest
 
 from loadtest.control.faults import FaultRunner, below, check_faults, relay_needed
+from loadtest.control.runner import run
 from loadtest.errors import UsageError
 from loadtest.plan.scenario import Fault, parse_scenario
 from loadtest.records import RunEvent
 from loadtest.wire.relay import Relay
+from loadtest.wire.target import Target
+from tests.loadtest.whole_runs import a_scenario
 
 LIMIT_S = 60.0
 SLEEP = "import time; time.sleep(600)"
@@ -185,7 +190,9 @@ def test_faults_whose_time_has_not_come_never_happen(children: Children) -> None
     child = children.start()
     faults = Faults(fault("kill", at_s=600, process=children.mark, below_pid=os.getpid()))
     faults.runner.stop()
-    assert (child.poll(), faults.events.empty()) == (None, True)
+    assert (child.poll(), faults.events.empty(), faults.runner.problems) == (None, True, [])
+    (told,) = faults.runner.not_begun
+    assert told.startswith("kill at 600 s: the run ended before its time, after ")
 
 
 @pytest.mark.parametrize(
@@ -196,18 +203,23 @@ def test_faults_whose_time_has_not_come_never_happen(children: Children) -> None
         ({"action": "kill", "process": "x", "below_pid": 2**22 + 1}, "faults.0.below_pid", "is running"),
         ({"action": "command"}, "faults.0.command", "needs a program"),
         ({"action": "command", "command": ["no-such-program-here"]}, "faults.0.command", "'no-such-program-here'"),
+        (
+            {"action": "command", "command": ["true"], "at_s": 60},
+            "faults.0.at_s",
+            "60 is not before duration_s, 60, .*; lower at_s",
+        ),
     ],
 )
 def test_faults_that_cannot_happen_are_refused_before_the_run(fields: dict[str, Any], where: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem) as caught:
-        check_faults([fault(**fields)])
+        check_faults([fault(**fields)], 60)
     assert caught.value.where == where
 
 
 def test_a_root_fills_the_places_that_a_scenario_left_open() -> None:
     faults = [fault("kill", process="x"), fault("stop", process="y", below_pid=7)]
     assert [f.below_pid for f in below(faults, 5)] == [5, 7]
-    check_faults(below(faults[:1], os.getpid()))
+    check_faults(below(faults[:1], os.getpid()), 60)
 
 
 def test_only_a_cut_needs_a_relay() -> None:
@@ -330,3 +342,33 @@ def test_a_cut_without_a_relay_is_a_problem_of_the_run() -> None:
 def test_a_relay_to_https_is_refused() -> None:
     with pytest.raises(UsageError, match="http://"):
         Relay("https://127.0.0.1:1")
+
+
+class Named(BaseHTTPRequestHandler):
+    """Answers 404 to all, and keeps which Host each POST named."""
+
+    hosts: ClassVar[set[str | None]] = set()
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.hosts.add(self.headers["Host"])
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.apart
+def test_requests_through_the_relay_name_the_target_as_their_host(tmp_path: Path) -> None:
+    faults = [{"at_s": 0.5, "action": "cut-link", "for_s": 0.1}]
+    scenario = parse_scenario(a_scenario(faults=faults, model="any", duration_s=1, warmup_s=0))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Named) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = f"localhost:{server.server_port}"
+        run(scenario, Target(f"http://{host}"), tmp_path / "out", quiet=True, report=False)
+        server.shutdown()
+    assert Named.hosts == {host}

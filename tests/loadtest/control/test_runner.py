@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -22,8 +22,10 @@ import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from typer.testing import CliRunner
 
-from loadtest.control import processes
+from loadtest.cli import app
+from loadtest.control import processes, runner
 from loadtest.control.processes import Generator
 from loadtest.control.runner import conclude, count_tokens, prepare, run, settle
 from loadtest.errors import ExitCode, InvalidRun, UsageError
@@ -61,11 +63,12 @@ def test_every_scheduled_request_has_one_row_by_the_worker_that_had_to_send_it(t
 @pytest.mark.apart
 def test_a_closed_loop_never_has_more_requests_in_flight_than_clients(target: Target, tmp_path: Path) -> None:
     arrival = {"law": "closed", "concurrency": 3, "max_requests": 200}
-    run(parse_scenario(a_scenario(arrival=arrival)), target, tmp_path / "out", quiet=True, report=False)
+    run(parse_scenario(a_scenario(arrival=arrival, workers=2)), target, tmp_path / "out", quiet=True, report=False)
     found = Finished(tmp_path / "out")
     assert found.failed_gates == set()
     assert found.summary.loop == "closed"
     assert found.ids() == list(range(200))
+    assert all(row.worker == row.id % 3 % 2 for row in found.rows)  # clients 0 and 2 are worker 0's, client 1 is worker 1's
     sent = [row for row in found.rows if row.sent_s is not None]
     assert all(row.state == "never_sent" and row.reason for row in found.rows if row.sent_s is None)
     steps = sorted([(row.sent_s, 1) for row in sent if row.sent_s is not None] + [(row.end_s, -1) for row in sent if row.end_s])
@@ -161,6 +164,43 @@ def test_an_interrupted_run_keeps_and_reports_what_was_sent(target: Target, tmp_
     assert psutil.wait_procs(children, timeout=WITHIN_S)[1] == []
 
 
+@pytest.mark.apart
+def test_a_run_that_is_interrupted_before_its_start_says_so(target: Target, tmp_path: Path) -> None:
+    command = Command(target, tmp_path, a_scenario(duration_s=60))
+    command.until(lambda: len(command.children()) > 0)
+    command.process.send_signal(signal.SIGINT)
+    assert command.end() == (ExitCode.UNDECIDED, "interrupted before the start; nothing was sent\n")
+    manifest = read_manifest(command.out)
+    assert (manifest.state, manifest.problems, command.has_rows()) == ("interrupted", [], False)
+    judged = CliRunner().invoke(app, ["verdict", str(command.out)])
+    assert (judged.exit_code, judged.output) == (ExitCode.UNDECIDED, "interrupted before the start; nothing was sent\n")
+
+
+@pytest.mark.apart
+def test_a_worker_that_dies_before_the_start_ends_the_run_as_its_manifest_says(target: Target, tmp_path: Path) -> None:
+    command = Command(target, tmp_path, a_scenario(workers=2, duration_s=60))
+    command.until(lambda: any("--worker" in child.cmdline() for child in command.children()))
+    next(child for child in command.children() if "--worker" in child.cmdline()).kill()
+    code, said = command.end()
+    assert code == ExitCode.INVALID
+    assert re.search(r"the run is invalid: worker process \d ended before the start: signal SIGKILL", said), said
+    manifest = read_manifest(command.out)
+    assert (manifest.state, command.has_rows()) == ("interrupted", False)
+    assert "ended before the start: signal SIGKILL" in manifest.problems[-1]
+
+
+@pytest.mark.apart
+def test_a_run_that_lasts_too_long_is_judged_by_what_it_left(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LATE_S", -13.0)  # it is ended 5 s after the start was told
+    code = run(parse_scenario(a_scenario(duration_s=8)), target, tmp_path / "out", quiet=True, report=False)
+    found = Finished(tmp_path / "out")
+    assert code == ExitCode.INVALID
+    assert (found.manifest.state, len(found.rows) > 0) == ("interrupted", True)
+    assert found.manifest.problems[-1] == "the generator did not end within 5 s of the start"
+
+
 @pytest.mark.slow
 def test_a_generator_whose_owner_is_killed_ends_too(target: Target, tmp_path: Path) -> None:
     command = Command(target, tmp_path, a_scenario(workers=2, duration_s=60))
@@ -186,7 +226,7 @@ def test_nothing_is_sent_when_the_owner_is_gone_before_the_start(target: Target,
 def test_a_generator_that_stands_still_is_ended(target: Target, tmp_path: Path) -> None:
     prepare(parse_scenario(a_scenario(duration_s=2)), target, tmp_path / "out", command=())
     with Generator(1, target, tmp_path / "out") as generator:
-        (master,) = [p for p in psutil.Process().children() if "locust" in p.cmdline()]
+        (master,) = [p for p in psutil.Process().children() if "loadtest.control.locust_command" in p.cmdline()]
         with pytest.raises(InvalidRun, match="did not end within"):
             generator.wait([], limit_s=3.0, on_start=[lambda _: master.suspend()], each=lambda: None)
     assert not master.is_running()
@@ -258,6 +298,15 @@ def test_answers_are_counted_with_the_tokenizer_where_there_is_a_text(tmp_path: 
     count_tokens(tmp_path, str(tmp_path / "tokenizer.json"))
     assert [row.retokenized for row in read_rows(tmp_path)] == [2, None, 4] * 4
     assert broken_seals(tmp_path, read_manifest(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("state", "problems"), [("finished", ["worker", "kill at 600 s"]), ("interrupted", ["worker"])])
+def test_a_fault_that_was_never_begun_is_a_problem_of_a_run_that_came_to_its_end(
+    state: Literal["finished", "interrupted"], problems: list[str], tmp_path: Path
+) -> None:
+    write_manifest(tmp_path, Manifest(state, {}, "", 0, "", "", 0.0, []))
+    settle(tmp_path, ["worker"], ["kill at 600 s"])
+    assert (read_manifest(tmp_path).state, read_manifest(tmp_path).problems) == (state, problems)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from loadtest.errors import UsageError
 from loadtest.judge.analysis import analyse
 from loadtest.judge.metrics import bounds_s, gaps_s
 from loadtest.judge.summary import Summary, interval, rate_interval
-from loadtest.records import Chunks, Row, ScheduledRequest, read_rows
+from loadtest.records import Chunks, Row, RunEvent, ScheduledRequest, read_rows
 from tests.loadtest.judge.written_runs import answered, ended, every_fourth, quantile, write_run
+from tests.loadtest.synthetic import write_lines
 
 
 def test_every_latency_of_a_run_of_equal_answers(tmp_path: Path) -> None:
@@ -226,6 +227,14 @@ def test_only_a_last_line_without_its_end_is_left_out(tmp_path: Path) -> None:
     (run / "rows.jsonl").write_bytes(whole + b'{"id": 1\n')
     with pytest.raises(UsageError, match=r"rows\.jsonl:11"):
         read_rows(run)
+
+
+def test_faults_that_did_not_happen_are_not_counted_as_injected(tmp_path: Path) -> None:
+    faults = [{"at_s": at_s, "action": "command", "command": ["true"]} for at_s in (1, 1.5, 60)]
+    run = write_run(tmp_path / "run", 20, faults=faults)
+    events = [RunEvent(1.0, "fault", "command: true"), RunEvent(1.1, "fault-end", "command: exit status 0")]
+    write_lines(run / "events.jsonl", [*events, RunEvent(1.5, "fault", "command: true"), RunEvent(1.6, "note", "it went wrong")])
+    assert "2 faults were injected on purpose." in analyse(run).threats
 
 
 def test_one_request_makes_no_infinite_rate(tmp_path: Path) -> None:

@@ -69,6 +69,22 @@ def test_single_prompts_and_a_column_of_them(tmp_path: Path) -> None:
     assert read_prompts(lines) == read_prompts(column) == (Record("", ("a",)), Record("", ("b",)))
 
 
+def test_a_record_with_calls_of_tools_and_parts_of_text_counts_as_what_its_user_said(tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url"}]},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "user", "content": "three"},
+    ]
+    shared = [{"from": "human", "value": "one"}, {"from": "function_call", "value": {"name": "f"}}, {"from": "gpt"}]
+    path = tmp_path / "tools.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in ({"messages": messages}, {"conversations": shared})))
+    assert read_prompts(path) == (Record("be brief", ("one\ntwo", "three")), Record("", ("one",)))
+
+
 @pytest.mark.parametrize(
     "before", [b"", b"\xef\xbb\xbf", b"\n", b"\xef\xbb\xbf \r\n" + b" " * 5000], ids=["none", "mark", "blank", "both"]
 )
@@ -160,6 +176,9 @@ def test_what_the_file_says_is_part_of_the_fingerprint_and_where_it_lies_is_not(
     [
         ('[{"conversations": [{"from": "human"}]}]', "record 1: must have conversations (from, value)"),
         ('{"text": "a"}\n', "record 1: must have conversations (from, value)"),
+        ('{"messages": [{"role": "user"}]}\n', "what a user or a system says must be text"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}\n', "what a user or a system says must be text"),
+        ('{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}\n', "says must be text"),
         ("[1, 2", "give a list of records, or one record a line"),
         ('{"prompt": "a"}\n\n{"prompt": "b"\n', "wrong.json:3: "),
         ('{"messages": []}\n', "in none of its 1 records does a user say anything"),

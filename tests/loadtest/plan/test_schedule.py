@@ -96,6 +96,19 @@ def test_parts_have_about_the_same_size() -> None:
         schedule.part(16, 16)
 
 
+@given(num=st.integers(1, 2000), num_workers=st.integers(1, 16), more=st.integers(0, 50))
+@settings(max_examples=60, deadline=None)
+def test_each_client_of_a_closed_loop_has_as_many_requests_as_the_others(num: int, num_workers: int, more: int) -> None:
+    concurrency = num_workers + more
+    schedule = Schedule([ScheduledRequest(i, None, "default", 1, 1) for i in range(num)])
+    parts = [schedule.part(worker, num_workers, concurrency=concurrency) for worker in range(num_workers)]
+    assert sorted((r for part in parts for r in part), key=lambda r: r.id) == schedule.requests
+    each, rest = divmod(num, concurrency)
+    for worker, part in enumerate(parts):  # clients are dealt out to the workers in turn, and requests to the clients
+        clients = range(concurrency)[worker::num_workers]
+        assert len(part) == sum(each + (client < rest) for client in clients)
+
+
 LAWS = st.builds(
     Length.model_construct,
     dist=st.sampled_from(["constant", "uniform", "exponential", "lognormal"]),

@@ -15,7 +15,7 @@ import gevent.monkey
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.wire.client import Client
+from loadtest.wire.client import Client, Heard
 from loadtest.wire.http_answer import HttpAnswer
 from loadtest.wire.target import Target
 from tests.loadtest.scripted import (
@@ -55,6 +55,38 @@ def test_what_goes_out_and_what_a_good_row_holds() -> None:
     assert sum(tokens for _, tokens in row.chunks) == 2
     assert [row.chunks[0][0], row.chunks[-1][0]] == pytest.approx([(t - known[0]) * 1000 for t in known[3:5]], abs=0.002)
     assert (row.text, row.text_sha256, row.server_id) == ("ab", hashlib.sha256(b"ab").hexdigest(), "cmpl-9")
+
+
+def test_the_host_is_the_targets_own_name_behind_a_relay_too() -> None:
+    seen: list[str] = []
+
+    def script(peer: Peer) -> None:
+        seen.append(peer.read_request()[1]["host"])
+        peer.send(CHUNKED, chunk(event("a") + DONE), b"0\r\n\r\n")
+
+    with client_of(script) as client:
+        client.ask(asked(), due_s=0.0)
+    with client_of(script, named="models.example:8000") as client:
+        client.ask(asked(), due_s=0.0)
+    assert [name.partition(":")[0] for name in seen] == ["127.0.0.1", "models.example"]
+    assert seen[1] == Target("http://models.example:8000/v1").authority
+
+
+def test_an_answer_is_over_when_its_body_has_ended_however_long_after_done() -> None:
+    heard: list[Heard] = []
+    ended_at: list[float] = []
+
+    def script(peer: Peer) -> None:
+        peer.answer(CHUNKED, chunk(event("a") + DONE))
+        threading.Event().wait(0.05)
+        ended_at.append(time.perf_counter())
+        peer.conn.sendall(b"0\r\n\r\n")
+
+    with client_of(script) as client:
+        row = client.ask(asked(), due_s=0.0, hear=heard.append)
+        assert row.end_s is not None
+        assert (row.state, heard[0].parsed.text) == ("ok", "a")
+        assert heard[0].over_s >= max(row.end_s, ended_at[0] - client.epoch - 1e-6)
 
 
 JSON_503 = "HTTP/1.1 503 Service Unavailable\nContent-Type: application/json\nRetry-After: 7\nContent-Length: 30\n"

@@ -193,6 +193,24 @@ def test_an_error_event_is_an_error_even_when_done_follows(wire: bytes, message:
     assert (parsed.text, parsed.error, parsed.chunks) == ("a", message, [(1.0, 1)])
 
 
+def test_each_choice_has_a_continuous_usage_of_its_own() -> None:
+    """Of n: 2, as vLLM streams it: an event for each choice with that choice's tokens so far, and their sum in the last usage."""
+
+    def of_choice(index: int, text: str, total: int) -> bytes:
+        usage = {"prompt_tokens": 7, "completion_tokens": total}
+        return event({"choices": [{"index": index, "text": text}], "usage": usage})
+
+    pieces = [(0, "a", 1), (1, "x", 1), (0, "bc", 3), (0, "d", 4), (1, "y", 2), (0, "e", 5), (1, "zz", 4)]
+    reads = [(float(k), of_choice(*piece)) for k, piece in enumerate(pieces)]
+    whole = parse_stream([*reads, (7.0, usage_only(9) + DONE)])
+    assert (whole.error, whole.text, whole.output_tokens) == ("", "abcde", 9)
+    assert whole.chunks == [(0.0, 1), (1.0, 1), (2.0, 2), (3.0, 1), (4.0, 1), (5.0, 1), (6.0, 2)]
+    cut = parse_stream(reads[:4])
+    assert (cut.error, cut.output_tokens, sum(num for _, num in cut.chunks)) == ("", 5, 5)
+    fell = parse_stream([*reads[:4], (4.0, of_choice(0, "f", 3) + DONE)])
+    assert fell.error == "usage.completion_tokens fell from 4 to 3"
+
+
 def test_a_stream_cut_without_done_is_incomplete_and_what_follows_done_is_ignored() -> None:
     assert not parse_stream([(1.0, completion("a") + b"data: [DONE]\n")]).complete
     assert parse_stream([(1.0, DONE + completion("late"))]).text == ""

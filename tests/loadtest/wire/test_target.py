@@ -12,7 +12,18 @@ from tests.loadtest.scripted import Script, Server
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8000", "ftp://h", "http://", "http://h:99999", "http://h/?x=1", "http://h\r\nx", "http://u:p@h"]
+    "url",
+    [
+        "localhost:8000",
+        "ftp://h",
+        "http://",
+        "http://h:99999",
+        "http://h/?x=1",
+        "http://h\r\nx",
+        "http://u:p@h",
+        "http://demo..svc:8000",
+        f"http://{'a' * 64}.svc",
+    ],
 )
 def test_a_bad_address_is_named(url: str) -> None:
     with pytest.raises(UsageError, match="is not like http://host:8000"):
@@ -61,6 +72,30 @@ def test_preflight_returns_the_model_and_what_the_target_is() -> None:
 def test_preflight_refuses_what_cannot_be_tested(answer: Script, model: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         preflight_of(answer, model=model)
+
+
+def test_a_list_without_an_envelope_is_a_list() -> None:
+    assert preflight_of(page([{"id": "tiny", "object": "model"}]), NO_PAGE)[1]["models"] == ["tiny"]
+    with pytest.raises(UsageError, match=r"'large' is not served at .*; it serves tiny"):
+        preflight_of(page([{"id": "tiny"}]), model="large")
+
+
+@pytest.mark.parametrize(("model", "api_key", "refused"), [("mine", "k", False), ("", "k", True), ("mine", "", True)])
+def test_a_key_that_may_not_list_models_needs_a_named_one(model: str, api_key: str, refused: bool) -> None:
+    pages = [page({"error": {"message": "Missing scopes"}}, "403 Forbidden"), *[NO_PAGE] * (not refused)]
+    server = Server(*pages)
+    target = Target(server.url, api_key)
+    if refused:
+        with pytest.raises(UsageError, match=r"--api-key: .* answers 403: Missing scopes; give the target's key"):
+            preflight(target, model)
+    else:
+        assert preflight(target, model)[1]["note"].endswith("answers 403: nobody checked that model 'mine' is served")
+    server.join()
+
+
+def test_a_name_that_cannot_be_looked_up_is_told() -> None:
+    with pytest.raises(UsageError, match=r"target: http://xn--a:80/v1/models: .*; is the server up, and the address right"):
+        preflight(Target("http://xn--a:80"), "m")
 
 
 def test_preflight_names_a_target_that_is_not_there() -> None:
