@@ -116,7 +116,7 @@ bench-long-prompts: .venv ## what prompts of 100,000 tokens do to short streams 
 bench-gpu: model .venv-cuda/.installed ## the fleet beside vLLM's own two servers on this machine's NVIDIA GPU; MODEL=ID_OR_PATH, without it the embedded model; 10 GB of disk
 	.venv-cuda/bin/python -m tests.gpu.compare $(if $(MODEL),--model "$(MODEL)")
 
-bench-batching: model ## static against continuous batching: throughput, latency, KV memory (2.5 hours)
+bench-batching: model ## static against continuous batching: throughput, latency, KV memory (hours)
 	$(BIN)/python -m benchmarks.batching
 
 bench-batch: model ## prompts through fixed batches, our Beam handler and our command line: CPU-hours and simulated GPU-hours (15 minutes)
