@@ -27,7 +27,8 @@ class ProtocolSettings(Section):
     """The links between ingress and replicas: who may connect, how much may wait, when one counts as lost."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address a replica listens on. 0.0.0.0 on a cluster, or :: with IPv6; both need cluster_token_file."""
+    """Address a replica listens on. 0.0.0.0 on a cluster, or :: with IPv6; both need cluster_token_file. The Helm
+    chart sets 0.0.0.0: its cluster needs IPv4, or IPv4 and IPv6 (dual-stack)."""
     port: Int = Field(default=0, ge=0, le=65535)
     """Port a replica listens on, so that firewalls can name it; needs one replica per node. 0: any free one."""
     cluster_token_file: AbsolutePath | None = None

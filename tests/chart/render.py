@@ -158,3 +158,12 @@ def merged(*several: Values) -> dict[str, Any]:
             both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
             result[key] = merged(result[key], value) if both else value
     return result
+
+
+def types_of(value: Any) -> Any:
+    """Return what is in a manifest with the name of its type in place of each value: of equal manifests that are equal, a name that reads
+    like a number is no text.
+    """
+    if isinstance(value, Mapping):
+        return {key: types_of(entry) for key, entry in value.items()}
+    return [types_of(entry) for entry in value] if isinstance(value, list) else type(value).__name__

@@ -11,11 +11,11 @@ import yaml
 
 from serve_app.cli.batch import run as command
 from tests.chart.places import MAPPING, MOUNT, TOLERATION, VARIABLE, VOLUME, Row, images, only, resources
-from tests.chart.render import Object, Refused, Rendered, at, merged, tool
+from tests.chart.render import Object, Refused, Rendered, at, merged, tool, types_of
 from tests.chart.render import render as render_chart
 from tests.chart.schemas import kubeconform_schemas
 from tests.chart.test_generated import leaves
-from tests.chart.test_network import CLIENT, DNS, NEIGHBOUR, NODE_CREDENTIALS, End, reaches
+from tests.chart.test_network import CLIENT, DNS, NEIGHBOUR, NODE_CREDENTIALS, POD_IDENTITY, End, reaches
 from tests.chart.test_security import beyond_restricted, not_restricted
 from tools.batch_chart_schema import CHART, values_schema
 from tools.chart_schema import descriptions
@@ -97,7 +97,7 @@ ROWS: list[Row] = [
     ("networkPolicies.targetPorts", [444], lambda r: egress(r)[0]["ports"], TCP_444, {}),
     ("networkPolicies.dns", PEER, lambda r: egress(r)[1]["to"], PEER, {}),
     ("networkPolicies.inputCidrs", ["10.1.0.0/16"], lambda r: egress(r)[2]["to"], PEER, URL),
-    ("networkPolicies.inputPorts", [444], lambda r: egress(r)[2]["ports"], TCP_444, URL),
+    ("networkPolicies.inputPorts", [444], lambda r: [p["port"] for p in egress(r)[2]["ports"]], [444, 443], URL),
 ]
 
 
@@ -201,6 +201,7 @@ def test_a_name_that_leaves_no_room_is_refused() -> None:
 
 OURS = End(labels=(("app.kubernetes.io/name", "batch"), ("app.kubernetes.io/instance", "demo")))
 TARGET, OUTSIDE = End("serving", (("app", "x"),)), End(address="3.3.3.3")
+GKE_METADATA = End(address="169.254.169.252")
 
 
 def test_the_pod_reaches_its_service_and_nothing_else_and_nobody_reaches_it() -> None:
@@ -212,3 +213,41 @@ def test_the_pod_reaches_its_service_and_nothing_else_and_nobody_reaches_it() ->
     assert [end for end in (CLIENT, NEIGHBOUR) if reaches(found, end, OURS, 8010)] == []
     assert reaches(render(URL), OURS, OUTSIDE, 443)
     assert not reaches(render(URL), OURS, NODE_CREDENTIALS, 443)
+
+
+@pytest.mark.parametrize(
+    ("batch", "ports"),
+    [
+        ({"input": "http://h/in.jsonl"}, [80, 443]),
+        ({"input": "http://h:8080/in.jsonl?at=https://x:1"}, [443, 8080]),
+        ({"input": "https://h:8443/in.jsonl"}, [443, 8443]),
+        ({"input": "https://h:8443?name=in.jsonl"}, [443, 8443]),
+        ({"output": "s3://b/o.jsonl?region=r"}, [443]),
+        ({"output": "s3://b/o.jsonl?region=r&endpoint_override=minio:9000&scheme=http"}, [443, 9000]),
+        ({"output": "s3://b/o.jsonl?endpoint_override=minio%3A9000"}, [443, 9000]),
+        ({"output": "s3://b/o.jsonl?scheme=http&endpoint_override=minio"}, [80, 443]),
+        ({"input": "https://h:8443/in.jsonl", "output": "gs://b/o.jsonl?endpoint_override=gcs:4443"}, [443, 4443, 8443]),
+    ],
+    ids=str,
+)
+def test_the_pod_reaches_a_url_at_its_port(batch: dict[str, str], ports: list[int]) -> None:
+    found = render(at("batch", batch))
+    assert [port for port in (80, 443, 4443, 8080, 8443, 9000) if reaches(found, OURS, OUTSIDE, port)] == ports
+
+
+@pytest.mark.parametrize(
+    ("given", "pod_identity", "metadata"),
+    [("https://h/in.jsonl", False, False), ("s3://b/in.jsonl", True, False), ("gs://b/in.jsonl", False, True)],
+)
+def test_the_pod_reaches_the_credentials_of_its_object_store(given: str, pod_identity: bool, metadata: bool) -> None:
+    found = render(at("batch.input", given))
+    assert reaches(found, OURS, POD_IDENTITY, 80) is pod_identity
+    assert [reaches(found, OURS, NODE_CREDENTIALS, 80), reaches(found, OURS, GKE_METADATA, 988)] == [metadata] * 2
+    assert not reaches(found, OURS, NODE_CREDENTIALS, 443)
+
+
+@pytest.mark.parametrize("release", ["20260730", "true"])
+def test_a_release_may_be_called_like_a_number(release: str) -> None:
+    found = render(release=release)
+    assert types_of(found.objects) == types_of(render().objects)
+    assert {o["metadata"]["labels"]["app.kubernetes.io/instance"] for o in found.objects} == {release}

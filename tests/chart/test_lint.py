@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.config.checks import RESERVED_PORTS
+from tests.chart.folder_rows import FOLDERS
 from tests.chart.lint_rows import EDGE, EFFECT, IMAGES, PODS, SCALING, WEIGHTS, Check
 from tests.chart.places import ALB
 from tests.chart.render import Refused, at, merged, models, render
@@ -32,6 +33,7 @@ CHECKS: list[Check] = [
     *EFFECT,
     *SCALING,
     *WEIGHTS,
+    *FOLDERS,
     (
         "more replicas than there may be",
         models(MODEL | {"replicas": {"min": 3, "max": 2}}),

@@ -15,7 +15,7 @@ from loadtest.cli import app
 from loadtest.plan.scenario import load_scenario
 from loadtest.proof.truth.settings import load_law
 from tests.chart.loadtest_chart import CHART, CI_FILES, KEY, PODS, S3, WEB, master, render, render_file, template, worker
-from tests.chart.render import Object, Rendered, at, merged, tool
+from tests.chart.render import Object, Rendered, at, merged, tool, types_of
 from tests.chart.schemas import kubeconform_schemas
 from tests.chart.test_network import CLIENT, DNS, NEIGHBOUR, NODE_CREDENTIALS, POD_IDENTITY, End, reaches
 from tests.chart.test_security import ACCEPTED, beyond_restricted, containers, not_restricted
@@ -52,6 +52,12 @@ def test_every_pod_is_restricted_and_none_is_overlooked(rendered: Rendered, requ
     wrong = {where: [*not_restricted(t["spec"]), *beyond_restricted(t["spec"])] for where, t in pods.items()}
     address = ["run: TARGET_URL comes from a secret"] if "TARGET_URL" in str(wrong) else []  # an address, where it is asked for
     assert wrong == {where: address if where == "Job demo-1" else [] for where in pods}
+
+
+@pytest.mark.parametrize("values", [merged(S3, PODS, KEY), {}, WEB], ids=["s3", "job", "web"])
+@pytest.mark.parametrize("release", ["true", "null", "off"])
+def test_a_release_may_be_called_like_what_is_no_text(values: dict[str, Any], release: str) -> None:
+    assert types_of(render(values, release=release).objects) == types_of(render(values).objects)
 
 
 def test_selectors_find_their_pods_and_only_one_run(rendered: Rendered) -> None:

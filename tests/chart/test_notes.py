@@ -70,6 +70,14 @@ def test_what_an_ingress_controller_must_be_told_is_announced(ingress: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("config", "num_bytes"), [({}, 10 << 20), ({"batch": {"files": "s3://b/p"}}, (200 << 20) + (64 << 10))], ids=str
+)
+def test_another_controller_is_to_take_uploads_where_there_are_any(config: dict[str, Any], num_bytes: int) -> None:
+    printed = notes(merged(at("ingress", {"enabled": True, "className": "traefik"}), at("config.ingress", config)))
+    assert f"bodies of {num_bytes} bytes" in printed
+
+
+@pytest.mark.parametrize(
     ("given", "said"), [("https://h/in.jsonl?signature=secret", "the URL batch.input"), ("in.jsonl", "/data/in.jsonl")]
 )
 def test_a_presigned_url_is_not_told(given: str, said: str) -> None:

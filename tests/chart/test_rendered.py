@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from serve_app.application import serve_config
 from serve_app.cli.manifests import manifest_problems
 from serve_app.config import parse_settings
 from serve_app.ingress.app import VLLM_ROUTES, WITHOUT_KEY
+from serve_app.ingress.sagemaker import INVOCATIONS, PING
 from tests.chart.places import ALB, HUB, LOADED, MONITORS, OUTSIDE, ROUTE, S3, TOLERATION, annotations
-from tests.chart.render import CI_FILES, Object, Rendered, at, merged, models, render, tool
+from tests.chart.render import CHART, CI_FILES, Object, Rendered, at, merged, models, render, tool
 from tests.chart.schemas import kubeconform_schemas
 
 ALL = [pytest.param(render_file, id=render_file.stem) for render_file in CI_FILES]
@@ -212,6 +214,15 @@ def test_the_world_reaches_every_route_of_the_api_and_no_other() -> None:
     assert {route for route, reached in own.items() if not reached} == WITHOUT_KEY
 
 
+def test_the_world_reaches_the_routes_of_sagemaker_where_there_are_any() -> None:
+    routes = {"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}}
+    made = render(merged(routes, at("config.ingress.sagemaker_routes", True)))
+    paths = {path["path"] for path in made.of("Ingress")[""]["spec"]["rules"][0]["http"]["paths"]}
+    assert {match["path"]["value"] for match in made.of("HTTPRoute")[""]["spec"]["rules"][0]["matches"]} == paths
+    plain = render(routes).of("Ingress")[""]["spec"]["rules"][0]["http"]["paths"]
+    assert paths - {path["path"] for path in plain} == {PING, INVOCATIONS}
+
+
 def test_numbers_are_whole_however_large() -> None:
     """Helm holds numbers as floats, which would print as 1.048576e+07."""
     config = render(merged(at("config.ingress.max_body_bytes", 10485760), at("config.protocol.max_frame_bytes", 1 << 30))).config
@@ -219,6 +230,13 @@ def test_numbers_are_whole_however_large() -> None:
     room = merged(*(at(f"{pods}.shmSize", "2Gi") for pods in ("head", "ingressPods", "modelPods")))
     store = render(merged(room, at("objectStore.bytes", 1 << 31))).group("head")["rayStartParams"]
     assert store["object-store-memory"] == str(1 << 31)
+
+
+def test_the_runbook_forwards_to_the_services_port_by_its_name() -> None:
+    """The number is a value."""
+    runbook = (CHART.parents[1] / "docs" / "runbook.md").read_text(encoding="utf-8")
+    (port,) = render(at("service.port", 81)).of("Service")[""]["spec"]["ports"]
+    assert set(re.findall(r"port-forward svc/\$NAME \d+:(\w+)", runbook)) == {port["name"]}
 
 
 NAMES = (
@@ -337,6 +355,22 @@ def test_an_aws_load_balancer_takes_the_health_check() -> None:
     interval, timeout = (int(found[f"alb.ingress.kubernetes.io/healthcheck-{name}-seconds"]) for name in ("interval", "timeout"))
     assert 2 <= timeout < interval == 5
     assert found["alb.ingress.kubernetes.io/healthcheck-path"] == "/readyz"
+
+
+@pytest.mark.parametrize(
+    ("ingress", "num_bytes"),
+    [
+        ({}, 10485760),
+        ({"batch": None}, 10485760),
+        ({"max_body_bytes": 1000, "batch": {"files": "s3://b/p"}}, (200 << 20) + (64 << 10)),
+        ({"batch": {"files": "s3://b/p", "max_file_bytes": 1 << 30}}, (1 << 30) + (64 << 10)),
+        ({"max_body_bytes": 2 << 30, "batch": {"files": "s3://b/p"}}, 2 << 30),
+    ],
+    ids=str,
+)
+def test_nginx_takes_the_largest_body_and_the_largest_upload_with_its_form(ingress: dict[str, Any], num_bytes: int) -> None:
+    made = render(merged(at("ingress", {"enabled": True, "className": "nginx"}), at("config.ingress", ingress)))
+    assert annotations("Ingress")(made)["nginx.ingress.kubernetes.io/proxy-body-size"] == str(num_bytes)
 
 
 def test_two_releases_under_one_parent_select_their_own_pods_by_their_own_names() -> None:

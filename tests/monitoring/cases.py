@@ -199,7 +199,9 @@ CASES: dict[str, Case] = {
     ),
     "ServeAppBatchStandsStill": Case(
         {
-            f'serve_app_batches{{{JOB},status="in_progress"}}': "2x90",
+            # Two ingresses that share a database tell the same batches.
+            f'serve_app_batches{{{JOB},instance="a",status="in_progress"}}': "2x90",
+            f'serve_app_batches{{{JOB},instance="b",status="in_progress"}}': "2x90",
             f'serve_app_batch_lines_total{{{JOB},outcome="ok"}}': "5x90",
         },
         "2 batches are in progress, and none of their lines was answered in 30 minutes.",

@@ -14,6 +14,7 @@ from tools.monitoring.alerts import ALERTS
 from tools.monitoring.decisions import DECISIONS
 from tools.monitoring.facts import filled
 from tools.monitoring.gpus import GPUS
+from tools.monitoring.overview import OVERVIEW
 from tools.monitoring.panels import Row
 from tools.monitoring.rules import rules_file
 from tools.observe import tool
@@ -94,6 +95,15 @@ def test_the_row_of_gpus_shows_those_of_the_releases_own_pods(tmp_path: Path, pr
     own, other = "serve-app-abcde-model-chat-worker-x", "serve-app-2-abcde-model-chat-worker-x"
     given = {of(own, 0): "40", of(other, 1): "50", up("serve-app", own): "1", up("serve-app-2", other): "1"}
     shows(tmp_path, GPUS, "Temperature", given, {'{Hostname="n1", gpu="0"}': 40})
+
+
+@promtool
+def test_the_overview_counts_alerts_of_gpus_too(tmp_path: Path) -> None:
+    """They have the job of the release's other pods. Of another release, and of what does not fire yet, nothing."""
+    alerts = [("local/serve-app-ingress", "ServeAppDown", "firing"), ("local/serve-app-ray", "ServeAppGpuFails", "firing")]
+    alerts += [("local/serve-app-2-ray", "ServeAppGpuFails", "firing"), ("local/serve-app-ray", "ServeAppGpuIsHot", "pending")]
+    given = {f'ALERTS{{job="{job}",alertname="{name}",alertstate="{state}"}}': "1" for job, name, state in alerts}
+    shows(tmp_path, OVERVIEW.rows[0], "Alerts that fire", given, {"{}": 2})
 
 
 @promtool

@@ -174,7 +174,8 @@ STUCK = (
         "ServeAppBatchStandsStill",
         "warning",
         "30m",
-        f'sum by (job) (serve_app_batches{{{IN_JOB},status="in_progress"}}) > 0'
+        # Ingresses that share a database each tell all of its batches.
+        f'max by (job) (serve_app_batches{{{IN_JOB},status="in_progress"}}) > 0'
         f" unless on (job) ({_increase('serve_app_batch_lines_total', '30m', by='job')} > 0)",
         "{{ $value }} batches are in progress, and none of their lines was answered in 30 minutes.",
         "batch",

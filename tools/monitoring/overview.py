@@ -7,6 +7,9 @@ from tools.monitoring.slo import BAD, COUNTED, SLOS
 _ERRORS = f"sum by (model) (rate(serve_app_requests_total{{{MODEL},{BAD}}}[{RATE}]))"
 _COUNTED = f"sum by (model) (rate(serve_app_requests_total{{{MODEL},{COUNTED}}}[{RATE}]))"
 
+_ANY_JOB = 'job=~"$namespace/$release-(ingress|ray)"'
+"""Alerts of GPUs have the job of the release's other pods."""
+
 
 def _stat(
     title: str, shown: dict[str, str], unit: str, text: str, limits: tuple[float | str, ...], *, quiet: bool = False
@@ -27,7 +30,7 @@ OVERVIEW = Board(
             (
                 _stat(
                     "Alerts that fire",
-                    {"": f'count(ALERTS{{alertname=~"ServeApp.*",alertstate="firing",{JOB}}}) or vector(0)'},
+                    {"": f'count(ALERTS{{alertname=~"ServeApp.*",alertstate="firing",{_ANY_JOB}}}) or vector(0)'},
                     "short",
                     "Of this release. Their names and summaries are in Alertmanager and in Prometheus, at /alerts.",
                     (1, 1),

@@ -1,6 +1,6 @@
 {{- define "batch.selectorLabels" -}}
 app.kubernetes.io/name: batch
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "batch.labels" -}}
@@ -26,9 +26,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end }}
 
-{{- /* Whether the pod reads or writes at a URL: true or nothing. */}}
-{{- define "batch.hasUrl" -}}
-{{- if contains "://" (print .Values.batch.input .Values.batch.output) }}true{{ end -}}
+{{- /* The URLs at which the pod reads and writes, each with a space behind it. */}}
+{{- define "batch.urls" -}}
+{{- range list .Values.batch.input .Values.batch.output }}{{ if contains "://" . }}{{ . }} {{ end }}{{ end -}}
+{{- end }}
+
+{{- /* The ports of those URLs, as a YAML list. An object store on another server has its address in endpoint_override. */}}
+{{- define "batch.urlPorts" -}}
+{{- range include "batch.urls" . | trim | splitList " " }}
+{{- $server := regexFind "^[a-z0-9]+://[^/?#]*" . }}
+{{- $is_plain := hasPrefix "http://" . }}
+{{- if regexMatch "^(s3|gs)://" . }}
+{{- $server = regexFind "[?&]endpoint_override=[^&]*" . | replace "%3A" ":" | replace "%3a" ":" }}
+{{- $is_plain = regexMatch "[?&]scheme=http(&|$)" . }}
+{{- end }}
+- {{ regexFind ":[0-9]+$" $server | trimPrefix ":" | default (ternary "80" "443" $is_plain) | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "batch.input" -}}

@@ -2,7 +2,7 @@
 
 {{- define "loadtest.selectorLabels" -}}
 app.kubernetes.io/name: loadtest
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "loadtest.labels" -}}

@@ -62,7 +62,7 @@
 
 {{- define "loadtest.masterVolumes" -}}
 - name: scenario
-  configMap: {name: {{ .Release.Name }}-scenario, defaultMode: 0444}
+  configMap: {name: {{ printf "%s-scenario" .Release.Name | quote }}, defaultMode: 0444}
 {{ include "loadtest.resultsVolume" . }}
 {{- if include "loadtest.listsPods" . }}
 - name: kube-api-access

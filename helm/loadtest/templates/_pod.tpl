@@ -19,7 +19,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  serviceAccountName: {{ .root.Release.Name }}
+  serviceAccountName: {{ .root.Release.Name | quote }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   restartPolicy: {{ .restart }}

@@ -60,8 +60,15 @@ minReplicas: 0
 maxReplicas: 10000
 {{- end }}
 
+{{- /* The size limit of an ingress pod's /tmp. Ingresses that share batches keep there what they receive, read and send of the files. */}}
+{{- define "serve-app.ingressTmpSize" -}}
+{{- $batch := dig "ingress" "batch" dict .Values.config | default dict -}}
+{{- $stored := ternary (dig "max_stored_bytes" 21474836480 $batch) 0 (hasKey $batch "files") | int64 -}}
+{{ .Values.ingressPods.tmpSize | default (printf "%dGi" (add 4 (div (add $stored 1073741823) 1073741824))) }}
+{{- end }}
+
 {{- define "serve-app.ingressGroup" -}}
-{{- $pods := .Values.ingressPods -}}
+{{- $pods := set (deepCopy .Values.ingressPods) "tmpSize" (include "serve-app.ingressTmpSize" .) -}}
 {{- $t := include "serve-app.timeouts" . | fromYaml -}}
 {{- $replicas := dig "ingress" "replicas" dict .Values.config -}}
 {{- $min := dig "min" 1 $replicas | int -}}

@@ -127,7 +127,17 @@ seccompProfile: {type: RuntimeDefault}
           items: [{path: namespace, fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}]
 {{- end }}
 
-{{- /* What the world may ask. /metrics and the probes take no key, and stay inside the cluster. */}}
+{{- /* What the world may ask. /metrics and the probes take no key, and stay inside the cluster; /ping is part of SageMaker's API. */}}
 {{- define "serve-app.publicPaths" -}}
-[/v1, /generate, /tokenize, /detokenize, /version]
+[/v1, /generate, /tokenize, /detokenize, /version{{ if dig "ingress" "sagemaker_routes" false .Values.config }}, /invocations, /ping{{ end }}]
+{{- end }}
+
+{{- /* Bytes of the largest body that the ingress takes: with batches a whole upload, which is the file and 64 KiB of its form
+(_FORM_BYTES of serve_app/batch/files_api.py). */}}
+{{- define "serve-app.maxBodyBytes" -}}
+{{- $body := dig "ingress" "max_body_bytes" 10485760 .Values.config | int64 -}}
+{{- with dig "ingress" "batch" dict .Values.config -}}
+{{- $body = max $body (add 65536 (dig "max_file_bytes" 209715200 . | int64)) -}}
+{{- end -}}
+{{ $body }}
 {{- end }}

@@ -82,6 +82,15 @@ file, nor another variable. Args: name, value. */}}
 {{- end -}}
 {{- end }}
 
+{{- /* Args: named (whose path it is, for the sentence), path, paths (of the downloads). A download brings all that is below its path. */}}
+{{- define "serve-app.lintFetched" -}}
+{{- $path := .path -}}{{- $is_fetched := false -}}
+{{- range .paths }}{{ if hasPrefix (printf "%s/" .) (printf "%s/" $path) }}{{ $is_fetched = true }}{{ end }}{{ end -}}
+{{- if not $is_fetched -}}
+{{- list "weights-not-fetched" (printf "%s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s or of a folder above it, or name the claim that has it" .named (join ", " .paths | default "nothing") (trimPrefix "/models/" $path)) | toJson | nindent 0 -}}
+{{- end -}}
+{{- end }}
+
 {{- /* Serving pods reach no model hub: what they load is in the image, or in the weights volume. */}}
 {{- define "serve-app.lintWeights" -}}
 {{- $open := or (not .Values.networkPolicies.enabled) .Values.networkPolicies.extraEgress -}}
@@ -96,8 +105,8 @@ file, nor another variable. Args: name, value. */}}
 {{- if hasSuffix "/" $model.model -}}
 {{- list "weights-path-with-slash" (printf "%s.model is %s: write %s, by which its download is found" $model.at $model.model (trimSuffix "/" $model.model)) | toJson | nindent 0 -}}
 {{- end -}}
-{{- if and $w.enabled (not (or $w.existingClaim (has $model.model $paths))) -}}
-{{- list "weights-not-fetched" (printf "%s.model is %s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s, or name the claim that has it" $model.at $model.model (join ", " $paths | default "nothing") (trimPrefix "/models/" $model.model)) | toJson | nindent 0 -}}
+{{- if and $w.enabled (not $w.existingClaim) -}}
+{{- include "serve-app.lintFetched" (dict "named" (printf "%s.model is %s" $model.at $model.model) "path" $model.model "paths" $paths) -}}
 {{- end -}}
 {{- end -}}
 {{- range $name, $adapter := $model.adapters | default dict -}}
@@ -106,11 +115,7 @@ file, nor another variable. Args: name, value. */}}
 {{- if not $w.enabled -}}
 {{- list "weights-not-enabled" (printf "%s, but weights.enabled is false: enable it, and fetch the adapter there or name an existing claim" $named) | toJson | nindent 0 -}}
 {{- else if not $w.existingClaim -}}
-{{- $is_fetched := false -}}
-{{- range $paths }}{{ if hasPrefix (printf "%s/" .) (printf "%s/" $adapter.path) }}{{ $is_fetched = true }}{{ end }}{{ end -}}
-{{- if not $is_fetched -}}
-{{- list "weights-not-fetched" (printf "%s, but weights.downloads fetches %s and weights.existingClaim is empty: nothing would be there; add a download with path %s or of a folder above it, or name the claim that has it" $named (join ", " $paths | default "nothing") (trimPrefix "/models/" $adapter.path)) | toJson | nindent 0 -}}
-{{- end -}}
+{{- include "serve-app.lintFetched" (dict "named" $named "path" $adapter.path "paths" $paths) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -76,6 +76,25 @@
 {{- end -}}
 {{- end }}
 
+{{- /* The root of an ingress pod is read-only: what it writes lies below a mount. Of two mounts above a folder the longer one counts. */}}
+{{- define "serve-app.lintFolders" -}}
+{{- $pod := (include "serve-app.ingressGroup" . | fromYaml).template.spec -}}
+{{- range $key := list "batch" "ledger" -}}
+{{- with (dig "ingress" $key dict $.Values.config | default dict).dir -}}
+{{- $folder := clean . -}}{{- $longest := "" -}}{{- $is_writable := false -}}
+{{- range (first $pod.containers).volumeMounts -}}
+{{- $mount := clean .mountPath -}}
+{{- if and (hasPrefix (printf "%s/" $mount) (printf "%s/" $folder)) (gt (len $mount) (len $longest)) -}}
+{{- $longest = $mount -}}{{- $is_writable = not .readOnly -}}
+{{- end -}}
+{{- end -}}
+{{- if not $is_writable -}}
+{{- list "folder-not-writable" (printf "config.ingress.%s.dir is %s, but the pod's root is read-only, and ingressPods.extraVolumeMounts mounts nothing there that it may write to: add a volume to ingressPods.extraVolumes, and mount it there or above" $key .) | toJson | nindent 0 -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{- /* Args: path (of the values), spec (of the pod). */}}
 {{- define "serve-app.lintPodTemplate" -}}
 {{- $path := .path -}}

@@ -1,6 +1,6 @@
 {{- /* Metadata of a policy. Args: root, name. */}}
 {{- define "loadtest.policyMetadata" -}}
-name: {{ .root.Release.Name }}-{{ .name }}
+name: {{ printf "%s-%s" .root.Release.Name .name | quote }}
 labels:
   {{- include "loadtest.labels" .root | nindent 2 }}
 {{- end }}
