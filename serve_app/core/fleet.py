@@ -144,7 +144,7 @@ class FleetState:
         request.prefix, request.adapter, request.background = event.prefix, event.adapter, event.background
         request.arrived_at = request.waiting_since = now
         if len(self.waiting) >= self.settings.max_waiting_requests and self._routing.pick(request, self.replicas) is None:
-            self._reject()
+            self._reject(request)
             return [FailRequest(request.request_id, self._refusals.queue_full(len(self.waiting)))]
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
@@ -316,7 +316,7 @@ class FleetState:
                 continue
             del self.waiting[request.request_id], self.requests[request.request_id]
             if request.attempt < 0:
-                self._reject()
+                self._reject(request)
             else:
                 self.outcomes["failed"] += 1
             failed.append(FailRequest(request.request_id, error))
@@ -382,9 +382,9 @@ class FleetState:
         if outcome == "complete":
             self.tally.answer(request)
 
-    def _reject(self) -> None:
+    def _reject(self, request: RequestState) -> None:
         self.outcomes["rejected"] += 1
-        self.tally.rejected += 1
+        self.tally.rejected += not request.background
 
     def _release(self, request: RequestState) -> None:
         """Take the request off its replica; its credit and outstanding tokens come back."""
