@@ -77,6 +77,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     ends: list[str]
     """Why each of these ended: a finish reason, an outcome, ``moved``, or how the link to the replica ended."""
     prompt_tokens: int
+    """Of each prompt once, however many choices or beams it has. Of a beam search over a list of prompts: of the first prompt alone."""
     output_tokens: int
     """That the engines gave and no replay repeated. Of an answer that a stop string ends, tokens behind it may count."""
     queued_s: float | None

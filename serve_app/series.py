@@ -88,7 +88,8 @@ TABLE = (
         "histogram",
         ("model", "way"),
         "How long a request that lost its replica stood still: from when the ingress lost the link, or ejected the silent replica, "
-        "to the next new token for the client. By how it went on: continue, replay, or restart where no token had been sent.",
+        "to the next new token for the client. By how it went on: continue, replay, or restart where no token had been sent. "
+        "A move off a draining replica counts, too, from the move on.",
     ),
     Series("gpus", "gauge", _MODEL, "GPUs of the replicas that this ingress has links to; their sum over time is GPU-seconds."),
     Series(

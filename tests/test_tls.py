@@ -273,6 +273,42 @@ async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon(tmp_pa
 
 
 @in_loop
+async def test_a_replica_that_reads_again_in_time_keeps_its_link(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    replica = await start_replica(settings(), "a", tls=replicas(tls))
+    replica.server.engine = engine = Recorder()
+    probe = Probe(send_buffer_bytes=1 << 20, stuck_after_s=60.0)
+    link = await probe.connect(replica.lease.port, tls=ingresses(tls).context())
+    replica.relay.freeze()
+    num_sent = 0
+    while link.can_send():
+        link.write(link.connection.send_add(f"r{num_sent}@0", [b"x" * (1 << 18)]))
+        num_sent += 1
+        await asyncio.sleep(0)
+    replica.relay.thaw()
+    await until(lambda: len(engine.told) == num_sent)
+    assert (probe.lost, probe.room, link.can_send()) == ([], 1, True)
+    await replica.close()
+
+
+@in_loop
+async def test_an_ingress_that_reads_again_in_time_keeps_its_link(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path, "fleet")
+    replica = await start_replica(
+        settings(protocol={"max_frame_bytes": 1 << 20, "send_buffer_bytes": 1 << 20}), "a", tls=replicas(tls)
+    )
+    probe = await linked(replica, ingresses(tls))
+    num_before = len(probe.messages)
+    replica.relay.freeze()
+    for _ in range(32):  # more than the buffers of four sockets hold
+        replica.engine.emit_outputs(0, [b"x" * (1 << 19)])
+    replica.relay.thaw()
+    await until(lambda: len(probe.messages) == num_before + 32)
+    assert probe.link.is_open()
+    await replica.close()
+
+
+@in_loop
 async def test_a_replica_that_stops_says_goodbye(tmp_path: Path) -> None:
     tls = make_tls(tmp_path, "fleet")
     replica = await start_replica(settings(), "a", tls=replicas(tls))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from serve_app.core.request import RequestState, Resume, Trial
-from serve_app.core.routing import Choice, ReplicaState, RoutingPolicy
+from serve_app.core.routing import Choice, Reason, ReplicaState, RoutingPolicy, rank_of
 
 WINDOW_SHARE = 0.5
 """The window's part of the budget that is left when the ingress hears of the drain."""
@@ -76,8 +76,7 @@ class Drains:
             if left and now >= (planned_at := drain.next_at(len(left))):
                 limit = MAX_UNANSWERED if now < drain.late_at else MAX_UNANSWERED_LATE
                 for request in _most_urgent(left):
-                    target = routing.pick(request, replicas)
-                    if target is not None and takes_moved(target.replica, limit):
+                    if (target := _target(request, replicas, routing, limit)) is not None:
                         return Move(request, replica_id, target, planned_at)
         return None
 
@@ -98,10 +97,23 @@ def movable(requests: Iterable[RequestState]) -> list[RequestState]:
     return [r for r in requests if r.trial is Trial.NONE and (r.resume is not Resume.NEVER or not r.emitted_ids)]
 
 
+def _target(
+    request: RequestState, replicas: Mapping[str, ReplicaState], routing: RoutingPolicy, max_unanswered: int
+) -> Choice | None:
+    """Return where the request moves to: routing's choice, or, where that takes no moved request now, the least loaded that does."""
+    choice = routing.pick(request, replicas)
+    if choice is None or takes_moved(choice.replica, max_unanswered):
+        return choice
+    others = (r for r in replicas.values() if r.takes(request) and takes_moved(r, max_unanswered))
+    least = min(others, key=rank_of, default=None)
+    return None if least is None else Choice(least, Reason.SPREAD)
+
+
 def takes_moved(replica: ReplicaState, max_unanswered: int) -> bool:
     """Return whether a moved request would be computed at once: on a full engine it would be silent, where it is it streams on."""
-    unanswered = sum(r.lost_at is not None for r in replica.held.values())
-    return replica.has_room() and replica.waiting == 0 and unanswered < max_unanswered
+    if not replica.has_room() or replica.waiting:
+        return False
+    return sum(r.lost_at is not None for r in replica.held.values()) < max_unanswered
 
 
 def _most_urgent(requests: Iterable[RequestState]) -> list[RequestState]:

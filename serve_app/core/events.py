@@ -92,10 +92,14 @@ class LinkEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """The link to a replica ended; a second one finds nothing."""
+    """The link to a replica ended; a second one finds nothing.
+
+    ``unsent``: ids of attempts that were never written to the link. They cannot have caused its end.
+    """
 
     replica_id: str
     end: LinkEnd
+    unsent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

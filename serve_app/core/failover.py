@@ -3,7 +3,7 @@
 Pure. Only ``FleetState`` calls this module: it knows who holds what and who waits, this module knows who may go on and from where.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from serve_app.core.events import LinkEnd
 from serve_app.core.fleet_settings import FleetSettings
@@ -28,15 +28,20 @@ class Failover:
         self._settings = settings
         self._quarantine = quarantine
 
-    def take_back(self, replica: ReplicaState, end: LinkEnd, *, now: float) -> tuple[list[RequestState], list[FailRequest]]:
-        """Return which requests of a lost replica go on, in the order of their starts, and the ends of the others."""
+    def take_back(
+        self, replica: ReplicaState, end: LinkEnd, unsent: Set[str], *, now: float
+    ) -> tuple[list[RequestState], list[FailRequest]]:
+        """Return which requests of a lost replica go on, in the order of their starts, and the ends of the others.
+
+        Attempts in ``unsent`` never left the ingress: whatever the end, nobody suspects their requests of having caused it.
+        """
         going_on: list[RequestState] = []
         failed: list[FailRequest] = []
         for request in replica.held.values():
-            trial = request.trial
+            may_be_cause = end in _BLAMED and request.trial is not Trial.IN_LINE and request.attempt_id not in unsent
             self._quarantine.end_trial(request)
             request.replica_id, request.outstanding_tokens = None, 0
-            if (error := self._end_of(request, replica.replica_id, end, trial, now)) is not None:
+            if (error := self._end_of(request, replica.replica_id, end, now, may_be_cause=may_be_cause)) is not None:
                 failed.append(FailRequest(request.request_id, error))
                 continue
             self.resumptions += 1
@@ -49,9 +54,11 @@ class Failover:
         request.waiting_since = now
         request.lost_at = now if request.lost_at is None else request.lost_at
 
-    def _end_of(self, request: RequestState, replica_id: str, end: LinkEnd, trial: Trial, now: float) -> ServingError | None:
+    def _end_of(
+        self, request: RequestState, replica_id: str, end: LinkEnd, now: float, *, may_be_cause: bool
+    ) -> ServingError | None:
         """Return why the request ends with its replica; None where it goes on."""
-        if end in _BLAMED and trial is not Trial.IN_LINE:
+        if may_be_cause:
             if request.suspect_of is not None:  # at its trial: a suspect is given to an engine in no other way
                 self._quarantine.block(request.fingerprint, now=now)
                 return RequestQuarantined(blocked_s=self._settings.quarantine_s)

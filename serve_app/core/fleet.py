@@ -6,7 +6,7 @@ front end's own abort. Cost: one dict lookup and one list extend per token; wait
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from serve_app.core.drain import Drains
 from serve_app.core.events import (
@@ -40,6 +40,7 @@ from serve_app.core.refusals import Refusals
 from serve_app.core.request import EngineOutput, RequestState, Trial
 from serve_app.core.routing import Choice, LeastOutstandingTokens, Reason, ReplicaState, RoutingPolicy
 from serve_app.core.tally import Tally
+from serve_app.core.trail import MOVED
 from serve_app.errors import RequestQuarantined, ResumeDiverged, ServingError
 
 _ENGINES_OWN_ENDS = {"error": "failed", "abort": "aborted"}
@@ -85,7 +86,7 @@ class FleetState:
             case LinkOpened():
                 return self._on_link_opened(event, now=now)
             case LinkLost():
-                return self._forget_replica(event.replica_id, event.end, now=now) + self._dispatch()
+                return self._forget_replica(event.replica_id, event.end, event.unsent, now=now) + self._dispatch()
             case AttemptUnsendable():
                 return self._on_attempt_unsendable(event)
             case TrialBegan():
@@ -143,7 +144,7 @@ class FleetState:
         request.prefix, request.adapter, request.background = event.prefix, event.adapter, event.background
         request.arrived_at = request.waiting_since = now
         if len(self.waiting) >= self.settings.max_waiting_requests and self._routing.pick(request, self.replicas) is None:
-            self._reject()
+            self._reject(request)
             return [FailRequest(request.request_id, self._refusals.queue_full(len(self.waiting)))]
         self.requests[request.request_id] = request
         self.waiting[request.request_id] = request
@@ -206,7 +207,7 @@ class FleetState:
         self._routing.changed(event.replica_id)
         return self._dispatch()
 
-    def _forget_replica(self, replica_id: str, end: LinkEnd, *, now: float) -> list[Instruction]:
+    def _forget_replica(self, replica_id: str, end: LinkEnd, unsent: Set[str] = frozenset(), *, now: float) -> list[Instruction]:
         """What the replica held goes to the front of the queue, oldest first. A second LinkLost finds nothing."""
         replica = self.replicas.pop(replica_id, None)
         if replica is None:
@@ -215,8 +216,8 @@ class FleetState:
         self._routing.forget(replica_id)
         for request in replica.held.values():
             del self._attempts[request.attempt_id]
-            request.trail.lost(end.name.lower())
-        going_on, failed = self.failover.take_back(replica, end, now=now)
+            request.trail.lost(MOVED if request.attempt_id in unsent else end.name.lower())
+        going_on, failed = self.failover.take_back(replica, end, unsent, now=now)
         for failure in failed:
             self._count_failed(failure)
         self._put_in_front(going_on)
@@ -315,7 +316,7 @@ class FleetState:
                 continue
             del self.waiting[request.request_id], self.requests[request.request_id]
             if request.attempt < 0:
-                self._reject()
+                self._reject(request)
             else:
                 self.outcomes["failed"] += 1
             failed.append(FailRequest(request.request_id, error))
@@ -381,9 +382,9 @@ class FleetState:
         if outcome == "complete":
             self.tally.answer(request)
 
-    def _reject(self) -> None:
+    def _reject(self, request: RequestState) -> None:
         self.outcomes["rejected"] += 1
-        self.tally.rejected += 1
+        self.tally.rejected += not request.background
 
     def _release(self, request: RequestState) -> None:
         """Take the request off its replica; its credit and outstanding tokens come back."""

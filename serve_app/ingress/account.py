@@ -3,6 +3,7 @@
 The ledger, traces and receipts are made of it. A request that none of them asks for has no account.
 """
 
+import re
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from serve_app.ingress.outcomes import Answer, Ending, ending
 from serve_app.ledger_lines import MAX_ATTEMPTS_LISTED, Line
 
 _FOLD_AT = 64  # engine requests that are looked at again at the end; a beam search makes thousands
+_BEAM = re.compile(r"-beam-\d+$")  # the end of each engine request's id in a beam search: vLLM's, and that of generate.py
 _ENDS = {"complete": "stop"}  # the front end's own end of an answer: the detokenizer has found a stop string
 
 
@@ -83,10 +85,12 @@ class Account:
 
     def add(self, request: RequestState, answer_id: str) -> None:
         """An engine request has come of it. ``answer_id`` is vLLM's for the answer; the choices of one prompt share it."""
-        if answer_id not in self._prompts:
+        if _BEAM.search(answer_id):  # its prompt is that of the whole search and what the beam has so far
+            self._prompt_tokens = self._prompt_tokens or request.prompt_tokens
+        elif answer_id not in self._prompts:
             self._prompts.add(answer_id)
             self._prompt_tokens += request.prompt_tokens
-            self._answer_id = self._answer_id or answer_id
+        self._answer_id = self._answer_id or answer_id
         self.first = self.first or request
         self._num_engine_requests += 1
         self._engine_requests.append(request)

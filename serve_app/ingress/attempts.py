@@ -79,7 +79,8 @@ def drop_what_belongs_to_swallowed(deliver: DeliverOutputs) -> None:
 def refused_grammars(outputs: Iterable[Any], requests: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, BadRequest]:
     """Return by id the requests that ended because an engine could not compile what constrains their answer.
 
-    vLLM ends such a request as failed before its first token and says no more, and its front end would answer 500.
+    vLLM ends such a request as failed before its first token and says no more, and its front end would answer 500. A failure with a stop
+    reason is the replica's own, such as an output that no frame takes (``replica/engine_io.py``): the client cannot mend that.
 
     Args:
         requests: What was asked of the engine, by id.
@@ -90,6 +91,7 @@ def refused_grammars(outputs: Iterable[Any], requests: Mapping[str, Any], states
         output.request_id: BadRequest("structured_outputs", problem)
         for output in outputs
         if output.finish_reason == FinishReason.ERROR
+        and output.stop_reason is None
         and (params := requests[output.request_id].sampling_params) is not None
         and params.structured_outputs is not None
         and (state := states.get(output.request_id)) is not None

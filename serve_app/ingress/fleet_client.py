@@ -100,6 +100,7 @@ class FleetClient(EngineCoreClient):
             on_open=self._link_opened,
             on_messages=self._messages,
             on_lost=self._link_lost,
+            on_room=self._send_unsent,
         )
         self.streams = Streams(self._outputs.put_nowait)
         self._gauges = LoadGauges(self.fleet)
@@ -163,7 +164,7 @@ class FleetClient(EngineCoreClient):
         self._handle(LinkOpened(link.replica_id, peer.credit, peer.draining, told.weights, kv_tokens, adapters))
 
     def _link_lost(self, link: ReplicaLink, end: LinkEnd) -> None:
-        self._handle(LinkLost(link.replica_id, end))
+        self._handle(LinkLost(link.replica_id, end, frozenset(link.unsent)))
 
     def _messages(self, link: ReplicaLink, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -267,15 +268,20 @@ class FleetClient(EngineCoreClient):
     def _start_attempt(self, start: StartAttempt) -> None:
         if (original := self._requests.get(start.request_id)) is None:
             return  # its sibling's end has just ended it
-        if not (link := self.links[start.replica_id]).is_open():
-            return  # the link is about to be lost, and with that the request resumes
+        if not (link := self.links[start.replica_id]).can_send():
+            link.unsent[start.attempt_id] = start  # until there is room, or until the link is lost and the request resumes
+            return
         request = attempt_request(original, start)
         num_emitted = len(start.continue_from)
         link.write(link.connection.send_add(start.attempt_id, self._encoder.encode(request), num_emitted, suspect=start.suspect))
 
+    def _send_unsent(self, link: ReplicaLink) -> None:
+        starts, link.unsent = link.unsent, {}
+        self._carry_out(list(starts.values()))
+
     def _abort_attempts(self, abort: AbortAttempts) -> None:
         if (link := self.links.get(abort.replica_id)) is not None and link.is_open():
-            link.write(link.connection.send_abort(list(abort.attempt_ids)))
+            link.write(link.connection.send_abort([i for i in abort.attempt_ids if link.unsent.pop(i, None) is None]))
 
     def _pass_trial(self, passed: PassTrial) -> None:
         if (link := self.links.get(passed.replica_id)) is not None and link.is_open():

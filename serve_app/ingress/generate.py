@@ -208,7 +208,7 @@ async def _step(
             steps = [
                 tasks.create_task(
                     _candidates(
-                        engine, tokens_input(list(beam.token_ids), cache_salt=salt), params, f"{request_id}-{index}", lora
+                        engine, tokens_input(list(beam.token_ids), cache_salt=salt), params, f"{request_id}-beam-{index}", lora
                     )
                 )
                 for index, beam in enumerate(search.running)

@@ -7,21 +7,28 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from serve_app.core.events import LinkEnd
+from serve_app.core.instructions import StartAttempt
 from serve_app.errors import EngineStopped
 from serve_app.ingress.metrics import count_goodbye
 from serve_app.protocol.connection import IngressConnection, State
 from serve_app.protocol.errors import CODES, HandshakeTimeout, PeerClosed, ProtocolError
 from serve_app.protocol.messages import ENGINE_LOST, Message
+from serve_app.send_buffer import SendBuffer
 
 logger = logging.getLogger(__name__)
 
 
 MAX_TOGETHER = 8
 """Frames of one write. In a burst one turn of the event loop may take in 50 requests, in 20 ms: the engine can begin with the first."""
+_LARGE_FRAME_BYTES = 1 << 20
+"""A frame from this size on is written at once: nothing compares frames that are not written with the limit of the send buffer."""
 
 
 class ReplicaLink(asyncio.Protocol):
-    """The ingress's end. ``on_messages`` gets what each read has brought, ``on_lost`` is called once, with the cause for the log."""
+    """The ingress's end. ``on_messages`` gets what each read has brought, ``on_lost`` is called once, with the cause for the log.
+
+    ``on_room`` is called when attempts may be sent again, after ``can_send`` was False because the send buffer was full.
+    """
 
     def __init__(
         self,
@@ -30,13 +37,19 @@ class ReplicaLink(asyncio.Protocol):
         on_open: Callable[["ReplicaLink"], None],
         on_messages: Callable[["ReplicaLink", Sequence[Message]], None],
         on_lost: Callable[["ReplicaLink", LinkEnd, str], None],
+        on_room: Callable[["ReplicaLink"], None],
         send_buffer_bytes: int,
+        stuck_after_s: float,
     ) -> None:
         self.connection = connection
         self._on_open = on_open
         self._on_messages = on_messages
         self._on_lost = on_lost
-        self._send_buffer_bytes = send_buffer_bytes
+        self._on_room = on_room
+        self.unsent: dict[str, StartAttempt] = {}
+        """Attempts that the fleet has given to this replica and that are not written yet, by id, in order. Not encoded: they cost
+        no memory beyond the requests themselves."""
+        self._buffer = SendBuffer(send_buffer_bytes, stuck_after_s, on_room=self._has_room, on_stuck=self._stuck)
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._unwritten: list[bytes] = []
@@ -52,6 +65,10 @@ class ReplicaLink(asyncio.Protocol):
 
     def is_open(self) -> bool:
         return self.connection.state is State.OPEN
+
+    def can_send(self) -> bool:
+        """Return whether an attempt may be written now; if not, it belongs into `unsent`."""
+        return self.is_open() and not self._transport.is_closing() and not self._buffer.is_full()
 
     async def wait_open(self, timeout_s: float) -> None:
         """Wait for the handshake.
@@ -96,7 +113,11 @@ class ReplicaLink(asyncio.Protocol):
         except ProtocolError as exc:
             self._fail(exc)
 
+    def resume_writing(self) -> None:
+        self._buffer.drained()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._buffer.lost()
         if exc is not None and self._end is LinkEnd.BROKE_OFF:
             self._cause = str(exc)
         if not self._opened.done():
@@ -108,23 +129,30 @@ class ReplicaLink(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Write with the next turn of the loop, or as soon as `MAX_TOGETHER` frames wait; drop what nobody will read.
 
-        In a burst many requests start in one turn: fewer writes here, and fewer reads for the replica. A replica that reads too slowly
-        is cut off: its requests resume elsewhere.
+        In a burst many requests start in one turn: fewer writes here, and fewer reads for the replica.
         """
         if self._transport.is_closing():
             return
         if not self._unwritten:
             self._loop.call_soon(self._write_all)
         self._unwritten.append(data)
-        if len(self._unwritten) >= MAX_TOGETHER:
+        if len(self._unwritten) >= MAX_TOGETHER or len(data) >= _LARGE_FRAME_BYTES:
             self._write_all()
 
     def _write_all(self) -> None:
         if not (unwritten := self._take_unwritten()) or self._transport.is_closing():
             return
         self._transport.write(unwritten)
-        if (size := self._transport.get_write_buffer_size()) > self._send_buffer_bytes:
-            self.abort(f"{size} bytes unread, limit {self._send_buffer_bytes}", LinkEnd.UNRESPONSIVE)
+        self._buffer.written(self._transport)
+
+    def _has_room(self) -> None:
+        if self.can_send():
+            self._on_room(self)
+
+    def _stuck(self, cause: str) -> None:
+        """Its requests resume elsewhere."""
+        if not self._transport.is_closing():
+            self.abort(cause, LinkEnd.UNRESPONSIVE)
 
     def _take_unwritten(self) -> bytes:
         unwritten, self._unwritten = self._unwritten, []

@@ -33,6 +33,7 @@ class ReplicaLinks:
         on_open: Callable[[ReplicaLink], None],
         on_messages: Callable[[ReplicaLink, Sequence[Message]], None],
         on_lost: Callable[[ReplicaLink, LinkEnd], None],
+        on_room: Callable[[ReplicaLink], None],
     ) -> None:
         self.capabilities: Capabilities | None = None
         """Of a linked replica; of the last one that was linked while there is none."""
@@ -43,6 +44,7 @@ class ReplicaLinks:
         self._on_open = on_open
         self._on_messages = on_messages
         self._on_lost = on_lost
+        self._on_room = on_room
         self._links: dict[str, ReplicaLink] = {}
         self._dialer = Dialer(self._new_link, self._links.__contains__, timeout_s=settings.handshake_timeout_s, tls=tls)
         self._fingerprint = ""
@@ -107,7 +109,9 @@ class ReplicaLinks:
             on_open=partial(self._link_opened, replica_id),
             on_messages=self._on_messages,
             on_lost=self._link_lost,
+            on_room=self._on_room,
             send_buffer_bytes=self._settings.send_buffer_bytes,
+            stuck_after_s=self._settings.heartbeat_timeout_s,
         )
 
     def _link_opened(self, expected: str, link: ReplicaLink) -> None:

@@ -95,7 +95,7 @@ class EngineInput:
             problem = readable(f"{type(exc).__name__}: {exc}", MAX_REASON_CHARS)
             logger.warning("attempt %r holds no request: %s", message.attempt_id, problem)
             # Not the end of its link: that would move every other request there to another replica, and this one after them.
-            ended = EngineCoreOutput(message.attempt_id, [], finish_reason=FinishReason.ERROR)
+            ended = _failed_here(message.attempt_id)
             core.output_queue.put_nowait((message.slot, EngineCoreOutputs(outputs=[ended])))
             return
         request.client_index = message.slot
@@ -186,7 +186,12 @@ class EngineOutput:
         """Abort the request in the engine and return the last that its ingress hears of it."""
         logger.warning("%s ended: one step's output has %s; a frame takes %d", output.request_id, size, self._max_frame_bytes)
         abort_in(self._core, [output.request_id])
-        return EngineCoreOutput(output.request_id, [], finish_reason=FinishReason.ERROR)
+        return _failed_here(output.request_id)
+
+
+def _failed_here(attempt_id: str) -> EngineCoreOutput:
+    """Return the end of an attempt that failed here, not in vLLM. vLLM's own errors have no stop reason: the ingress tells by that."""
+    return EngineCoreOutput(attempt_id, [], finish_reason=FinishReason.ERROR, stop_reason="replica")
 
 
 def abort_in(core: Core, attempt_ids: list[str]) -> None:

@@ -23,6 +23,7 @@ from serve_app.protocol.messages import Abort, Add, AddSuspect, Message, TrialPa
 from serve_app.replica import pipe
 from serve_app.replica.tls_connection import TlsConnection
 from serve_app.replica.trials import Trials
+from serve_app.send_buffer import SendBuffer
 from serve_app.tls import LinkTls
 
 logger = logging.getLogger(__name__)
@@ -205,6 +206,10 @@ class _Link(asyncio.Protocol):
         self._slot = -1  # until its proof
         self._deadline: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
+        limits = server.settings
+        self._buffer = SendBuffer(
+            limits.send_buffer_bytes, limits.heartbeat_timeout_s, on_room=lambda: None, on_stuck=self._stuck
+        )
 
     def is_open(self) -> bool:
         return self._connection.state is State.OPEN
@@ -271,6 +276,7 @@ class _Link(asyncio.Protocol):
         for timer in (self._deadline, self._idle):
             if timer is not None:
                 timer.cancel()
+        self._buffer.lost()
         self._server.leave(self, self._slot, set(self._connection.attempts))
 
     def pass_on(self, step: pipe.StepOutputs) -> None:
@@ -280,7 +286,10 @@ class _Link(asyncio.Protocol):
         if not self.is_open():
             return
         self._transport.write(step.frame)
-        self._check_buffer()
+        self._buffer.written(self._transport)
+
+    def resume_writing(self) -> None:
+        self._buffer.drained()
 
     def start_drain(self) -> None:
         """Of a link whose handshake is under way: a Challenge that is still to come says it."""
@@ -360,8 +369,6 @@ class _Link(asyncio.Protocol):
         late = HandshakeTimeout(limit_s=self._server.settings.handshake_timeout_s)
         self.say_goodbye(late.code, str(late))
 
-    def _check_buffer(self) -> None:
-        limit = self._server.settings.send_buffer_bytes
-        if (size := self._transport.get_write_buffer_size()) > limit:
-            logger.warning("link %d closed: %d bytes unread, limit %d", self._slot, size, limit)
-            self._transport.abort()
+    def _stuck(self, cause: str) -> None:
+        logger.warning("link %d closed: %s", self._slot, cause)
+        self._transport.abort()

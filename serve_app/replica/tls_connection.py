@@ -70,6 +70,9 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
     def eof_received(self) -> None:
         self._link.eof_received()
 
+    def resume_writing(self) -> None:
+        self._link.resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._link.connection_lost(exc)
 

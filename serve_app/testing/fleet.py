@@ -47,7 +47,7 @@ def settings(**sections: dict[str, Any]) -> Settings:
 
 
 class Relay:
-    """A TCP relay in front of a replica. ``cut`` ends its connections, ``freeze`` holds all bytes back."""
+    """A TCP relay in front of a replica. ``cut`` ends its connections, ``freeze`` holds all bytes back until ``thaw``."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -73,6 +73,9 @@ class Relay:
 
     def freeze(self) -> None:
         self._flowing.clear()
+
+    def thaw(self) -> None:
+        self._flowing.set()
 
     async def close(self) -> None:
         self._server.close()

@@ -17,12 +17,14 @@ class Probe:
 
     link: ReplicaLink
 
-    def __init__(self, *, send_buffer_bytes: int = 1 << 30, **changes: Any) -> None:
+    def __init__(self, *, send_buffer_bytes: int = 1 << 30, stuck_after_s: float = 0.1, **changes: Any) -> None:
         self.opened = 0
+        self.room = 0
         self.messages: list[Message] = []
         self.lost: list[str] = []
         self.ended: list[LinkEnd] = []
         self._send_buffer_bytes = send_buffer_bytes
+        self._stuck_after_s = stuck_after_s
         self._connection: dict[str, Any] = {
             "ingress_id": "probe",
             "model": "tiny",
@@ -51,13 +53,18 @@ class Probe:
             on_open=self._on_open,
             on_messages=lambda _, messages: self.messages.extend(messages),
             on_lost=self._on_lost,
+            on_room=self._on_room,
             send_buffer_bytes=self._send_buffer_bytes,
+            stuck_after_s=self._stuck_after_s,
         )
         return self.link
 
     def _on_lost(self, link: ReplicaLink, end: LinkEnd, cause: str) -> None:
         self.lost.append(cause)
         self.ended.append(end)
+
+    def _on_room(self, link: ReplicaLink) -> None:
+        self.room += 1
 
     def _on_open(self, link: ReplicaLink) -> None:
         self.opened += 1

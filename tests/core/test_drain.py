@@ -91,6 +91,13 @@ def test_a_request_for_which_there_is_no_place_keeps_no_other_waiting() -> None:
     assert moved == ["plain", "late"]
 
 
+def test_a_stream_moves_to_a_free_replica_though_one_with_less_to_do_has_a_queue() -> None:
+    fleet = streaming()
+    run(fleet, LinkOpened("c", 8), queueing("b", 3), arrived("other"))
+    assert fleet.requests["other"].replica_id == "c", "so that b has less of this ingress's to do"
+    assert run(fleet, Ticked(), now=7.0) == [AbortAttempts("a", ("r@0",)), start("r", 1, "c", prefix=(7,), emitted=1)]
+
+
 def test_a_replica_that_drains_too_is_no_place_to_move_to() -> None:
     fleet = streaming()
     assert run(fleet, heartbeat("b", draining=True), Ticked(), now=7.5) == []

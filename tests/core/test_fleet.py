@@ -229,6 +229,14 @@ def test_a_request_that_waits_too_long_is_told_when_to_come_again() -> None:
     assert fleet.outcomes == {"rejected": 1}
 
 
+def test_a_batchs_request_that_waited_in_vain_is_none_of_the_refused_ones_that_the_autoscaler_reads() -> None:
+    fleet = fleet_of(no_replica_s=30.0)
+    run(fleet, in_background("b0"))
+    (failure,) = run(fleet, Ticked(), now=31.0)
+    assert isinstance(failure, FailRequest)
+    assert (fleet.outcomes, fleet.tally.requests, fleet.tally.rejected) == ({"rejected": 1}, 0, 0)
+
+
 def test_a_request_that_found_no_room_is_told_what_there_was_and_the_way_out() -> None:
     fleet = fleet_of("a", "b", credit=1, no_replica_s=30.0, heartbeat_timeout_s=100.0)
     run(fleet, arrived("r0"), arrived("r1"), HeartbeatArrived("b", 1, 0, 0, 0.0, draining=True), arrived("r2"))

@@ -91,6 +91,14 @@ def test_a_request_whose_replica_went_for_a_reason_of_its_own_is_no_suspect(end:
     assert run(fleet, LinkOpened("b", 8)) == [start("r", 1, "b")]
 
 
+@pytest.mark.parametrize("end", BLAMED)
+def test_a_request_that_was_never_sent_to_its_replica_is_no_suspect(end: LinkEnd) -> None:
+    fleet = fleet_of("a")
+    run(fleet, arrived("sent"), arrived("unsent"), LinkLost("a", end, frozenset({"unsent@0"})))
+    assert run(fleet, LinkOpened("b", 8)) == [start("sent", 1, "b", suspect=True), start("unsent", 1, "b")]
+    assert (fleet.requests["sent"].trail.ends, fleet.requests["unsent"].trail.ends) == ([end.name.lower()], ["moved"])
+
+
 def test_a_replica_that_goes_by_itself_in_a_trial_says_nothing_of_the_suspect() -> None:
     fleet = after_a_crash(arrived("r"))
     run(fleet, TrialBegan("r@1"))

@@ -4,6 +4,7 @@ import pytest
 
 from serve_app.core.request import RequestState, Resume
 from serve_app.ingress.account import Account, Phase
+from serve_app.ingress.outcomes import Answer
 
 
 def request(
@@ -57,6 +58,19 @@ def test_each_phase_begins_where_the_one_before_it_ends(requests: list[RequestSt
     for each in requests:
         account.add(each, "answer")
     assert account.phases(10.0) == phases
+
+
+def prompt_tokens_of(*engine_requests: tuple[str, int]) -> int:
+    account = Account(0, "/v1/completions", None)
+    for answer_id, prompt_tokens in engine_requests:
+        account.add(RequestState("r", prompt_tokens, 1, Resume.CONTINUE), answer_id)
+    return account.line(0, Answer(200, True, 0), None, stalled=False).prompt_tokens
+
+
+def test_the_prompt_of_a_beam_search_counts_once_and_each_prompt_of_a_list_does() -> None:
+    steps = [(f"cmpl-x-{step:032x}-beam-{beam}", 100 + step) for step in range(3) for beam in range(4 if step else 1)]
+    assert prompt_tokens_of(*steps) == 100
+    assert prompt_tokens_of(("cmpl-x-0", 100), ("cmpl-x-0", 100), ("cmpl-x-1", 7)) == 107, "n=2, then another prompt"
 
 
 def test_an_engines_clock_that_is_ahead_makes_no_phase_negative() -> None:

@@ -1,18 +1,29 @@
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+import pytest
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists, SamplingMaskLists
 
 from serve_app.core.instructions import DeliverOutputs, StartAttempt
-from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed
+from serve_app.ingress.attempts import attempt_request, drop_what_belongs_to_swallowed, refused_grammars
 
 
 def request(prompt_embeds: Any = None, sampling_params: SamplingParams | None = None, **fields: Any) -> EngineCoreRequest:
     return EngineCoreRequest(
         "r", [1, 2], None, sampling_params, None, 0.0, None, None, None, prompt_embeds=prompt_embeds, **fields
     )
+
+
+@pytest.mark.parametrize(("stop_reason", "refused"), [(None, ["r"]), ("replica", [])])
+def test_only_a_failure_of_vllms_own_before_the_first_token_is_laid_to_the_grammar(
+    stop_reason: str | None, refused: list[str]
+) -> None:
+    asked = request(sampling_params=SamplingParams(structured_outputs=StructuredOutputsParams(json={})))
+    failed = EngineCoreOutput("r", [], finish_reason=FinishReason.ERROR, stop_reason=stop_reason)
+    assert list(refused_grammars([failed], {"r": asked}, {"r": SimpleNamespace(is_prefilling=True)})) == refused
 
 
 def test_a_first_attempt_is_the_request_under_its_own_id() -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -6,7 +7,7 @@ import pytest
 
 from serve_app.core.events import LinkEnd
 from serve_app.errors import ServingError
-from serve_app.ingress.link import MAX_TOGETHER
+from serve_app.ingress.link import MAX_TOGETHER, ReplicaLink
 from serve_app.protocol.connection import State
 from serve_app.protocol.errors import AuthenticationFailed, HandshakeTimeout, PeerClosed
 from serve_app.protocol.messages import Heartbeat
@@ -174,14 +175,32 @@ async def test_a_replica_that_does_not_read_is_cut_off_at_the_limit() -> None:
     probe = Probe(send_buffer_bytes=1 << 20)
     link = await probe.connect(replica.lease.port)
     replica.relay.freeze()
-    sent = 0
-    while not probe.lost:
-        link.write(link.connection.send_add(f"r{sent}@0", [b"x" * (1 << 18)]))
-        sent += 1
-        await asyncio.sleep(0)
-    assert probe.lost[0].endswith("bytes unread, limit 1048576")
-    assert probe.ended == [LinkEnd.UNRESPONSIVE]
+    await fill(link)
+    await until(lambda: probe.lost)
+    assert re.fullmatch(r"\d+ bytes unread, limit 1048576, and no fewer than 0.1 s before", probe.lost[0])
+    assert (probe.ended, probe.room) == ([LinkEnd.UNRESPONSIVE], 0)
     await replica.close()
+
+
+@in_loop
+async def test_a_replica_that_reads_again_in_time_keeps_its_link_and_the_ingress_hears_of_the_room() -> None:
+    replica = await start_replica(settings(), "a")
+    probe = Probe(send_buffer_bytes=1 << 20, stuck_after_s=60.0)
+    link = await probe.connect(replica.lease.port)
+    replica.relay.freeze()
+    await fill(link)
+    replica.relay.thaw()
+    await until(lambda: probe.room)
+    assert (link.can_send(), probe.lost) == (True, [])
+    await replica.close()
+
+
+async def fill(link: ReplicaLink) -> None:
+    """Send aborts until no attempt may be sent."""
+    ids = [f"{n:0256}" for n in range(4000)]
+    while link.can_send():
+        link.write(link.connection.send_abort(ids))
+        await asyncio.sleep(0)
 
 
 @in_loop

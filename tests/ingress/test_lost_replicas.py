@@ -10,7 +10,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from serve_app.errors import ReplicaLost
 from serve_app.testing.fake_engine import answer
-from serve_app.testing.fleet import fleet, in_loop, settings, until
+from serve_app.testing.fleet import Fleet, fleet, in_loop, settings, until
 from tests.ingress.helpers import PROMPT, error_of, is_running
 
 
@@ -99,6 +99,77 @@ async def test_a_silent_replica_is_ejected_and_its_request_goes_on_elsewhere() -
         f.replicas["a"].relay.freeze()
         await until(lambda: f.running("b") == ["r@1"])
         heartbeats.cancel()
+
+
+SMALL_BUFFER = {"max_frame_bytes": 1 << 20, "send_buffer_bytes": 1 << 20}
+LARGE_PROMPT = [100_000] * 50_000
+"""250 KB on the wire."""
+
+
+@in_loop
+async def test_a_burst_larger_than_the_send_buffer_costs_no_link_and_loses_no_request() -> None:
+    async with fleet(settings(protocol=SMALL_BUFFER)) as f:
+        await f.join("a")
+        streams = [await f.front.add(f"r{n}", LARGE_PROMPT, max_tokens=1) for n in range(64)]
+        await until(lambda: len(f.running("a")) == 64)
+        await f.join("b")
+        await f.replicas["a"].server.close("drained", "the replica stopped")  # all 64 go to b in one turn of the loop
+        await until(lambda: len(f.running("b")) == 64 or f.client.fleet.failover.resumptions > 64)
+        assert f.client.fleet.failover.resumptions == 64, "b's link held"
+        f.replicas["b"].engine.step()
+        await until(lambda: all(s.finished for s in streams))
+
+
+@in_loop
+async def test_what_a_full_link_has_no_room_for_is_sent_once_there_is_and_an_aborted_request_never() -> None:
+    async with fleet(settings(protocol=SMALL_BUFFER | {"heartbeat_timeout_s": 60.0})) as f:
+        ids = await filled(f)
+        await f.client.abort_requests_async([ids[-1]])
+        f.replicas["a"].relay.thaw()
+        await until(lambda: len(f.running("a")) >= len(ids) - 1)
+        await f.front.add("last", PROMPT)
+        await until(lambda: "last@0" in f.running("a"))
+        assert f.running("a") == [f"{i}@0" for i in [*ids[:-1], "last"]]
+
+
+@in_loop
+async def test_what_was_never_sent_to_a_replica_that_broke_off_is_no_suspect() -> None:
+    async with fleet(settings(protocol=SMALL_BUFFER | {"heartbeat_timeout_s": 60.0})) as f:
+        ids = await filled(f)
+        f.replicas["a"].stop_listening()
+        await until(lambda: not f.client.fleet.replicas)
+        requests = f.client.fleet.requests
+        assert [(requests[i].suspect_of, requests[i].trail.ends) for i in (ids[0], ids[-1])] == [
+            ("a", ["broke_off"]),
+            (None, ["moved"]),
+        ]
+
+
+async def filled(f: Fleet) -> list[str]:
+    """Let a replica join that does not read; return the ids of requests that it was given, of which the last are not sent."""
+    await f.join("a")
+    f.replicas["a"].relay.freeze()
+    ids: list[str] = []
+    while len(f.client.links["a"].unsent) < 3:
+        ids.append(f"r{len(ids)}")
+        await f.front.add(ids[-1], LARGE_PROMPT)
+        await asyncio.sleep(0)
+    return ids
+
+
+@in_loop
+async def test_a_request_given_to_a_replica_after_its_last_word_is_no_suspect() -> None:
+    async with fleet(settings(protocol={"credit": 1})) as f:
+        await f.join("a")
+        await f.front.add("first", PROMPT, max_tokens=1)
+        await until(lambda: f.running("a") == ["first@0"])
+        await f.front.add("next", PROMPT)
+        f.replicas["a"].engine.step()  # no await between the two: the place is free when the link is closed already
+        await f.replicas["a"].server.close("engine_dead", "")
+        await until(lambda: not f.client.fleet.replicas)
+        after = f.client.fleet.requests["next"]
+        assert [r.request_id for r in f.replicas["a"].engine.added] == ["first@0"]
+        assert (after.trail.ends, after.deaths, after.suspect_of) == (["moved"], 0, None)
 
 
 @in_loop

@@ -146,7 +146,11 @@ def output(request_id: str, num_values: int, *, num_arrays: int = 1, ended: bool
 
 def arrived(sent: list[pipe.FromEngine]) -> list[tuple[str, FinishReason | None]]:
     """Return request and finish reason of what an ingress gets; each frame is one that its link takes."""
-    decoder, outputs = MsgpackDecoder(EngineCoreOutputs), []
+    return [(o.request_id, o.finish_reason) for o in outputs_of(sent)]
+
+
+def outputs_of(sent: list[pipe.FromEngine]) -> list[EngineCoreOutput]:
+    decoder, outputs = MsgpackDecoder(EngineCoreOutputs), list[EngineCoreOutput]()
     for step in sent:
         assert isinstance(step, pipe.StepOutputs)
         (body,) = FrameDecoder(MAX_FRAME_BYTES).receive_data(step.frame)
@@ -155,7 +159,7 @@ def arrived(sent: list[pipe.FromEngine]) -> list[tuple[str, FinishReason | None]
         frame = decoder.decode(message.buffers)
         assert step.num_outputs == len(frame.outputs)
         assert step.finished == [o.request_id for o in frame.outputs if o.finish_reason is not None]
-        outputs += [(o.request_id, o.finish_reason) for o in frame.outputs]
+        outputs += frame.outputs
     return outputs
 
 
@@ -174,6 +178,7 @@ def test_outputs_too_large_for_the_link_end_their_own_requests_and_no_other(size
     outputs = [output(f"r{i}", size) for i, size in enumerate(sizes)]
     sent = write(core, (5, EngineCoreOutputs(outputs=outputs, scheduler_stats=SchedulerStats(num_running_reqs=3))))
     assert arrived(sent) == [(o.request_id, FinishReason.ERROR if o.request_id in too_large else None) for o in outputs]
+    assert [o.stop_reason for o in outputs_of(sent)] == ["replica" if o.request_id in too_large else None for o in outputs]
     assert len(sent) == 1
     assert sorted(i for ids in core.aborts_queue.queue for i in ids) == too_large
     assert sorted(taken(core), key=str) == [(EngineCoreRequestType.ABORT, [i]) for i in too_large]

@@ -252,16 +252,30 @@ async def test_a_silent_ingress_that_does_not_read_either_is_gone_as_soon() -> N
 
 @in_loop
 async def test_a_slow_reader_is_cut_off_at_the_limit_and_nobody_else() -> None:
-    limits = {"max_frame_bytes": 1 << 20, "send_buffer_bytes": 1 << 20}
+    limits = {"max_frame_bytes": 1 << 20, "send_buffer_bytes": 1 << 20, "heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 0.5}
     replica = await start_replica(settings(protocol=limits), "a")
     slow, other = await linked(replica), await linked(replica)
     slow.pause()
-    while len(replica.server._links) == 2:
+    for _ in range(32):  # more than the buffers of four sockets hold
         replica.engine.emit_outputs(0, [b"x" * (1 << 19)])
-        await asyncio.sleep(0)
+    while len(replica.server._links) == 2:
+        for probe in (slow, other):
+            probe.link.write(probe.link.connection.ping())  # neither is silent
+        await asyncio.sleep(0.01)
     replica.engine.emit_outputs(1, [b"y"])
     await until(lambda: len(other.messages) == 2)
     assert other.messages[1] == Outputs([b"y"])
+    await replica.close()
+
+
+@in_loop
+async def test_outputs_that_are_together_larger_than_the_send_buffer_cost_no_link() -> None:
+    replica = await start_replica(settings(protocol={"max_frame_bytes": 1 << 20, "send_buffer_bytes": 1 << 20}), "a")
+    probe = await linked(replica)
+    for _ in range(32):  # no await between them: the first has not left when the last is written
+        replica.engine.emit_outputs(0, [b"x" * (1 << 19)])
+    await until(lambda: len(probe.messages) == 1 + 32)
+    assert probe.link.is_open()
     await replica.close()
 
 

@@ -1,0 +1,55 @@
+"""What waits in a link's send buffer, and when that ends the link. Both ends of a link use it."""
+
+import asyncio
+from collections.abc import Callable
+
+
+class SendBuffer:
+    """Tells a peer that reads from one that does not. The link calls `written` after each write, `drained` and `lost` when they happen.
+
+    Bytes that were just written say nothing about the peer: none of them may have left this process yet. So one look that finds more
+    than ``limit_bytes`` only makes the buffer full. It is full until the peer has read it, and the peer is stuck if ``patience_s``
+    later no fewer bytes wait.
+    """
+
+    def __init__(
+        self, limit_bytes: int, patience_s: float, *, on_room: Callable[[], None], on_stuck: Callable[[str], None]
+    ) -> None:
+        """``on_room`` is called when the buffer is full no longer, ``on_stuck`` with the cause for the log when the peer is stuck."""
+        self._limit_bytes = limit_bytes
+        self._patience_s = patience_s
+        self._on_room = on_room
+        self._on_stuck = on_stuck
+        self._next_look: asyncio.TimerHandle | None = None
+
+    def is_full(self) -> bool:
+        return self._next_look is not None
+
+    def written(self, transport: asyncio.WriteTransport) -> None:
+        """Look at the size, unless the buffer is full already."""
+        if self._next_look is None and (size := transport.get_write_buffer_size()) > self._limit_bytes:
+            self._look_later(transport, size)
+
+    def drained(self) -> None:
+        """The transport asks for more: its ``resume_writing``."""
+        if self._next_look is not None:
+            self.lost()
+            self._on_room()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
+
+    def _look_later(self, transport: asyncio.WriteTransport, size: int) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(self._patience_s, self._look, transport, size)
+
+    def _look(self, transport: asyncio.WriteTransport, size_before: int) -> None:
+        size = transport.get_write_buffer_size()
+        if size <= self._limit_bytes:
+            self.drained()
+        elif size < size_before:
+            self._look_later(transport, size)
+        else:
+            self._on_stuck(f"{size} bytes unread, limit {self._limit_bytes}, and no fewer than {self._patience_s:g} s before")
