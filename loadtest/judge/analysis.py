@@ -178,7 +178,8 @@ def _distribution(metric: str, series: Series, also: Collection[float]) -> Distr
         num_failed=series.num_failed,
         n_eff=round(n_eff[0.99], 1),
         method=METHOD if series.resolved else NOT_ESTIMABLE,
-        mean_s=None if series.num_failed else series.mean_answered_s,
+        num_left=series.num_left,
+        mean_s=None if series.num_failed or series.num_left else series.mean_answered_s,
         mean_answered_s=series.mean_answered_s,
         quantiles=[_quantile(series.low, series.high, q, size, series.resolved) for q, size in n_eff.items()],
     )
@@ -201,18 +202,23 @@ def _quantile(low: Ordered, high: Ordered, q: float, n_eff: float, resolved: boo
 
 
 def limit_result(limit: Limit, series: Series) -> LimitResult:
-    """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings."""
+    """Judge one limit over all requests (of itl: gaps) that have the metric. A pass needs a run long enough to show slow swings.
+
+    Requests that this side left before the limit may be inside or over it: a pass must hold if all of them are over, a miss if none is.
+    """
     if not series.size:
         return LimitResult(str(limit), "undecided", 0.0, 0.0, 1.0, 0.0)
-    attained = series.attained(limit.limit_s)
+    inside, unknown = series.attained(limit.limit_s), series.unknown(limit.limit_s)
     n_eff = series.worth(limit.quantile, limit.limit_s)
-    lower, upper = stats.wilson(attained, n_eff)
+    lower, _ = stats.share_interval(inside, n_eff)
+    _, upper = stats.share_interval(inside + unknown, n_eff)
     verdict: Literal["pass", "fail", "undecided"] = "undecided"
     if upper < limit.quantile:
         verdict = "fail"
     elif lower >= limit.quantile and series.resolved:
         verdict = "pass"
-    return LimitResult(str(limit), verdict, attained, lower, upper, n_eff)
+    attained = inside / (1 - unknown) if unknown < 1 else 0.0
+    return LimitResult(str(limit), verdict, attained, lower, upper, n_eff, unknown)
 
 
 def _verdict(slo: Sequence[LimitResult], num_ok: int, *, interrupted: bool) -> Literal["pass", "slo-missed", "undecided"]:

@@ -129,6 +129,7 @@ class Gaps:
         self._pieces = pieces
         self.low = self.high = Sorted.of(pieces())
         self.size, self.num_failed, self.mean_answered_s = self.low.size, self.low.num_infinite, self.low.mean_s
+        self.num_left = 0  # of a request that this side left, the gaps that came count
         self._quantiles = quantiles
         self._thresholds_s = {q: self.low[rank(self.size, q) - 1] for q in (*stats.LEVELS, *quantiles)} if self.size else {}
         self._batches(sorted({*self._thresholds_s.values(), *limits_s}))
@@ -164,6 +165,9 @@ class Gaps:
 
     def attained(self, limit_s: float) -> float:
         return self.low.num_within(limit_s) / self.size
+
+    def unknown(self, limit_s: float) -> float:
+        return 0.0
 
     def left_out(self, q: float) -> Floats:
         """As `loadtest.judge.series.Series.left_out`, of at least `stats.NUM_BATCHES` gaps; q must be of those that were given at first."""

@@ -67,7 +67,7 @@ class Mean(msgspec.Struct, frozen=True):
 
 
 class Attained(msgspec.Struct, frozen=True):
-    """Share of the requests inside a limit. Interval: on each side the wider of Student's over the runs and Wilson's of all samples."""
+    """Share of the requests inside a limit. Interval: on each side the wider of Student's over the runs and that of all samples."""
 
     limit: str
     verdict: Literal["pass", "fail", "undecided"]
@@ -178,15 +178,22 @@ def _attained(runs: Sequence[_Read]) -> Iterator[Attained]:
     for number, limit in enumerate(runs[0].scenario.slo.limits):
         results = [run.summary.slo[number] for run in runs]
         shares, sizes = (np.array(values) for values in zip(*((r.attained, r.n_eff) for r in results), strict=True))
-        value, low, high = stats.mean_interval(shares)
-        alone = stats.wilson(float(np.average(shares, weights=sizes)) if sizes.any() else 0.0, float(sizes.sum()))
-        low, high = max(0.0, min(low, alone[0])), min(1.0, max(high, alone[1]))
+        (low, _), (_, high) = (
+            _interval(np.array([getattr(r, bound) for r in results]), sizes) for bound in ("at_least", "at_most")
+        )
         verdict: Literal["pass", "fail", "undecided"] = "undecided"
         if high < limit.quantile:
             verdict = "fail"
         elif low >= limit.quantile:
             verdict = "pass"
-        yield Attained(str(limit), verdict, value, low, high, shares.tolist())
+        yield Attained(str(limit), verdict, float(shares.mean()), low, high, shares.tolist())
+
+
+def _interval(shares: Floats, sizes: Floats) -> tuple[float, float]:
+    """Return the interval of a share that each run has one of; ``sizes`` are the independent samples of each."""
+    _, low, high = stats.mean_interval(shares)
+    alone = stats.share_interval(float(np.average(shares, weights=sizes)) if sizes.any() else 0.0, float(sizes.sum()))
+    return max(0.0, min(low, alone[0])), min(1.0, max(high, alone[1]))
 
 
 def _rates(summaries: Sequence[Summary]) -> Iterator[Mean]:
