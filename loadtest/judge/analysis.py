@@ -134,7 +134,8 @@ def _end_s(records: Records, items: Window) -> float:
 def _cut_s(records: Records, items: Window) -> float:
     """Return where the window begins: the later of the scenario's warm-up and the end of the transient that the data show.
 
-    Latencies may show one; a request that failed after the scenario's warm-up is never left out, and no fault that was asked for.
+    Latencies may show one. After the scenario's warm-up no request that failed is left out, no fault that was asked for, and no part of
+    the run that misses the SLO: what is left out keeps each limit at its quantile, so that a run which misses a limit still misses it.
     """
     scenario = records.scenario
     if isinstance(scenario.arrival, Burst):
@@ -143,7 +144,11 @@ def _cut_s(records: Records, items: Window) -> float:
     for metric in ("e2e", "ttft") if records.even and not scenario.faults else ():
         bounds = items.bounds(metric)
         due_s, length = items.due_s[bounds.has], stats.transient_length(bounds.high)
-        if length and np.isfinite(bounds.high[:length][due_s[:length] >= scenario.warmup_s]).all():
+        if not length:
+            continue
+        part = items.between(scenario.warmup_s, float(due_s[length]))
+        answered = np.isfinite(bounds.high[:length][due_s[:length] >= scenario.warmup_s]).all()
+        if answered and all(part.share_inside(limit) >= limit.quantile for limit in scenario.slo.limits):
             cut_s = max(cut_s, float(due_s[length]))
     return cut_s
 

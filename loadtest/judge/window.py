@@ -194,6 +194,16 @@ class Window:
         bounds = self.bounds(metric)
         return InMemory(bounds.low, bounds.high, left=bounds.left)
 
+    def share_inside(self, limit: Limit) -> float:
+        """Return the share of the requests (of itl: of the gaps that came) that are known to be inside the limit; 1 if there are none."""
+        if limit.metric == "itl":
+            rows, index = self.records.columns, self.row[self.has_gaps & (self.row >= 0)]
+            num, num_inside = rows.num_gaps[index].sum(), rows.gaps_within[limit.limit_s][index].sum()
+        else:
+            high = self.bounds(limit.metric).high
+            num, num_inside = high.size, (high <= limit.limit_s).sum()
+        return float(num_inside / num) if num else 1.0
+
     def good(self, limits: Sequence[Limit]) -> Bools:
         """As `loadtest.judge.metrics.is_good`, of each request."""
         rows, there = self.records.columns, self.row >= 0
