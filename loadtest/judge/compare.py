@@ -14,6 +14,7 @@ from loadtest.judge.pairs import Pairs
 from loadtest.judge.series import LogRatio, log_ratio
 from loadtest.judge.summary import Summary
 from loadtest.judge.window import Window
+from loadtest.plan.recorded import asked_of
 from loadtest.wording import percentile
 
 Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
@@ -22,7 +23,9 @@ METRICS = ("ttft", "tpot", "itl", "e2e")
 QUANTILES = stats.QUANTILES[:-1]
 """Of the pages; p99.9 stands in summary.json only."""
 RATES = {"completed": "requests/s completed", "goodput": "requests/s good", "output_tokens": "output tokens/s"}
-"""Fields of `loadtest.judge.summary.Throughput` that two runs are compared by, in words."""
+"""Fields of `loadtest.judge.summary.Throughput` that two runs are compared by, in words; goodput only under one SLO."""
+NOT_ASKED = ("name", "observe", "workers", "keep_text")
+"""Keys of a scenario that change nothing of what the target is asked, nor of how its answers are judged."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -123,7 +126,7 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
         ratios=ratios,
         rates=_rates(runs, summaries, paired=paired, same_arrivals=same_arrivals),
         verdict=verdict,
-        threats=list(_threats(names, summaries, pairs, same_arrivals=same_arrivals)),
+        threats=list(_threats(names, runs, summaries, pairs, same_arrivals=same_arrivals)),
     )
 
 
@@ -170,7 +173,10 @@ def _rates(
         return []
     counts = [rate_counts(run, Window.of(run).between(*span), span) for run, span in zip(runs, spans, strict=True)]
     found = []
+    one_slo = runs[0].scenario.slo.limits == runs[1].scenario.slo.limits
     for field, words in RATES.items():
+        if field == "goodput" and not one_slo:
+            continue
         a, b = (each[field] / length for each, length in zip(counts, lengths, strict=True))
         enough = all(has_interval(each, field) for each in counts)
         known = stats.rate_ratio_interval(a, b, paired=same_arrivals) if enough else None
@@ -179,14 +185,29 @@ def _rates(
     return found
 
 
+def _differing(runs: tuple[Records, Records]) -> list[str]:
+    """Return the keys of the scenario in which the runs differ, without `NOT_ASKED` and the seed."""
+    a, b = (asked_of(run.scenario, run.manifest) for run in runs)
+    return [key for key in a if key not in NOT_ASKED and a[key] != b[key]]
+
+
 def _spans(summaries: tuple[Summary, Summary], paired: bool) -> list[tuple[float, float]]:
     spans = [summary.window_s for summary in summaries]
     return [(max(span[0] for span in spans), min(span[1] for span in spans))] * 2 if paired else spans
 
 
 def _threats(
-    names: tuple[str, str], summaries: tuple[Summary, Summary], pairs: Pairs | None, *, same_arrivals: bool
+    names: tuple[str, str],
+    runs: tuple[Records, Records],
+    summaries: tuple[Summary, Summary],
+    pairs: Pairs | None,
+    *,
+    same_arrivals: bool,
 ) -> Iterator[str]:
+    if differing := _differing(runs):
+        yield (
+            f"The scenarios of the two runs differ in {', '.join(differing)}: a difference between the runs may come from that alone."
+        )
     if pairs is None:
         yield "The runs had different schedules (or a closed loop): chance in the load itself is part of each difference."
     elif not same_arrivals:
@@ -202,6 +223,14 @@ def _threats(
     if any(failed):
         shares = (f"{n} of {sum(s.states.values())} in {name}" for n, s, name in zip(failed, summaries, names, strict=True))
         yield f"Requests failed: {', '.join(shares)}. A percentile above the share that was answered is not estimable."
+    for name, run, summary in zip(names, runs, summaries, strict=True):
+        cut_s, warmup_s = summary.warmup_cut_s, run.scenario.warmup_s
+        if cut_s > warmup_s:
+            whose = "both runs" if pairs else "that run"
+            yield (
+                f"The warm-up of {name} took {cut_s:.0f} s, not the {warmup_s:.0f} s of the scenario: what was due before is left out of "
+                f"{whose}."
+            )
     if {s.loop for s in summaries} == {"open", "closed"}:
         yield "One loop is open and one is closed: their latencies have different meanings."
     yield "One run each: what differs from one start of a target to the next is not in the intervals; repeat in the order ABBA."

@@ -226,3 +226,34 @@ def test_times_between_tokens_that_came_together_have_no_ratio(tmp_path: Path) -
     claims = {(ratio.metric, ratio.q): (ratio.ratio, ratio.claim) for ratio in found.ratios}
     assert claims["tpot", 0.5] == claims["itl", 0.5] == (None, "not estimable")
     assert claims["ttft", 0.5][1] == "no difference shown"
+
+
+def slow_at_first(row: Row) -> Row:
+    return answered(ScheduledRequest(row.id, row.due_s, "default", 10, 4), row.due_s, 4.0 if row.due_s < 20 else 1.0)
+
+
+def test_a_warm_up_that_was_found_in_one_run_is_named(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a", 1200, slow_at_first, warmup_s=5), write_run(tmp_path / "b", 1200, warmup_s=5)
+    found = compare(a, b)
+    assert found.num_common == 1000
+    said = [threat for threat in found.threats if "warm-up" in threat]
+    assert said == ["The warm-up of a took 20 s, not the 5 s of the scenario: what was due before is left out of both runs."]
+    other = write_run(tmp_path / "other", 1200, warmup_s=5, session="other")
+    said = [threat for threat in compare(a, other).threats if "warm-up" in threat]
+    assert said == ["The warm-up of a took 20 s, not the 5 s of the scenario: what was due before is left out of that run."]
+
+
+def test_runs_of_two_scenarios_are_said_to_be_and_goodput_under_two_slos_has_no_ratio(tmp_path: Path) -> None:
+    a = run_of(tmp_path / "a", slo="ttft_p90=2s", observe={"fleet": True})
+    b = run_of(tmp_path / "b", noise=2, slo="ttft_p90=800ms", timeout_s=30, workers=2, name="another-name")
+    found = compare(a, b)
+    said = [threat for threat in found.threats if "differ" in threat and "scenario" in threat]
+    assert said == [
+        "The scenarios of the two runs differ in timeout_s, slo: a difference between the runs may come from that alone."
+    ]
+    assert [rate.name for rate in found.rates] == ["requests/s completed", "output tokens/s"]
+    alike = compare(run_of(tmp_path / "c", slo="ttft_p90=2s", seed=2, session="c"), a)
+    assert not any("The scenarios" in threat for threat in alike.threats)
+    assert [rate.name for rate in alike.rates] == ["requests/s completed", "requests/s good", "output tokens/s"]
+    model = compare(run_of(tmp_path / "d", slo="ttft_p90=2s", manifest={"model": "another"}), a)
+    assert any(threat.startswith("The scenarios of the two runs differ in model:") for threat in model.threats)
