@@ -11,17 +11,19 @@ from loadtest.judge import stats
 from loadtest.judge.analysis import has_interval, rate_counts, summary_of
 from loadtest.judge.metrics import Records, read_records
 from loadtest.judge.pairs import Pairs
-from loadtest.judge.series import LogRatio, log_ratio
+from loadtest.judge.series import failed_ratio, log_ratio
 from loadtest.judge.summary import Summary
 from loadtest.judge.window import Window
 from loadtest.plan.recorded import asked_of
-from loadtest.wording import percentile
+from loadtest.wording import percentile, ratio
 
 Claim = Literal["a faster", "b faster", "no difference shown", "mixed", "not estimable"]
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
 QUANTILES = stats.QUANTILES[:-1]
 """Of the pages; p99.9 stands in summary.json only."""
+STRICT = 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)
+"""Confidence of each ratio for the verdict over all of them."""
 RATES = {"completed": "requests/s completed", "goodput": "requests/s good", "output_tokens": "output tokens/s"}
 """Fields of `loadtest.judge.summary.Throughput` that two runs are compared by, in words; goodput only under one SLO."""
 NOT_ASKED = ("name", "observe", "workers", "keep_text")
@@ -29,7 +31,10 @@ NOT_ASKED = ("name", "observe", "workers", "keep_text")
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """One percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: one of the runs cannot bound it, or has 0 there."""
+    """One percentile of ``a`` over that of ``b``; below 1: ``a`` is faster. None: one of the runs cannot bound it, or has 0 there.
+
+    Infinite: that of ``a`` lies among requests that failed, and that of ``b`` does not; 0: the other way round.
+    """
 
     metric: str
     q: float
@@ -40,7 +45,7 @@ class Ratio(msgspec.Struct, frozen=True):
     claim: Claim
 
     def __str__(self) -> str:
-        known = "" if self.ratio is None else f" x{self.ratio:.3f} ({self.low:.3f} .. {self.high:.3f})"
+        known = "" if self.ratio is None else f" x{ratio(self.ratio)} ({ratio(self.low)} .. {ratio(self.high)})"
         return f"{self.metric} {percentile(self.q)}{known}: {self.claim}"
 
 
@@ -132,7 +137,8 @@ def compare_records(names: tuple[str, str], runs: tuple[Records, Records], summa
 
 def _ratios(windows: tuple[Window, Window], pairs: Pairs | None) -> tuple[list[Ratio], Claim]:
     """Return the ratio of each metric and percentile, and what they claim together."""
-    ratios, strict = [], []
+    ratios: list[Ratio] = []
+    strict: list[Ratio] = []
     for metric in METRICS:
         by_request = pairs is not None and metric != "itl"  # a request has many gaps, and no single ITL that could be paired
         if pairs and by_request:
@@ -141,17 +147,17 @@ def _ratios(windows: tuple[Window, Window], pairs: Pairs | None) -> tuple[list[R
             first, second = (window.series(metric) for window in (pairs.windows if pairs else windows))
         for q in QUANTILES if first.size and second.size else ():
             found = log_ratio(first, second, q, paired=by_request)
-            ratios.append(_ratio(metric, q, found, stats.CONFIDENCE))
-            strict.append(_ratio(metric, q, found, 1 - (1 - stats.CONFIDENCE) / len(METRICS) / len(QUANTILES)))
+            for listed, confidence in ((ratios, stats.CONFIDENCE), (strict, STRICT)):
+                known = found.interval(confidence) if found else failed_ratio(first, second, q, confidence)
+                listed.append(_ratio(metric, q, known))
     return ratios, _together([ratio.claim for ratio in strict])
 
 
-def _ratio(metric: str, q: float, found: LogRatio | None, confidence: float) -> Ratio:
-    if found is None:
+def _ratio(metric: str, q: float, known: tuple[float, float, float] | None) -> Ratio:
+    if known is None:
         return Ratio(metric, q, None, None, None, "not estimable")
-    ratio, low, high = found.interval(confidence)
-    claim: Claim = "a faster" if high < 1 else "b faster" if low > 1 else "no difference shown"
-    return Ratio(metric, q, ratio, low, high, claim)
+    _, low, high = known
+    return Ratio(metric, q, *known, "a faster" if high < 1 else "b faster" if low > 1 else "no difference shown")
 
 
 def _together(claims: list[Claim]) -> Claim:
@@ -222,7 +228,10 @@ def _threats(
     failed = [sum(n for state, n in s.states.items() if state not in ("ok", "cancelled", "never_sent")) for s in summaries]
     if any(failed):
         shares = (f"{n} of {sum(s.states.values())} in {name}" for n, s, name in zip(failed, summaries, names, strict=True))
-        yield f"Requests failed: {', '.join(shares)}. A percentile above the share that was answered is not estimable."
+        yield (
+            f"Requests failed: {', '.join(shares)}. A percentile that lies among them is infinite: where it surely does in one run only, "
+            "the other run is faster there; elsewhere such a percentile has no ratio."
+        )
     for name, run, summary in zip(names, runs, summaries, strict=True):
         cut_s, warmup_s = summary.warmup_cut_s, run.scenario.warmup_s
         if cut_s > warmup_s:

@@ -144,7 +144,7 @@ class Gaps:
         for piece in self._pieces() if batch else ():
             seconds = np.where(piece == INFINITE_US, np.inf, piece / 1e6)
             for limit_s, counts in over.items():
-                _add(counts, (seconds > limit_s).astype(np.float64), at, self.size, batch)
+                _add(counts, stats.over(seconds, limit_s).astype(np.float64), at, self.size, batch)
             if table:
                 _add(ranks, table.ranks(piece), at, self.size, part)
             at += piece.size

@@ -109,6 +109,26 @@ class LogRatio(NamedTuple):
         return math.exp(self.middle), math.exp(self.middle - half), math.exp(self.middle + half)
 
 
+def failed_ratio(a: Series, b: Series, q: float, confidence: float = stats.CONFIDENCE) -> tuple[float, float, float] | None:
+    """Return the quantile of ``a`` over that of ``b``, and its interval, where that of one run surely lies among requests that failed.
+
+    The ratio is infinite (``a`` failed there) or 0 (``b`` did). A request that timed out took at least its timeout, so that the end of the
+    interval on the side of 1 is finite. None: neither or both of the runs failed there, or the other one cannot bound its quantile.
+
+    By the intervals of the two quantiles, each at ``confidence``, which must not overlap.
+    """
+    if not (a.resolved and b.resolved):
+        return None
+    intervals = [stats.order_interval(each.low, each.high, q, each.worth(q), confidence) for each in (a, b)]
+    failed = [stats.order_interval(each.high, each.high, q, each.worth(q), confidence)[0] == math.inf for each in (a, b)]
+    (lower_a, upper_a), (lower_b, upper_b) = intervals
+    if failed[0] and upper_b < lower_a:
+        return math.inf, lower_a / max(upper_b, LEAST_S), math.inf
+    if failed[1] and upper_a < lower_b:
+        return 0.0, 0.0, upper_a / lower_b
+    return None
+
+
 def log_ratio(a: Series, b: Series, q: float, *, paired: bool) -> LogRatio | None:
     """Return the quantile of ``a`` over that of ``b``, or None where one of the runs cannot bound its quantile or has 0 there.
 

@@ -103,7 +103,12 @@ def effective_size(values: Floats, q: float, limit: float | None = None, *, orde
     ordered = np.sort(values) if ordered is None else ordered
     limits = [float(ordered[rank(values.size, level) - 1]) for level in (*LEVELS, q)]
     limits = limits if limit is None else [*limits[:-1], limit]
-    return values.size * min(effective_share(values > limit) for limit in limits)
+    return values.size * min(effective_share(over(values, limit)) for limit in limits)
+
+
+def over(values: Floats, limit: float) -> npt.NDArray[np.bool_]:
+    """Return which values are above the limit; of an infinite limit which are infinite, for a quantile that lies among failures."""
+    return values > limit if math.isfinite(limit) else np.isinf(values)
 
 
 def resolved(values: Floats) -> bool:

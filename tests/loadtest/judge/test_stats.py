@@ -98,6 +98,14 @@ def test_a_constant_series_is_worth_all_its_samples_resolved_and_steady() -> Non
     assert stats.drift_interval(np.arange(1000, dtype=np.float64), same) == (0.0, 0.0)
 
 
+def test_failures_in_a_row_are_worth_less_than_as_many_that_are_apart() -> None:
+    """Also for the percentile that lies among them. Of 4,000 requests 120 failed."""
+    values = rng(6).exponential(size=4000)
+    row, apart = values.copy(), values.copy()
+    row[2000:2120], apart[rng(7).permutation(4000)[:120]] = math.inf, math.inf
+    assert stats.effective_size(row, 0.99) < 200 < 1000 < stats.effective_size(apart, 0.99)
+
+
 def test_a_run_shorter_than_its_swings_is_not_resolved() -> None:
     swing = np.sin(np.linspace(0, 2 * math.pi, 2000))
     assert not stats.resolved(swing + rng(3).normal(size=2000))
