@@ -192,6 +192,7 @@ def _distribution(metric: str, series: Series, also: Collection[float]) -> Distr
 
 def _quantile(low: Ordered, high: Ordered, q: float, n_eff: float, resolved: bool) -> Quantile:
     """Return it of sorted bounds."""
+    has_upper = stats.order_ranks(int(min(n_eff, low.size)), q)[1] is not None
     k = stats.rank(low.size, q) - 1
     at_least, at_most = float(low[k]), float(high[k])
     known = at_least == at_most and math.isfinite(at_most)
@@ -203,6 +204,7 @@ def _quantile(low: Ordered, high: Ordered, q: float, n_eff: float, resolved: boo
         high_s=upper if resolved and math.isfinite(upper) else None,
         censored_s=None if known or at_least == math.inf else at_least,
         failed=at_least == math.inf,
+        high_failed=resolved and has_upper and upper == math.inf,
     )
 
 

@@ -210,8 +210,10 @@ def _percentiles(runs: Sequence[_Read]) -> Iterator[Percentile]:
         per_run = np.array([_quantiles([run], metric) for run in runs])
         for number, q in enumerate(QUANTILES):
             value, low, high = stats.jackknife_interval(pooled[number], left_out[:, number])
-            bounds = (max(0.0, low), max(0.0, high)) if math.isfinite(high) else (None, None)
-            yield Percentile(metric, Quantile(q, _finite(value), *bounds), [_finite(v) for v in per_run[:, number].tolist()])
+            known = math.isfinite(high)
+            bounds = (max(0.0, low), max(0.0, high)) if known else (None, None)
+            at = Quantile(q, _finite(value), *bounds, high_failed=not known)
+            yield Percentile(metric, at, [_finite(v) for v in per_run[:, number].tolist()])
 
 
 def _quantiles(runs: Sequence[_Read], metric: str) -> list[float]:

@@ -3,6 +3,7 @@
 Only `read_summary` does IO.
 """
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -22,11 +23,13 @@ class Quantile(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: it lies beyond all that was measured (``censored_s`` or ``failed``), or there is no sample."""
     low_s: float | None = None
     high_s: float | None = None
-    """None: the sample is too small to bound it on that side."""
+    """None: the sample is too small to bound it on that side, or ``high_failed``."""
     censored_s: float | None = None
     """The percentile is at least this, the timeout: it cannot be told more exactly."""
     failed: bool = False
     """The percentile lies among requests that failed, which are infinitely slow. A field of its own: JSON has no infinity."""
+    high_failed: bool = False
+    """The upper bound lies among requests that failed, timed out or were left: a larger sample would not make it finite."""
 
 
 class Distribution(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -196,10 +199,13 @@ def rate_interval(throughput: Throughput, name: str) -> str:
 
 
 def interval(quantile: Quantile) -> str:
-    """Return such as ``123 ms [118, 130]``; ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value."""
+    """Return such as ``123 ms [118, 130]`` or ``123 ms [118, ∞]``.
+
+    ``≥ 120 s`` or ``∞ (failed)`` when the percentile lies among the requests without a value.
+    """
     if quantile.value_s is None:
         if quantile.failed:
             return "∞ (failed)"
         return "n too small" if quantile.censored_s is None else f"≥ {seconds([quantile.censored_s])[0]}"
-    value, *bounds = seconds([quantile.value_s, quantile.low_s, quantile.high_s])
+    value, *bounds = seconds([quantile.value_s, quantile.low_s, math.inf if quantile.high_failed else quantile.high_s])
     return f"{value} [{bounds[0]}, {bounds[1]}]"

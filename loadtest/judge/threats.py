@@ -82,7 +82,8 @@ def _threats_of_the_run(records: Records, summary: Summary) -> dict[str, bool]:
 
 def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, bool]:
     heads = [summary.distributions[m] for m in ("ttft", "e2e") if m in summary.distributions]
-    unbounded = [d.metric for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
+    p99s = [(d.metric, p99) for d in heads if (p99 := d.at(0.99)) and p99.high_s is None]
+    infinite, unbounded = ([metric for metric, p99 in p99s if p99.high_failed is failed] for failed in (True, False))
     unknown = [
         f"{share(result.unknown)} of the requests were left by this side before {result.limit}"
         for result in summary.slo
@@ -94,6 +95,8 @@ def _threats_of_the_figures(records: Records, summary: Summary) -> dict[str, boo
         f"The p99 of {' and '.join(unbounded)} has no upper bound: too few independent samples; run longer or replicate.": (
             bool(unbounded)
         ),
+        f"The p99 of {' and '.join(infinite)} has no upper bound: its interval reaches the requests that failed, timed out or were left, "
+        "which have none. A longer run does not change that.": bool(infinite),
         f"{', '.join(unknown)}: they count neither as inside nor as over.": bool(unknown),
         "Latencies swing more slowly than the run could see (near saturation): percentiles are not estimable from it alone.": (
             any(d.method == NOT_ESTIMABLE for d in heads)
